@@ -1,0 +1,96 @@
+# Aerie: every target sets up what it needs in .venv; a second call costs nothing.
+# `make help` lists the targets and the variables.
+
+MODEL       ?= demo
+PROMPT      ?= What is the capital of France?
+N_TOKENS    ?=
+SEQ_LEN     ?=
+BACKEND     ?= auto
+TEMPERATURE ?=
+TOP_K       ?=
+TOP_P       ?=
+SEED        ?=
+OUT         ?= build/mlir
+PYTHON      ?= python3
+
+# A prompt reaches the program through the environment, as it was typed: no shell and no make reads it again.
+override PROMPT := $(value PROMPT)
+export PROMPT
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.stamp
+RUN    := $(STAMP)-run
+TEST   := $(STAMP)-test
+
+common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)")
+sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
+           $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
+
+.PHONY: help setup compile run chat profile mlir test test-long lint clean distclean
+.DEFAULT_GOAL := help
+
+help: ## list targets and variables
+	@echo "targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-12s %s\n", $$1, $$2 }'
+	@echo "variables:"
+	@echo "  MODEL        demo (default), a folder with a Hugging Face Llama checkpoint, or a Hugging Face id"
+	@echo "  PROMPT       the question for run and profile"
+	@echo "  N_TOKENS     how many tokens to generate at most"
+	@echo "  SEQ_LEN      the compiled prompt length in tokens"
+	@echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
+	@echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
+	@echo "  OUT          where make mlir writes (default build/mlir)"
+	@echo "  PYTHON       the interpreter that makes .venv (default python3, 3.10 or newer)"
+
+setup: $(RUN) ## make .venv with all that running needs (no torch)
+
+compile: $(RUN) ## compile the six programs for MODEL
+	@$(PY) -m llama32_1b compile $(common)
+
+run: $(RUN) ## answer PROMPT
+	@$(PY) -m llama32_1b run $(common) $(sampling) --prompt="$$PROMPT"
+
+chat: $(RUN) ## talk with the model
+	@$(PY) -m llama32_1b chat $(common) $(sampling)
+
+profile: $(RUN) ## answer PROMPT and show where the time went
+	@$(PY) -m llama32_1b profile $(common) $(sampling) --prompt="$$PROMPT"
+
+mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
+	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
+
+test: lint ## lint, types, imports between rooms, and every test but the long ones
+	@$(PY) -m pytest -m "not long"
+
+test-long: $(TEST) ## the long tests
+	@$(PY) -m pytest -m long
+
+lint: $(TEST) ## ruff, mypy --strict, and the order of the rooms
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+clean: ## remove compiled programs and reports (keeps .venv)
+	rm -rf build
+
+distclean: clean ## remove .venv too
+	rm -rf $(VENV)
+
+$(STAMP)-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: Aerie needs Python 3.10 or newer; '$(PYTHON)' is not. Name another: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "error: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+	@touch $@
+
+$(RUN): pyproject.toml | $(STAMP)-venv
+	@echo "setting up .venv for running ..." >&2
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable . >&2
+	@touch $@
+
+$(TEST): pyproject.toml | $(STAMP)-venv
+	@echo "setting up .venv for testing ..." >&2
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]' >&2
+	@touch $@ $(RUN)
