@@ -1,0 +1,93 @@
+"""Pieces of assembly that several AIR operations share: tokens, index lists, attribute dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xdsl.dialects.arith import ConstantOp
+from xdsl.dialects.builtin import IndexType, IntegerAttr
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+
+from air_dialect.types import AsyncTokenType
+
+SEGMENTS = "operandSegmentSizes"
+
+
+def parse_async(parser: Parser) -> tuple[bool, list[SSAValue]]:
+    """Parse `[async] [[%token, ...]]`: whether a token results, and the tokens waited for."""
+    is_async = parser.parse_optional_keyword("async") is not None
+    return is_async, parse_dependencies(parser)
+
+
+def parse_dependencies(parser: Parser) -> list[SSAValue]:
+    """Parse an optional `[%token, ...]`."""
+    tokens = parser.parse_optional_comma_separated_list(
+        parser.Delimiter.SQUARE, parser.parse_unresolved_operand
+    )
+    return [parser.resolve_operand(token, AsyncTokenType()) for token in tokens or ()]
+
+
+def print_async(printer: Printer, token: SSAValue | None, dependencies: Sequence[SSAValue]) -> None:
+    """Print ` async [%token, ...]`, leaving out what is absent."""
+    if token is not None:
+        printer.print_string(" async")
+    if dependencies:
+        printer.print_string(" [")
+        printer.print_list(dependencies, printer.print_operand)
+        printer.print_string("]")
+
+
+def parse_index(parser: Parser) -> SSAValue:
+    """Parse an index operand, or an integer, which becomes the result of a new `arith.constant`.
+
+    The new constant has no parent yet: `air_dialect.parsing` puts it before its user.
+    """
+    operand = parser.parse_optional_unresolved_operand()
+    if operand is not None:
+        return parser.resolve_operand(operand, IndexType())
+    value = parser.parse_integer(allow_boolean=False, context_msg="an index operand or an integer")
+    constant = ConstantOp(IntegerAttr(value, IndexType()))
+    constant.result.name_hint = f"c{value}" if value >= 0 else f"cm{-value}"
+    return constant.result
+
+
+def parse_index_list(parser: Parser) -> list[SSAValue]:
+    """Parse `[%a, 4, ...]`."""
+    return parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_index(parser))
+
+
+def print_index_list(printer: Printer, values: Sequence[SSAValue]) -> None:
+    """Print `[%a, %b]`."""
+    with printer.in_square_brackets():
+        printer.print_list(values, printer.print_operand)
+
+
+def print_pattern(printer: Printer, memref: SSAValue, *lists: Sequence[SSAValue]) -> None:
+    """Print `%memref[offsets] [sizes] [strides]`."""
+    printer.print_operand(memref)
+    for position, values in enumerate(lists):
+        if position:
+            printer.print_string(" ")
+        print_index_list(printer, values)
+
+
+def split_properties(
+    op_type: type[Operation], attributes: Mapping[str, Attribute]
+) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
+    """Split a parsed attribute dictionary into the operation's own properties and the rest."""
+    own = set(op_type.get_irdl_definition().properties)  # type: ignore[attr-defined]
+    properties = {name: value for name, value in attributes.items() if name in own}
+    return properties, {name: value for name, value in attributes.items() if name not in own}
+
+
+def print_attributes(
+    printer: Printer, op: Operation, *, hidden: Iterable[str] = (), keyword: bool = False
+) -> None:
+    """Print properties and attributes as one dictionary, without those the assembly already shows."""
+    printer.print_op_attributes(
+        {**op.properties, **op.attributes},
+        reserved_attr_names=(SEGMENTS, *hidden),
+        print_keyword=keyword,
+    )

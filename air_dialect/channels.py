@@ -1,0 +1,245 @@
+"""`air.channel`, `air.channel.put` and `air.channel.get`: named queues between the hierarchy levels."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+
+from typing_extensions import Self
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    FlatSymbolRefAttr,
+    IndexType,
+    IntegerAttr,
+    StringAttr,
+    SymbolRefAttr,
+    i64,
+)
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    opt_result_def,
+    prop_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import SymbolOpInterface
+
+from air_dialect.assembly import (
+    parse_async,
+    parse_index,
+    parse_index_list,
+    print_async,
+    print_attributes,
+    print_index_list,
+    print_pattern,
+    split_properties,
+)
+from air_dialect.transfers import ANY_MEMREF, Values, parse_pattern
+from air_dialect.types import AsyncTokenType
+
+CHANNEL_TYPES = ("npu_dma_stream", "npu_dma_packet", "npu_cascade", "npu_mmio", "gpu_symmetric_heap")
+DEFAULT_CHANNEL_TYPE = "npu_dma_stream"
+_OLD_CHANNEL_TYPES = {
+    "dma_stream": "npu_dma_stream",
+    "dma_packet": "npu_dma_packet",
+    "cascade": "npu_cascade",
+}
+
+
+@irdl_op_definition
+class ChannelOp(IRDLOperation):
+    """`air.channel @c [4, 8] {channel_type = "npu_dma_stream"}`: a bundle of 4 x 8 channels.
+
+    `[]` is a single channel. The spellings of channel_type from before May 2026 are read and written
+    back in today's.
+    """
+
+    name = "air.channel"
+    sym_name_attr = prop_def(StringAttr, prop_name="sym_name")
+    size_attr = prop_def(ArrayAttr[IntegerAttr], prop_name="size")
+    channel_type_attr = opt_prop_def(StringAttr, prop_name="channel_type")
+    traits = traits_def(SymbolOpInterface())
+
+    def __init__(
+        self,
+        sym_name: str,
+        size: Sequence[int] = (),
+        *,
+        channel_type: str | None = None,
+        broadcast_shape: Sequence[int] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        """Declare a bundle of the given size; `broadcast_shape` is the size on the receiving side."""
+        own, rest = split_properties(ChannelOp, attributes or {})
+        if channel_type is not None:
+            own["channel_type"] = StringAttr(channel_type)
+        if broadcast_shape is not None:
+            rest["broadcast_shape"] = _i64_array(broadcast_shape)
+        super().__init__(
+            properties={"sym_name": StringAttr(sym_name), "size": _i64_array(size), **own}, attributes=rest
+        )
+
+    @property
+    def sym_name(self) -> str:
+        """The channel's name, without the @."""
+        return self.sym_name_attr.data
+
+    @property
+    def size(self) -> list[int]:
+        """The extents of the bundle; empty for a single channel."""
+        return [value.value.data for value in self.size_attr]
+
+    @property
+    def channel_type(self) -> str:
+        """How data moves: one of CHANNEL_TYPES (`npu_dma_stream` when not written)."""
+        return DEFAULT_CHANNEL_TYPE if self.channel_type_attr is None else self.channel_type_attr.data
+
+    @property
+    def broadcast_shape(self) -> list[int] | None:
+        """The extents on the receiving side of a broadcast, None without one."""
+        return _integers(self.attributes.get("broadcast_shape"))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parser.parse_symbol_name()
+        size = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
+        attributes = parser.parse_optional_attr_dict()
+        spelled = attributes.get("channel_type")
+        if isinstance(spelled, StringAttr) and spelled.data in _OLD_CHANNEL_TYPES:
+            attributes["channel_type"] = StringAttr(_OLD_CHANNEL_TYPES[spelled.data])
+        return cls(name.data, size, attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_symbol_name(self.sym_name)
+        printer.print_string(" [")
+        printer.print_list(self.size, lambda extent: printer.print_string(str(extent)))
+        printer.print_string("]")
+        print_attributes(printer, self, hidden=("sym_name", "size"))
+
+
+def _i64_array(values: Sequence[int]) -> ArrayAttr[IntegerAttr]:
+    return ArrayAttr([IntegerAttr(value, i64) for value in values])
+
+
+def _integers(attribute: Attribute | None) -> list[int] | None:
+    if not isinstance(attribute, ArrayAttr):
+        return None
+    return [value.value.data for value in attribute if isinstance(value, IntegerAttr)]
+
+
+class ChannelTransferOp(IRDLOperation, ABC):
+    """What put and get share: the channel, its bundle indices and the memref's access pattern."""
+
+    async_dependencies = var_operand_def(AsyncTokenType)
+    indices = var_operand_def(IndexType)
+    memref = operand_def(ANY_MEMREF)
+    offsets = var_operand_def(IndexType)
+    sizes = var_operand_def(IndexType)
+    strides = var_operand_def(IndexType)
+    dest = opt_operand_def(IndexType)
+    chan_name_attr = prop_def(FlatSymbolRefAttr, prop_name="chan_name")
+    pad_before = opt_prop_def(DenseArrayBase)
+    pad_after = opt_prop_def(DenseArrayBase)
+    async_token_result = opt_result_def(AsyncTokenType)
+
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def __init__(
+        self,
+        chan_name: str,
+        indices: Values,
+        memref: SSAValue | Operation,
+        offsets: Values = (),
+        sizes: Values = (),
+        strides: Values = (),
+        *,
+        dest: SSAValue | Operation | None = None,
+        async_dependencies: Values = (),
+        is_async: bool = False,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        """Build a transfer over `chan_name[indices]`; leave the three lists out for the whole memref."""
+        own, rest = split_properties(type(self), attributes or {})
+        super().__init__(
+            operands=[async_dependencies, indices, memref, offsets, sizes, strides, dest],
+            result_types=[AsyncTokenType() if is_async else None],
+            properties={"chan_name": SymbolRefAttr(chan_name), **own},
+            attributes=rest,
+        )
+
+    @property
+    def chan_name(self) -> str:
+        """The channel's name, without the @."""
+        return self.chan_name_attr.string_value()
+
+    @property
+    def async_token(self) -> OpResult | None:
+        """The token of the asynchronous form, None in the blocking form."""
+        return self.results[0] if self.results else None
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        is_async, dependencies = parse_async(parser)
+        name = parser.parse_symbol_name()
+        indices = parse_index_list(parser)
+        with parser.in_parens():
+            pattern = parse_pattern(parser)
+        dest = None
+        if parser.parse_optional_keyword("dest") is not None:
+            with parser.in_parens():
+                dest = parse_index(parser)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        with parser.in_parens():
+            memref = parser.resolve_operand(pattern.memref, parser.parse_type())
+        return cls(
+            name.data,
+            indices,
+            memref,
+            *pattern[1:],
+            dest=dest,
+            async_dependencies=dependencies,
+            is_async=is_async,
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        print_async(printer, self.async_token, self.async_dependencies)
+        printer.print_string(" ")
+        printer.print_symbol_name(self.chan_name)
+        print_index_list(printer, self.indices)
+        printer.print_string(" (")
+        print_pattern(printer, self.memref, self.offsets, self.sizes, self.strides)
+        printer.print_string(")")
+        if self.dest is not None:
+            printer.print_string(" dest(")
+            printer.print_operand(self.dest)
+            printer.print_string(")")
+        print_attributes(printer, self, hidden=("chan_name",))
+        printer.print_string(" : (")
+        printer.print_attribute(self.memref.type)
+        printer.print_string(")")
+
+
+@irdl_op_definition
+class ChannelPutOp(ChannelTransferOp):
+    """`air.channel.put @c[%i, %j] (%src[o] [s] [t]) : (T)`: sends the memref into the channel."""
+
+    name = "air.channel.put"
+
+
+@irdl_op_definition
+class ChannelGetOp(ChannelTransferOp):
+    """`air.channel.get @c[%i, %j] (%dst[o] [s] [t]) : (T)`: receives from the channel into the memref."""
+
+    name = "air.channel.get"

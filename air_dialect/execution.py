@@ -1,0 +1,147 @@
+"""`air.execute` and `air.wait_all`: regions that run when their tokens are ready, and joins of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import Self
+from xdsl.ir import Attribute, Operation, OpResult, Region, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    lazy_traits_def,
+    opt_result_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import (
+    HasParent,
+    IsTerminator,
+    Pure,
+    RecursiveMemoryEffect,
+    SingleBlockImplicitTerminator,
+    ensure_terminator,
+)
+from xdsl.utils.exceptions import VerifyException
+
+from air_dialect.assembly import parse_async, parse_dependencies, print_async, print_attributes
+from air_dialect.types import AsyncTokenType
+
+
+@irdl_op_definition
+class ExecuteTerminatorOp(IRDLOperation):
+    """`air.execute_terminator %v : type`: ends the body of `air.execute` and names what it returns."""
+
+    name = "air.execute_terminator"
+    values = var_operand_def()
+    traits = lazy_traits_def(lambda: (HasParent(ExecuteOp), IsTerminator(), Pure()))
+    assembly_format = "attr-dict ($values^ `:` type($values))?"
+
+    def __init__(self, values: Sequence[SSAValue | Operation] = ()) -> None:
+        super().__init__(operands=[values])
+
+
+@irdl_op_definition
+class ExecuteOp(IRDLOperation):
+    """`%token, %r = air.execute [%deps] -> (type) { ... }`: a region that runs asynchronously."""
+
+    name = "air.execute"
+    async_dependencies = var_operand_def(AsyncTokenType)
+    async_token = result_def(AsyncTokenType)
+    values = var_result_def()
+    body = region_def("single_block")
+    traits = traits_def(RecursiveMemoryEffect(), SingleBlockImplicitTerminator(ExecuteTerminatorOp))
+
+    def __init__(
+        self,
+        body: Region,
+        *,
+        async_dependencies: Sequence[SSAValue | Operation] = (),
+        result_types: Sequence[Attribute] = (),
+        attributes: dict[str, Attribute] | None = None,
+    ) -> None:
+        """Build from a one-block region; a missing terminator is added when nothing is returned."""
+        super().__init__(
+            operands=[async_dependencies],
+            result_types=[AsyncTokenType(), result_types],
+            attributes=attributes or {},
+            regions=[body],
+        )
+        for trait in self.get_traits_of_type(SingleBlockImplicitTerminator):
+            ensure_terminator(self, trait)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        dependencies = parse_dependencies(parser)
+        types: list[Attribute] = []
+        if parser.parse_optional_punctuation("->") is not None:
+            types = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
+        body = parser.parse_region()
+        attributes = parser.parse_optional_attr_dict()
+        return cls(body, async_dependencies=dependencies, result_types=types, attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        print_async(printer, None, self.async_dependencies)
+        if self.values:
+            printer.print_string(" -> (")
+            printer.print_list([value.type for value in self.values], printer.print_attribute)
+            printer.print_string(")")
+        printer.print_string(" ")
+        printer.print_region(self.body, print_empty_block=False, print_block_terminators=bool(self.values))
+        print_attributes(printer, self)
+
+    def verify_(self) -> None:
+        terminator = self.body.block.last_op
+        if not isinstance(terminator, ExecuteTerminatorOp):
+            raise VerifyException("air.execute must end with air.execute_terminator")
+        returned, declared = terminator.values.types, self.values.types
+        if returned != declared:
+            raise VerifyException(
+                f"air.execute returns {_types(declared)} but its terminator hands over {_types(returned)}: "
+                "make the two lists equal"
+            )
+
+
+def _types(types: Sequence[Attribute]) -> str:
+    return "(" + ", ".join(str(type_) for type_ in types) + ")"
+
+
+@irdl_op_definition
+class WaitAllOp(IRDLOperation):
+    """`%t = air.wait_all async [%a, %b]` joins tokens; `air.wait_all [%t]` blocks on them."""
+
+    name = "air.wait_all"
+    async_dependencies = var_operand_def(AsyncTokenType)
+    async_token_result = opt_result_def(AsyncTokenType)
+
+    def __init__(
+        self,
+        async_dependencies: Sequence[SSAValue | Operation] = (),
+        *,
+        is_async: bool = False,
+        attributes: dict[str, Attribute] | None = None,
+    ) -> None:
+        super().__init__(
+            operands=[async_dependencies],
+            result_types=[AsyncTokenType() if is_async else None],
+            attributes=attributes or {},
+        )
+
+    @property
+    def async_token(self) -> OpResult | None:
+        """The joined token of the asynchronous form, None in the blocking form."""
+        return self.results[0] if self.results else None
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        is_async, dependencies = parse_async(parser)
+        return cls(dependencies, is_async=is_async, attributes=parser.parse_optional_attr_dict())
+
+    def print(self, printer: Printer) -> None:
+        print_async(printer, self.async_token, self.async_dependencies)
+        print_attributes(printer, self)

@@ -1,0 +1,333 @@
+"""`air.launch`, `air.segment` and `air.herd`: the three levels of the AIR compute hierarchy.
+
+A launch is the unit the host dispatches, a segment owns a part of the array with its memtiles, a
+herd is a grid of cores. Each runs its body once per point of its iteration space and sees nothing
+from outside but what `args(...)` hands in. Assembly after mlir-air's AIRDialect.cpp.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from typing_extensions import Self
+from xdsl.builder import Builder, InsertPoint
+from xdsl.dialects.builtin import IndexType, StringAttr
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    lazy_traits_def,
+    opt_prop_def,
+    opt_result_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.printer import Printer
+from xdsl.traits import (
+    HasParent,
+    IsolatedFromAbove,
+    IsTerminator,
+    Pure,
+    RecursiveMemoryEffect,
+    SingleBlockImplicitTerminator,
+    ensure_terminator,
+)
+
+from air_dialect.assembly import parse_async, parse_index, print_async, print_attributes, split_properties
+from air_dialect.types import AsyncTokenType
+
+
+class HierarchyOp(IRDLOperation, ABC):
+    """What launch, segment and herd share: tokens, an iteration space, captured values and a body.
+
+    The body is a single block whose arguments are one index per dimension (`ids`), the extents
+    (`size_args`) and one argument per captured value (`kernel_args`), in this order.
+    """
+
+    ITERATION_KEYWORD: ClassVar[str | None] = None
+    """The keyword before the iteration space: `tile` for a herd, `unroll` for a segment."""
+    ITERATION_OPTIONAL: ClassVar[bool] = False
+
+    sym_name_attr = opt_prop_def(StringAttr, prop_name="sym_name")
+    async_dependencies = var_operand_def(AsyncTokenType)
+    sizes = var_operand_def(IndexType)
+    kernel_operands = var_operand_def()
+    async_token_result = opt_result_def(AsyncTokenType)
+    body = region_def("single_block")
+
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def __init__(
+        self,
+        sizes: Sequence[SSAValue | Operation],
+        kernel_operands: Sequence[SSAValue | Operation] = (),
+        body: Region | None = None,
+        *,
+        sym_name: str | None = None,
+        async_dependencies: Sequence[SSAValue | Operation] = (),
+        is_async: bool = False,
+        attributes: Mapping[str, Attribute] | None = None,
+        properties: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        """Build the operation; without `body` it gets a block with its arguments and the terminator.
+
+        Add operations to such a body through `body_builder()`. `attributes` may name properties too.
+        """
+        operands = [SSAValue.get(value) for value in kernel_operands]
+        own, rest = split_properties(type(self), attributes or {})
+        super().__init__(
+            operands=[async_dependencies, sizes, operands],
+            result_types=[AsyncTokenType() if is_async else None],
+            properties={
+                "sym_name": None if sym_name is None else StringAttr(sym_name),
+                **own,
+                **(properties or {}),
+            },
+            attributes=rest,
+            regions=[body or _empty_body(len(sizes), [value.type for value in operands])],
+        )
+        for trait in self.get_traits_of_type(SingleBlockImplicitTerminator):
+            ensure_terminator(self, trait)
+
+    @property
+    def sym_name(self) -> str | None:
+        """The symbol the operation is named with, if any."""
+        return None if self.sym_name_attr is None else self.sym_name_attr.data
+
+    @property
+    def async_token(self) -> OpResult | None:
+        """The token of the asynchronous form, None in the blocking form."""
+        return self.results[0] if self.results else None
+
+    @property
+    def ids(self) -> tuple[BlockArgument, ...]:
+        """The body's block arguments that hold this point's coordinates."""
+        return tuple(self.body.block.args[: len(self.sizes)])
+
+    @property
+    def size_args(self) -> tuple[BlockArgument, ...]:
+        """The body's block arguments that hold the extents of the iteration space."""
+        dims = len(self.sizes)
+        return tuple(self.body.block.args[dims : 2 * dims])
+
+    @property
+    def kernel_args(self) -> tuple[BlockArgument, ...]:
+        """The body's block arguments that stand for `kernel_operands`."""
+        return tuple(self.body.block.args[2 * len(self.sizes) :])
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the body holds anything besides its terminator."""
+        return self.body.block.first_op is not self.body.block.last_op
+
+    def body_builder(self) -> Builder:
+        """A builder that inserts operations before the body's terminator."""
+        terminator = self.body.block.last_op
+        assert terminator is not None
+        return Builder(InsertPoint.before(terminator))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parser.parse_optional_symbol_name()
+        is_async, dependencies = parse_async(parser)
+        arguments, sizes = cls._parse_iteration_space(parser)
+        captured, operands = _parse_captures(parser)
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        body = _parse_isolated_region(parser, [*arguments, *captured])
+        if body is None and name is None:
+            parser.raise_error(f"{cls.name} without a body needs a @name and link_with, or give it a body")
+        return cls(
+            sizes,
+            operands,
+            body,
+            sym_name=None if name is None else name.data,
+            async_dependencies=dependencies,
+            is_async=is_async,
+            attributes={} if attributes is None else attributes.data,
+        )
+
+    @classmethod
+    def _parse_iteration_space(cls, parser: Parser) -> tuple[list[Parser.Argument], list[SSAValue]]:
+        """Parse `keyword (%i, ...) in (%si = %size, ...)`: the block arguments and the sizes."""
+        if cls.ITERATION_KEYWORD is not None:
+            if cls.ITERATION_OPTIONAL and parser.parse_optional_keyword(cls.ITERATION_KEYWORD) is None:
+                return [], []
+            if not cls.ITERATION_OPTIONAL:
+                parser.parse_keyword(cls.ITERATION_KEYWORD)
+        paren = parser.Delimiter.PAREN
+        ids = parser.parse_comma_separated_list(paren, lambda: parser.parse_argument(expect_type=False))
+        parser.parse_keyword("in")
+        pairs = parser.parse_comma_separated_list(paren, lambda: _parse_size(parser))
+        if len(ids) != len(pairs):
+            parser.raise_error(
+                f"{cls.name} names {len(ids)} indices but {len(pairs)} sizes: write one size per index"
+            )
+        arguments = [argument.resolve(IndexType()) for argument in (*ids, *(size for size, _ in pairs))]
+        return arguments, [value for _, value in pairs]
+
+    def print(self, printer: Printer) -> None:
+        if self.sym_name is not None:
+            printer.print_string(" ")
+            printer.print_symbol_name(self.sym_name)
+        print_async(printer, self.async_token, self.async_dependencies)
+        self._print_iteration_space(printer)
+        self._print_captures(printer)
+        print_attributes(printer, self, hidden=("sym_name",), keyword=True)
+        if self.sym_name is not None and not self.has_body:
+            return
+        printer.print_string(" ")
+        printer.print_region(
+            self.body, print_entry_block_args=False, print_empty_block=False, print_block_terminators=False
+        )
+
+    def _print_iteration_space(self, printer: Printer) -> None:
+        if self.ITERATION_OPTIONAL and not self.sizes:
+            return
+        printer.print_string(f" {self.ITERATION_KEYWORD} (" if self.ITERATION_KEYWORD else " (")
+        printer.print_list(self.ids, printer.print_ssa_value)
+        printer.print_string(") in (")
+        _print_bindings(printer, self.size_args, self.sizes)
+        printer.print_string(")")
+
+    def _print_captures(self, printer: Printer) -> None:
+        if not self.kernel_operands:
+            return
+        printer.print_string(" args(")
+        _print_bindings(printer, self.kernel_args, self.kernel_operands)
+        printer.print_string(") : ")
+        printer.print_list([value.type for value in self.kernel_operands], printer.print_attribute)
+
+
+def _empty_body(dims: int, captured: Sequence[Attribute]) -> Region:
+    return Region(Block(arg_types=[*[IndexType()] * (2 * dims), *captured]))
+
+
+def _parse_size(parser: Parser) -> tuple[Parser.UnresolvedArgument, SSAValue]:
+    argument = parser.parse_argument(expect_type=False)
+    parser.parse_punctuation("=")
+    return argument, parse_index(parser)
+
+
+def _parse_captures(parser: Parser) -> tuple[list[Parser.Argument], list[SSAValue]]:
+    """Parse an optional `args(%a = %x, ...) : type, ...`: the block arguments and what they capture."""
+    if parser.parse_optional_keyword("args") is None:
+        return [], []
+
+    def parse_capture() -> tuple[Parser.UnresolvedArgument, UnresolvedOperand]:
+        argument = parser.parse_argument(expect_type=False)
+        parser.parse_punctuation("=")
+        return argument, parser.parse_unresolved_operand()
+
+    captures = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parse_capture)
+    if not captures:
+        return [], []
+    parser.parse_punctuation(":")
+    start = parser.pos
+    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+    values = parser.resolve_operands([operand for _, operand in captures], types, start)
+    arguments = [argument.resolve(type_) for (argument, _), type_ in zip(captures, types, strict=True)]
+    return arguments, list(values)
+
+
+def _parse_isolated_region(parser: Parser, arguments: Sequence[Parser.Argument]) -> Region | None:
+    """Parse an optional region in which no outer name is visible, so that it may use them anew."""
+    outer_values, outer_references = parser.ssa_values, parser.forward_ssa_references
+    parser.ssa_values, parser.forward_ssa_references = {}, {}
+    region = parser.parse_optional_region(arguments)
+    if parser.forward_ssa_references:
+        names = ", ".join(f"%{name}" for name in parser.forward_ssa_references)
+        parser.raise_error(
+            f"{names} used in a body that does not define it: a hierarchy body is isolated from above, "
+            "pass the value through args(...) or create the constant inside"
+        )
+    parser.ssa_values, parser.forward_ssa_references = outer_values, outer_references
+    return region
+
+
+def _print_bindings(printer: Printer, arguments: Sequence[SSAValue], values: Sequence[SSAValue]) -> None:
+    """Print `%inner=%outer, ...`."""
+
+    def print_binding(pair: tuple[SSAValue, SSAValue]) -> None:
+        printer.print_ssa_value(pair[0])
+        printer.print_string("=")
+        printer.print_operand(pair[1])
+
+    printer.print_list(list(zip(arguments, values, strict=True)), print_binding)
+
+
+class _EmptyTerminatorOp(IRDLOperation, ABC):
+    """A terminator without operands; the assembly leaves it out."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        return cls(attributes=parser.parse_optional_attr_dict())
+
+    def print(self, printer: Printer) -> None:
+        printer.print_op_attributes(self.attributes)
+
+
+@irdl_op_definition
+class LaunchTerminatorOp(_EmptyTerminatorOp):
+    """Ends the body of `air.launch`."""
+
+    name = "air.launch_terminator"
+    traits = lazy_traits_def(lambda: (HasParent(LaunchOp), IsTerminator(), Pure()))
+
+
+@irdl_op_definition
+class SegmentTerminatorOp(_EmptyTerminatorOp):
+    """Ends the body of `air.segment`."""
+
+    name = "air.segment_terminator"
+    traits = lazy_traits_def(lambda: (HasParent(SegmentOp), IsTerminator(), Pure()))
+
+
+@irdl_op_definition
+class HerdTerminatorOp(_EmptyTerminatorOp):
+    """Ends the body of `air.herd`."""
+
+    name = "air.herd_terminator"
+    traits = lazy_traits_def(lambda: (HasParent(HerdOp), IsTerminator(), Pure()))
+
+
+@irdl_op_definition
+class LaunchOp(HierarchyOp):
+    """`air.launch (%i, %j) in (%si=%c4, %sj=%c4) args(...) : ... { ... }`: independent iterations."""
+
+    name = "air.launch"
+    traits = traits_def(
+        IsolatedFromAbove(), RecursiveMemoryEffect(), SingleBlockImplicitTerminator(LaunchTerminatorOp)
+    )
+
+
+@irdl_op_definition
+class SegmentOp(HierarchyOp):
+    """`air.segment @name unroll(%i) in (%si=%c2) args(...) : ... { ... }`: a region of the array."""
+
+    name = "air.segment"
+    ITERATION_KEYWORD: ClassVar[str | None] = "unroll"
+    ITERATION_OPTIONAL: ClassVar[bool] = True
+    traits = traits_def(
+        IsolatedFromAbove(), RecursiveMemoryEffect(), SingleBlockImplicitTerminator(SegmentTerminatorOp)
+    )
+
+
+@irdl_op_definition
+class HerdOp(HierarchyOp):
+    """`air.herd @name tile (%x, %y) in (%sx=%c8, %sy=%c4) args(...) : ... { ... }`: a grid of cores.
+
+    x counts columns and y rows. `link_with` names the object file of the herd's external functions;
+    a named herd with `link_with` may leave its body out.
+    """
+
+    name = "air.herd"
+    ITERATION_KEYWORD: ClassVar[str | None] = "tile"
+    link_with = opt_prop_def(StringAttr)
+    traits = traits_def(
+        IsolatedFromAbove(), RecursiveMemoryEffect(), SingleBlockImplicitTerminator(HerdTerminatorOp)
+    )

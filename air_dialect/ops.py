@@ -1,0 +1,62 @@
+"""Every operation and type of the AIR dialect, under one name."""
+
+from __future__ import annotations
+
+from xdsl.ir import Dialect
+
+from air_dialect.channels import ChannelGetOp, ChannelOp, ChannelPutOp, ChannelTransferOp
+from air_dialect.execution import ExecuteOp, ExecuteTerminatorOp, WaitAllOp
+from air_dialect.hierarchy import (
+    HerdOp,
+    HerdTerminatorOp,
+    HierarchyOp,
+    LaunchOp,
+    LaunchTerminatorOp,
+    SegmentOp,
+    SegmentTerminatorOp,
+)
+from air_dialect.transfers import DmaMemcpyNdOp
+from air_dialect.types import AsyncTokenType, MemorySpace, memory_space, memory_space_name
+
+AIR = Dialect(
+    "air",
+    [
+        ChannelGetOp,
+        ChannelOp,
+        ChannelPutOp,
+        DmaMemcpyNdOp,
+        ExecuteOp,
+        ExecuteTerminatorOp,
+        HerdOp,
+        HerdTerminatorOp,
+        LaunchOp,
+        LaunchTerminatorOp,
+        SegmentOp,
+        SegmentTerminatorOp,
+        WaitAllOp,
+    ],
+    [AsyncTokenType],
+)
+
+__all__ = [
+    "AIR",
+    "AsyncTokenType",
+    "ChannelGetOp",
+    "ChannelOp",
+    "ChannelPutOp",
+    "ChannelTransferOp",
+    "DmaMemcpyNdOp",
+    "ExecuteOp",
+    "ExecuteTerminatorOp",
+    "HerdOp",
+    "HerdTerminatorOp",
+    "HierarchyOp",
+    "LaunchOp",
+    "LaunchTerminatorOp",
+    "MemorySpace",
+    "SegmentOp",
+    "SegmentTerminatorOp",
+    "WaitAllOp",
+    "memory_space",
+    "memory_space_name",
+]

@@ -1,0 +1,97 @@
+"""From text to a verified module, with the place of every operation and of every error."""
+
+from __future__ import annotations
+
+from xdsl.context import Context
+from xdsl.dialects import affine, arith, cf, func, linalg, math, memref, scf, tensor, vector
+from xdsl.dialects.builtin import Builtin, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.ir import Operation
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.mlir_lexer import MLIRTokenKind
+
+from air_dialect.ops import AIR
+
+
+class AirParseError(Exception):
+    """The text is not a valid module. The message is `file:line:col: error: what, and what to do`."""
+
+
+def context() -> Context:
+    """A fresh context with the AIR dialect and every upstream dialect an AIR program uses."""
+    ctx = Context()
+    dialects = (
+        Builtin,
+        AIR,
+        affine.Affine,
+        arith.Arith,
+        cf.Cf,
+        func.Func,
+        linalg.Linalg,
+        math.Math,
+        memref.MemRef,
+        scf.Scf,
+        tensor.Tensor,
+        vector.Vector,
+    )
+    for dialect in dialects:
+        ctx.load_dialect(dialect)
+    return ctx
+
+
+class AirParser(Parser):
+    """xDSL's parser, which also notes where in the text every operation stands."""
+
+    def parse_operation(self) -> Operation:
+        span = self._current_token.span
+        is_named = self._current_token.kind is MLIRTokenKind.PERCENT_IDENT
+        op = super().parse_operation()
+        if getattr(op, "async_token", None) is not None and not is_named:
+            self.raise_error(
+                f"{op.name} needs to be named when marked 'async': write %token = {op.name} async ...", span
+            )
+        if isinstance(op.location, UnknownLoc):
+            place = span.get_location()
+            op.location = FileLineColLoc(StringAttr(place.file), IntAttr(place.line), IntAttr(place.col))
+        return op
+
+
+def location(op: Operation) -> str:
+    """`file:line:col` of an operation that came from text, `<built>` for one made in Python."""
+    place = op.location
+    if isinstance(place, FileLineColLoc):
+        return f"{place.filename.data}:{place.line.data}:{place.column.data}"
+    return "<built>"
+
+
+def parse(text: str, filename: str = "<string>") -> ModuleOp:
+    """Parse and verify a module.
+
+    Text without an enclosing `module { }` becomes the body of one. Integers written as offsets, sizes
+    or strides become `arith.constant` operations. Raises AirParseError with the place and the fix.
+    """
+    try:
+        module = AirParser(context(), text, filename).parse_module()
+    except ParseError as error:
+        raise AirParseError(f"{error.span.get_location()}: error: {error.msg}") from error
+    _insert_constants(module)
+    verify(module)
+    return module
+
+
+def verify(module: ModuleOp) -> None:
+    """Check every rule of every operation in a module; raises AirParseError at the first broken one."""
+    try:
+        module.verify()
+    except VerifyException as error:
+        raise AirParseError(f"{location(module)}: error: {error}") from error
+
+
+def _insert_constants(module: ModuleOp) -> None:
+    """Put the constants that inline integers became in front of their users."""
+    for op in list(module.walk()):
+        for operand in op.operands:
+            owner = operand.owner
+            if isinstance(owner, arith.ConstantOp) and owner.parent is None and op.parent is not None:
+                owner.location = op.location
+                op.parent.insert_op_before(owner, op)
