@@ -1,0 +1,49 @@
+"""A device with pyxrt's API for the ELF flow, carried out by the virtual NPU.
+
+    device = pyxrt.device(0)
+    context = pyxrt.hw_context(device, pyxrt.elf("program.so"))
+    kernel = pyxrt.ext.kernel(context, "main:program")
+    buffer = pyxrt.ext.bo(device, nbytes)
+    numpy.frombuffer(buffer.map(), dtype=numpy.uint8)[:] = ...
+    buffer.sync(pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE)
+    run = pyxrt.run(kernel)
+    run.set_arg(0, buffer)
+    run.start()
+    run.wait2()
+
+Names and call order are XRT's (src/python/pybind11/src/pyxrt.cpp), so a caller can use either module.
+An "elf" here is the shared object that `virtual_npu.build` writes.
+
+With VNPU_STRICT=1 host and device have memory of their own, device memory starts as NaN, sizes must match
+to the byte, and nothing keeps alive what its owner has dropped: what the real device would answer with wrong
+numbers, a hang or a fault is an XrtError here. Without it host and device share memory, and `sync` copies
+nothing.
+
+Runs are carried out in start order by the thread that waits for them (`wait`, `wait2`); `state` and a `wait`
+with a timeout hand them to a thread of their own.
+"""
+
+from virtual_npu.pyxrt import ext
+from virtual_npu.pyxrt.buffers import BufferObject as bo  # noqa: N813  pyxrt's own spelling
+from virtual_npu.pyxrt.enums import ert_cmd_state, xclBOSyncDirection
+from virtual_npu.pyxrt.errors import XrtError
+from virtual_npu.pyxrt.objects import Device as device  # noqa: N813
+from virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
+from virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
+from virtual_npu.pyxrt.objects import Kernel as kernel  # noqa: N813
+from virtual_npu.pyxrt.runs import Run as run  # noqa: N813
+from virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
+
+__all__ = [
+    "XrtError",
+    "bo",
+    "device",
+    "elf",
+    "ert_cmd_state",
+    "ext",
+    "hw_context",
+    "kernel",
+    "run",
+    "runlist",
+    "xclBOSyncDirection",
+]

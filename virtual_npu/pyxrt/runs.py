@@ -1,0 +1,168 @@
+"""Runs and lists of runs: an entry with its arguments, started and waited for."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+from virtual_npu.pyxrt.buffers import BufferObject
+from virtual_npu.pyxrt.enums import ert_cmd_state
+from virtual_npu.pyxrt.errors import XrtError
+from virtual_npu.pyxrt.holding import Holder, hold
+from virtual_npu.pyxrt.objects import HwContext, Kernel
+
+NEW = ert_cmd_state.ERT_CMD_STATE_NEW
+QUEUED = ert_cmd_state.ERT_CMD_STATE_QUEUED
+COMPLETED = ert_cmd_state.ERT_CMD_STATE_COMPLETED
+ERROR = ert_cmd_state.ERT_CMD_STATE_ERROR
+ABORT = ert_cmd_state.ERT_CMD_STATE_ABORT
+TIMEOUT = ert_cmd_state.ERT_CMD_STATE_TIMEOUT
+
+
+class Run:
+    """One call of a kernel: set every argument, start, wait. It may be started again once it has ended."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        if not isinstance(kernel, Kernel):
+            raise XrtError(f"run wants a pyxrt.kernel, not a {type(kernel).__name__}")
+        strict = kernel.get_context().strict
+        self._kernel = hold(
+            kernel, strict, f"the kernel '{kernel.name}' was destroyed before its run; keep it alive"
+        )
+        self._name, self._strict = kernel.name, strict
+        self._buffers: list[Holder[BufferObject] | None] = [None] * len(kernel.arguments)
+        self._state = NEW
+        self._failure: BaseException | None = None
+        self._in_list = False
+
+    def set_arg(self, index: int, argument: BufferObject) -> None:
+        """Bind argument `index` (from 0) to a buffer that holds it; in strict mode, and nothing more."""
+        self._refuse_pending("set_arg")
+        where = self._describe(index)
+        if not isinstance(argument, BufferObject):
+            raise XrtError(
+                f"{where} is a buffer, not the {type(argument).__name__} {argument!r}; pass a pyxrt.ext.bo"
+            )
+        self._check_size(index, where, argument)
+        self._buffers[index] = hold(
+            argument, self._strict, f"the buffer of {where} was destroyed before the run; keep it alive"
+        )
+
+    def start(self) -> None:
+        """Hand the run to the device. Its effects are there once `wait` or `wait2` returns."""
+        if self._in_list:
+            raise XrtError(f"the run of '{self._name}' belongs to a runlist; execute the list instead")
+        self._submit()
+
+    def wait(self, timeout_ms: int = 0) -> ert_cmd_state:
+        """Wait until the run ends, or for that many milliseconds (0: without limit); else TIMEOUT."""
+        self._refuse_unstarted("wait")
+        queue = self._kernel().get_context().get_device().queue
+        if timeout_ms > 0:
+            queue.drain_within(self, timeout_ms)
+            return TIMEOUT if self.pending else self._state
+        queue.drain(self)
+        return self._state
+
+    def wait2(self) -> None:
+        """Wait until the run ends; XrtError with the reason unless it completed."""
+        if self.wait() != COMPLETED:
+            reason = self._failure or "interrupted"
+            raise XrtError(f"run of '{self._name}' ended in {self._state.name}: {reason}") from self._failure
+
+    def state(self) -> ert_cmd_state:
+        """The state now; does not wait."""
+        if self.pending:
+            self._kernel().get_context().get_device().queue.drain_within(self, None)
+        return self._state
+
+    @property
+    def pending(self) -> bool:
+        """Started and not yet ended."""
+        return self._state == QUEUED
+
+    def execute(self) -> None:
+        """Carry the run out; called by the device's queue."""
+        try:
+            kernel = self._kernel()
+            pointers = [buffer().address() for buffer in self._buffers if buffer is not None]
+            kernel.get_context().get_elf().library.run(kernel.entry, pointers)
+        except Exception as failure:
+            self._failure = failure
+            self._state = ERROR
+        except BaseException:
+            self._state = ABORT  # Ctrl-C: the caller's to handle, and the run may be started again
+            raise
+        else:
+            self._state = COMPLETED
+
+    def _submit(self) -> None:
+        self._refuse_pending("start")
+        if None in self._buffers:
+            unset = [str(index) for index, buffer in enumerate(self._buffers) if buffer is None]
+            raise XrtError(
+                f"'{self._name}' takes {len(self._buffers)} arguments and is started without "
+                f"{', '.join(unset)}; call set_arg for each (the real device would hang)"
+            )
+        self._failure = None
+        self._state = QUEUED
+        self._kernel().get_context().get_device().queue.submit(self)
+
+    def _describe(self, index: int) -> str:
+        arguments = self._kernel().arguments
+        if not 0 <= index < len(arguments):
+            raise XrtError(f"'{self._name}' has no argument {index}; it takes {len(arguments)}, from 0")
+        shape = "x".join(map(str, arguments[index].shape))
+        return f"argument {index} of '{self._name}' ({shape} {arguments[index].dtype})"
+
+    def _check_size(self, index: int, where: str, buffer: BufferObject) -> None:
+        argument = self._kernel().arguments[index]
+        wanted = math.prod(argument.shape) * argument.itemsize
+        if buffer.size() < wanted or (self._strict and buffer.size() != wanted):
+            raise XrtError(
+                f"{where} has {wanted} bytes and the buffer {buffer.size()}; make it ext.bo(device, {wanted})"
+            )
+
+    def _refuse_pending(self, call: str) -> None:
+        if self.pending:
+            raise XrtError(f"{call}() while the run of '{self._name}' is under way; wait for it first")
+
+    def _refuse_unstarted(self, call: str) -> None:
+        if self._state == NEW:
+            raise XrtError(f"{call}() for a run of '{self._name}' that was never started; call start() first")
+
+
+class RunList:
+    """Runs of one context, carried out in order as a unit."""
+
+    def __init__(self, context: HwContext) -> None:
+        self._context = context
+        self._runs: list[Run] = []
+
+    def add(self, run: Run) -> None:
+        """Append a run; from now on only the list may start it."""
+        if run._kernel().get_context() is not self._context:
+            raise XrtError(
+                f"the run of '{run._name}' is of another hw_context than the runlist; use one list each"
+            )
+        run._in_list = True
+        self._runs.append(run)
+
+    def execute(self) -> None:
+        """Hand all runs to the device."""
+        if not self._runs:
+            raise XrtError("execute() on a runlist without runs; add one first")
+        for run in self._runs:
+            run._submit()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Wait until all runs have ended; XrtError with the first failure, or when `timeout` has passed."""
+        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        for position, run in enumerate(self._runs):
+            left_ms = 0 if deadline is None else max(1, round((deadline - time.monotonic()) * 1000))
+            state = run.wait(left_ms)
+            if state == TIMEOUT:
+                raise XrtError(f"run {position} of the list ('{run._name}') has not ended within {timeout}")
+            if state != COMPLETED:
+                raise XrtError(f"run {position} of the list failed: {run._failure}") from run._failure
