@@ -1,0 +1,93 @@
+"""Follows a program's buffers from launch to launch and refuses what cannot be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role
+from multi_launch_builder.dataflow import Access
+from multi_launch_builder.errors import DataflowError
+from multi_launch_builder.wiring import Wire
+
+
+@dataclass
+class Flow:
+    """Who has read and who has written each program argument so far; launches run in the order added."""
+
+    arguments: ArgumentTable
+    _wired: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)
+    _written: set[str] = field(default_factory=set)
+
+    def add_launch(self, label: str, wires: list[Wire], accesses: Mapping[str, Access]) -> None:
+        """Takes in one launch. Raises DataflowError, naming both ends, for a use that cannot be meant."""
+        _check_aliases(label, wires, accesses)
+        for wire in wires:
+            access = accesses[wire.kernel_argument]
+            self._check_write(label, wire, access)
+            self._check_read(label, wire, access)
+        for wire in wires:
+            access = accesses[wire.kernel_argument]
+            name = wire.argument.name
+            self._wired.add(name)
+            self._read |= {name} if access.may_read else set()
+            self._written |= {name} if access.may_write else set()
+
+    def _check_write(self, label: str, wire: Wire, access: Access) -> None:
+        argument = wire.argument
+        if access.writes and argument.role not in OVERWRITTEN_ROLES:
+            raise DataflowError(
+                f"launch '{label}' writes its argument '{wire.kernel_argument}', which is program argument "
+                f"{argument} of role '{argument.role.value}': the next run would start from the overwritten "
+                "buffer; wire it to an intermediate or an output"
+            )
+
+    def _check_read(self, label: str, wire: Wire, access: Access) -> None:
+        argument = wire.argument
+        unwritten = argument.role in OVERWRITTEN_ROLES and argument.name not in self._written
+        if unwritten and access.reads_first:
+            raise DataflowError(
+                f"launch '{label}' reads its argument '{wire.kernel_argument}', which is program argument "
+                f"{argument} of role '{argument.role.value}', before any launch has written it: it would "
+                "read whatever the buffer held; add the launch that writes it first, or make it an input"
+            )
+
+    def finish(self) -> None:
+        """Raises DataflowError for an argument that no launch uses the way its role says."""
+        for argument in self.arguments:
+            self._check_used(argument)
+
+    def _check_used(self, argument: Argument) -> None:
+        name = argument.name
+        described = f"program argument {argument} of role '{argument.role.value}'"
+        if name not in self._wired:
+            raise DataflowError(
+                f"{described} is never used: no launch is wired to it, and its {argument.nbytes} bytes would "
+                "be allocated for nothing; wire it or take it out"
+            )
+        if argument.role in OVERWRITTEN_ROLES and name not in self._written:
+            raise DataflowError(
+                f"{described} is never written: whoever reads it gets whatever the buffer held; "
+                "wire it to an argument that a launch writes"
+            )
+        if argument.role is not Role.OUTPUT and name not in self._read:
+            raise DataflowError(
+                f"{described} is never read by any launch, so its {argument.nbytes} bytes are moved for "
+                "nothing; take it out, or make it an output if the caller wants it"
+            )
+
+
+def _check_aliases(label: str, wires: list[Wire], accesses: Mapping[str, Access]) -> None:
+    first: dict[str, Wire] = {}
+    for wire in wires:
+        other = first.setdefault(wire.argument.name, wire)
+        if other is wire:
+            continue
+        written = [w.kernel_argument for w in (other, wire) if accesses[w.kernel_argument].may_write]
+        if written:
+            raise DataflowError(
+                f"launch '{label}': its arguments '{other.kernel_argument}' and '{wire.kernel_argument}' "
+                f"are both program argument {wire.argument}, and it writes '{written[0]}': the kernel was "
+                "built for buffers that do not overlap; give the result a buffer of its own"
+            )

@@ -1,0 +1,127 @@
+"""Many kernel modules in, one multi-launch module out.
+
+Each kernel comes as MLIR text or as a parsed module, is parsed, renamed, wrapped and wired as IR, and
+its launches are appended to one function whose arguments are the program's. Launches run one after
+the other, in the order added; intermediates stay in L3 (DDR) and the host is not involved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import MemRefType, ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, SSAValue
+from xdsl.parser import Parser
+
+from air_dialect import context
+from kernel_builder.arguments import Argument, ArgumentTable
+from multi_launch_builder.dataflow import argument_accesses
+from multi_launch_builder.errors import StitchError, SymbolConflictError
+from multi_launch_builder.flow import Flow
+from multi_launch_builder.reshape import reshape as reshape_operations
+from multi_launch_builder.submodule import Source, SubModule, read_submodule
+from multi_launch_builder.symbols import Externals, Namer, rename_symbols
+from multi_launch_builder.wiring import Wire, Wiring, resolve_wiring
+from multi_launch_builder.wrapping import wrap_bare_herds
+
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Stitcher:
+    """Builds the function `name` with `arguments` out of kernels added one by one."""
+
+    def __init__(self, name: str, arguments: ArgumentTable) -> None:
+        self.name = name
+        self.arguments = arguments
+        self._externals = Externals(name)
+        self._flow = Flow(arguments)
+        self._parts: list[tuple[SubModule, list[Wire]]] = []
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels given so far, in launch order."""
+        return tuple(sub.label for sub, _ in self._parts)
+
+    def add(
+        self,
+        source: Source,
+        wiring: Wiring,
+        *,
+        label: str,
+        argument_names: Sequence[str] | None = None,
+        reshape: bool = False,
+    ) -> None:
+        """Appends the kernel in `source`, its arguments wired to the program's by `wiring`.
+
+        `label` names the launch in messages and prefixes its symbols. `argument_names` names the kernel's
+        arguments where the source does not. `reshape` lets a wire join two shapes of one element count.
+        Raises StitchError (WiringError, SymbolConflictError, DataflowError) where the kernel does not fit,
+        and air_dialect.AirParseError for text that does not parse.
+        """
+        self._check_label(label)
+        sub = read_submodule(source, label, argument_names)
+        wires = resolve_wiring(sub, wiring, self.arguments, reshape=reshape)
+        self._flow.add_launch(label, wires, argument_accesses(sub))
+        self._externals.share(sub)
+        for wire in wires:
+            sub.arguments[wire.position].name_hint = wire.argument.name
+        wrap_bare_herds(sub)
+        self._parts.append((sub, wires))
+
+    def _check_label(self, label: str) -> None:
+        if not _LABEL.fullmatch(label):
+            raise StitchError(
+                f"launch label '{label}' cannot start a symbol name; use letters, digits and underscores, "
+                "beginning with a letter"
+            )
+        if label in self.labels:
+            raise SymbolConflictError(
+                f"two launches of program '{self.name}' are labelled '{label}'; give each a label of its own"
+            )
+
+    def finish(self) -> ModuleOp:
+        """The verified program. Raises DataflowError for an argument that no launch uses as declared."""
+        self._flow.finish()
+        namer = Namer({self.name, *self._externals.names})
+        for sub, _ in self._parts:
+            rename_symbols(sub, namer)
+        module = self._assemble()
+        module.verify()
+        return module
+
+    def _assemble(self) -> ModuleOp:
+        kinds = [_memref_type(argument, context()) for argument in self.arguments]
+        function = FuncOp(self.name, (kinds, []))
+        for value, argument in zip(function.args, self.arguments, strict=True):
+            value.name_hint = argument.name
+        definitions = [
+            sub.module.body.block.detach_op(op) for sub, _ in self._parts for op in sub.definitions
+        ]
+        for sub, wires in self._parts:
+            _append_body(function, sub, wires, self.arguments)
+        function.body.block.add_op(ReturnOp())
+        declarations = [declaration.clone() for declaration in self._externals.declarations]
+        return ModuleOp([*declarations, *definitions, function])
+
+
+def _memref_type(argument: Argument, ctx: Context) -> MemRefType[Attribute]:
+    element_type = Parser(ctx, argument.dtype.mlir).parse_type()
+    return MemRefType(element_type, argument.shape)
+
+
+def _append_body(function: FuncOp, sub: SubModule, wires: list[Wire], arguments: ArgumentTable) -> None:
+    block = function.body.block
+    for wire in wires:
+        inner = sub.arguments[wire.position]
+        outer: SSAValue = block.args[arguments.slot(wire.argument.name)]
+        if wire.reshaped:
+            assert isinstance(inner.type, MemRefType)
+            views = reshape_operations(outer, inner.type)
+            block.add_ops(views)
+            outer = views[-1].results[0]
+        inner.replace_all_uses_with(outer)
+    for op in list(sub.entry.ops)[:-1]:
+        block.add_op(sub.entry.detach_op(op))

@@ -1,0 +1,165 @@
+"""Symbols of many kernels in one module: external functions shared, everything else renamed.
+
+An external function keeps its name, because the object file defines it under that name. A launch
+takes its label as its name. Channels, globals, private functions, segments and herds take the label
+as a prefix; inside one kernel, equal herd names stay equal, since mlir-air places herds of one name
+on the same cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, StringAttr, SymbolRefAttr, UnitAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Operation
+
+from air_dialect.ops import HierarchyOp, LaunchOp
+from multi_launch_builder.errors import SymbolConflictError
+from multi_launch_builder.submodule import SubModule
+
+OBJECT_ATTRIBUTE = "link_with"
+BUILD_ATTRIBUTES = ("link_source", "link_defines")
+
+
+def symbol_name(op: Operation) -> str | None:
+    """The name a symbol or hierarchy operation carries, or None."""
+    name = op.get_attr_or_prop("sym_name")
+    return name.data if isinstance(name, StringAttr) else None
+
+
+def set_symbol_name(op: Operation, name: str) -> None:
+    """Renames `op`, wherever it keeps its name."""
+    holder = op.attributes if "sym_name" in op.attributes else op.properties
+    holder["sym_name"] = StringAttr(name)
+
+
+@dataclass
+class Externals:
+    """The external functions of a program: one declaration per symbol, one build per object file."""
+
+    program: str
+    _declared: dict[str, tuple[FuncOp, str]] = field(default_factory=dict)
+    _built: dict[str, tuple[tuple[Attribute | None, ...], str]] = field(default_factory=dict)
+
+    @property
+    def declarations(self) -> list[FuncOp]:
+        return [declaration for declaration, _ in self._declared.values()]
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._declared)
+
+    def share(self, sub: SubModule) -> None:
+        """Takes in the declarations of `sub`.
+
+        Raises SymbolConflictError where one symbol is declared, or one object file is built, in two ways.
+        """
+        for declaration in sub.declarations:
+            self._share_symbol(declaration, sub.label)
+            self._share_object(declaration, sub.label)
+
+    def _share_symbol(self, declaration: FuncOp, label: str) -> None:
+        name = declaration.sym_name.data
+        if name == self.program:
+            raise SymbolConflictError(
+                f"launch '{label}' calls an external function @{name}, which is also the name of the "
+                "program; rename the program"
+            )
+        known, owner = self._declared.setdefault(name, (declaration, label))
+        if _signature(known) != _signature(declaration):
+            raise SymbolConflictError(
+                f"external function @{name} is declared in two ways: launch '{owner}' has "
+                f"{_describe(known)}, launch '{label}' has {_describe(declaration)}; one program links one "
+                f"@{name}, so build the second under another name"
+            )
+
+    def _share_object(self, declaration: FuncOp, label: str) -> None:
+        object_file = declaration.attributes.get(OBJECT_ATTRIBUTE)
+        if not isinstance(object_file, StringAttr):
+            return
+        build = tuple(declaration.attributes.get(key) for key in BUILD_ATTRIBUTES)
+        known, owner = self._built.setdefault(object_file.data, (build, label))
+        if known != build:
+            raise SymbolConflictError(
+                f"object file {object_file.data} is built in two ways: for launch '{owner}' from "
+                f"{_describe_build(known)}, for launch '{label}' from {_describe_build(build)}; "
+                "give the second build an object name and symbols of its own"
+            )
+
+
+def _signature(function: FuncOp) -> tuple[Attribute, dict[str, Attribute]]:
+    return function.function_type, function.attributes
+
+
+def _describe(function: FuncOp) -> str:
+    attributes = sorted(function.attributes.items())
+    shown = [key if isinstance(value, UnitAttr) else f"{key} = {value}" for key, value in attributes]
+    return f"{function.function_type} {{{', '.join(shown)}}}"
+
+
+def _describe_build(build: Iterable[Attribute | None]) -> str:
+    pairs = zip(BUILD_ATTRIBUTES, build, strict=True)
+    parts = [f"{key} = {value}" for key, value in pairs if value is not None]
+    return ", ".join(parts) or "its own source without defines"
+
+
+class Namer:
+    """Hands out names that nobody in the program has yet."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+
+    def fresh(self, wanted: str) -> str:
+        """`wanted`, or `wanted_1`, `wanted_2`, ... where that is taken."""
+        name, count = wanted, 0
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def rename_symbols(sub: SubModule, namer: Namer) -> None:
+    """Gives everything that `sub` names, and every reference to it, a name of its own in the program."""
+    symbols = {}
+    for definition in sub.definitions:
+        old = symbol_name(definition)
+        assert old is not None
+        symbols[old] = namer.fresh(f"{sub.label}_{old}")
+        set_symbol_name(definition, symbols[old])
+    hierarchy: dict[tuple[str, str], str] = {}
+    for op in sub.module.walk():
+        _rename_references(op, symbols)
+        if isinstance(op, HierarchyOp):
+            _rename_hierarchy(op, sub.label, hierarchy, namer)
+
+
+def _rename_hierarchy(op: HierarchyOp, label: str, names: dict[tuple[str, str], str], namer: Namer) -> None:
+    old = symbol_name(op)
+    if isinstance(op, LaunchOp):
+        set_symbol_name(op, namer.fresh(label))
+        return
+    if old is None:
+        return
+    key = (op.name, old)
+    if key not in names:
+        names[key] = namer.fresh(f"{label}_{old}")
+    set_symbol_name(op, names[key])
+
+
+def _rename_references(op: Operation, names: Mapping[str, str]) -> None:
+    for holder in (op.attributes, op.properties):
+        for key, attribute in holder.items():
+            holder[key] = _renamed(attribute, names)
+
+
+def _renamed(attribute: Attribute, names: Mapping[str, str]) -> Attribute:
+    if isinstance(attribute, SymbolRefAttr) and attribute.root_reference.data in names:
+        return SymbolRefAttr(names[attribute.root_reference.data], attribute.nested_references)
+    if isinstance(attribute, ArrayAttr):
+        return ArrayAttr([_renamed(element, names) for element in attribute.data])
+    if isinstance(attribute, DictionaryAttr):
+        return DictionaryAttr({key: _renamed(value, names) for key, value in attribute.data.items()})
+    return attribute

@@ -1,0 +1,117 @@
+"""Puts bare herds into a launch and a segment.
+
+A multi-launch module needs both around every herd: mlir-air's `airrt-to-npu` finds the work of a
+launch by its segment, and drops a bare herd as soon as other launches have segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from xdsl.dialects.builtin import IndexType
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import Rewriter
+
+from air_dialect.ops import ChannelGetOp, ChannelPutOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp, memory_space
+from multi_launch_builder.errors import StitchError
+from multi_launch_builder.submodule import SubModule
+
+
+def wrap_bare_herds(sub: SubModule) -> None:
+    """Wraps, in place, what stands outside a launch in a launch, and herds outside a segment in a segment.
+
+    Where the kernel has no launch, its whole body becomes one. Inside the launch, everything moves into
+    the segment but the L3 ends of channels and index arithmetic, which the launch keeps.
+    Raises StitchError where the two halves of a body hang together by an SSA value.
+    """
+    block = sub.entry
+    if _contains(sub.function, LaunchOp):
+        for op in list(block.ops):
+            if _contains(op, (HerdOp, SegmentOp)) and not _contains(op, LaunchOp):
+                _enclose([op], LaunchOp, sub.label, None)
+    elif _contains(sub.function, HierarchyOp):
+        _enclose(list(block.ops)[:-1], LaunchOp, sub.label, None)
+    for launch in [op for op in block.walk() if isinstance(op, LaunchOp)]:
+        body = launch.body.block
+        if _contains(launch, HerdOp) and not _contains(launch, SegmentOp):
+            inner = [op for op in list(body.ops)[:-1] if not _stays_in_launch(op)]
+            _enclose(inner, SegmentOp, sub.label, "segment")
+
+
+def _contains(op: Operation, kind: type[Operation] | tuple[type[Operation], ...]) -> bool:
+    return any(isinstance(inner, kind) for inner in op.walk())
+
+
+def _stays_in_launch(op: Operation) -> bool:
+    """True for index arithmetic, for a channel end on an L3 buffer, and for a loop of such ends."""
+    if op.results and not op.regions and all(isinstance(result.type, IndexType) for result in op.results):
+        return True
+    ends = [inner for inner in op.walk() if isinstance(inner, (ChannelPutOp, ChannelGetOp))]
+    return any(memory_space(end.memref.type) == 0 for end in ends) and not _contains(op, HerdOp)
+
+
+def _enclose(
+    ops: Sequence[Operation], kind: type[LaunchOp] | type[SegmentOp], label: str, name: str | None
+) -> None:
+    """Moves `ops`, of one block, into a new operation of `kind` at the place of the last.
+
+    Buffers and indices from outside come in as arguments; constants from outside are made again inside.
+    """
+    constants, captured = _outside_values(ops)
+    _check_closed(ops, kind, label)
+    hierarchy = kind([], captured, sym_name=name)
+    block = ops[-1].parent
+    assert block is not None
+    block.insert_op_after(hierarchy, ops[-1])
+    copies = [constant.clone() for constant in constants]
+    builder = hierarchy.body_builder()
+    for op in copies:
+        builder.insert(op)
+    for op in ops:
+        builder.insert(block.detach_op(op))
+    for constant, copy in zip(constants, copies, strict=True):
+        _replace_inside(constant.results[0], copy.results[0], hierarchy)
+        if not constant.results[0].first_use:
+            Rewriter.erase_op(constant)
+    for outer, inner in zip(captured, hierarchy.kernel_args, strict=True):
+        inner.name_hint = outer.name_hint
+        _replace_inside(outer, inner, hierarchy)
+
+
+def _outside_values(ops: Sequence[Operation]) -> tuple[list[Operation], list[SSAValue]]:
+    """What `ops` use from outside themselves: constants (operations without operands), other values."""
+    constants: dict[Operation, None] = {}
+    captured: dict[SSAValue, None] = {}
+    for value in _operands(ops):
+        owner = value.owner
+        if _is_inside(owner, ops):
+            continue
+        if isinstance(owner, Operation) and not owner.operands and not owner.regions:
+            constants[owner] = None
+        else:
+            captured[value] = None
+    return list(constants), list(captured)
+
+
+def _operands(ops: Iterable[Operation]) -> Iterable[SSAValue]:
+    return (operand for op in ops for inner in op.walk() for operand in inner.operands)
+
+
+def _is_inside(owner: Operation | Block, ops: Sequence[Operation]) -> bool:
+    return any(op.is_ancestor(owner) for op in ops)
+
+
+def _check_closed(ops: Sequence[Operation], kind: type[HierarchyOp], label: str) -> None:
+    for op in ops:
+        for use in (use for result in op.results for use in result.uses):
+            if not _is_inside(use.operation, ops):
+                raise StitchError(
+                    f"launch '{label}': '{use.operation.name}' uses a result of '{op.name}', which would "
+                    f"move into a new {kind.name} without it; write {kind.name} around both in the kernel"
+                )
+
+
+def _replace_inside(outer: SSAValue, inner: SSAValue, hierarchy: HierarchyOp) -> None:
+    outer.replace_uses_with_if(
+        inner, lambda use: use.operation is not hierarchy and hierarchy.is_ancestor(use.operation)
+    )
