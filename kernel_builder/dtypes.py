@@ -28,6 +28,7 @@ class DType:
 bf16 = DType("bf16", ml_dtypes.bfloat16, "bf16")
 f16 = DType("f16", np.float16, "f16")
 f32 = DType("f32", np.float32, "f32")
+i1 = DType("i1", np.bool_, "i1")
 i8 = DType("i8", np.int8, "i8")
 i16 = DType("i16", np.int16, "i16")
 i32 = DType("i32", np.int32, "i32")

@@ -1,0 +1,268 @@
+"""Buffers and views of them: memory with a place, a shape and an element type, and ways to walk it.
+
+A view is a list of dimensions, each with an offset, a size and a stride in elements: what a DMA buffer
+descriptor holds. Slicing, `reshape`, `permute` and `blocks` only ever rewrite that list; no data moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, Union
+
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    IntegerAttr,
+    IntegerType,
+    MemRefType,
+    NoneAttr,
+)
+from xdsl.ir import Attribute, SSAValue
+
+from kernel_builder.dtypes import DType
+from kernel_builder.errors import DslError
+from kernel_builder.index import Index, IndexLike
+
+_ELEMENT_TYPES: dict[str, Attribute] = {
+    "bf16": BFloat16Type(),
+    "f16": Float16Type(),
+    "f32": Float32Type(),
+    "i1": IntegerType(1),
+    "i8": IntegerType(8),
+    "i16": IntegerType(16),
+    "i32": IntegerType(32),
+    "i64": IntegerType(64),
+}
+
+
+def element_type(dtype: DType) -> Attribute:
+    """The MLIR element type of `dtype`."""
+    return _ELEMENT_TYPES[dtype.name]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A memory of the device: L3 (host DRAM, 0), L2 (memtiles, 1), L1 (one core tile, 2)."""
+
+    name: str
+    number: int
+
+    def __call__(self, shape: Sequence[int], dtype: DType) -> BufferType:
+        """The type of a buffer here: `L1((8, 64), bf16)`."""
+        return BufferType(self, tuple(shape), dtype)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+L3 = Space("L3", 0)
+L2 = Space("L2", 1)
+L1 = Space("L1", 2)
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """Where a buffer lives, its shape in elements and its element type; row-major."""
+
+    space: Space
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def memref(self) -> MemRefType[Attribute]:
+        """The MLIR type; L3 is written without a memory space, as mlir-air does."""
+        space = IntegerAttr(self.space.number, IntegerType(64)) if self.space.number else NoneAttr()
+        return MemRefType(element_type(self.dtype), self.shape, memory_space=space)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype} in {self.space}"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a view: element i of it lies at (offset + i) * stride. `kept` is False for a
+    dimension that an index has pinned: it stays in the descriptor with size 1, not in the shape."""
+
+    offset: Index
+    size: int
+    stride: int
+    kept: bool = True
+
+
+Subscript: TypeAlias = Union[IndexLike, slice, "ellipsis"]  # noqa: F821
+
+
+class View:
+    """A window on a buffer. `shape` in elements; `dims` outermost first."""
+
+    def __init__(self, buffer: Buffer, dims: Sequence[Dim]) -> None:
+        self.buffer = buffer
+        self.dims = tuple(dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self.dims if dim.kept)
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.type.dtype
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def whole(self) -> bool:
+        """True when this walks all of its buffer in memory order."""
+        full = row_major(self.buffer.type.shape)
+        return len(full) == len(self.dims) and all(
+            (a.size, a.stride, a.offset.static) == (b.size, b.stride, 0)
+            for a, b in zip(self.dims, full, strict=True)
+        )
+
+    def __getitem__(self, key: Subscript | tuple[Subscript, ...]) -> View:
+        """Slices with a plain extent (`v[i : i + 8, :]`) keep a dimension, single indices drop one."""
+        keys = _fill(key if isinstance(key, tuple) else (key,), self.shape)
+        subscripts = iter(keys)
+        dims = [_narrow(dim, next(subscripts), self) if dim.kept else dim for dim in self.dims]
+        return View(self.buffer, dims)
+
+    def reshape(self, *shape: int) -> View:
+        """The same elements in the same order under another shape; DslError where strides forbid it."""
+        if math.prod(shape) != self.size:
+            raise DslError(
+                f"cannot view {self} as shape {shape}: {self.size} elements against {math.prod(shape)}"
+            )
+        pinned = [dim for dim in self.dims if not dim.kept]
+        free = [dim for dim in self.dims if dim.kept]
+        return View(self.buffer, [*pinned, *_regroup(free, list(shape), self)])
+
+    def permute(self, *order: int) -> View:
+        """Dimensions in another order, as `numpy.transpose` does."""
+        free = [dim for dim in self.dims if dim.kept]
+        if sorted(order) != list(range(len(free))):
+            raise DslError(f"permute{order} does not name each of the {len(free)} dimensions of {self} once")
+        return View(self.buffer, [*(d for d in self.dims if not d.kept), *(free[i] for i in order)])
+
+    def blocks(self, *sizes: int) -> View:
+        """Cut every dimension into blocks: (M, K).blocks(8, 8) has shape (M/8, K/8, 8, 8)."""
+        if len(sizes) != len(self.shape):
+            raise DslError(f"blocks{sizes} needs one block size for each dimension of {self}")
+        split = [
+            part for extent, by in zip(self.shape, sizes, strict=True) for part in _cut(extent, by, self)
+        ]
+        outer, inner = range(0, len(split), 2), range(1, len(split), 2)
+        return self.reshape(*split).permute(*outer, *inner)
+
+    def __str__(self) -> str:
+        return f"{self.buffer.name} ({'x'.join(map(str, self.shape)) or 'one element'} {self.dtype} in {self.buffer.type.space})"
+
+
+class Buffer(View):
+    """A whole buffer: an argument of the kernel or an allocation."""
+
+    def __init__(self, name: str, type: BufferType, ssa: SSAValue) -> None:
+        self.name = name
+        self.type = type
+        self.ssa = ssa
+        super().__init__(self, row_major(type.shape))
+
+
+def row_major(shape: Sequence[int]) -> tuple[Dim, ...]:
+    """The dimensions of a dense buffer of this shape."""
+    return tuple(Dim(Index({}), size, math.prod(shape[i + 1 :])) for i, size in enumerate(shape))
+
+
+def _fill(keys: tuple[Subscript, ...], shape: tuple[int, ...]) -> tuple[IndexLike | slice, ...]:
+    """`keys` with `...` and missing trailing dimensions written out."""
+    places = [i for i, key in enumerate(keys) if key is Ellipsis]
+    given = len(keys) - len(places)
+    if len(places) > 1 or given > len(shape):
+        raise DslError(f"{given} subscripts for {len(shape)} dimensions of shape {shape}")
+    at = places[0] if places else len(keys)
+    missing = (slice(None),) * (len(shape) - given)
+    return (*keys[:at], *missing, *keys[at + 1 :])  # type: ignore[return-value]
+
+
+def _narrow(dim: Dim, key: IndexLike | slice, view: View) -> Dim:
+    """`dim` under one subscript."""
+    if not isinstance(key, slice):
+        _inside(Index.of(key), 1, dim, view)
+        return Dim(dim.offset + key, 1, dim.stride, kept=False)
+    if key.step not in (None, 1):
+        raise DslError(
+            f"a slice of {view} has step {key.step}; split the dimension with reshape and index that"
+        )
+    start = Index.of(0 if key.start is None else key.start)
+    extent = (Index.of(dim.size if key.stop is None else key.stop) - start).static
+    if extent is None:
+        raise DslError(f"a slice of {view} has an extent known only on the device; write it as [i : i + 16]")
+    if extent <= 0:
+        raise DslError(f"a slice of {view} is empty: extent {extent}")
+    _inside(start, extent, dim, view)
+    return Dim(dim.offset + start, extent, dim.stride)
+
+
+def _inside(start: Index, extent: int, dim: Dim, view: View) -> None:
+    at = start.static
+    if extent > dim.size or (at is not None and not 0 <= at <= dim.size - extent):
+        where = "?" if at is None else at
+        raise DslError(
+            f"elements {where} to {where if at is None else at + extent} (extent {extent}) are outside {view}, dimension of {dim.size}"
+        )
+
+
+def _cut(extent: int, by: int, view: View) -> tuple[int, int]:
+    if by <= 0 or extent % by:
+        raise DslError(f"{extent} of {view} is no multiple of the block size {by}")
+    return extent // by, by
+
+
+def _merge(dims: Sequence[Dim], view: View) -> Dim:
+    """Adjacent dimensions as one, where memory order allows it."""
+    merged = dims[0]
+    for dim in dims[1:]:
+        if merged.size != 1 and merged.stride != dim.size * dim.stride:
+            raise DslError(
+                f"cannot merge dimensions of {view}: strides {merged.stride} and {dim.stride} leave a gap"
+            )
+        if merged.stride % dim.stride:
+            raise DslError(
+                f"cannot merge dimensions of {view}: stride {merged.stride} is no multiple of {dim.stride}"
+            )
+        offset = merged.offset * (merged.stride // dim.stride) + dim.offset
+        merged = Dim(offset, merged.size * dim.size, dim.stride)
+    return merged
+
+
+def _split(dim: Dim, shape: Sequence[int]) -> list[Dim]:
+    """One dimension as several; the offset stays with the innermost."""
+    parts = [Dim(Index({}), size, dim.stride * math.prod(shape[i + 1 :])) for i, size in enumerate(shape)]
+    parts[-1] = replace(parts[-1], offset=dim.offset)
+    return parts
+
+
+def _regroup(dims: list[Dim], shape: list[int], view: View) -> list[Dim]:
+    """`dims` as dimensions of sizes `shape`: the smallest groups of equal size are merged, then split."""
+    result = [] if dims else [Dim(Index({}), size, 1) for size in shape]
+    while dims:
+        left, right = [dims.pop(0)], [shape.pop(0)]
+        while (a := math.prod(d.size for d in left)) != (b := math.prod(right)):
+            if a < b:
+                left.append(dims.pop(0))
+            else:
+                right.append(shape.pop(0))
+        if not shape:
+            left, dims = left + dims, []  # only dimensions of size 1 can be left over
+        if not dims:
+            right, shape = right + shape, []
+        result += _split(_merge(left, view), right)
+    return result

@@ -1,0 +1,117 @@
+"""What the device has: the only place in this project where a hardware limit is written.
+
+Sources: mlir-aie's target model (`include/aie/Dialect/AIE/IR/AIETargetModel.h` and `.cpp`), its
+descriptor checks (`lib/Dialect/AIEX/IR/AIEXDialect.cpp`, `lib/Dialect/AIE/IR/AIEDialect.cpp`) and
+mlir-air's `aircc` and `airrt-to-npu`. They were read, not measured: none of these limits was ever
+checked on hardware by us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DmaLimits:
+    """What the DMA engine of one tile kind can do (mlir-aie `AIETargetModel`, `verifyStridesWraps`).
+
+    mm2s_channels, s2mm_channels: channels per tile, out of and into the tile's memory.
+    descriptors: buffer descriptors (BDs) per tile.
+    dims: sizes and strides one BD holds, without the iteration dimension.
+    wrap_bits: bits of a size; the innermost size counts 4-byte granules, the others elements.
+    stride_bits: bits of a stride, in 4-byte granules.
+    length_bits: bits of a BD's length, in 4-byte granules.
+    iterations: most repeats of the iteration dimension.
+    """
+
+    mm2s_channels: int
+    s2mm_channels: int
+    descriptors: int
+    dims: int
+    wrap_bits: int
+    stride_bits: int
+    length_bits: int
+    iterations: int = 64
+
+    @property
+    def max_wrap(self) -> int:
+        """The largest size of one dimension."""
+        return int(2**self.wrap_bits - 1)
+
+    @property
+    def max_stride_granules(self) -> int:
+        """The largest stride, in 4-byte granules (the register holds stride - 1)."""
+        return int(2**self.stride_bits)
+
+    @property
+    def max_length_granules(self) -> int:
+        """The longest transfer of one BD, in 4-byte granules."""
+        return int(2**self.length_bits - 1)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. Bytes for memories; `columns` x `rows` core tiles (herd x, herd y).
+
+    l1_bytes: data memory of a core tile (64 KiB on AIE2P, `AIETargetModel`).
+    stack_bytes: what aircc reserves of it for the stack (`air-to-aie` option `stack-size`, 1024).
+    program_bytes: program memory of a core (`AIETargetLdScript`: length 0x4000).
+    l2_bytes: one memtile; there is one per column.
+    shim: limits of one column's shim tile; launch_mm2s/launch_s2mm: all columns together, the number of
+    launch-level endpoints per direction that aircc allows (`cols * 2`).
+    repeat_limit: most trips of a launch's outer loop: airrt-to-npu writes trips to the task queue's 8-bit
+    repeat count, and a launch of more than 255 trips fails (mlir-air kernel registry, GEMV).
+    granule_bytes: DMA lengths, strides and offsets are whole multiples of this.
+    """
+
+    name: str
+    columns: int
+    rows: int
+    l1_bytes: int
+    stack_bytes: int
+    program_bytes: int
+    l2_bytes: int
+    core: DmaLimits
+    memtile: DmaLimits
+    shim: DmaLimits
+    repeat_limit: int
+    granule_bytes: int = 4
+
+    @property
+    def l1_budget(self) -> int:
+        """Bytes of L1 left for buffers once the stack is taken off."""
+        return self.l1_bytes - self.stack_bytes
+
+    @property
+    def l2_total_bytes(self) -> int:
+        """All memtiles together."""
+        return self.l2_bytes * self.columns
+
+    @property
+    def launch_mm2s(self) -> int:
+        """Shim channels that read from L3, over all columns."""
+        return self.shim.mm2s_channels * self.columns
+
+    @property
+    def launch_s2mm(self) -> int:
+        """Shim channels that write to L3, over all columns."""
+        return self.shim.s2mm_channels * self.columns
+
+
+NPU2 = Device(
+    name="npu2",
+    columns=8,
+    rows=4,
+    l1_bytes=64 * 1024,
+    stack_bytes=1024,
+    program_bytes=16 * 1024,
+    l2_bytes=512 * 1024,
+    core=DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=8, stride_bits=13, length_bits=14),
+    memtile=DmaLimits(6, 6, descriptors=48, dims=4, wrap_bits=10, stride_bits=17, length_bits=17),
+    shim=DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=10, stride_bits=20, length_bits=32),
+    repeat_limit=255,
+)
+"""Strix, Strix Halo and Krackan: 8 columns of 4 AIE2P cores, a memtile and a shim tile each."""
+
+DEVICES: dict[str, Device] = {NPU2.name: NPU2}
+"""Every device known, by name; a new one (npu1, npu2_4col, ...) is one more entry."""

@@ -1,0 +1,235 @@
+"""Index arithmetic: numbers that are known only on the device, kept as affine expressions.
+
+An `Index` is a sum of integer multiples of atoms plus an integer. Atoms are loop variables, tile ids,
+launch ids, and floor divisions and remainders of other expressions. Keeping sums symbolic is what makes
+`(row + 8) - row` the plain number 8, so that a slice's extent is known, and makes one `affine.apply` out
+of a long formula. Nothing here touches the program being built; `scopes.Scopes.index` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias, Union
+
+from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineExpr
+
+from kernel_builder.errors import DslError
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A value the device knows; `kind` is the region it counts: "loop", "herd", "launch", ...
+
+    `order` is the order in which variables were made, so that printed text is the same on every run.
+    Every value it takes is a multiple of `multiple` (a loop's step).
+    """
+
+    ssa: SSAValue
+    kind: str
+    order: int
+    multiple: int = 1
+
+
+@dataclass(frozen=True)
+class FloorDiv:
+    """floor(numerator / divisor), divisor a positive constant."""
+
+    numerator: tuple[tuple[Atom, int], ...]
+    constant: int
+    divisor: int
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """The remainder of the numerator by a positive constant, never negative."""
+
+    numerator: tuple[tuple[Atom, int], ...]
+    constant: int
+    divisor: int
+
+
+Atom: TypeAlias = Variable | FloorDiv | Remainder
+IndexLike: TypeAlias = Union["Index", int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One affine constraint: `left >= 0` or, when `equal`, `left == 0`."""
+
+    left: Index
+    equal: bool
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Comparisons that must all hold. Only the device can decide it: use `with k.when(condition)`."""
+
+    comparisons: tuple[Comparison, ...]
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(self.comparisons + other.comparisons)
+
+    def __bool__(self) -> NoReturn:
+        raise DslError(
+            "a comparison of device values has no truth while the kernel is written; "
+            "use `with k.when(condition):` so that the device decides"
+        )
+
+
+class Index:
+    """An affine expression of device values; ints mix freely with it.
+
+    `+`, `-`, `* int`, `// int`, `% int` give an Index; comparisons give a `Condition`.
+    """
+
+    __slots__ = ("constant", "terms")
+
+    def __init__(self, terms: Mapping[Atom, int], constant: int = 0) -> None:
+        self.terms: dict[Atom, int] = {atom: factor for atom, factor in terms.items() if factor}
+        self.constant = constant
+
+    @staticmethod
+    def of(value: IndexLike) -> Index:
+        """`value` as an Index; DslError when it is neither an Index nor an int."""
+        if isinstance(value, Index):
+            return value
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise DslError(f"{value!r} is no index; give an int, a loop variable or a tile id")
+        return Index({}, int(value))
+
+    @property
+    def static(self) -> int | None:
+        """The value where it is a plain number, else None."""
+        return None if self.terms else self.constant
+
+    @property
+    def multiple(self) -> int:
+        """The largest number known to divide every value of this; 0 where it is the number 0."""
+        return math.gcd(self.constant, *(f * _atom_multiple(atom) for atom, f in self.terms.items()))
+
+    def variables(self) -> frozenset[Variable]:
+        """Every device value this depends on."""
+        found: set[Variable] = set()
+        for atom in self.terms:
+            if isinstance(atom, Variable):
+                found.add(atom)
+            else:
+                found |= Index(dict(atom.numerator)).variables()
+        return frozenset(found)
+
+    def key(self) -> tuple[frozenset[tuple[Atom, int]], int]:
+        """Equal for equal expressions."""
+        return frozenset(self.terms.items()), self.constant
+
+    def __add__(self, other: IndexLike) -> Index:
+        right = Index.of(other)
+        terms = dict(self.terms)
+        for atom, factor in right.terms.items():
+            terms[atom] = terms.get(atom, 0) + factor
+        return Index(terms, self.constant + right.constant)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __sub__(self, other: IndexLike) -> Index:
+        return self + Index.of(other) * -1
+
+    def __rsub__(self, other: IndexLike) -> Index:
+        return Index.of(other) - self
+
+    def __mul__(self, other: IndexLike) -> Index:
+        right = Index.of(other)
+        if right.static is None:
+            if self.static is None:
+                raise DslError(
+                    "a product of two device values is not affine, so no DMA can use it; "
+                    "multiply by a plain int or restructure the loop"
+                )
+            return right * self.constant
+        factor = right.constant
+        return Index({atom: f * factor for atom, f in self.terms.items()}, self.constant * factor)
+
+    __rmul__ = __mul__
+
+    def _split(self, divisor: object) -> tuple[Index, Index, int]:
+        """(whole, rest, divisor) with self == whole * divisor + rest; rest holds what does not divide."""
+        if isinstance(divisor, Index) and divisor.static is not None:
+            divisor = divisor.static
+        if not isinstance(divisor, int) or divisor <= 0:
+            raise DslError(f"an index can only be divided by a positive int, not by {divisor!r}")
+        whole = {a: f // divisor for a, f in self.terms.items() if f % divisor == 0}
+        rest = {a: f for a, f in self.terms.items() if f % divisor}
+        quotient, remainder = divmod(self.constant, divisor)
+        return Index(whole, quotient), Index(rest, remainder), divisor
+
+    def __floordiv__(self, divisor: IndexLike) -> Index:
+        whole, rest, by = self._split(divisor)
+        if rest.static is not None:
+            return whole
+        return whole + Index({FloorDiv(tuple(rest.terms.items()), rest.constant, by): 1})
+
+    def __mod__(self, divisor: IndexLike) -> Index:
+        _, rest, by = self._split(divisor)
+        if rest.static is not None:
+            return rest
+        return Index({Remainder(tuple(rest.terms.items()), rest.constant, by): 1})
+
+    def __eq__(self, other: object) -> Condition:  # type: ignore[override]
+        return Condition((Comparison(self - Index.of(other), True),))  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> NoReturn:  # type: ignore[override]
+        raise DslError(
+            "`!=` of device values is no affine condition; use `k.when(a == b)` and `k.otherwise()`"
+        )
+
+    def __ge__(self, other: IndexLike) -> Condition:
+        return Condition((Comparison(self - other, False),))
+
+    def __gt__(self, other: IndexLike) -> Condition:
+        return self >= Index.of(other) + 1
+
+    def __le__(self, other: IndexLike) -> Condition:
+        return Index.of(other) >= self
+
+    def __lt__(self, other: IndexLike) -> Condition:
+        return Index.of(other) >= self + 1
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> NoReturn:
+        raise DslError("an index known only on the device has no truth; compare it inside `k.when(...)`")
+
+    def __index__(self) -> int:
+        if self.static is None:
+            raise DslError("this index is known only on the device; a plain int is needed here")
+        return self.constant
+
+    def affine(self, leaf: Callable[[Variable], AffineExpr]) -> AffineExpr:
+        """This as an xDSL affine expression, `leaf` giving the expression of each variable."""
+        total = AffineExpr.constant(0)
+        for atom, factor in self.terms.items():
+            total = total + _affine_atom(atom, leaf) * factor
+        return total + self.constant if self.constant else total
+
+    def __repr__(self) -> str:
+        return f"Index({len(self.terms)} terms + {self.constant})"
+
+
+def _atom_multiple(atom: Atom) -> int:
+    if isinstance(atom, Variable):
+        return atom.multiple
+    if isinstance(atom, FloorDiv):
+        return 1
+    return math.gcd(Index(dict(atom.numerator), atom.constant).multiple, atom.divisor)
+
+
+def _affine_atom(atom: Atom, leaf: Callable[[Variable], AffineExpr]) -> AffineExpr:
+    if isinstance(atom, Variable):
+        return leaf(atom)
+    numerator = Index(dict(atom.numerator), atom.constant).affine(leaf)
+    return numerator // atom.divisor if isinstance(atom, FloorDiv) else numerator % atom.divisor

@@ -1,0 +1,98 @@
+"""out = a + b, bf16: the residual adds.
+
+Eight cores in a row (herd 8x1), each with its own share of the rows (or, for a vector, of the elements). Each
+streams its share in runs: a and b come in over the core's two input channels, out leaves over its output
+channel. Three L3 streams per core are what keeps this at one row of cores: 8 cores already take all 16 shim
+channels that read. The sum is bound by DMA, not by arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernel_builder.device import NPU2
+from kernel_builder.dsl import L1, Kernel, Role, bf16
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.module import KernelModule
+from kernel_builder.shapes import largest_divisor, require_multiple
+from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+
+LANES = 16
+"""Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""
+RUN = 2048
+"""Most elements of one DMA: three double-buffered runs take 24 KiB of L1."""
+
+
+def build(rows: int | None, cols: int, herd_x: int | None = None) -> KernelModule:
+    """a, b and out are (rows, cols) bf16, or (cols,) where rows is None.
+
+    cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
+    default the largest such number up to 8. Raises IllegalShapeError.
+    """
+    require_multiple("eltwise_add", "cols", cols, LANES, "a core adds 16 elements at a time")
+    shape = (cols,) if rows is None else (rows, cols)
+    herd_x = _cores(rows, cols, herd_x)
+    k = Kernel("eltwise_add")
+    a = k.argument("a", shape, bf16, Role.INPUT)
+    b = k.argument("b", shape, bf16, Role.INPUT)
+    out = k.argument("out", shape, bf16, Role.OUTPUT)
+    share = (rows or 1) * cols // herd_x
+    run = largest_divisor(share, RUN, LANES)
+    a, b, out = (x.reshape(herd_x, share) for x in (a, b, out))
+    with k.launch(), k.segment("eltwise_add_segment"), k.herd(herd_x, 1, name="eltwise_add_herd") as (tx, _):
+        l1_a, l1_b, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_a", "l1_b", "l1_out"))
+        for at in k.loop(0, share, run):
+            k.dma(l1_a, a[tx, at : at + run])
+            k.dma(l1_b, b[tx, at : at + run])
+            for j in k.loop(0, run, LANES):
+                lanes = slice(j, j + LANES)
+                k.store(l1_out[lanes], k.load(l1_a[lanes]) + k.load(l1_b[lanes]))
+            k.dma(out[tx, at : at + run], l1_out)
+    return k.finish()
+
+
+def _cores(rows: int | None, cols: int, herd_x: int | None) -> int:
+    """The number of cores: what was asked for, if it divides the work, else the most that does."""
+    work = cols // LANES if rows is None else rows
+    if work <= 0:
+        raise IllegalShapeError(f"eltwise_add: rows={rows} is no positive number of rows; use at least 1")
+    most = largest_divisor(work, NPU2.columns)
+    if herd_x is None:
+        return most
+    if not 1 <= herd_x <= NPU2.columns or work % herd_x:
+        what = f"the {work} blocks of 16 elements" if rows is None else f"the {work} rows"
+        raise IllegalShapeError(
+            f"eltwise_add: herd_x={herd_x} does not divide {what} among up to {NPU2.columns} columns; use {most}"
+        )
+    return herd_x
+
+
+def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The sum in f32, rounded once to bf16."""
+    total = arrays["a"].astype(np.float32) + arrays["b"].astype(np.float32)
+    return {"out": total.astype(bf16.numpy)}
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Up to 64 rows (or a vector) of up to 1024 columns."""
+    rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
+    return {"rows": rows, "cols": LANES * int(rng.integers(1, 65))}
+
+
+KERNEL = KernelSpec(
+    name="eltwise_add",
+    build=build,
+    reference=reference,
+    cases=(
+        {"rows": 64, "cols": 256},
+        {"rows": None, "cols": 256},
+        {"rows": 128, "cols": 768},
+        {"rows": 3, "cols": 48},
+        {"rows": None, "cols": 2048},
+    ),
+    tolerance=Tolerance(0.0, 0.0, "one addition of the same two numbers, rounded once: bit-identical"),
+    random_case=random_case,
+)

@@ -1,0 +1,198 @@
+"""The regions of a kernel: launch, segment, herd, loops and branches, as Python blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from xdsl.dialects import affine, arith, memref, scf
+from xdsl.dialects.affine import AffineSetAttr
+from xdsl.dialects.builtin import IndexType
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineConstraintExpr, AffineConstraintKind, AffineExpr, AffineSet
+
+from air_dialect.ops import HerdOp, HierarchyOp, LaunchOp, SegmentOp
+from kernel_builder.errors import DslError
+from kernel_builder.index import Comparison, Condition, Index, IndexLike, Variable
+from kernel_builder.scopes import Scope, Scopes
+from kernel_builder.values import Value
+
+_AXES = "xyzw"
+
+
+class Carried:
+    """A value handed from one loop iteration to the next; after the loop, what the last one left."""
+
+    def __init__(self, start: Value) -> None:
+        self.value = start
+
+    def set(self, value: Value) -> None:
+        """The value for the next iteration; of the same type."""
+        self.value = self.value.like(value)
+
+    def _become(self, ssa: SSAValue) -> None:
+        self.value = Value(ssa, self.value.dtype, self.value.shape, self.value.scopes)
+
+
+class Regions:
+    """The part of `Kernel` that opens and closes regions."""
+
+    def __init__(self, body: Block) -> None:
+        self.scopes = Scopes(body)
+        self._variables = 0
+
+    def _variable(self, ssa: SSAValue, kind: str, multiple: int = 1) -> Index:
+        self._variables += 1
+        return Index({Variable(ssa, kind, self._variables, multiple): 1})
+
+    @contextmanager
+    def launch(self, *sizes: int, name: str | None = None) -> Iterator[tuple[Index, ...]]:
+        """What the host starts: its body runs once for each point of `sizes`, independent of the others."""
+        if self.scopes.current.kind != "func":
+            raise DslError("a launch is opened inside another region; launches stand side by side")
+        with self._hierarchy("launch", LaunchOp, sizes, name) as ids:
+            yield ids
+
+    @contextmanager
+    def segment(self, name: str | None = None, unroll: Sequence[int] = ()) -> Iterator[tuple[Index, ...]]:
+        """A part of the array with its memtiles; `unroll` makes several side by side."""
+        if self.scopes.current.kind != "launch":
+            raise DslError("a segment stands directly in a launch; open `with k.launch(...):` around it")
+        with self._hierarchy("segment", SegmentOp, unroll, name) as ids:
+            yield ids
+
+    @contextmanager
+    def herd(self, x: int, y: int, name: str | None = None) -> Iterator[tuple[Index, Index]]:
+        """x columns by y rows of cores that all run the body; yields the core's (x, y)."""
+        if not self.scopes.inside("segment") or self.scopes.inside("herd"):
+            raise DslError(
+                "a herd stands in a segment, not in another herd; open `with k.segment(...):` around it"
+            )
+        with self._hierarchy("herd", HerdOp, (x, y), name) as ids:
+            yield ids[0], ids[1]
+
+    @contextmanager
+    def _hierarchy(
+        self, kind: str, op: type[HierarchyOp], sizes: Sequence[int], name: str | None
+    ) -> Iterator[tuple[Index, ...]]:
+        if any(size <= 0 for size in sizes):
+            raise DslError(
+                f"a {kind} of {'x'.join(map(str, sizes))} has no points; every extent must be positive"
+            )
+        block = Block(arg_types=[IndexType()] * (2 * len(sizes)))
+        for axis, (id_, size) in enumerate(zip(block.args, block.args[len(sizes) :], strict=False)):
+            id_.name_hint, size.name_hint = f"{kind[0]}{_AXES[axis]}", f"{kind[0]}s{_AXES[axis]}"
+        ids = tuple(self._variable(argument, kind) for argument in block.args[: len(sizes)])
+        with self.scopes.open(kind, block) as scope:
+            yield ids
+            self._free(scope)
+        extents = [self.scopes.index_constant(size) for size in sizes]
+        operands = [self.scopes.use(value) for value in scope.captured]
+        self.scopes.emit(op(extents, operands, Region(block), sym_name=name))
+
+    def _free(self, scope: Scope) -> None:
+        """Give back what was allocated in a region, at its end."""
+        for value in scope.allocated:
+            self.scopes.emit(memref.DeallocOp.get(value))
+
+    def loop(
+        self, start: IndexLike, stop: IndexLike | None = None, step: int = 1, carry: Sequence[Carried] = ()
+    ) -> Iterator[Index]:
+        """A loop on the device, with `range`'s arguments. Write `for i in k.loop(...)`, without break."""
+        first, last = (Index.of(0), Index.of(start)) if stop is None else (Index.of(start), Index.of(stop))
+        if step <= 0:
+            raise DslError(f"a loop has step {step}; it must be positive")
+        bounds = [self.scopes.index(bound, "bound") for bound in (first, last)]
+        starts = [carried.value for carried in carry]
+        block = Block(arg_types=[IndexType(), *(value.mlir_type for value in starts)])
+        op = scf.ForOp(*bounds, self.scopes.index_constant(step), [v.here() for v in starts], Region(block))
+        self.scopes.emit(op)
+        block.args[0].name_hint = "i"
+        return self._iterate(op, math.gcd(first.multiple, step), carry)
+
+    def _iterate(self, op: scf.ForOp, multiple: int, carry: Sequence[Carried]) -> Iterator[Index]:
+        block = op.body.block
+        with self.scopes.open("loop", block) as scope:
+            for carried, argument in zip(carry, block.args[1:], strict=True):
+                carried._become(argument)
+            yield self._variable(block.args[0], "loop", multiple)
+            self._free(scope)
+            self.scopes.emit(scf.YieldOp(*(carried.value.here() for carried in carry)))
+        for carried, result in zip(carry, op.results, strict=True):
+            carried._become(result)
+
+    @contextmanager
+    def parallel(self, *sizes: int) -> Iterator[tuple[Index, ...]]:
+        """Points that all exist side by side, as channels of a bundle do (`scf.parallel`)."""
+        zero, one = self.scopes.index_constant(0), self.scopes.index_constant(1)
+        extents = [self.scopes.index_constant(size) for size in sizes]
+        block = Block(arg_types=[IndexType()] * len(sizes))
+        count = len(sizes)
+        self.scopes.emit(scf.ParallelOp([zero] * count, extents, [one] * count, Region(block)))
+        with self.scopes.open("parallel", block) as scope:
+            yield tuple(self._variable(argument, "parallel") for argument in block.args)
+            self._free(scope)
+            self.scopes.emit(scf.ReduceOp())
+
+    @contextmanager
+    def when(self, condition: Condition | Value) -> Iterator[None]:
+        """Only where the condition holds. Conditions on tile ids alone become `affine.if`, which mlir-air decides
+        for each core while it builds; others become `scf.if`."""
+        if isinstance(condition, Value):
+            op: Operation = scf.IfOp(condition.here(), [], Region(Block()), Region())
+        elif all(v.kind == "herd" for c in condition.comparisons for v in c.left.variables()):
+            op = self._affine_if(condition)
+        else:
+            op = scf.IfOp(self._decide(condition), [], Region(Block()), Region())
+        self.scopes.emit(op)
+        with self._branch(op, 0):
+            yield
+
+    @contextmanager
+    def otherwise(self) -> Iterator[None]:
+        """The other case of the `k.when` just closed."""
+        op = self.scopes.current.block.last_op
+        if not isinstance(op, scf.IfOp | affine.IfOp) or op.regions[1].blocks:
+            raise DslError("k.otherwise() must directly follow its `with k.when(...)` block")
+        op.regions[1].add_block(Block())
+        with self._branch(op, 1):
+            yield
+
+    @contextmanager
+    def _branch(self, op: Operation, region: int) -> Iterator[None]:
+        with self.scopes.open("branch", op.regions[region].block) as scope:
+            yield
+            self._free(scope)
+            self.scopes.emit(affine.YieldOp.get() if isinstance(op, affine.IfOp) else scf.YieldOp())
+
+    def _affine_if(self, condition: Condition) -> affine.IfOp:
+        variables = sorted(
+            {v for c in condition.comparisons for v in c.left.variables()}, key=lambda v: v.order
+        )
+        places = {variable: AffineExpr.symbol(i) for i, variable in enumerate(variables)}
+        constraints = tuple(
+            AffineConstraintExpr(
+                AffineConstraintKind.eq if c.equal else AffineConstraintKind.ge,
+                c.left.affine(places.__getitem__),
+                AffineExpr.constant(0),
+            )
+            for c in condition.comparisons
+        )
+        return affine.IfOp.create(
+            operands=[self.scopes.use(variable.ssa) for variable in variables],
+            properties={"condition": AffineSetAttr(AffineSet(0, len(variables), constraints))},
+            regions=[Region(Block()), Region()],
+        )
+
+    def _decide(self, condition: Condition) -> SSAValue:
+        """The condition as an i1 computed on the core."""
+        decided = [self._compare(comparison) for comparison in condition.comparisons]
+        result = decided[0]
+        for other in decided[1:]:
+            result = self.scopes.result(arith.AndIOp(result, other))
+        return result
+
+    def _compare(self, comparison: Comparison) -> SSAValue:
+        left, zero = self.scopes.index(comparison.left), self.scopes.index_constant(0)
+        return self.scopes.result(arith.CmpiOp(left, zero, "eq" if comparison.equal else "sge"))

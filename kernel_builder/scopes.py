@@ -1,0 +1,204 @@
+"""The program under construction: open regions, and what each region can see.
+
+The bodies of launch, segment and herd are isolated from above: they see only their own arguments. A value
+from outside is therefore carried in through `args(...)` of every such body between, and a constant is made
+anew inside. `Scopes` does both when a value is used, so that whoever writes a kernel never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from xdsl.dialects import affine, arith
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    AnyFloat,
+    DenseIntOrFPElementsAttr,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    VectorType,
+)
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
+
+from kernel_builder.buffers import element_type
+from kernel_builder.dtypes import DType
+from kernel_builder.errors import DslError
+from kernel_builder.index import Index, Variable
+
+ISOLATED = ("launch", "segment", "herd")
+"""Regions that see nothing of what surrounds them."""
+
+
+@dataclass
+class Scope:
+    """An open region. `captured` maps outer values to this region's arguments, in order of first use."""
+
+    kind: str
+    block: Block
+    captured: dict[SSAValue, SSAValue] = field(default_factory=dict)
+    constants: dict[object, SSAValue] = field(default_factory=dict)
+    indices: dict[object, SSAValue] = field(default_factory=dict)
+    allocated: list[SSAValue] = field(default_factory=list)
+    last_constant: Operation | None = None
+
+    @property
+    def isolated(self) -> bool:
+        return self.kind in ISOLATED or self.kind == "func"
+
+
+class Scopes:
+    """The stack of open regions; operations go to the end of the innermost."""
+
+    def __init__(self, body: Block) -> None:
+        self.stack = [Scope("func", body)]
+
+    @property
+    def current(self) -> Scope:
+        return self.stack[-1]
+
+    @property
+    def root(self) -> Scope:
+        """The innermost isolated region: where constants live."""
+        return next(scope for scope in reversed(self.stack) if scope.isolated)
+
+    def inside(self, kind: str) -> bool:
+        """True within a region of this kind, at any depth."""
+        return any(scope.kind == kind for scope in self.stack)
+
+    @contextmanager
+    def open(self, kind: str, block: Block) -> Iterator[Scope]:
+        """Operations emitted within go to `block`. After an error the stack is as it was before."""
+        scope = Scope(kind, block)
+        depth = len(self.stack)
+        self.stack.append(scope)
+        try:
+            yield scope
+            if len(self.stack) != depth + 1:
+                raise DslError(
+                    f"a {self.current.kind} is still open at the end of the {kind} around it; {_LEFT_EARLY}"
+                )
+        finally:
+            del self.stack[depth:]
+
+    def emit(self, op: Operation) -> Operation:
+        """Append `op` to the innermost region."""
+        self.current.block.add_op(op)
+        return op
+
+    def result(self, op: Operation) -> SSAValue:
+        """Append `op`; its only result."""
+        return self.emit(op).results[0]
+
+    def use(self, value: SSAValue) -> SSAValue:
+        """`value` as the innermost region sees it, carried in through `args(...)` where needed."""
+        owner = value.owner if isinstance(value.owner, Block) else value.owner.parent
+        crossed: list[Scope] = []
+        for scope in reversed(self.stack):
+            if scope.block is owner:
+                break
+            if scope.isolated:
+                crossed.append(scope)
+        else:
+            name = value.name_hint or "a value"
+            raise DslError(f"%{name} is used outside of the region it was made in; make it where it is used")
+        for scope in reversed(crossed):
+            value = self._capture(scope, value)
+        return value
+
+    @staticmethod
+    def _capture(scope: Scope, value: SSAValue) -> SSAValue:
+        if value not in scope.captured:
+            argument: BlockArgument = scope.block.insert_arg(value.type, len(scope.block.args))
+            argument.name_hint = value.name_hint
+            scope.captured[value] = argument
+        return scope.captured[value]
+
+    def _constant(
+        self, key: object, attribute: IntegerAttr | FloatAttr | DenseIntOrFPElementsAttr, hint: str
+    ) -> SSAValue:
+        scope = self.root
+        if key not in scope.constants:
+            op = arith.ConstantOp(attribute)
+            op.result.name_hint = hint
+            if scope.last_constant is not None:
+                scope.block.insert_op_after(op, scope.last_constant)
+            elif scope.block.first_op is not None:
+                scope.block.insert_op_before(op, scope.block.first_op)
+            else:
+                scope.block.add_op(op)
+            scope.last_constant, scope.constants[key] = op, op.result
+        return scope.constants[key]
+
+    def index_constant(self, value: int) -> SSAValue:
+        """An index constant of the innermost isolated region; each is made once."""
+        return self._constant(("index", value), IntegerAttr.from_index_int_value(value), f"c{value}")
+
+    def constant(self, value: float, dtype: DType, shape: tuple[int, ...] | None = None) -> SSAValue:
+        """A scalar constant, or, with a shape, a vector holding `value` everywhere."""
+        type_ = element_type(dtype)
+        attribute: IntegerAttr | FloatAttr
+        if isinstance(type_, AnyFloat):
+            attribute = FloatAttr(float(value), type_)
+        else:
+            attribute = IntegerAttr(int(value), type_)  # type: ignore[arg-type]
+        if shape is None:
+            return self._constant((dtype, value), attribute, f"{dtype}_constant")
+        vector = VectorType(type_, shape)
+        dense = DenseIntOrFPElementsAttr.from_list(vector, [attribute.value.data])  # type: ignore[arg-type]
+        return self._constant((dtype, value, shape), dense, f"{dtype}_vector")
+
+    def index(self, value: Index, hint: str = "at") -> SSAValue:
+        """`value` computed in the innermost region: a constant, a variable or one `affine.apply`."""
+        if value.static is not None:
+            return self.index_constant(value.static)
+        if not value.constant and len(value.terms) == 1:
+            ((atom, factor),) = value.terms.items()
+            if factor == 1 and isinstance(atom, Variable):
+                return self.use(atom.ssa)
+        return self._known_index(value) or self._apply(value, hint)
+
+    def _known_index(self, value: Index) -> SSAValue | None:
+        """The same expression computed earlier in a region that this one can see."""
+        for scope in reversed(self.stack):
+            if (found := scope.indices.get(value.key())) is not None:
+                return found
+            if scope.isolated:
+                return None
+        return None
+
+    def _apply(self, value: Index, hint: str) -> SSAValue:
+        variables = sorted(value.variables(), key=lambda v: v.order)
+        places = {variable: AffineExpr.symbol(i) for i, variable in enumerate(variables)}
+        expression = value.affine(places.__getitem__)
+        # Symbols, not dimensions: the form mlir-air's own programs use for tile ids and loop variables alike.
+        map_ = AffineMapAttr(AffineMap(0, len(variables), (expression,)))
+        operands = [self.use(variable.ssa) for variable in variables]
+        result = self.result(affine.ApplyOp(operands, map_))
+        result.name_hint = hint
+        self.current.indices[value.key()] = result
+        return result
+
+    def indices(self, values: Sequence[Index]) -> list[SSAValue]:
+        return [self.index(value) for value in values]
+
+
+_LEFT_EARLY = "a `for ... in k.loop(...)` must run to its end: no break, no return"
+
+
+def index_arguments(block: Block, count: int, names: Sequence[str]) -> list[SSAValue]:
+    """`count` new index arguments of `block`."""
+    arguments: list[SSAValue] = []
+    for i in range(count):
+        argument = block.insert_arg(IndexType(), len(block.args))
+        argument.name_hint = names[i]
+        arguments.append(argument)
+    return arguments
+
+
+def zero_of(type_: Attribute) -> FloatAttr | IntegerAttr:
+    """The zero of an element type."""
+    return FloatAttr(0.0, type_) if isinstance(type_, AnyFloat) else IntegerAttr(0, type_)  # type: ignore[call-overload,no-any-return]

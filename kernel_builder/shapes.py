@@ -1,0 +1,25 @@
+"""Choosing tile sizes, and saying what would have been legal."""
+
+from __future__ import annotations
+
+from kernel_builder.errors import IllegalShapeError
+
+
+def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
+    """The largest divisor of `value` that is at most `limit` and a multiple of `multiple_of`.
+
+    Raises IllegalShapeError where there is none.
+    """
+    for candidate in range(min(value, limit) // multiple_of * multiple_of, 0, -multiple_of):
+        if value % candidate == 0:
+            return candidate
+    raise IllegalShapeError(f"{value} has no divisor up to {limit} that is a multiple of {multiple_of}")
+
+
+def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> None:
+    """Raises IllegalShapeError, with the nearest legal values, unless `value` is a positive multiple of `of`."""
+    if value > 0 and value % of == 0:
+        return
+    below, above = value // of * of, (value // of + 1) * of
+    legal = f"{below} or {above}" if below > 0 else str(max(above, of))
+    raise IllegalShapeError(f"{kernel}: {name}={value} is no positive multiple of {of} ({why}); use {legal}")

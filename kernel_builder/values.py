@@ -1,0 +1,261 @@
+"""Scalars and vectors on a core, and arithmetic on them by operators and methods.
+
+Arithmetic happens in the type of its operands and rounds once per operation; mixing types is refused, so
+that every conversion is written: `x.to(f32)`. A plain number takes the type and shape of the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, Union
+
+from xdsl.dialects import arith, math, vector
+from xdsl.dialects.builtin import VectorType
+from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
+from xdsl.ir import Attribute, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
+
+from air_dialect import upstream_vector
+from kernel_builder.buffers import element_type
+from kernel_builder.dtypes import DType, i1
+from kernel_builder.errors import DslError
+from kernel_builder.scopes import Scopes
+
+Operand: TypeAlias = Union["Value", int, float]
+
+FLOATS = frozenset({"bf16", "f16", "f32"})
+_WIDTH = {"bf16": 16, "f16": 16, "f32": 32}
+
+_ARITHMETIC: dict[str, tuple[Any, Any]] = {
+    "+": (arith.AddfOp, arith.AddiOp),
+    "-": (arith.SubfOp, arith.SubiOp),
+    "*": (arith.MulfOp, arith.MuliOp),
+    "/": (arith.DivfOp, None),
+    "//": (None, arith.FloorDivSIOp),
+    "%": (None, arith.RemSIOp),
+    "maximum": (arith.MaximumfOp, arith.MaxSIOp),
+    "minimum": (arith.MinimumfOp, arith.MinSIOp),
+}
+"""Operator to its operation on floats and on integers."""
+
+_COMPARE = {"<": ("olt", "slt"), "<=": ("ole", "sle"), ">": ("ogt", "sgt"), ">=": ("oge", "sge")}
+_REDUCE = {
+    "add": (CombiningKindFlag.ADD, CombiningKindFlag.ADD),
+    "mul": (CombiningKindFlag.MUL, CombiningKindFlag.MUL),
+    "max": (CombiningKindFlag.MAXIMUMF, CombiningKindFlag.MAXSI),
+    "min": (CombiningKindFlag.MINIMUMF, CombiningKindFlag.MINSI),
+}
+
+
+class Value:
+    """A scalar (`shape` None) or a vector of `dtype` on a core."""
+
+    __slots__ = ("dtype", "scopes", "shape", "ssa")
+
+    def __init__(self, ssa: SSAValue, dtype: DType, shape: tuple[int, ...] | None, scopes: Scopes) -> None:
+        self.ssa = ssa
+        self.dtype = dtype
+        self.shape = shape
+        self.scopes = scopes
+
+    @property
+    def mlir_type(self) -> Attribute:
+        return _type(self.dtype, self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.name in FLOATS
+
+    def here(self) -> SSAValue:
+        """The SSA value as the innermost open region sees it."""
+        return self.scopes.use(self.ssa)
+
+    def _made(
+        self, op: Any, dtype: DType | None = None, shape: tuple[int, ...] | str | None = "same"
+    ) -> Value:
+        kept = self.shape if isinstance(shape, str) else shape
+        return Value(self.scopes.result(op), dtype or self.dtype, kept, self.scopes)
+
+    def like(self, other: Operand) -> Value:
+        """`other` as a value of this type; a plain number becomes a constant."""
+        if not isinstance(other, Value):
+            return Value(
+                self.scopes.constant(other, self.dtype, self.shape), self.dtype, self.shape, self.scopes
+            )
+        if (other.dtype, other.shape) != (self.dtype, self.shape):
+            raise DslError(
+                f"cannot combine {self} with {other}; convert with .to({self.dtype}) or spread a scalar with .broadcast"
+            )
+        return other
+
+    def _binary(self, symbol: str, other: Operand) -> Value:
+        op = _ARITHMETIC[symbol][0 if self.is_float else 1]
+        if op is None:
+            raise DslError(f"`{symbol}` is not defined for {self}")
+        right = self.like(other)
+        return self._made(op(self.here(), right.here()))
+
+    def __add__(self, other: Operand) -> Value:
+        return self._binary("+", other)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self._binary("-", other)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self._binary("*", other)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self._binary("/", other)
+
+    def __floordiv__(self, other: Operand) -> Value:
+        return self._binary("//", other)
+
+    def __mod__(self, other: Operand) -> Value:
+        return self._binary("%", other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return self.like(other) + self
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self.like(other) - self
+
+    def __rmul__(self, other: Operand) -> Value:
+        return self.like(other) * self
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self.like(other) / self
+
+    def __neg__(self) -> Value:
+        return self._made(arith.NegfOp(self.here())) if self.is_float else 0 - self
+
+    def maximum(self, other: Operand) -> Value:
+        return self._binary("maximum", other)
+
+    def minimum(self, other: Operand) -> Value:
+        return self._binary("minimum", other)
+
+    def _compare(self, symbol: str, other: Operand) -> Value:
+        right = self.like(other)
+        predicate = _COMPARE[symbol][0 if self.is_float else 1]
+        kind = arith.CmpfOp if self.is_float else arith.CmpiOp
+        return self._made(kind(self.here(), right.here(), predicate), i1)
+
+    def __lt__(self, other: Operand) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self._compare(">=", other)
+
+    def __bool__(self) -> bool:
+        raise DslError("a value on a core has no truth while the kernel is written; use .select or `k.when`")
+
+    def select(self, then: Value, otherwise: Operand) -> Value:
+        """`then` where this condition (a comparison's result) holds, else `otherwise`."""
+        return then._made(arith.SelectOp(self.here(), then.here(), then.like(otherwise).here()))
+
+    def to(self, dtype: DType) -> Value:
+        """Converted to `dtype`: exact when widening, round to nearest even when narrowing a float."""
+        if dtype == self.dtype:
+            return self
+        target = _type(dtype, self.shape)
+        return self._made(_conversion(self.dtype, dtype)(self.here(), target), dtype)
+
+    def broadcast(self, *shape: int) -> Value:
+        """This scalar in every lane of a vector of `shape`."""
+        if self.shape is not None:
+            raise DslError(f"{self} is a vector already; only a scalar is broadcast")
+        return self._made(
+            vector.BroadcastOp(self.here(), VectorType(element_type(self.dtype), shape)), shape=shape
+        )
+
+    def _unary(self, op: Any) -> Value:
+        if not self.is_float:
+            raise DslError(f"{op.name} needs a float, not {self}; convert with .to(f32)")
+        return self._made(op(self.here()))
+
+    def rsqrt(self) -> Value:
+        return self._unary(math.RsqrtOp)
+
+    def sqrt(self) -> Value:
+        return self._unary(math.SqrtOp)
+
+    def exp(self) -> Value:
+        return self._unary(math.ExpOp)
+
+    def exp2(self) -> Value:
+        return self._unary(math.Exp2Op)
+
+    def tanh(self) -> Value:
+        return self._unary(math.TanhOp)
+
+    def reduce(self, kind: str) -> Value:
+        """All lanes of a 1-D vector as one scalar: kind "add", "mul", "max" or "min"."""
+        if self.shape is None or len(self.shape) != 1:
+            raise DslError(f"reduce needs a 1-D vector, not {self}; use .reshape first")
+        flag = _REDUCE[kind][0 if self.is_float else 1]
+        op = vector.ReductionOp.build(
+            operands=[self.here(), None],
+            result_types=[element_type(self.dtype)],
+            properties={"kind": CombiningKindAttr(flag)},
+        )
+        return self._made(op, shape=None)
+
+    def reshape(self, *shape: int) -> Value:
+        """The lanes, in row-major order, under another shape."""
+        op = upstream_vector.ShapeCastOp(self.here(), VectorType(element_type(self.dtype), shape))
+        return self._made(op, shape=shape)
+
+    def transpose(self) -> Value:
+        """A 2-D vector with its dimensions swapped."""
+        if self.shape is None or len(self.shape) != 2:
+            raise DslError(f"transpose needs a 2-D vector, not {self}")
+        shape = self.shape[::-1]
+        return self._made(upstream_vector.TransposeOp(self.here(), [1, 0]), shape=shape)
+
+    def __str__(self) -> str:
+        return f"a {'scalar' if self.shape is None else 'x'.join(map(str, self.shape)) + ' vector'} of {self.dtype}"
+
+
+def fma(left: Value, right: Value, addend: Value) -> Value:
+    """left * right + addend, rounded once; all of one type."""
+    operands = (left.here(), left.like(right).here(), left.like(addend).here())
+    return left._made(math.FmaOp(*operands) if left.shape is None else vector.FMAOp(*operands))
+
+
+def contract(left: Value, right: Value, addend: Value) -> Value:
+    """addend (M, N) + left (M, K) @ right (K, N) in addend's type: on AIE2P, one 8x8x8 bf16 matrix product."""
+    shapes = (left.shape, right.shape, addend.shape)
+    if any(shape is None or len(shape) != 2 for shape in shapes):
+        raise DslError(f"contract needs three 2-D vectors, not {left}, {right}, {addend}")
+    (m, k), (k2, n), out = left.shape, right.shape, addend.shape  # type: ignore[misc]
+    if k != k2 or out != (m, n):
+        raise DslError(f"contract of {left} with {right} gives {m}x{n}, not {addend}")
+    row, col, along = (AffineExpr.dimension(axis) for axis in range(3))
+    maps = [AffineMap(3, 0, pair) for pair in ((row, along), (along, col), (row, col))]
+    op = upstream_vector.ContractOp(
+        left.here(), right.here(), addend.here(), maps, ["parallel", "parallel", "reduction"]
+    )
+    return addend._made(op)
+
+
+def _type(dtype: DType, shape: Sequence[int] | None) -> Attribute:
+    return element_type(dtype) if shape is None else VectorType(element_type(dtype), shape)
+
+
+def _conversion(source: DType, target: DType) -> Any:
+    """The arith operation that converts one element type into another."""
+    if source.name in FLOATS and target.name in FLOATS:
+        if _WIDTH[source.name] == _WIDTH[target.name]:
+            raise DslError(f"no direct conversion from {source} to {target}; go through f32")
+        return arith.ExtFOp if _WIDTH[source.name] < _WIDTH[target.name] else arith.TruncFOp
+    if source.name in FLOATS:
+        return arith.FPToSIOp
+    if target.name in FLOATS:
+        return arith.SIToFPOp
+    return arith.ExtSIOp if source.itemsize < target.itemsize else arith.TruncIOp
