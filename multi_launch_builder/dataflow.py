@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.dialects import linalg, memref, scf, vector
+from xdsl.dialects import memref, scf, vector
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.dialects.linalg.ops import FillOp
 from xdsl.ir import Operation, SSAValue, Use
 from xdsl.traits import SymbolTable
 
@@ -33,7 +34,7 @@ _VIEWS = (
     memref.ViewOp,
 )
 _READERS = (ChannelPutOp, memref.LoadOp, vector.LoadOp, vector.TransferReadOp)
-_WRITERS = (ChannelGetOp, memref.StoreOp, vector.StoreOp, vector.TransferWriteOp, linalg.FillOp)
+_WRITERS = (ChannelGetOp, memref.StoreOp, vector.StoreOp, vector.TransferWriteOp, FillOp)
 _NO_ACCESS = (memref.DeallocOp, memref.DimOp, memref.RankOp, ReturnOp)
 
 
