@@ -1,0 +1,10 @@
+"""`python -m llama32_1b compile|run|chat|profile|mlir`."""
+
+from __future__ import annotations
+
+import sys
+
+from llama32_1b.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Decode attention on the CPU: one query position against the KV cache, with grouped heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from llama32_1b.numerics import BF16Array, bf16, widen
+
+MaskRule: TypeAlias = Callable[[int], Any]
+"""From the query's position to an index over key positions (a slice or a boolean array)."""
+
+
+def causal(position: int) -> slice:
+    """A position sees itself and every earlier one."""
+    return slice(0, position + 1)
+
+
+def decode_attention(
+    query: BF16Array, keys: BF16Array, values: BF16Array, position: int, mask: MaskRule = causal
+) -> BF16Array:
+    """softmax(q k^T / sqrt(head_dim)) v for one position.
+
+    query is (heads * head_dim,) after RoPE; keys and values are (kv_heads, capacity, head_dim).
+    Query heads g * n .. g * n + n - 1 share KV head g. Scores, softmax and sums are float32; the
+    result, (heads * head_dim,), is rounded to bf16 once.
+    """
+    kv_heads, _, head_dim = keys.shape
+    visible = mask(position)
+    grouped = widen(query).reshape(kv_heads, -1, head_dim)
+    scores = grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.float32(math.sqrt(head_dim))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return (weights @ widen(values[:, visible])).reshape(-1).astype(bf16)

@@ -1,0 +1,174 @@
+"""The command line: what may be asked, with its limits, and how each failure ends.
+
+Exit codes: 0 done, 2 a request that cannot be met (one line says what, the limit, what to do),
+130 stopped by Ctrl-C, 141 the reader of standard output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from llama32_1b import commands
+from llama32_1b.checkpoint import DEMO
+from llama32_1b.errors import UsageError, UserError
+from multi_launch_builder import UnsupportedShapeError
+from runtime import BackendError, CompileError, DiskFullError, RunError
+
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# What a user can cause and mend. Anything else is a defect of ours, and keeps its traceback.
+USER_ERRORS = (UserError, UnsupportedShapeError, BackendError, CompileError, DiskFullError, RunError)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage, so that every failure is one line from one place."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def whole_number(minimum: int) -> Callable[[str], int]:
+    """An argument type: a whole number, `minimum` or more."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
+        return value
+
+    return parse
+
+
+def real_number(text: str) -> float:
+    """An argument type: a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+def default_cache_dir() -> Path:
+    """build/programs in the project this package is part of; under the working directory if installed."""
+    project = Path(__file__).parents[1]
+    root = project if (project / "pyproject.toml").is_file() else Path.cwd()
+    return root / "build" / "programs"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m llama32_1b", description="Run a Llama on an AMD NPU, or a virtual one.")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, command, adders in (
+        ("compile", commands.compile_, [_add_model, _add_runtime]),
+        ("run", commands.run, [_add_model, _add_runtime, _add_prompt, _add_sampling, _add_json]),
+        ("chat", commands.chat, [_add_model, _add_runtime, _add_sampling]),
+        ("profile", commands.profile, [_add_model, _add_runtime, _add_prompt, _add_sampling]),
+        ("mlir", commands.mlir, [_add_model, _add_out]),
+    ):
+        summary = (command.__doc__ or "").splitlines()[0]
+        subparser = subparsers.add_parser(name, help=summary, description=summary)
+        for add in adders:
+            add(subparser)
+        subparser.set_defaults(command=command)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default=DEMO,
+        help=f"a checkpoint folder, a Hugging Face id, or '{DEMO}', the small one that comes with the project "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=whole_number(1),
+        help="longest prompt to compile for, in tokens (default: 128 for models of at most 1024 positions, "
+        "else 2048)",
+    )
+
+
+def _add_runtime(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        help="auto, virtual or npu; auto takes the NPU where there is one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=default_cache_dir(),
+        help="where compiled programs are kept (default: build/programs in the project)",
+    )
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", required=True, help="the text to answer")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it is, without the chat template"
+    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--n-tokens", type=whole_number(1), default=128, help="most tokens to make (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=real_number,
+        default=0.0,
+        help="0 takes the likeliest token; above 0 draws, flatter the higher (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=whole_number(0),
+        default=0,
+        help="draw from the k likeliest tokens only; 0: all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=real_number,
+        default=1.0,
+        help="draw from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=whole_number(0), help="makes drawing repeatable (default: none)")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="end standard output with one line of JSON: text, tokens, figures"
+    )
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        code: int = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return commands.INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more at exit; give it something that can be flushed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE

@@ -1,0 +1,139 @@
+"""The five commands. Each takes parsed arguments and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from llama32_1b.chat import Chat, require_chat_template
+from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from llama32_1b.config import load_config
+from llama32_1b.errors import PromptError
+from llama32_1b.generate import FinishReason, Generation
+from llama32_1b.interrupts import stop_on_interrupt
+from llama32_1b.mlir_text import write_mlir
+from llama32_1b.prefill import check_prompt
+from llama32_1b.profiling import profile_table
+from llama32_1b.progress import Reporter
+from llama32_1b.sampler import Sampler
+from llama32_1b.session import (
+    RuntimeOptions,
+    Session,
+    choose_seq_len,
+    compile_programs,
+    open_cache,
+    prepare_runtime,
+)
+
+DONE = 0
+INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+
+
+def compile_(arguments: argparse.Namespace) -> int:
+    """Compile the six programs for a model, so that a later run finds them ready."""
+    report = Reporter()
+    config = load_config(find_checkpoint(arguments.model))
+    options = _runtime_options(arguments)
+    compile_programs(config, choose_seq_len(config, options.seq_len), open_cache(options, report), report)
+    return DONE
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer one prompt."""
+    session, generation, text = _answer(arguments, Reporter())
+    if arguments.json:
+        print(json.dumps(_record(session, generation, text)), flush=True)
+    return _exit_code(generation)
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Talk with the model; the conversation is kept until /reset."""
+    report = Reporter()
+    sampler = _sampler(arguments, report)
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    require_chat_template(checkpoint.tokenizer)
+    session = prepare_runtime(checkpoint, _runtime_options(arguments), report)
+    Chat(session, sampler, arguments.n_tokens, note=report.note, out=sys.stdout).run()
+    return DONE
+
+
+def profile(arguments: argparse.Namespace) -> int:
+    """Answer one prompt, and show where the time went."""
+    session, generation, _ = _answer(arguments, Reporter())
+    Reporter(Console()).note(profile_table(session))
+    return _exit_code(generation)
+
+
+def mlir(arguments: argparse.Namespace) -> int:
+    """Write every kernel and every program as MLIR text."""
+    config = load_config(find_checkpoint(arguments.model))
+    write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), arguments.out)
+    return DONE
+
+
+def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, Generation, str]:
+    """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
+    sampler = _sampler(arguments, report)
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    options = _runtime_options(arguments)
+    prompt_ids = _prompt_ids(checkpoint, arguments.prompt, arguments.raw)
+    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
+    check_prompt(prompt_ids, seq_len, checkpoint.config.vocab_size)
+    session = prepare_runtime(checkpoint, options, report)
+    with stop_on_interrupt() as interrupted:
+        generation = session.generate(prompt_ids, arguments.n_tokens, sampler, interrupted)
+        text = _stream(session, generation)
+    report.note(f"{generation.figures} | {generation.ending} | {session.backend}")
+    return session, generation, text
+
+
+def _stream(session: Session, generation: Generation) -> str:
+    pieces = []
+    for piece in session.text(generation):
+        pieces.append(piece)
+        print(piece, end="", flush=True)
+    print(flush=True)
+    return "".join(pieces)
+
+
+def _exit_code(generation: Generation) -> int:
+    return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
+
+
+def _record(session: Session, generation: Generation, text: str) -> dict[str, object]:
+    """What --json prints. Times in seconds; tokens_per_s is null where there was no second token."""
+    figures, reason = generation.figures, generation.finish_reason
+    return {
+        "text": text,
+        "token_ids": generation.token_ids,
+        "prompt_token_ids": list(generation.prompt_ids),
+        "finish_reason": reason.value if reason else None,
+        "ttft_s": figures.ttft_s,
+        "tokens_per_s": figures.tokens_per_s,
+        "backend": session.backend,
+    }
+
+
+def _prompt_ids(checkpoint: Checkpoint, prompt: str, raw: bool) -> list[int]:
+    """Ids of the prompt, as a user's message where the checkpoint has a chat template and `raw` is not set."""
+    if not prompt.strip():
+        raise PromptError("the prompt is empty; give it some text with --prompt")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise PromptError("the prompt is not valid UTF-8; give it as UTF-8 text") from None
+    if raw or not checkpoint.tokenizer.has_chat_template:
+        return checkpoint.tokenizer.encode(prompt)
+    return checkpoint.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+
+def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
+    sampler = Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    if sampler.greedy and (sampler.top_k or sampler.top_p < 1):
+        report.note("note: --top-k and --top-p change nothing at --temperature 0, which is greedy")
+    return sampler
+
+
+def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
+    return RuntimeOptions(arguments.seq_len, arguments.backend, arguments.cache_dir)

@@ -1,0 +1,33 @@
+"""Decode: one token, at the position after the last one in the KV cache."""
+
+from __future__ import annotations
+
+from llama32_1b.attention import decode_attention
+from llama32_1b.kv_cache import KVCache
+from llama32_1b.model import LlamaModel
+from llama32_1b.numerics import BF16Array
+
+
+def decode_step(model: LlamaModel, token_id: int, cache: KVCache) -> BF16Array:
+    """Run `token_id` through every layer, appending its keys and values to `cache`.
+
+    Returns the last layer's output, (hidden_size,).
+    """
+    with model.host_timer("embedding"):
+        x = model.embed_table[token_id]
+    for layer in range(model.config.num_hidden_layers):
+        x = _decode_block(model, layer, x, cache)
+    cache.advance(1)
+    return x
+
+
+def _decode_block(model: LlamaModel, layer: int, x: BF16Array, cache: KVCache) -> BF16Array:
+    """One transformer block over one row; x and the result are (hidden_size,)."""
+    position = cache.length
+    qkv = model.run("rms_gemv_rope", layer, x=x, rope_row=model.rope[position])
+    with model.host_timer("KV cache write"):
+        cache.write(layer, position, qkv["k_roped"][None], qkv["v"][None])
+    with model.host_timer("decode attention"):
+        keys, values = cache.layer(layer)
+        attention = decode_attention(qkv["q_roped"], keys, values, position, model.mask)
+    return model.run("o_gemv_ffn", layer, x=x, attn_out=attention)["x_next"]

@@ -1,0 +1,39 @@
+"""Errors that a user can cause and mend: one line each, exit code 2."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """A request that cannot be met. The message says what was given, the limit, and what to do."""
+
+
+class UsageError(UserError):
+    """A command line that makes no sense."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged, or not a Llama that this project can run."""
+
+
+class ConfigError(CheckpointError):
+    """A config.json with a missing, malformed or unsupported entry."""
+
+
+class WeightsError(CheckpointError):
+    """A safetensors file or tensor that is missing, damaged, misshapen or of the wrong type."""
+
+
+class PromptError(UserError):
+    """A prompt that cannot be run: empty, or made of tokens the model does not have."""
+
+
+class PromptTooLongError(PromptError):
+    """A prompt longer than the compiled prefill length. Nothing is cut silently."""
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt is {length} tokens long and the programs are compiled for at most {limit}; "
+            f"shorten it, or compile for more with --seq-len"
+        )
+        self.length = length
+        self.limit = limit

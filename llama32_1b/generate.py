@@ -1,0 +1,127 @@
+"""Generation: prefill once, then decode token by token until something ends it."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from llama32_1b.decode import decode_step
+from llama32_1b.errors import UserError
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.model import LlamaModel
+from llama32_1b.numerics import BF16Array
+from llama32_1b.prefill import check_prompt, prefill
+from llama32_1b.sampler import Sampler
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"  # the model gave an end-of-sequence token
+    LENGTH = "length"  # the number of tokens asked for was reached
+    CONTEXT = "context"  # the model has no further positions
+    INTERRUPTED = "interrupted"  # the user stopped it
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counts in tokens, times in seconds. `ttft_s` runs from the start of prefill to the first token.
+
+    `tokens_per_s` is the rate of the tokens after the first; None where there was no second one.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float
+    tokens_per_s: float | None
+
+    def __str__(self) -> str:
+        rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:.2f}"
+        return (
+            f"prompt {self.prompt_tokens} tokens | new {self.new_tokens} tokens | "
+            f"time to first token {self.ttft_s:.3f} s | {rate} tokens/s"
+        )
+
+
+def never() -> bool:
+    return False
+
+
+class Generation:
+    """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
+
+    `interrupted` is asked after every token; True ends the generation. Afterwards `finish_reason` says
+    why it ended and `figures` how fast it was. Raises PromptError, before anything is run, for a prompt
+    that cannot be run, and UserError where fewer than one token is asked for.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        sampler: Sampler,
+        interrupted: Callable[[], bool] = never,
+    ) -> None:
+        check_prompt(prompt_ids, model.seq_len, model.config.vocab_size)
+        if max_new_tokens < 1:
+            raise UserError(f"{max_new_tokens} tokens were asked for; ask for 1 or more")
+        self.prompt_ids = tuple(prompt_ids)
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._sampler = sampler
+        self._interrupted = interrupted
+        self._started = self._first = self._last = 0.0
+
+    def __iter__(self) -> Iterator[int]:
+        model = self._model
+        self._started = time.perf_counter()
+        cache = model.new_cache(len(self.prompt_ids) + self._max_new_tokens)
+        token = self._pick(prefill(model, self.prompt_ids, cache)[-1])
+        yield token
+        while (reason := self._reason_to_finish(token, cache.length)) is None:
+            token = self._pick(decode_step(model, token, cache))
+            yield token
+        self.finish_reason = reason
+
+    @property
+    def ending(self) -> str:
+        """Why it ended, in words."""
+        return {
+            FinishReason.STOP: "complete",
+            FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens)",
+            FinishReason.CONTEXT: f"cut at the end of the model's context of "
+            f"{self._model.config.max_position_embeddings} positions",
+            FinishReason.INTERRUPTED: "stopped",
+            None: "not ended",
+        }[self.finish_reason]
+
+    @property
+    def figures(self) -> Figures:
+        count = len(self.token_ids)
+        rate = (count - 1) / (self._last - self._first) if count > 1 else None
+        return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
+
+    def _pick(self, hidden: BF16Array) -> int:
+        logits = next_token_logits(self._model, hidden)
+        with self._model.host_timer("sampling"):
+            token = self._sampler(logits)
+        self._last = time.perf_counter()
+        if not self.token_ids:
+            self._first = self._last
+        self.token_ids.append(token)
+        return token
+
+    def _reason_to_finish(self, token: int, next_position: int) -> FinishReason | None:
+        config = self._model.config
+        if token in config.eos_token_ids:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self._max_new_tokens:
+            return FinishReason.LENGTH
+        if next_position >= config.max_position_embeddings:
+            return FinishReason.CONTEXT
+        return FinishReason.INTERRUPTED if self._interrupted() else None

@@ -1,0 +1,140 @@
+"""The model: its facts, its host-side tensors, and its weights resident in buffer objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama32_1b.attention import MaskRule, causal
+from llama32_1b.checkpoint import Checkpoint
+from llama32_1b.config import LlamaConfig
+from llama32_1b.kv_cache import KVCache
+from llama32_1b.numerics import BF16Array, bf16
+from llama32_1b.programs import LM_HEAD_PARTITIONS, SHARED_BUFFERS, ProgramRunner
+from llama32_1b.rope import rope_table
+from llama32_1b.weights import LayerWeights, Weights
+from multi_launch_builder import Program
+
+HostTimer = Callable[[str], AbstractContextManager[Any]]
+"""Times a host operation: entered around it, under the operation's name."""
+
+
+def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class LlamaModel:
+    """Everything the forward pass reads. Immutable: what a prompt leaves behind is in its KVCache.
+
+    `seq_len` is the prefill length the programs were built for. `embed_table` is (vocab_size,
+    hidden_size), `final_norm` (hidden_size,), `rope` (max_position_embeddings, head_dim), all bf16.
+    """
+
+    config: LlamaConfig
+    programs: Mapping[str, Program]
+    runner: ProgramRunner
+    seq_len: int
+    embed_table: BF16Array
+    final_norm: BF16Array
+    rope: BF16Array
+    mask: MaskRule = causal
+    host_timer: HostTimer = untimed
+
+    def run(self, name: str, layer: int = 0, **arrays: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Call a program with its inputs by name, for `layer`; returns its outputs by name."""
+        return self.runner.run(self.programs[name], bo_key=buffer_set(name, layer), **arrays)
+
+    def new_cache(self, positions: int) -> KVCache:
+        """An empty KV cache for `positions` tokens, or for the whole context where that is less."""
+        return KVCache(self.config, min(positions, self.config.max_position_embeddings))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    programs: Mapping[str, Program],
+    runner: ProgramRunner,
+    seq_len: int,
+    host_timer: HostTimer = untimed,
+) -> LlamaModel:
+    """The model of `checkpoint`, its weights not yet preloaded."""
+    config, weights = checkpoint.config, checkpoint.weights
+    return LlamaModel(
+        config=config,
+        programs=programs,
+        runner=runner,
+        seq_len=seq_len,
+        embed_table=weights.embed_table,
+        final_norm=weights.final_norm,
+        rope=rope_table(config, config.max_position_embeddings),
+        host_timer=host_timer,
+    )
+
+
+def buffer_set(name: str, layer: int) -> str:
+    """The key of the buffer objects a call uses: each layer's weights stay in a set of their own.
+
+    Programs without weights of a layer share one set.
+    """
+    return name if name in SHARED_BUFFERS else f"{name}_L{layer}"
+
+
+def preload(model: LlamaModel, weights: Weights) -> Iterator[str]:
+    """Fill every buffer-object set with its weights; yields what was filled, one step at a time.
+
+    There is one step per layer, and one for the LM head (`preload_steps` in all).
+    """
+    lut = model.rope[: model.seq_len]
+    for index in range(model.config.num_hidden_layers):
+        layer = weights.layer(index)
+        for name, static in _layer_statics(layer, lut).items():
+            model.runner.preload(model.programs[name], buffer_set(name, index), **static)
+        yield f"layer {index}"
+    program = model.programs["lm_head_gemv"]
+    model.runner.preload(program, buffer_set(program.name, 0), **_lm_head_statics(program, weights.lm_head))
+    yield "LM head"
+
+
+def preload_steps(config: LlamaConfig) -> int:
+    return config.num_hidden_layers + 1
+
+
+def _layer_statics(layer: LayerWeights, lut: BF16Array) -> dict[str, dict[str, BF16Array]]:
+    """Static arguments of the four programs that hold a layer's weights.
+
+    Hugging Face stores (out, in), which is what a GEMV reads; a GEMM multiplies by (in, out).
+    """
+    attention = {"attn_norm": layer.attn_norm, "wq": layer.wq, "wk": layer.wk, "wv": layer.wv}
+    ffn = {
+        "wo": layer.wo,
+        "ffn_norm": layer.ffn_norm,
+        "w_gate": layer.w_gate,
+        "w_up": layer.w_up,
+        "w_down": layer.w_down,
+    }
+    return {
+        "rms_gemms_rope": {**_in_out(attention), "rope_lut": lut},
+        "o_ffn": _in_out(ffn),
+        "rms_gemv_rope": attention,
+        "o_gemv_ffn": ffn,
+    }
+
+
+def _in_out(arrays: Mapping[str, BF16Array]) -> dict[str, BF16Array]:
+    """Matrices transposed into contiguous (in, out); vectors as they are."""
+    return {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
+
+
+def _lm_head_statics(program: Program, lm_head: BF16Array) -> dict[str, BF16Array]:
+    """The LM head cut into the program's partitions; rows beyond the vocabulary are zero."""
+    rows, hidden = program.arguments["lm_head_0"].shape
+    padded = lm_head
+    if rows * LM_HEAD_PARTITIONS != lm_head.shape[0]:
+        padded = np.zeros((rows * LM_HEAD_PARTITIONS, hidden), bf16)
+        padded[: lm_head.shape[0]] = lm_head
+    return {f"lm_head_{part}": padded[part * rows : (part + 1) * rows] for part in range(LM_HEAD_PARTITIONS)}

@@ -1,0 +1,65 @@
+"""Checkpoints and models shared by the tests of the driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llama32_1b.checkpoint import open_checkpoint
+from llama32_1b.model import LlamaModel, assemble, preload
+from multi_launch_builder import build_programs
+
+
+def load_helper(name):
+    """A module beside this file: tests are no package, so it cannot be imported by name."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+helpers = load_helper("checkpoints")
+NumpyRunner = load_helper("numpy_runner").NumpyRunner
+
+
+@pytest.fixture(scope="session")
+def checkpoints():
+    """The module that writes checkpoints."""
+    return helpers
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory):
+    """make_checkpoint(**changes) -> folder of a tiny random Llama; the same changes give the same folder."""
+    made = {}
+
+    def make(**changes):
+        key = repr(sorted(changes.items()))
+        if key not in made:
+            made[key] = helpers.write_checkpoint(tmp_path_factory.mktemp("llama"), **changes)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def damaged(make_checkpoint, tmp_path):
+    """A copy of the small checkpoint that a test may damage."""
+    return shutil.copytree(make_checkpoint(), tmp_path / "damaged")
+
+
+@pytest.fixture(scope="session")
+def numpy_model():
+    """numpy_model(folder, seq_len) -> LlamaModel whose programs run in numpy."""
+
+    def make(folder, seq_len=32) -> LlamaModel:
+        checkpoint = open_checkpoint(folder)
+        programs = build_programs(checkpoint.config.shape, seq_len)
+        model = assemble(checkpoint, programs, NumpyRunner(checkpoint.config), seq_len)
+        list(preload(model, checkpoint.weights))
+        return model
+
+    return make

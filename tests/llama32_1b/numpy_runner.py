@@ -1,0 +1,136 @@
+"""The six programs in numpy, from what their argument tables mean: an independent ProgramRunner.
+
+Every value written is rounded to bf16 once. Matrix products go row by row, so that a row's value does
+not depend on how many others there are, which BLAS does not promise.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from kernel_builder.arguments import Role
+from llama32_1b.config import LlamaConfig
+
+bf16 = ml_dtypes.bfloat16
+
+
+def f32(array):
+    return array.astype(np.float32)
+
+
+def rms_norm(x, weight, eps):
+    wide = f32(x)
+    return (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * f32(weight)).astype(bf16)
+
+
+def gemm(x, weight):
+    wide = f32(weight)
+    return np.stack([row @ wide for row in f32(x)]).astype(bf16)
+
+
+def gemv(weight, x):
+    return (f32(weight) @ f32(x)).astype(bf16)
+
+
+def rope(x, lut, head_dim):
+    """Rows of heads, each turned by the row's angles; the two halves of a head are the pair."""
+    heads = f32(x).reshape(*x.shape[:-1], -1, head_dim)
+    cos, sin = np.split(f32(lut)[..., None, :], 2, axis=-1)
+    first, second = np.split(heads, 2, axis=-1)
+    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.reshape(x.shape).astype(bf16)
+
+
+def swiglu(gate, up):
+    wide = f32(gate)
+    return (wide / (1 + np.exp(-wide)) * f32(up)).astype(bf16)
+
+
+def add(a, b):
+    return (f32(a) + f32(b)).astype(bf16)
+
+
+def causal_attention(q, k, v, head_dim):
+    rows, kv_heads = q.shape[0], k.shape[1] // head_dim
+    q = f32(q).reshape(rows, kv_heads, -1, head_dim)
+    k, v = (f32(a).reshape(rows, kv_heads, head_dim) for a in (k, v))
+    out = np.zeros_like(q)
+    for row in range(rows):
+        for head in range(kv_heads):
+            scores = q[row, head] @ k[: row + 1, head].T / np.sqrt(np.float32(head_dim))
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            out[row, head] = weights / weights.sum(-1, keepdims=True) @ v[: row + 1, head]
+    return out.reshape(rows, -1).astype(bf16)
+
+
+class NumpyRunner:
+    """Keeps static arguments per buffer-object set, like the runtime, and refuses what does not fit."""
+
+    def __init__(self, config: LlamaConfig):
+        self.config = config
+        self.sets = {}
+        self.calls = []  # (program name, bo_key) in call order
+
+    def preload(self, program, bo_key, **static):
+        roles = {argument.name for argument in program.arguments if argument.role in (Role.WEIGHT, Role.LUT)}
+        assert set(static) == roles, f"{program.name}: {sorted(static)} given, {sorted(roles)} are static"
+        assert bo_key not in self.sets, f"{bo_key} was preloaded already"
+        self.check(program, static)
+        self.sets[bo_key] = {name: array.copy() for name, array in static.items()}
+
+    def run(self, program, *, bo_key, outputs=None, **arrays):
+        inputs = {argument.name for argument in program.arguments if argument.role is Role.INPUT}
+        assert set(arrays) == inputs, f"{program.name}: {sorted(arrays)} given, {sorted(inputs)} are inputs"
+        self.check(program, arrays)
+        self.calls.append((program.name, bo_key))
+        values = getattr(self, program.name)(**arrays, **self.sets.get(bo_key, {}))
+        wanted = outputs or [a.name for a in program.arguments if a.role is Role.OUTPUT]
+        result = {name: values[name] for name in wanted}
+        self.check(program, result)
+        return result
+
+    @staticmethod
+    def check(program, arrays):
+        for name, array in arrays.items():
+            argument = program.arguments[name]
+            assert array.shape == argument.shape, f"{program.name}.{name}: {array.shape}, not {argument}"
+            assert array.dtype == bf16, f"{program.name}.{name} is {array.dtype}"
+            assert array.flags.c_contiguous, f"{program.name}.{name} is strided"
+
+    def rms_gemms_rope(self, x, attn_norm, wq, wk, wv, rope_lut):
+        normed = rms_norm(x, attn_norm, self.config.rms_norm_eps)
+        q, k, v = gemm(normed, wq), gemm(normed, wk), gemm(normed, wv)
+        return self.turned(normed, q, k, v, rope_lut)
+
+    def rms_gemv_rope(self, x, attn_norm, wq, wk, wv, rope_row):
+        normed = rms_norm(x, attn_norm, self.config.rms_norm_eps)
+        q, k, v = gemv(wq, normed), gemv(wk, normed), gemv(wv, normed)
+        return self.turned(normed, q, k, v, rope_row)
+
+    def turned(self, normed, q, k, v, lut):
+        head_dim = self.config.head_dim
+        turned = {"q_roped": rope(q, lut, head_dim), "k_roped": rope(k, lut, head_dim)}
+        return {"normed": normed, "q": q, "k": k, "v": v, **turned}
+
+    def flash_attn(self, q_roped, k_roped, v):
+        return {"attn_out": causal_attention(q_roped, k_roped, v, self.config.head_dim)}
+
+    def o_ffn(self, **arrays):
+        return self.attention_output_and_ffn(gemm, **arrays)
+
+    def o_gemv_ffn(self, **arrays):
+        return self.attention_output_and_ffn(lambda x, weight: gemv(weight, x), **arrays)
+
+    def attention_output_and_ffn(self, product, *, attn_out, x, wo, ffn_norm, w_gate, w_up, w_down):
+        proj = product(attn_out, wo)
+        res1 = add(x, proj)
+        normed = rms_norm(res1, ffn_norm, self.config.rms_norm_eps)
+        gate, up = product(normed, w_gate), product(normed, w_up)
+        gated = swiglu(gate, up)
+        down = product(gated, w_down)
+        values = {"proj": proj, "res1": res1, "normed": normed, "gate": gate, "up": up}
+        return {**values, "swiglu": gated, "down": down, "x_next": add(res1, down)}
+
+    def lm_head_gemv(self, x, **parts):
+        return {name.replace("lm_head", "logits"): gemv(weight, x) for name, weight in parts.items()}

@@ -1,0 +1,145 @@
+"""Weights from safetensors: layouts, conversions, and every way a checkpoint can be wrong."""
+
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from llama32_1b.config import load_config
+from llama32_1b.errors import WeightsError
+from llama32_1b.weights import Weights, expected_shapes
+
+bf16 = ml_dtypes.bfloat16
+
+
+def open_weights(folder):
+    return Weights(folder, load_config(folder))
+
+
+def all_tensors(weights, config):
+    names = [name for name in expected_shapes(config) if name != "lm_head.weight"]
+    return {name: weights._read(name) for name in names} | {"lm_head.weight": weights.lm_head}
+
+
+@pytest.fixture
+def change_tensors(damaged):
+    """Rewrite the checkpoint's one file after `change(tensors)`."""
+
+    def rewrite(change):
+        tensors = load_file(damaged / "model.safetensors")
+        change(tensors)
+        save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
+        return damaged
+
+    return rewrite
+
+
+def test_layer_has_hugging_face_layout(make_checkpoint):
+    weights = open_weights(make_checkpoint(head_dim=32))
+    layer = weights.layer(1)
+    assert layer.attn_norm.shape == layer.ffn_norm.shape == (256,)
+    assert layer.wq.shape == (128, 256)
+    assert layer.wk.shape == layer.wv.shape == (64, 256)
+    assert layer.wo.shape == (256, 128)
+    assert layer.w_gate.shape == layer.w_up.shape == (512, 256)
+    assert layer.w_down.shape == (256, 512)
+    assert not np.array_equal(layer.wq, weights.layer(0).wq)
+
+
+def test_values_are_those_of_transformers(make_checkpoint):
+    from transformers import LlamaForCausalLM
+
+    folder = make_checkpoint(tie_word_embeddings=False)
+    theirs = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    config = load_config(folder)
+    for name, ours in all_tensors(open_weights(folder), config).items():
+        np.testing.assert_array_equal(ours.astype(np.float32), theirs[name].float().numpy(), err_msg=name)
+
+
+def test_tied_head_is_the_embedding(make_checkpoint):
+    tied = open_weights(make_checkpoint())
+    assert tied.lm_head is tied.embed_table
+    untied = open_weights(make_checkpoint(tie_word_embeddings=False))
+    assert not np.array_equal(untied.lm_head, untied.embed_table)
+
+
+def test_sharded_files_hold_the_same(make_checkpoint):
+    whole, sharded = make_checkpoint(), make_checkpoint(shard="600KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    config = load_config(whole)
+    one, many = all_tensors(open_weights(whole), config), all_tensors(open_weights(sharded), config)
+    for name, tensor in one.items():
+        np.testing.assert_array_equal(tensor, many[name], err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_wider_types_are_rounded_to_bf16(change_tensors, dtype):
+    name, values = "model.norm.weight", np.linspace(-3, 3, 256).astype(dtype)
+    weights = open_weights(change_tensors(lambda tensors: tensors.update({name: values})))
+    np.testing.assert_array_equal(weights.final_norm, values.astype(bf16))
+
+
+def test_missing_tensor(change_tensors):
+    folder = change_tensors(lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    message = r"tensor model\.layers\.1\.mlp\.up_proj\.weight is missing .* with shape 512x256"
+    with pytest.raises(WeightsError, match=message):
+        open_weights(folder)
+
+
+def test_missing_head_where_untied(damaged, checkpoints):
+    checkpoints.edit_json(damaged / "config.json", tie_word_embeddings=False)
+    with pytest.raises(WeightsError, match=r"tensor lm_head\.weight is missing .* shape 512x256"):
+        open_weights(damaged)
+
+
+def test_wrong_shape_names_both(change_tensors):
+    name = "model.layers.0.self_attn.k_proj.weight"
+    folder = change_tensors(lambda tensors: tensors.update({name: np.zeros((64, 256), bf16)}))
+    message = rf"tensor {name} in .* has shape 64x256; config\.json implies 128x256"
+    with pytest.raises(WeightsError, match=message):
+        open_weights(folder)
+
+
+def test_wrong_dtype_is_named(change_tensors):
+    name = "model.embed_tokens.weight"
+    folder = change_tensors(lambda tensors: tensors.update({name: np.zeros((512, 256), np.int8)}))
+    with pytest.raises(WeightsError, match=rf"tensor {name} of shape 512x256 in .* has dtype I8; only BF16"):
+        open_weights(folder)
+
+
+def test_missing_file(damaged):
+    (damaged / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"there is no .*model\.safetensors; a checkpoint needs"):
+        open_weights(damaged)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_truncated_file(damaged, kept):
+    path = damaged / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(WeightsError, match=r"model\.safetensors is truncated or damaged \(.*\); fetch it"):
+        open_weights(damaged)
+
+
+def test_missing_shard(make_checkpoint, tmp_path):
+    folder = shutil.copytree(make_checkpoint(shard="600KB"), tmp_path / "sharded")
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+    with pytest.raises(WeightsError, match=r"there is no .*model-00002-of-.*\.safetensors"):
+        open_weights(folder)
+
+
+def test_index_that_promises_too_much(make_checkpoint, tmp_path):
+    folder = shutil.copytree(make_checkpoint(shard="600KB"), tmp_path / "sharded")
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    files = content["weight_map"]
+    files["model.norm.weight"] = files["model.embed_tokens.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(WeightsError, match=r"tensor model\.norm\.weight is missing from the checkpoint"):
+        open_weights(folder)
+    index.write_text('{"weights": 1}')
+    with pytest.raises(WeightsError, match="is not a safetensors index"):
+        open_weights(folder)
