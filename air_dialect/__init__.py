@@ -4,7 +4,8 @@
 modules in Python, are in `air_dialect.ops`.
 """
 
-from air_dialect.parsing import AirParseError, context, location, parse, verify
+from air_dialect.parsing import context, parse
 from air_dialect.printing import print_module
+from air_dialect.verification import AirParseError, location, verify
 
 __all__ = ["AirParseError", "context", "location", "parse", "print_module", "verify"]

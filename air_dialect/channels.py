@@ -31,7 +31,8 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import SymbolOpInterface
+from xdsl.traits import SymbolOpInterface, SymbolTable
+from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import (
     parse_async,
@@ -44,7 +45,19 @@ from air_dialect.assembly import (
     split_properties,
 )
 from air_dialect.transfers import ANY_MEMREF, Values, parse_pattern
-from air_dialect.types import AsyncTokenType
+from air_dialect.types import AsyncTokenType, MemorySpace
+from air_dialect.verifiers import (
+    check_broadcast,
+    check_channel_indices,
+    check_channel_size,
+    check_channel_type,
+    check_mmio,
+    check_packet_ids,
+    check_padding,
+    check_pattern,
+    check_refeed_count,
+    enclosing,
+)
 
 CHANNEL_TYPES = ("npu_dma_stream", "npu_dma_packet", "npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 DEFAULT_CHANNEL_TYPE = "npu_dma_stream"
@@ -126,6 +139,13 @@ class ChannelOp(IRDLOperation):
         printer.print_string("]")
         print_attributes(printer, self, hidden=("sym_name", "size"))
 
+    def verify_(self) -> None:
+        check_channel_type(self.channel_type, CHANNEL_TYPES)
+        check_channel_size(self.size)
+        check_broadcast(self.size, self.attributes.get("broadcast_shape"))
+        check_packet_ids(self.channel_type, self.attributes.get("packet_ids"))
+        check_refeed_count(self.attributes.get("air.refeed_count"))
+
 
 def _i64_array(values: Sequence[int]) -> ArrayAttr[IntegerAttr]:
     return ArrayAttr([IntegerAttr(value, i64) for value in values])
@@ -180,7 +200,7 @@ class ChannelTransferOp(IRDLOperation, ABC):
     @property
     def chan_name(self) -> str:
         """The channel's name, without the @."""
-        return self.chan_name_attr.string_value()
+        return self.chan_name_attr.root_reference.data
 
     @property
     def async_token(self) -> OpResult | None:
@@ -230,6 +250,26 @@ class ChannelTransferOp(IRDLOperation, ABC):
         printer.print_attribute(self.memref.type)
         printer.print_string(")")
 
+    def channel(self) -> ChannelOp:
+        """The channel's declaration; raises VerifyException when no enclosing module has it."""
+        for parent in enclosing(self):
+            if parent.has_trait(SymbolTable):
+                declaration = SymbolTable.lookup_symbol(parent, self.chan_name)
+                if isinstance(declaration, ChannelOp):
+                    return declaration
+        raise VerifyException(
+            f"{self.name} uses channel @{self.chan_name}, which is not declared: add "
+            f"air.channel @{self.chan_name} [...] to the module"
+        )
+
+    def _verify_transfer(self, side: str, extents: Sequence[int], mmio_space: MemorySpace) -> None:
+        check_pattern(self, side, self.offsets, self.sizes, self.strides)
+        check_padding(self, self.pad_before, self.pad_after)
+        check_refeed_count(self.attributes.get("air.refeed_count"))
+        check_channel_indices(self, self.indices, extents)
+        if self.channel().channel_type == "npu_mmio":
+            check_mmio(self, self.memref.type, side, mmio_space)
+
 
 @irdl_op_definition
 class ChannelPutOp(ChannelTransferOp):
@@ -237,9 +277,16 @@ class ChannelPutOp(ChannelTransferOp):
 
     name = "air.channel.put"
 
+    def verify_(self) -> None:
+        self._verify_transfer("src", self.channel().size, MemorySpace.L3)
+
 
 @irdl_op_definition
 class ChannelGetOp(ChannelTransferOp):
     """`air.channel.get @c[%i, %j] (%dst[o] [s] [t]) : (T)`: receives from the channel into the memref."""
 
     name = "air.channel.get"
+
+    def verify_(self) -> None:
+        channel = self.channel()
+        self._verify_transfer("dst", channel.broadcast_shape or channel.size, MemorySpace.L1)

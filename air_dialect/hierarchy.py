@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from typing_extensions import Self
-from xdsl.builder import Builder, InsertPoint
+from xdsl.builder import Builder
 from xdsl.dialects.builtin import IndexType, StringAttr
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
@@ -28,6 +28,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
+from xdsl.rewriter import InsertPoint
 from xdsl.traits import (
     HasParent,
     IsolatedFromAbove,
@@ -39,7 +40,13 @@ from xdsl.traits import (
 )
 
 from air_dialect.assembly import parse_async, parse_index, print_async, print_attributes, split_properties
-from air_dialect.types import AsyncTokenType
+from air_dialect.types import AsyncTokenType, MemorySpace
+from air_dialect.verifiers import (
+    check_allocations,
+    check_body_arguments,
+    check_core_accesses,
+    check_herd_sizes,
+)
 
 
 class HierarchyOp(IRDLOperation, ABC):
@@ -185,6 +192,9 @@ class HierarchyOp(IRDLOperation, ABC):
             self.body, print_entry_block_args=False, print_empty_block=False, print_block_terminators=False
         )
 
+    def verify_(self) -> None:
+        check_body_arguments(self, self.body, len(self.sizes), self.kernel_operands)
+
     def _print_iteration_space(self, printer: Printer) -> None:
         if self.ITERATION_OPTIONAL and not self.sizes:
             return
@@ -316,6 +326,10 @@ class SegmentOp(HierarchyOp):
         IsolatedFromAbove(), RecursiveMemoryEffect(), SingleBlockImplicitTerminator(SegmentTerminatorOp)
     )
 
+    def verify_(self) -> None:
+        super().verify_()
+        check_allocations(self, self.body, MemorySpace.L2)
+
 
 @irdl_op_definition
 class HerdOp(HierarchyOp):
@@ -331,3 +345,9 @@ class HerdOp(HierarchyOp):
     traits = traits_def(
         IsolatedFromAbove(), RecursiveMemoryEffect(), SingleBlockImplicitTerminator(HerdTerminatorOp)
     )
+
+    def verify_(self) -> None:
+        super().verify_()
+        check_herd_sizes(self.sizes)
+        check_allocations(self, self.body, MemorySpace.L1)
+        check_core_accesses(self.body)

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from xdsl.context import Context
-from xdsl.dialects import affine, arith, cf, func, linalg, math, memref, scf, tensor, vector
-from xdsl.dialects.builtin import Builtin, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.dialects.arith import ConstantOp
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
 from xdsl.ir import Operation
 from xdsl.parser import Parser
-from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.exceptions import ParseError
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from air_dialect.ops import AIR
-
-
-class AirParseError(Exception):
-    """The text is not a valid module. The message is `file:line:col: error: what, and what to do`."""
+from air_dialect.upstream import BUILTIN, DIALECTS
+from air_dialect.verification import AirParseError, verify
 
 
 def context() -> Context:
     """A fresh context with the AIR dialect and every upstream dialect an AIR program uses."""
     ctx = Context()
-    dialects = (
-        Builtin,
-        AIR,
-        affine.Affine,
-        arith.Arith,
-        cf.Cf,
-        func.Func,
-        linalg.Linalg,
-        math.Math,
-        memref.MemRef,
-        scf.Scf,
-        tensor.Tensor,
-        vector.Vector,
-    )
-    for dialect in dialects:
+    for dialect in (BUILTIN, AIR, *DIALECTS):
         ctx.load_dialect(dialect)
     return ctx
 
@@ -56,14 +40,6 @@ class AirParser(Parser):
         return op
 
 
-def location(op: Operation) -> str:
-    """`file:line:col` of an operation that came from text, `<built>` for one made in Python."""
-    place = op.location
-    if isinstance(place, FileLineColLoc):
-        return f"{place.filename.data}:{place.line.data}:{place.column.data}"
-    return "<built>"
-
-
 def parse(text: str, filename: str = "<string>") -> ModuleOp:
     """Parse and verify a module.
 
@@ -79,19 +55,11 @@ def parse(text: str, filename: str = "<string>") -> ModuleOp:
     return module
 
 
-def verify(module: ModuleOp) -> None:
-    """Check every rule of every operation in a module; raises AirParseError at the first broken one."""
-    try:
-        module.verify()
-    except VerifyException as error:
-        raise AirParseError(f"{location(module)}: error: {error}") from error
-
-
 def _insert_constants(module: ModuleOp) -> None:
     """Put the constants that inline integers became in front of their users."""
     for op in list(module.walk()):
         for operand in op.operands:
             owner = operand.owner
-            if isinstance(owner, arith.ConstantOp) and owner.parent is None and op.parent is not None:
+            if isinstance(owner, ConstantOp) and owner.parent is None and op.parent is not None:
                 owner.location = op.location
                 op.parent.insert_op_before(owner, op)

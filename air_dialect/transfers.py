@@ -29,6 +29,7 @@ from air_dialect.assembly import (
     split_properties,
 )
 from air_dialect.types import AsyncTokenType
+from air_dialect.verifiers import check_padding, check_pattern, check_same_data
 
 ANY_MEMREF = MemRefType | UnrankedMemRefType
 Values = Sequence[SSAValue | Operation]
@@ -143,3 +144,10 @@ class DmaMemcpyNdOp(IRDLOperation):
         printer.print_string(" : (")
         printer.print_list([self.dst.type, self.src.type], printer.print_attribute)
         printer.print_string(")")
+
+    def verify_(self) -> None:
+        check_pattern(self, "dst", self.dst_offsets, self.dst_sizes, self.dst_strides)
+        check_pattern(self, "src", self.src_offsets, self.src_sizes, self.src_strides)
+        check_padding(self, self.pad_before, self.pad_after)
+        if self.pad_before is None:
+            check_same_data(self.dst.type, self.dst_sizes, self.src.type, self.src_sizes)

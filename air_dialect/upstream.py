@@ -1,0 +1,56 @@
+"""MLIR's own dialects, as an AIR program uses them: xDSL's, with what it lacks added."""
+
+from __future__ import annotations
+
+from xdsl.dialects import (
+    affine,
+    arith,
+    bufferization,
+    builtin,
+    cf,
+    func,
+    linalg,
+    math,
+    memref,
+    ml_program,
+    scf,
+    tensor,
+    ub,
+    vector,
+)
+from xdsl.ir import Dialect, Operation
+
+from air_dialect import upstream_control, upstream_memref, upstream_vector
+
+ADDED: dict[str, type[Operation]] = {
+    op.name: op for module in (upstream_control, upstream_memref, upstream_vector) for op in module.OPERATIONS
+}
+"""Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""
+
+
+def _extended(dialect: Dialect) -> Dialect:
+    """The dialect with this package's operations in place of, or besides, xDSL's."""
+    own = [op for name, op in ADDED.items() if name.split(".")[0] == dialect.name]
+    kept = [op for op in dialect.operations if op.name not in ADDED]
+    return Dialect(dialect.name, [*kept, *own], list(dialect.attributes))
+
+
+DIALECTS = tuple(
+    _extended(dialect)
+    for dialect in (
+        affine.Affine,
+        arith.Arith,
+        bufferization.Bufferization,
+        cf.Cf,
+        func.Func,
+        linalg.Linalg,
+        math.Math,
+        memref.MemRef,
+        ml_program.MLProgram,
+        scf.Scf,
+        tensor.Tensor,
+        ub.UB,
+        vector.Vector,
+    )
+)
+BUILTIN = builtin.Builtin

@@ -1,0 +1,193 @@
+"""Assembly of MLIR's memref operations that xDSL knows only in the generic form, and two it lacks.
+
+The classes with the assembly are subclasses of xDSL's own, so `isinstance(op, memref.CopyOp)` holds.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import Self
+from xdsl.dialects import memref
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    DenseIntOrFPElementsAttr,
+    MemRefType,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    UnrankedMemRefType,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import NoMemoryEffect
+
+
+def parse_conversion(parser: Parser) -> tuple[SSAValue, Attribute, dict[str, Attribute]]:
+    """Parse `%v {attributes} : from to to`: the operand, the target type and the attributes."""
+    operand = parser.parse_unresolved_operand()
+    attributes = parser.parse_optional_attr_dict()
+    parser.parse_punctuation(":")
+    source = parser.resolve_operand(operand, parser.parse_type())
+    parser.parse_keyword("to")
+    return source, parser.parse_type(), attributes
+
+
+def print_conversion(printer: Printer, op: Operation, target: Attribute) -> None:
+    """Print ` %v {attributes} : from to to`."""
+    printer.print_string(" ")
+    printer.print_list(op.operands, printer.print_operand)
+    printer.print_op_attributes(op.attributes)
+    printer.print_string(" : ")
+    printer.print_attribute(op.operands[0].type)
+    printer.print_string(" to ")
+    printer.print_attribute(target)
+
+
+class CopyOp(memref.CopyOp):
+    """`memref.copy %source, %destination : type to type`."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source = parser.parse_unresolved_operand()
+        parser.parse_punctuation(",")
+        destination = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        source_value = parser.resolve_operand(source, parser.parse_type())
+        parser.parse_keyword("to")
+        op = cls(source_value, parser.resolve_operand(destination, parser.parse_type()))
+        op.attributes.update(attributes)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        print_conversion(printer, self, self.destination.type)
+
+
+class CastOp(memref.CastOp):
+    """`memref.cast %v : type to type`."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source, target, attributes = parse_conversion(parser)
+        return cls.create(operands=[source], result_types=[target], attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        print_conversion(printer, self, self.dest.type)
+
+
+class MemorySpaceCastOp(memref.MemorySpaceCastOp):
+    """`memref.memory_space_cast %v : type to type`."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source, target, attributes = parse_conversion(parser)
+        return cls.create(operands=[source], result_types=[target], attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        print_conversion(printer, self, self.dest.type)
+
+
+class GlobalOp(memref.GlobalOp):
+    """`memref.global "private" constant @name : memref<2xf32> = dense<[1.0, 2.0]> {alignment = 64 : i64}`."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        visibility = parser.parse_optional_str_literal()
+        constant = parser.parse_optional_keyword("constant") is not None
+        name = parser.parse_symbol_name()
+        parser.parse_punctuation(":")
+        type_ = parser.parse_type()
+        initial: Attribute = UnitAttr()
+        if parser.parse_optional_punctuation("=") is not None:
+            initial = _parse_initial_value(parser, type_)
+        attributes = parser.parse_optional_attr_dict()
+        properties = {"sym_name": name, "type": type_, "initial_value": initial}
+        properties["sym_visibility"] = StringAttr(visibility or "public")
+        if constant:
+            properties["constant"] = UnitAttr()
+        if "alignment" in attributes:
+            properties["alignment"] = attributes.pop("alignment")
+        return cls.create(properties=properties, attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        if self.sym_visibility.data != "public":
+            printer.print_string(" ")
+            printer.print_string_literal(self.sym_visibility.data)
+        if self.constant is not None:
+            printer.print_string(" constant")
+        printer.print_string(" ")
+        printer.print_symbol_name(self.sym_name.data)
+        printer.print_string(" : ")
+        printer.print_attribute(self.type)
+        if isinstance(self.initial_value, DenseIntOrFPElementsAttr):
+            printer.print_string(" = ")
+            self.initial_value.print_without_type(printer)
+        alignment = {} if self.alignment is None else {"alignment": self.alignment}
+        printer.print_op_attributes({**alignment, **self.attributes})
+
+
+def _parse_initial_value(parser: Parser, type_: Attribute) -> Attribute:
+    if parser.parse_optional_keyword("uninitialized") is not None:
+        return UnitAttr()
+    if not isinstance(type_, MemRefType):
+        parser.raise_error(f"memref.global declares a memref, not {type_}")
+    return parser.parse_dense_int_or_fp_elements_attr(TensorType(type_.element_type, type_.shape))
+
+
+@irdl_op_definition
+class TransposeOp(IRDLOperation):
+    """`memref.transpose %v (d0, d1) -> (d1, d0) : type to type`: a view with permuted dimensions."""
+
+    name = "memref.transpose"
+    source = operand_def(MemRefType)
+    permutation = prop_def(AffineMapAttr)
+    result = result_def(MemRefType)
+    traits = traits_def(NoMemoryEffect())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operand = parser.parse_unresolved_operand()
+        permutation = AffineMapAttr(parser.parse_affine_map())
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        source = parser.resolve_operand(operand, parser.parse_type())
+        parser.parse_keyword("to")
+        return cls.create(
+            operands=[source],
+            result_types=[parser.parse_type()],
+            properties={"permutation": permutation},
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_operand(self.source)
+        printer.print_string(f" {self.permutation.data}")
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.source.type)
+        printer.print_string(" to ")
+        printer.print_attribute(self.result.type)
+
+
+@irdl_op_definition
+class ReshapeOp(IRDLOperation):
+    """`memref.reshape %v(%shape) : (type, memref<2xindex>) -> type`."""
+
+    name = "memref.reshape"
+    source = operand_def(base(MemRefType) | base(UnrankedMemRefType))
+    shape = operand_def(MemRefType)
+    result = result_def(base(MemRefType) | base(UnrankedMemRefType))
+    traits = traits_def(NoMemoryEffect())
+    assembly_format = "$source `(` $shape `)` attr-dict `:` functional-type(operands, results)"
+
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    CopyOp,
+    CastOp,
+    MemorySpaceCastOp,
+    GlobalOp,
+    TransposeOp,
+    ReshapeOp,
+)

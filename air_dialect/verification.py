@@ -1,0 +1,53 @@
+"""Checking a whole module, operation by operation, so that an error has a place."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import FileLineColLoc, ModuleOp
+from xdsl.ir import Block, Operation
+from xdsl.traits import NoTerminator
+from xdsl.utils.exceptions import VerifyException
+
+
+class AirParseError(Exception):
+    """The text is not a valid module. The message is `file:line:col: error: what, and what to do`."""
+
+
+def location(op: Operation) -> str:
+    """`file:line:col` of an operation that came from text, `<built>` for one made in Python."""
+    place = op.location
+    if isinstance(place, FileLineColLoc):
+        return f"{place.filename.data}:{place.line.data}:{place.column.data}"
+    return "<built>"
+
+
+def verify(module: ModuleOp) -> None:
+    """Check every rule of every operation in a module; raises AirParseError at the first broken one."""
+    for op in module.walk():
+        try:
+            op.verify(verify_nested_ops=False)
+            _check_blocks(op)
+            _check_order(op)
+        except VerifyException as error:
+            raise AirParseError(f"{location(op)}: error: {error}") from error
+
+
+def _check_blocks(op: Operation) -> None:
+    for region in op.regions:
+        if len(region.blocks) == 1 and region.blocks[0].is_empty and not op.has_trait(NoTerminator):
+            raise VerifyException(f"{op.name} has an empty body, which needs at least its terminator")
+
+
+def _check_order(op: Operation) -> None:
+    """Within a block an operation uses only values that earlier operations define."""
+    for number, operand in enumerate(op.operands):
+        owner = operand.owner
+        if isinstance(owner, Block):
+            continue
+        user: Operation | None = op
+        while user is not None and user.parent is not owner.parent:
+            user = user.parent_op()
+        if user is None or (user is not owner and owner.is_before_in_block(user)):
+            continue
+        raise VerifyException(
+            f"operand {number} of {op.name} is the result of {owner.name}, which comes later: define it first"
+        )

@@ -1,0 +1,328 @@
+"""The rules AIR operations must keep, as functions that raise VerifyException.
+
+They are those of mlir-air's verifiers (AIRDialect.cpp, August 2026), and a few that catch at once what
+would otherwise fail in a later pass or hang on the device. A message names the value, the limit and
+what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from xdsl.dialects import affine, arith, memref, scf, vector
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    ArrayAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    MemRefType,
+    UnrankedMemRefType,
+)
+from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from air_dialect.types import MemorySpace, memory_space, memory_space_name
+
+MAX_PADDING = 65535
+MAX_PACKET_ID = 31
+MAX_REFEED_COUNT = 2**31 - 1
+
+
+def constant_value(value: SSAValue) -> int | None:
+    """The integer of an `arith.constant`, None for anything else."""
+    owner = value.owner
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return int(owner.value.value.data)
+    return None
+
+
+def constant_values(values: Iterable[SSAValue]) -> list[int] | None:
+    """The integers of a list of `arith.constant`, None if any of them is something else."""
+    integers = [constant_value(value) for value in values]
+    known = [integer for integer in integers if integer is not None]
+    return known if len(known) == len(integers) else None
+
+
+def _integer_space(memref_type: Attribute) -> int | None:
+    """The memory space of a memref, None when it is no integer (such memory is not the NPU's)."""
+    try:
+        return memory_space(memref_type)
+    except ValueError:
+        return None
+
+
+# ---------------------------------------------------------------------------------------- hierarchy
+
+
+def check_body_arguments(op: Operation, body: Region, dims: int, captured: Sequence[SSAValue]) -> None:
+    """The body has one block argument per index, per size and per captured value, of its type."""
+    arguments = body.block.args
+    expected = 2 * dims + len(captured)
+    if len(arguments) != expected:
+        raise VerifyException(
+            f"{op.name} body has {len(arguments)} block arguments, expected {expected}: {dims} indices, "
+            f"{dims} sizes and {len(captured)} args"
+        )
+    for argument, value in zip(arguments[2 * dims :], captured, strict=True):
+        if argument.type != value.type:
+            raise VerifyException(
+                f"{op.name} hands a value of type {value.type} to an argument of type {argument.type}: they "
+                "must be equal"
+            )
+
+
+def check_herd_sizes(sizes: Sequence[SSAValue]) -> None:
+    """A herd has one or two dimensions, each a constant of at least 1."""
+    if len(sizes) not in (1, 2):
+        raise VerifyException(f"air.herd has {len(sizes)} dimensions: write columns and rows, as in (%x, %y)")
+    for axis, size in zip(("columns", "rows"), sizes, strict=False):
+        extent = constant_value(size)
+        if extent is None:
+            raise VerifyException(
+                f"air.herd number of {axis} is not a constant: a grid of cores is fixed at compile time, "
+                "write an arith.constant just outside the herd"
+            )
+        if extent < 1:
+            raise VerifyException(f"air.herd has {extent} {axis}: it must be at least 1")
+
+
+def check_allocations(op: Operation, body: Region, least: MemorySpace) -> None:
+    """Every memref.alloc in the body is at `least` or nearer to the core."""
+    for inner in body.walk():
+        if not isinstance(inner, memref.AllocOp):
+            continue
+        space = _integer_space(inner.memref.type)
+        if space is not None and space < least:
+            raise VerifyException(
+                f"memref.alloc of {inner.memref.type} inside {op.name} is in {memory_space_name(space)}: "
+                f"only memory space {int(least)} ({least.name}) or more can be allocated there"
+            )
+
+
+def _directly_accessed(op: Operation) -> SSAValue | None:
+    """The memref that an operation loads from or stores to from within a core."""
+    if isinstance(op, memref.LoadOp | memref.StoreOp | affine.LoadOp | affine.StoreOp):
+        return op.memref
+    if isinstance(op, vector.LoadOp | vector.StoreOp):
+        return op.base
+    if isinstance(op, vector.TransferReadOp | vector.TransferWriteOp):
+        return op.source
+    return None
+
+
+def check_core_accesses(body: Region) -> None:
+    """Loads, stores and vector transfers in a herd touch L1 only."""
+    for inner in body.walk():
+        accessed = _directly_accessed(inner)
+        if accessed is None or not isinstance(accessed.type, MemRefType):
+            continue
+        space = _integer_space(accessed.type)
+        if space is not None and space < MemorySpace.L1:
+            raise VerifyException(
+                f"{inner.name} inside air.herd accesses {accessed.type} in {memory_space_name(space)}: a "
+                "core reaches only its own L1 (memory space 2), copy the data there with air.dma_memcpy_nd or a "
+                "channel first"
+            )
+
+
+# ---------------------------------------------------------------------------------------- transfers
+
+
+def check_pattern(
+    op: Operation,
+    side: str,
+    offsets: Sequence[SSAValue],
+    sizes: Sequence[SSAValue],
+    strides: Sequence[SSAValue],
+) -> None:
+    """Sizes and strides have one entry per dimension; offsets may leave leading ones out."""
+    if len(sizes) != len(strides):
+        raise VerifyException(
+            f"{op.name} {side} has {len(sizes)} sizes and {len(strides)} strides: one each per dimension"
+        )
+    if sizes and len(offsets) > len(sizes):
+        raise VerifyException(
+            f"{op.name} {side} has {len(offsets)} offsets for {len(sizes)} sizes: give one per dimension"
+        )
+    for size in sizes:
+        extent = constant_value(size)
+        if extent is not None and extent < 1:
+            raise VerifyException(f"{op.name} {side} has a size of {extent}: every size must be at least 1")
+
+
+def check_padding(op: Operation, before: Attribute | None, after: Attribute | None) -> None:
+    """pad_before and pad_after come together, with equal lengths and values from 0 to 65535."""
+    if (before is None) != (after is None):
+        missing = "pad_after" if after is None else "pad_before"
+        raise VerifyException(
+            f"{op.name} lacks {missing}: pad_before and pad_after come together or not at all"
+        )
+    if not isinstance(before, DenseArrayBase) or not isinstance(after, DenseArrayBase):
+        return
+    first, last = before.get_values(), after.get_values()
+    if len(first) != len(last):
+        raise VerifyException(
+            f"{op.name} has {len(first)} values in pad_before and {len(last)} in pad_after: give one of each "
+            "per dimension"
+        )
+    for value in (*first, *last):
+        if not 0 <= value <= MAX_PADDING:
+            raise VerifyException(f"{op.name} pads by {value}: padding must be from 0 to {MAX_PADDING}")
+
+
+def _element_type(memref_type: Attribute) -> Attribute | None:
+    if not isinstance(memref_type, MemRefType | UnrankedMemRefType):
+        return None
+    element: Attribute = memref_type.element_type
+    return element
+
+
+def element_count(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | None:
+    """How many elements a side of a transfer moves, None when that is not known at compile time."""
+    if sizes:
+        extents = constant_values(sizes)
+        return None if extents is None else prod(extents)
+    if not isinstance(memref_type, MemRefType) or DYNAMIC_INDEX in memref_type.get_shape():
+        return None
+    return prod(memref_type.get_shape())
+
+
+def check_same_data(
+    dst_type: Attribute, dst_sizes: Sequence[SSAValue], src_type: Attribute, src_sizes: Sequence[SSAValue]
+) -> None:
+    """Both sides of a DMA have the same element type and, where known, the same number of elements."""
+    if _element_type(dst_type) != _element_type(src_type):
+        raise VerifyException(
+            f"air.dma_memcpy_nd copies elements of {_element_type(src_type)} into elements of "
+            f"{_element_type(dst_type)}: a DMA does not convert, make the element types equal"
+        )
+    written, read = element_count(dst_type, dst_sizes), element_count(src_type, src_sizes)
+    if written is not None and read is not None and written != read:
+        raise VerifyException(
+            f"air.dma_memcpy_nd writes {written} elements to dst but reads {read} from src: the products of "
+            "the sizes must be equal"
+        )
+
+
+# ----------------------------------------------------------------------------------------- channels
+
+
+def check_channel_type(channel_type: str, allowed: Sequence[str]) -> None:
+    """channel_type is one that mlir-air lowers."""
+    if channel_type not in allowed:
+        raise VerifyException(
+            f'unsupported channel_type "{channel_type}": write one of {", ".join(allowed)}, or leave it out '
+            f"for {allowed[0]}"
+        )
+
+
+def check_channel_size(size: Sequence[int]) -> None:
+    """Every extent of a bundle is at least 1."""
+    for axis, extent in enumerate(size):
+        if extent < 1:
+            raise VerifyException(f"air.channel size[{axis}] is {extent}: it must be at least 1")
+
+
+def check_broadcast(size: Sequence[int], broadcast_shape: Attribute | None) -> None:
+    """broadcast_shape has the bundle's rank and follows NumPy's broadcasting."""
+    if broadcast_shape is None:
+        return
+    shape = _integer_array("broadcast_shape", broadcast_shape)
+    if len(shape) != len(size):
+        raise VerifyException(
+            f"broadcast_shape {shape} has rank {len(shape)}, the bundle {list(size)} has rank {len(size)}: "
+            "they must be equal"
+        )
+    for axis, (extent, wide) in enumerate(zip(size, shape, strict=True)):
+        if wide < extent:
+            raise VerifyException(
+                f"broadcast_shape[{axis}] is {wide}, less than size[{axis}] = {extent}: a broadcast cannot "
+                "shrink a dimension"
+            )
+        if extent not in (1, wide):
+            raise VerifyException(
+                f"size[{axis}] is {extent} and broadcast_shape[{axis}] is {wide}: a size must be 1 or equal "
+                "to the broadcast shape"
+            )
+
+
+def _integer_array(name: str, attribute: Attribute) -> list[int]:
+    if not isinstance(attribute, ArrayAttr) or not all(isinstance(value, IntegerAttr) for value in attribute):
+        raise VerifyException(f"{name} is {attribute}: write an array of integers, as in [1, 4]")
+    return [value.value.data for value in attribute]
+
+
+def check_packet_ids(channel_type: str, packet_ids: Attribute | None) -> None:
+    """packet_ids: unique 5-bit routing ids, on packet-switched channels only."""
+    if packet_ids is None:
+        return
+    ids = _integer_array("packet_ids", packet_ids)
+    if channel_type != "npu_dma_packet":
+        raise VerifyException(
+            f'packet_ids on a channel of type {channel_type}: only a channel_type "npu_dma_packet" has them'
+        )
+    for position, packet_id in enumerate(ids):
+        if not 0 <= packet_id <= MAX_PACKET_ID:
+            raise VerifyException(f"packet id {packet_id} is not from 0 to {MAX_PACKET_ID} (it has 5 bits)")
+        if packet_id in ids[:position]:
+            raise VerifyException(f"packet id {packet_id} is given twice: ids must be unique")
+
+
+def check_refeed_count(count: Attribute | None) -> None:
+    """air.refeed_count is an integer from 1 to 2^31 - 1."""
+    if count is None:
+        return
+    if not isinstance(count, IntegerAttr):
+        raise VerifyException(f"air.refeed_count is {count}: it must be an integer")
+    if not 1 <= count.value.data <= MAX_REFEED_COUNT:
+        raise VerifyException(
+            f"air.refeed_count is {count.value.data}: it must be from 1 to {MAX_REFEED_COUNT}"
+        )
+
+
+def check_channel_indices(op: Operation, indices: Sequence[SSAValue], extents: Sequence[int]) -> None:
+    """A transfer names every dimension of the bundle (or none, for the bundle as a whole), inside it.
+
+    The indices may not be induction variables of a sequential scf.for: which channel of a bundle an
+    operation uses is fixed in space, not in time.
+    """
+    if indices and len(indices) != len(extents):
+        raise VerifyException(
+            f"{op.name} has {len(indices)} indices into a bundle {list(extents)}: give one per dimension"
+        )
+    for axis, (index, extent) in enumerate(zip(indices, extents, strict=False)):
+        if _is_for_induction_variable(index):
+            raise VerifyException(
+                f"{op.name} index {axis} is the induction variable of an scf.for: a channel of a bundle is "
+                "chosen in space, use a herd index or an scf.parallel, or unroll the loop"
+            )
+        position = constant_value(index)
+        if position is not None and not 0 <= position < extent:
+            raise VerifyException(
+                f"{op.name} index {axis} is {position}: the bundle has {extent} there, use 0 to {extent - 1}"
+            )
+
+
+def _is_for_induction_variable(value: SSAValue) -> bool:
+    if not isinstance(value, BlockArgument) or value.index != 0:
+        return False
+    return isinstance(value.owner.parent_op(), scf.ForOp)
+
+
+def check_mmio(op: Operation, memref_type: Attribute, side: str, wanted: MemorySpace) -> None:
+    """A memory-mapped write reads host memory and fills a core's memory."""
+    space = _integer_space(memref_type)
+    if space is not None and space != wanted:
+        raise VerifyException(
+            f"{op.name} on an npu_mmio channel has its {side} in {memory_space_name(space)}: it must be in "
+            f"{wanted.name} (memory space {int(wanted)})"
+        )
+
+
+def enclosing(op: Operation) -> Iterator[Operation]:
+    """The operations around `op`, nearest first."""
+    parent = op.parent_op()
+    while parent is not None:
+        yield parent
+        parent = parent.parent_op()
