@@ -1,0 +1,31 @@
+"""Compiles programs and runs them: KernelCache, the backends, the toolchains, the profiler."""
+
+from runtime.artifacts import Artifact
+from runtime.backend import Backend, select_backend
+from runtime.cache import KernelCache
+from runtime.compiling import Progress, Stage
+from runtime.errors import (
+    AerieRuntimeError,
+    ArrayError,
+    BackendError,
+    CompileError,
+    DiskFullError,
+    RunError,
+)
+from runtime.profiler import Profiler
+
+__all__ = [
+    "AerieRuntimeError",
+    "ArrayError",
+    "Artifact",
+    "Backend",
+    "BackendError",
+    "CompileError",
+    "DiskFullError",
+    "KernelCache",
+    "Profiler",
+    "Progress",
+    "RunError",
+    "Stage",
+    "select_backend",
+]

@@ -1,0 +1,247 @@
+"""KernelCache: programs compiled once, loaded once, and run on buffers that keep their weights.
+
+Three layers, each with its own lifetime and key:
+
+1. artifacts on disk, for good, by the hash of all that made them (`artifacts.py`);
+2. loaded programs, for the life of the cache object, one per artifact (`contexts.py`);
+3. buffer-object sets, for the life of the cache object, one per program and `bo_key` (`buffers.py`).
+
+`load_and_run` takes arrays by position with index sets; `run`, `preload` and `buffer` take names, and derive
+the sets from the roles in the program's argument table.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernel_builder.arguments import ArgumentTable
+from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
+from runtime.backend import Backend
+from runtime.buffers import Array, BufferSet
+from runtime.compiling import OnProgress, SideBySide
+from runtime.contexts import Contexts
+from runtime.errors import AerieRuntimeError, ArrayError
+from runtime.profiler import Profiler
+
+if TYPE_CHECKING:
+    from multi_launch_builder.program import Program
+
+
+class KernelCache:
+    """Compiles, loads and runs programs on one backend.
+
+    `report` receives one line for whatever is unusual but handled, such as a damaged artifact; by default it
+    goes to standard error. One thread runs programs; compiling may use several.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path | str,
+        backend: Backend,
+        profiler: Profiler | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self.cache_dir = Path(cache_dir)
+        self.backend = backend
+        self.profiler = profiler or Profiler(enabled=False)
+        self._store = _open_store(self.cache_dir, report or _to_stderr)
+        self._programs: dict[str, tuple[Artifact, ArgumentTable]] = {}
+        self._contexts = Contexts(backend)
+        self._sets: dict[tuple[str, str], BufferSet] = {}
+
+    # compile
+
+    def compile_and_cache(self, program: Program) -> Artifact:
+        """Compile the program unless the cache holds it, and make its name known to this object.
+
+        Raises CompileError with the tool's own lines, and DiskFullError.
+        """
+        return self.compile_all([program], jobs=1)[program.name]
+
+    def compile_all(
+        self, programs: Sequence[Program], jobs: int | None = None, progress: OnProgress | None = None
+    ) -> dict[str, Artifact]:
+        """As compile_and_cache, several programs side by side; `progress` is called from their threads."""
+        artifacts = SideBySide(self._compile_one, jobs, progress).compile(programs)
+        for program, artifact in zip(programs, artifacts, strict=True):
+            self._register(program, artifact)
+        return {artifact.name: artifact for artifact in artifacts}
+
+    def _compile_one(self, program: Program, on_compiling: Callable[[str], None]) -> Artifact:
+        toolchain = self.backend.toolchain
+        recipe = Recipe(program.name, self.backend.name, program.text, toolchain.ingredients(program))
+
+        def compile_in(work: Path) -> Path:
+            on_compiling(self._store.why(recipe))
+            return toolchain.compile(program, work)
+
+        return self._store.build(recipe, compile_in)
+
+    def _register(self, program: Program, artifact: Artifact) -> None:
+        known = self._programs.get(program.name)
+        if known is not None and known[0].key != artifact.key:
+            self._drop_sets(program.name)  # same name, other program: its buffers do not fit any more
+        self._programs[program.name] = artifact, program.arguments
+        self.profiler.declare(program.name, nbytes=sum(argument.nbytes for argument in program.arguments))
+
+    # run by name
+
+    def run(
+        self,
+        program: Program | str,
+        /,
+        *,
+        bo_key: str | None = None,
+        outputs: Collection[str] | None = None,
+        copy: bool = True,
+        **arrays: Array,
+    ) -> dict[str, Array]:
+        """Run a program on the buffers of `bo_key` (default: the program's name) with arrays given by name.
+
+        Every input is passed in every call; weights and tables once, here or by `preload`; nothing else ever.
+        Gives the arrays of `outputs` (default: all of role output). With `copy=False` they are read-only
+        views, which the next call with this key overwrites. Raises ArrayError, ArgumentError and RunError.
+        """
+        name = program if isinstance(program, str) else program.name
+        buffers = self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
+        wanted = [buffers.slot(output) for output in outputs] if outputs is not None else buffers.outputs
+        started = time.perf_counter()
+        buffers.write_named(arrays)
+        written = time.perf_counter()
+        buffers.execute()
+        executed = time.perf_counter()
+        names, read = buffers.arguments.names, buffers.read
+        results = {names[slot]: read(slot).copy() if copy else read(slot) for slot in wanted}
+        if self.profiler.enabled:
+            end = time.perf_counter()
+            self.profiler.record(name, written - started, executed - written, end - executed)
+        return results
+
+    def preload(self, program: Program | str, bo_key: str | None = None, /, **arrays: Array) -> None:
+        """Write weights and tables to the buffers of `bo_key`, once; a later call replaces those it names."""
+        buffers = self._set(program, bo_key)
+        for name, array in arrays.items():
+            slot = buffers.slot(name)
+            if slot not in buffers.arguments.static_input_indices:
+                role = buffers.arguments[slot].role.value
+                raise ArrayError(
+                    f"{buffers.label}: {name} is an {role}; only weights and tables are preloaded"
+                )
+            buffers.write(slot, array)
+
+    def buffer(self, program: Program | str, bo_key: str | None, name: str) -> Array:
+        """A writable view on an input, weight or table where the device reads it, to be filled in place.
+
+        The next run takes over a weight or table, every run an input. Valid until `close`.
+        """
+        buffers = self._set(program, bo_key)
+        slot = buffers.slot(name)
+        if slot in buffers.arguments.intermediate_indices:
+            role = buffers.arguments[slot].role.value
+            raise ArrayError(f"{buffers.label}: {name} is an {role}, which the program overwrites")
+        return buffers.lend(slot)
+
+    # run by position
+
+    def load_and_run(
+        self,
+        name: str,
+        *inputs: Array,
+        output_indices: Collection[int] | None = None,
+        static_input_indices: Collection[int] = (),
+        intermediate_indices: Collection[int] = (),
+        bo_key: str | None = None,
+    ) -> tuple[Array, ...]:
+        """Run a program with one array per argument, in table order.
+
+        The first call with a `bo_key` (default: the name) writes all arrays; later ones skip static and
+        intermediate slots. Gives one array per argument: a read-only view for `output_indices` (default: the
+        last), valid until the next call with this key, and an empty array for all others.
+        """
+        buffers = self._set(name, bo_key)
+        _check_positions(buffers, len(inputs), output_indices, static_input_indices, intermediate_indices)
+        started = time.perf_counter()
+        skipped = buffers.written.intersection((*static_input_indices, *intermediate_indices))
+        for slot, array in enumerate(inputs):
+            if slot not in skipped:
+                buffers.write(slot, array)
+        written = time.perf_counter()
+        buffers.execute()
+        executed = time.perf_counter()
+        wanted = (len(inputs) - 1,) if output_indices is None else output_indices
+        results = tuple(
+            buffers.read(slot) if slot in wanted else np.empty(0, dtype=array.dtype)
+            for slot, array in enumerate(inputs)
+        )
+        if self.profiler.enabled:
+            end = time.perf_counter()
+            self.profiler.record(name, written - started, executed - written, end - executed)
+        return results
+
+    # buffers and lifetime
+
+    def _set(self, program: Program | str, bo_key: str | None) -> BufferSet:
+        name = program if isinstance(program, str) else program.name
+        return self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
+
+    def _new_set(self, name: str, bo_key: str) -> BufferSet:
+        if name not in self._programs:
+            known = ", ".join(sorted(self._programs)) or "none yet"
+            raise AerieRuntimeError(
+                f"no program '{name}' in this cache ({known}); call compile_and_cache first"
+            )
+        artifact, arguments = self._programs[name]
+        label = f"program '{name}'" if bo_key == name else f"program '{name}' on buffers '{bo_key}'"
+        device, loaded = self._contexts.device, self._contexts.load(artifact)
+        buffers = BufferSet(label, self.backend.pyxrt, device, loaded, arguments)
+        self._sets[name, bo_key] = buffers
+        return buffers
+
+    def _drop_sets(self, name: str) -> None:
+        for key in [key for key in self._sets if key[0] == name]:
+            self._sets.pop(key).close()
+
+    def close(self) -> None:
+        """Release buffers, then programs, then the device. The cache can be used again; weights are gone."""
+        while self._sets:
+            self._sets.popitem()[1].close()
+        self._contexts.close()
+
+    def __enter__(self) -> KernelCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _open_store(directory: Path, report: Report) -> ArtifactStore:
+    try:
+        return ArtifactStore(directory, report)
+    except OSError as error:
+        raise AerieRuntimeError(
+            f"the cache directory {directory} cannot be used ({error.strerror}); choose a writable one"
+        ) from error
+
+
+def _check_positions(buffers: BufferSet, given: int, *index_sets: Collection[int] | None) -> None:
+    wanted = len(buffers.arguments)
+    if given != wanted:
+        raise ArrayError(
+            f"{buffers.label} takes {wanted} arrays and was given {given}; pass one per argument"
+        )
+    for slot in (slot for indices in index_sets for slot in indices or ()):
+        if not 0 <= slot < wanted:
+            raise ArrayError(f"{buffers.label} has no slot {slot}; its {wanted} slots count from 0")

@@ -1,0 +1,127 @@
+"""Where the time goes: per program calls and milliseconds, then host work, then the total."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+COMPUTE_BOUND = 16.0
+"""Operations per byte from which a program's rate is shown in GFLOP/s; below that, in GB/s."""
+
+
+@dataclass
+class ProgramTimes:
+    """Times of one program, in seconds; `flops` and `nbytes` of one call, 0 where nobody said."""
+
+    calls: int = 0
+    write: float = 0.0
+    run: float = 0.0
+    read: float = 0.0
+    flops: float = 0.0
+    nbytes: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.write + self.run + self.read
+
+    @property
+    def rate(self) -> str:
+        """GFLOP/s or GB/s over the time in `run`; empty where the work of a call is not known."""
+        if not self.run:
+            return ""
+        if self.flops and self.flops >= COMPUTE_BOUND * self.nbytes:
+            return f"{self.calls * self.flops / self.run / 1e9:.1f} GFLOP/s"
+        return f"{self.calls * self.nbytes / self.run / 1e9:.1f} GB/s" if self.nbytes else ""
+
+
+@dataclass
+class SpanTimes:
+    """Times of one named piece of host work, in seconds, without the program calls and spans inside it."""
+
+    calls: int = 0
+    total: float = 0.0
+
+
+@dataclass
+class Profiler:
+    """Collects times while `enabled`; costs a flag test otherwise. Not for several threads at once."""
+
+    enabled: bool = True
+    programs: dict[str, ProgramTimes] = field(default_factory=dict)
+    spans: dict[str, SpanTimes] = field(default_factory=dict)
+    _counted: float = 0.0
+    _work: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def declare(self, program: str, flops: float = 0.0, nbytes: float = 0.0) -> None:
+        """The work of one call of a program: operations, and bytes moved to and from its buffers. 0 keeps."""
+        known_flops, known_nbytes = self._work.get(program, (0.0, 0.0))
+        self._work[program] = flops or known_flops, nbytes or known_nbytes
+
+    def record(self, program: str, write: float, run: float, read: float) -> None:
+        """One call of a program: seconds spent writing arguments, running, reading results."""
+        times = self.programs.setdefault(program, ProgramTimes())
+        times.calls += 1
+        times.write += write
+        times.run += run
+        times.read += read
+        times.flops, times.nbytes = self._work.get(program, (0.0, 0.0))
+        self._counted += write + run + read
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Host work under a name. What is recorded inside it counts there, not here."""
+        if not self.enabled:
+            yield
+            return
+        counted, started = self._counted, time.perf_counter()
+        try:
+            yield
+        finally:
+            own = time.perf_counter() - started - (self._counted - counted)
+            times = self.spans.setdefault(name, SpanTimes())
+            times.calls += 1
+            times.total += own
+            self._counted += own
+
+    @property
+    def total(self) -> float:
+        """Seconds in program calls and spans."""
+        return self._counted
+
+    def reset(self) -> None:
+        """Forget all times, as after a warm-up; declared work stays."""
+        self.programs.clear()
+        self.spans.clear()
+        self._counted = 0.0
+
+    def table(self) -> Table:
+        """Programs, then host operations, then the total; times in milliseconds."""
+        table = Table(title="where the time went (milliseconds)", title_justify="left")
+        table.add_column("program or host operation")
+        for heading in ("calls", "write", "run", "read", "total", "share", "rate"):
+            table.add_column(heading, justify="right")
+        for name, times in sorted(self.programs.items(), key=lambda item: -item[1].total):
+            parts = (_ms(times.write), _ms(times.run), _ms(times.read))
+            table.add_row(name, str(times.calls), *parts, *self._share(times.total), times.rate)
+        table.add_section()
+        for name, spent in sorted(self.spans.items(), key=lambda item: -item[1].total):
+            table.add_row(f"host: {name}", str(spent.calls), "", "", "", *self._share(spent.total), "")
+        table.add_section()
+        table.add_row("total", "", "", "", "", *self._share(self.total), "")
+        return table
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the table, on standard error unless a console is given."""
+        (console or Console(stderr=True)).print(self.table())
+
+    def _share(self, seconds: float) -> tuple[str, str]:
+        return _ms(seconds), f"{100 * seconds / self.total if self.total else 0:.1f} %"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"

@@ -1,0 +1,75 @@
+"""Toolchains: what turns a program into a file that the backend's `pyxrt.elf` opens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import virtual_npu
+from runtime.errors import CompileError
+from runtime.fingerprint import cpu_identity, files_digest, text_digest, tree_digest, with_includes
+
+if TYPE_CHECKING:
+    from multi_launch_builder.program import ExternalObject, Program
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+KERNEL_SOURCES = REPOSITORY / "kernels_cc"
+"""C++ for the cores. Data, not a Python package that we import."""
+
+
+class Toolchain(Protocol):
+    """Compiles programs for one backend."""
+
+    def ingredients(self, program: Program) -> Mapping[str, str]:
+        """Everything that the artifact depends on, by name, as hashes or short texts."""
+
+    def compile(self, program: Program, work: Path) -> Path:
+        """Compile in the empty folder `work`, leaving the tools' output in BUILD_LOG; the artifact's path.
+
+        Raises CompileError with the tool's own lines.
+        """
+
+
+def source_of(external: ExternalObject) -> Path:
+    """The C++ source of an object file that a program links."""
+    return KERNEL_SOURCES / external.source
+
+
+def program_ingredients(program: Program) -> dict[str, str]:
+    """What both toolchains depend on: the program's text, and the C++ it links with the macros it sets."""
+    sources = with_includes(source_of(external) for external in program.objects)
+    objects = [repr(dataclasses.astuple(external)) for external in program.objects]
+    return {
+        "program text": text_digest(program.text),
+        "kernel sources": files_digest(sources, KERNEL_SOURCES),
+        "kernel macros": text_digest("\n".join(objects)),
+    }
+
+
+class VirtualToolchain:
+    """Compiles for the virtual NPU: AIR text to C++ to a shared object of this machine."""
+
+    def ingredients(self, program: Program) -> Mapping[str, str]:
+        return {**program_ingredients(program), **self._own_ingredients}
+
+    def compile(self, program: Program, work: Path) -> Path:
+        output = work / f"{program.name}.elf"
+        try:
+            virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,))
+        except virtual_npu.VirtualNpuError as error:
+            raise CompileError(program.name, str(error)) from error
+        return output
+
+    @functools.cached_property
+    def _own_ingredients(self) -> dict[str, str]:
+        return {
+            "air_dialect": tree_digest(REPOSITORY / "air_dialect"),
+            "virtual_npu": tree_digest(REPOSITORY / "virtual_npu", skip=("pyxrt", "__main__.py")),
+            "AIE API for the host": tree_digest(KERNEL_SOURCES / "host"),
+            "xdsl": importlib.metadata.version("xdsl"),
+            "CPU": cpu_identity(),
+        }

@@ -1,0 +1,142 @@
+"""Stand-ins for the toolchain and the loaded program, so that the runtime is tested by itself.
+
+The program `scale` has x (input), w (weight), tmp (intermediate) and y (output), all 4x8 f32; it computes
+tmp = x and y = x * w. An artifact of the stand-in is a JSON file with the argument shapes.
+"""
+
+import ctypes
+import json
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import virtual_npu
+from kernel_builder.arguments import Argument, ArgumentTable, Role
+from kernel_builder.dtypes import f32
+from multi_launch_builder.program import CompileOption, Program
+from runtime import Backend, CompileError, KernelCache, Profiler
+from runtime.fingerprint import text_digest
+from virtual_npu import pyxrt
+
+SHAPE = (4, 8)
+
+
+@dataclass(frozen=True)
+class FakeArgument:
+    shape: tuple
+    dtype: str = "f32"
+    itemsize: int = 4
+
+
+class FakeLibrary:
+    """A loaded artifact; raises what `fail` holds instead of running."""
+
+    fail = None
+
+    def __init__(self, path):
+        stored = json.loads(path.read_text())
+        arguments = tuple(FakeArgument(tuple(shape)) for shape in stored["shapes"])
+        self.entries = {stored["name"]: SimpleNamespace(arguments=arguments)}
+
+    def run(self, entry, pointers):
+        if FakeLibrary.fail:
+            raise FakeLibrary.fail
+        arrays = [
+            np.ctypeslib.as_array((ctypes.c_float * np.prod(argument.shape)).from_address(pointer))
+            for pointer, argument in zip(pointers, self.entries[entry].arguments, strict=True)
+        ]
+        arrays[2][:] = arrays[0]
+        arrays[3][:] = arrays[0] * arrays[1]
+
+
+class FakeToolchain:
+    """Counts what it compiles; `fail` is raised instead; programs whose text says `bad` do not compile."""
+
+    def __init__(self):
+        self.compiled = []
+        self.fail = None
+        self.flags = "-O2"
+
+    def ingredients(self, program):
+        return {"program text": text_digest(program.text), "flags": self.flags}
+
+    def compile(self, program, work):
+        self.compiled.append(program.name)
+        (work / "build.log").write_text(f"compiling {program.name}\n")
+        if self.fail:
+            raise self.fail
+        if "bad" in program.text:
+            raise CompileError(program.name, "line 3: unknown op 'bad'")
+        made = work / "made"
+        shapes = [argument.shape for argument in program.arguments]
+        made.write_text(json.dumps({"name": program.name, "shapes": shapes}))
+        return made
+
+
+def make_program(name="scale", text="scale", shape=SHAPE, options=(), objects=()):
+    roles = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}
+    table = ArgumentTable(Argument(key, shape, f32, role) for key, role in roles.items())
+    options = tuple(CompileOption(flag, "for the test") for flag in options)
+    return Program(name, text, table, ("scale",), objects, options)
+
+
+@pytest.fixture(autouse=True)
+def fake_library(monkeypatch, request):
+    if "real_library" not in request.keywords:
+        monkeypatch.setattr(virtual_npu, "Library", FakeLibrary, raising=False)
+    FakeLibrary.fail = None
+    return FakeLibrary
+
+
+@pytest.fixture(params=["", "1"], ids=["shared", "strict"])
+def strict(request, monkeypatch):
+    monkeypatch.setenv("VNPU_STRICT", request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def toolchain():
+    return FakeToolchain()
+
+
+@pytest.fixture
+def program():
+    return make_program()
+
+
+@pytest.fixture
+def variant(program):
+    """Programs that differ from `program` in the named fields."""
+    return lambda **changes: replace(program, **changes)
+
+
+@pytest.fixture
+def reports():
+    return []
+
+
+@pytest.fixture
+def open_cache(tmp_path, toolchain, reports):
+    """A new KernelCache over the same directory, as a new process would have."""
+
+    def open_one(**options):
+        backend = Backend("virtual", toolchain, pyxrt, "backend virtual: for the test")
+        return KernelCache(tmp_path / "cache", backend, report=reports.append, **options)
+
+    return open_one
+
+
+@pytest.fixture
+def cache(open_cache, program, strict):
+    """A cache with `scale` compiled, in both memory modes."""
+    with open_cache(profiler=Profiler()) as cache:
+        cache.compile_and_cache(program)
+        yield cache
+
+
+@pytest.fixture
+def arrays():
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal(SHAPE, dtype=np.float32) for name in ("x", "w")}
