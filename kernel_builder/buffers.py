@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import TypeAlias, Union
 
 from xdsl.dialects.builtin import (
@@ -26,7 +27,9 @@ from kernel_builder.dtypes import DType
 from kernel_builder.errors import DslError
 from kernel_builder.index import Index, IndexLike
 
-_ELEMENT_TYPES: dict[str, Attribute] = {
+ElementType: TypeAlias = BFloat16Type | Float16Type | Float32Type | IntegerType
+
+_ELEMENT_TYPES: dict[str, ElementType] = {
     "bf16": BFloat16Type(),
     "f16": Float16Type(),
     "f32": Float32Type(),
@@ -38,7 +41,7 @@ _ELEMENT_TYPES: dict[str, Attribute] = {
 }
 
 
-def element_type(dtype: DType) -> Attribute:
+def element_type(dtype: DType) -> ElementType:
     """The MLIR element type of `dtype`."""
     return _ELEMENT_TYPES[dtype.name]
 
@@ -96,7 +99,7 @@ class Dim:
     kept: bool = True
 
 
-Subscript: TypeAlias = Union[IndexLike, slice, "ellipsis"]  # noqa: F821
+Subscript: TypeAlias = Union[IndexLike, slice, "EllipsisType"]
 
 
 class View:
@@ -163,7 +166,8 @@ class View:
         return self.reshape(*split).permute(*outer, *inner)
 
     def __str__(self) -> str:
-        return f"{self.buffer.name} ({'x'.join(map(str, self.shape)) or 'one element'} {self.dtype} in {self.buffer.type.space})"
+        extents = "x".join(map(str, self.shape)) or "one element"
+        return f"{self.buffer.name} ({extents} {self.dtype} in {self.buffer.type.space})"
 
 
 class Buffer(View):
@@ -189,7 +193,7 @@ def _fill(keys: tuple[Subscript, ...], shape: tuple[int, ...]) -> tuple[IndexLik
         raise DslError(f"{given} subscripts for {len(shape)} dimensions of shape {shape}")
     at = places[0] if places else len(keys)
     missing = (slice(None),) * (len(shape) - given)
-    return (*keys[:at], *missing, *keys[at + 1 :])  # type: ignore[return-value]
+    return tuple(key for key in (*keys[:at], *missing, *keys[at + 1 :]) if not isinstance(key, EllipsisType))
 
 
 def _narrow(dim: Dim, key: IndexLike | slice, view: View) -> Dim:
@@ -214,10 +218,8 @@ def _narrow(dim: Dim, key: IndexLike | slice, view: View) -> Dim:
 def _inside(start: Index, extent: int, dim: Dim, view: View) -> None:
     at = start.static
     if extent > dim.size or (at is not None and not 0 <= at <= dim.size - extent):
-        where = "?" if at is None else at
-        raise DslError(
-            f"elements {where} to {where if at is None else at + extent} (extent {extent}) are outside {view}, dimension of {dim.size}"
-        )
+        where = f"{extent} elements" if at is None else f"elements {at} to {at + extent - 1}"
+        raise DslError(f"{where} are outside of {view}, whose dimension there has {dim.size}")
 
 
 def _cut(extent: int, by: int, view: View) -> tuple[int, int]:

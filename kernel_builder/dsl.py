@@ -54,7 +54,6 @@ from kernel_builder.index import Index, IndexLike
 from kernel_builder.module import KernelModule
 from kernel_builder.movement import check_pattern, check_transfer
 from kernel_builder.regions import Carried, Regions
-from kernel_builder.scopes import zero_of
 from kernel_builder.values import Value, contract, fma
 
 __all__ = ["L1", "L2", "L3", "Index", "Kernel", "Role", "Value", "bf16", "contract", "f32", "fma", "i32"]
@@ -82,8 +81,8 @@ class ChannelEnd:
     def __init__(self, channel: Channel, indices: tuple[Index, ...]) -> None:
         if any(variable.kind == "loop" for index in indices for variable in index.variables()):
             raise DslError(
-                f"channel {channel.name} is picked by a loop variable, but each core's channels are fixed when it is "
-                "built; use a tile id, k.parallel or a Python range"
+                f"channel {channel.name} is picked by a loop variable, but each core's channels are fixed "
+                "when it is built; use a tile id, k.parallel or a Python range"
             )
         self.channel = channel
         self.indices = indices
@@ -228,16 +227,11 @@ class Kernel(Regions):
         The view is a slice of a buffer in L1: leading dimensions indexed, trailing ones sliced.
         """
         buffer, indices = self._core_access(view)
-        element = view.buffer.type.memref.element_type
         if not view.shape:
             return self._value(memref.LoadOp.get(buffer, indices), view)
-        padding = self._zero(view)
+        padding = self.scopes.constant(0, view.dtype)
         op = TransferReadOp(buffer, indices, padding, _vector_type(view), _in_bounds(view), _minor_map(view))
-        assert element == op.result.type.element_type  # type: ignore[attr-defined]
         return self._value(op, view)
-
-    def _zero(self, view: View) -> SSAValue:
-        return self.scopes.constant(zero_of(view.buffer.type.memref.element_type).value.data, view.dtype)
 
     def _value(self, op: Operation, view: View) -> Value:
         return Value(self.scopes.result(op), view.dtype, view.shape or None, self.scopes)
@@ -266,8 +260,8 @@ class Kernel(Regions):
         plain = [d.stride for d in view.dims] == [d.stride for d in view.buffer.dims]
         if not plain or kept != sorted(kept):
             raise DslError(
-                f"a load or store of {view} needs a plain slice: index the leading dimensions and slice the trailing "
-                "ones; reshape and permute are for DMAs"
+                f"a load or store of {view} needs a plain slice: index the leading dimensions and slice the "
+                "trailing ones; reshape and permute are for DMAs"
             )
         return self.scopes.use(view.buffer.ssa), self.scopes.indices([dim.offset for dim in view.dims])
 

@@ -92,7 +92,7 @@ class Index:
         self.constant = constant
 
     @staticmethod
-    def of(value: IndexLike) -> Index:
+    def of(value: object) -> Index:
         """`value` as an Index; DslError when it is neither an Index nor an int."""
         if isinstance(value, Index):
             return value
@@ -180,7 +180,7 @@ class Index:
         return Index({Remainder(tuple(rest.terms.items()), rest.constant, by): 1})
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
-        return Condition((Comparison(self - Index.of(other), True),))  # type: ignore[arg-type]
+        return Condition((Comparison(self - Index.of(other), True),))
 
     def __ne__(self, other: object) -> NoReturn:  # type: ignore[override]
         raise DslError(

@@ -26,11 +26,13 @@ def check_transfer(destination: View, source: View) -> None:
         )
     if destination.size != source.size:
         raise DslError(
-            f"a DMA moves as many elements out as in: {source} has {source.size}, {destination} has {destination.size}"
+            f"a DMA moves as many elements out as in: {source} has {source.size}, "
+            f"{destination} has {destination.size}"
         )
     if destination.buffer.type.space == source.buffer.type.space:
         raise DslError(
-            f"a DMA moves between memories, but {source} and {destination} are both in {source.buffer.type.space}"
+            f"a DMA moves between memories, but {source} and {destination} are both in "
+            f"{source.buffer.type.space}"
         )
     check_pattern(destination)
     check_pattern(source)
@@ -43,8 +45,8 @@ def check_pattern(view: View) -> None:
     innermost = dims[-1] if dims else Dim(Index({}), 1, 1)
     if width < GRANULE and innermost.stride != 1:
         raise DslError(
-            f"the innermost stride of {view} is {innermost.stride}: elements narrower than {GRANULE} bytes move "
-            f"only in runs of stride 1; move whole blocks and transpose in the kernel"
+            f"the innermost stride of {view} is {innermost.stride}: elements narrower than {GRANULE} bytes "
+            f"move only in runs of stride 1; move whole blocks and transpose in the kernel"
         )
     if innermost.stride == 1 and innermost.size * width % GRANULE:
         raise DslError(
@@ -60,6 +62,6 @@ def check_pattern(view: View) -> None:
 def _check_granule(view: View, nbytes: int, what: str) -> None:
     if nbytes % GRANULE:
         raise DslError(
-            f"{view} has {what} that is a multiple of only {math.gcd(nbytes, GRANULE)} bytes: a DMA addresses whole "
-            f"{GRANULE}-byte words; use an even number of {view.dtype} elements"
+            f"{view} has {what} that is a multiple of only {math.gcd(nbytes, GRANULE)} bytes: a DMA "
+            f"addresses whole {GRANULE}-byte words; use an even number of {view.dtype} elements"
         )

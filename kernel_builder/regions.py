@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from xdsl.dialects import affine, arith, memref, scf
-from xdsl.dialects.affine import AffineSetAttr
-from xdsl.dialects.builtin import IndexType
+from xdsl.dialects.builtin import AffineSetAttr, IndexType
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineConstraintExpr, AffineConstraintKind, AffineExpr, AffineSet
 
@@ -103,10 +102,10 @@ class Regions:
         first, last = (Index.of(0), Index.of(start)) if stop is None else (Index.of(start), Index.of(stop))
         if step <= 0:
             raise DslError(f"a loop has step {step}; it must be positive")
-        bounds = [self.scopes.index(bound, "bound") for bound in (first, last)]
+        low, high = (self.scopes.index(bound, "bound") for bound in (first, last))
         starts = [carried.value for carried in carry]
         block = Block(arg_types=[IndexType(), *(value.mlir_type for value in starts)])
-        op = scf.ForOp(*bounds, self.scopes.index_constant(step), [v.here() for v in starts], Region(block))
+        op = scf.ForOp(low, high, self.scopes.index_constant(step), [v.here() for v in starts], Region(block))
         self.scopes.emit(op)
         block.args[0].name_hint = "i"
         return self._iterate(op, math.gcd(first.multiple, step), carry)
@@ -137,8 +136,11 @@ class Regions:
 
     @contextmanager
     def when(self, condition: Condition | Value) -> Iterator[None]:
-        """Only where the condition holds. Conditions on tile ids alone become `affine.if`, which mlir-air decides
-        for each core while it builds; others become `scf.if`."""
+        """Only where the condition holds.
+
+        Conditions on tile ids alone become `affine.if`, which mlir-air decides for each core while it builds;
+        others become `scf.if`.
+        """
         if isinstance(condition, Value):
             op: Operation = scf.IfOp(condition.here(), [], Region(Block()), Region())
         elif all(v.kind == "herd" for c in condition.comparisons for v in c.left.variables()):

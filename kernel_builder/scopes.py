@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from xdsl.dialects import affine, arith
 from xdsl.dialects.builtin import (
     AffineMapAttr,
-    AnyFloat,
     DenseIntOrFPElementsAttr,
     FloatAttr,
-    IndexType,
     IntegerAttr,
+    IntegerType,
     VectorType,
 )
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
 from kernel_builder.buffers import element_type
@@ -117,9 +117,7 @@ class Scopes:
             scope.captured[value] = argument
         return scope.captured[value]
 
-    def _constant(
-        self, key: object, attribute: IntegerAttr | FloatAttr | DenseIntOrFPElementsAttr, hint: str
-    ) -> SSAValue:
+    def _constant(self, key: object, attribute: Any, hint: str) -> SSAValue:
         scope = self.root
         if key not in scope.constants:
             op = arith.ConstantOp(attribute)
@@ -140,16 +138,16 @@ class Scopes:
     def constant(self, value: float, dtype: DType, shape: tuple[int, ...] | None = None) -> SSAValue:
         """A scalar constant, or, with a shape, a vector holding `value` everywhere."""
         type_ = element_type(dtype)
-        attribute: IntegerAttr | FloatAttr
-        if isinstance(type_, AnyFloat):
-            attribute = FloatAttr(float(value), type_)
+        if isinstance(type_, IntegerType):
+            scalar: Any = IntegerAttr(int(value), type_)
         else:
-            attribute = IntegerAttr(int(value), type_)  # type: ignore[arg-type]
+            scalar = FloatAttr(float(value), type_)
+        key = (dtype.name, repr(scalar.value.data), shape)
         if shape is None:
-            return self._constant((dtype, value), attribute, f"{dtype}_constant")
-        vector = VectorType(type_, shape)
-        dense = DenseIntOrFPElementsAttr.from_list(vector, [attribute.value.data])  # type: ignore[arg-type]
-        return self._constant((dtype, value, shape), dense, f"{dtype}_vector")
+            return self._constant(key, scalar, f"{dtype}_constant")
+        # A dense attribute of a single number is a splat: the same number in every lane.
+        splat: Any = DenseIntOrFPElementsAttr.from_list(VectorType(type_, shape), [scalar.value.data])
+        return self._constant(key, splat, f"{dtype}_vector")
 
     def index(self, value: Index, hint: str = "at") -> SSAValue:
         """`value` computed in the innermost region: a constant, a variable or one `affine.apply`."""
@@ -187,18 +185,3 @@ class Scopes:
 
 
 _LEFT_EARLY = "a `for ... in k.loop(...)` must run to its end: no break, no return"
-
-
-def index_arguments(block: Block, count: int, names: Sequence[str]) -> list[SSAValue]:
-    """`count` new index arguments of `block`."""
-    arguments: list[SSAValue] = []
-    for i in range(count):
-        argument = block.insert_arg(IndexType(), len(block.args))
-        argument.name_hint = names[i]
-        arguments.append(argument)
-    return arguments
-
-
-def zero_of(type_: Attribute) -> FloatAttr | IntegerAttr:
-    """The zero of an element type."""
-    return FloatAttr(0.0, type_) if isinstance(type_, AnyFloat) else IntegerAttr(0, type_)  # type: ignore[call-overload,no-any-return]

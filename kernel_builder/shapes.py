@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernel_builder.device import NPU2, Device
 from kernel_builder.errors import IllegalShapeError
 
 
@@ -17,9 +18,27 @@ def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
 
 
 def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> None:
-    """Raises IllegalShapeError, with the nearest legal values, unless `value` is a positive multiple of `of`."""
+    """Raises IllegalShapeError, naming legal values, unless `value` is a positive multiple of `of`."""
     if value > 0 and value % of == 0:
         return
     below, above = value // of * of, (value // of + 1) * of
     legal = f"{below} or {above}" if below > 0 else str(max(above, of))
     raise IllegalShapeError(f"{kernel}: {name}={value} is no positive multiple of {of} ({why}); use {legal}")
+
+
+def cores(kernel: str, unit: str, work: int, asked: int | None, device: Device = NPU2) -> int:
+    """How many cores in a row share `work` units evenly: `asked`, or the most where it is None.
+
+    Raises IllegalShapeError where `asked` does not divide the work or the device has fewer columns.
+    """
+    if work <= 0:
+        raise IllegalShapeError(f"{kernel}: {work} {unit} leave nothing to do; use at least 1")
+    most = largest_divisor(work, device.columns)
+    if asked is None:
+        return most
+    if not 1 <= asked <= device.columns or work % asked:
+        raise IllegalShapeError(
+            f"{kernel}: {asked} cores (herd_x) cannot share {work} {unit} evenly in "
+            f"{device.columns} columns; use {most}"
+        )
+    return asked

@@ -34,9 +34,8 @@ class Tolerance:
         left, right = got.astype(np.float64), want.astype(np.float64)
         distance = np.abs(left - right)
         allowed = self.atol + self.rtol * np.abs(right)
-        ratio = np.where(
-            distance == 0, 0.0, distance / np.where(allowed == 0, np.finfo(np.float64).tiny, allowed)
-        )
+        tiny = np.finfo(np.float64).tiny
+        ratio = np.where(distance == 0, 0.0, distance / np.where(allowed == 0, tiny, allowed))
         return float(np.max(np.where(np.isnan(left) & ~np.isnan(right), np.inf, ratio), initial=0.0))
 
 

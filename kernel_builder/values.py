@@ -84,7 +84,8 @@ class Value:
             )
         if (other.dtype, other.shape) != (self.dtype, self.shape):
             raise DslError(
-                f"cannot combine {self} with {other}; convert with .to({self.dtype}) or spread a scalar with .broadcast"
+                f"cannot combine {self} with {other}; convert with .to({self.dtype}) or spread a scalar "
+                "with .broadcast"
             )
         return other
 
@@ -219,7 +220,8 @@ class Value:
         return self._made(upstream_vector.TransposeOp(self.here(), [1, 0]), shape=shape)
 
     def __str__(self) -> str:
-        return f"a {'scalar' if self.shape is None else 'x'.join(map(str, self.shape)) + ' vector'} of {self.dtype}"
+        kind = "scalar" if self.shape is None else "x".join(map(str, self.shape)) + " vector"
+        return f"a {kind} of {self.dtype}"
 
 
 def fma(left: Value, right: Value, addend: Value) -> Value:
@@ -229,7 +231,7 @@ def fma(left: Value, right: Value, addend: Value) -> Value:
 
 
 def contract(left: Value, right: Value, addend: Value) -> Value:
-    """addend (M, N) + left (M, K) @ right (K, N) in addend's type: on AIE2P, one 8x8x8 bf16 matrix product."""
+    """addend (M, N) + left (M, K) @ right (K, N), in addend's type; 8x8x8 bf16 is AIE2P's own."""
     shapes = (left.shape, right.shape, addend.shape)
     if any(shape is None or len(shape) != 2 for shape in shapes):
         raise DslError(f"contract needs three 2-D vectors, not {left}, {right}, {addend}")

@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, Kernel, Role, bf16
-from kernel_builder.errors import IllegalShapeError
 from kernel_builder.module import KernelModule
-from kernel_builder.shapes import largest_divisor, require_multiple
+from kernel_builder.shapes import cores, largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
 
 LANES = 16
@@ -34,40 +32,25 @@ def build(rows: int | None, cols: int, herd_x: int | None = None) -> KernelModul
     """
     require_multiple("eltwise_add", "cols", cols, LANES, "a core adds 16 elements at a time")
     shape = (cols,) if rows is None else (rows, cols)
-    herd_x = _cores(rows, cols, herd_x)
+    work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
+    herd_x = cores("eltwise_add", unit, work, herd_x)
     k = Kernel("eltwise_add")
     a = k.argument("a", shape, bf16, Role.INPUT)
     b = k.argument("b", shape, bf16, Role.INPUT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     share = (rows or 1) * cols // herd_x
     run = largest_divisor(share, RUN, LANES)
-    a, b, out = (x.reshape(herd_x, share) for x in (a, b, out))
+    a_share, b_share, out_share = (x.reshape(herd_x, share) for x in (a, b, out))
     with k.launch(), k.segment("eltwise_add_segment"), k.herd(herd_x, 1, name="eltwise_add_herd") as (tx, _):
         l1_a, l1_b, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_a", "l1_b", "l1_out"))
         for at in k.loop(0, share, run):
-            k.dma(l1_a, a[tx, at : at + run])
-            k.dma(l1_b, b[tx, at : at + run])
+            k.dma(l1_a, a_share[tx, at : at + run])
+            k.dma(l1_b, b_share[tx, at : at + run])
             for j in k.loop(0, run, LANES):
                 lanes = slice(j, j + LANES)
                 k.store(l1_out[lanes], k.load(l1_a[lanes]) + k.load(l1_b[lanes]))
-            k.dma(out[tx, at : at + run], l1_out)
+            k.dma(out_share[tx, at : at + run], l1_out)
     return k.finish()
-
-
-def _cores(rows: int | None, cols: int, herd_x: int | None) -> int:
-    """The number of cores: what was asked for, if it divides the work, else the most that does."""
-    work = cols // LANES if rows is None else rows
-    if work <= 0:
-        raise IllegalShapeError(f"eltwise_add: rows={rows} is no positive number of rows; use at least 1")
-    most = largest_divisor(work, NPU2.columns)
-    if herd_x is None:
-        return most
-    if not 1 <= herd_x <= NPU2.columns or work % herd_x:
-        what = f"the {work} blocks of 16 elements" if rows is None else f"the {work} rows"
-        raise IllegalShapeError(
-            f"eltwise_add: herd_x={herd_x} does not divide {what} among up to {NPU2.columns} columns; use {most}"
-        )
-    return herd_x
 
 
 def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:

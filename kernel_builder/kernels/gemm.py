@@ -1,0 +1,267 @@
+"""c = a @ b, bf16 in and out, f32 in between: every projection of a prefill.
+
+    launch (m / (herd_m tile_m), n / (herd_n tile_n))      one c block of the whole array per point
+      segment   L2: a (herd_m tile_m, tile_k_l2), b (tile_k_l2, herd_n tile_n), c
+                L1: the accumulator, f32, one (tile_m, tile_n) slab per core
+        herd                         clear the accumulator
+        for k in 0..K by tile_k_l2   a, b: L3 -> L2
+          herd                       for k in 0..tile_k_l2 by tile_k_l1
+                                       a, b: L2 -> L1 in 8x8 blocks; accumulate 8x8x8 products
+        herd                         round the accumulator to bf16; L1 -> L2
+        c: L2 -> L3
+
+The three herds have one name, so they are one herd of cores in three phases. The accumulator is allocated in
+the segment because it outlives the K loop there; its leading dimensions are the tile ids, so each core owns
+its slab. This is the schedule that mlir-air's own bf16 GEMM is known to run with on NPU2.
+
+L2 holds plain row-major pieces of L3. The 8x8 blocks that the matrix unit wants are cut by the memtile's DMA
+on the way to L1, which can walk four dimensions; on the way back the core's DMA walks three. Blocks stand
+column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8).
+
+The products of one output element are summed in the order of k whatever m is, since the K tiles are chosen
+from k alone: rows of a padded prompt come out bit for bit the same at any compiled length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernel_builder.buffers import Buffer
+from kernel_builder.device import NPU2
+from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.module import KernelModule
+from kernel_builder.shapes import largest_divisor, require_multiple
+from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+
+BLOCK = 8
+"""The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""
+MAX_TILE_M, MAX_TILE_N = 32, 128
+"""Upstream's best tile for a bf16 result rounded once: a larger one leaves no L1 for the rounded copy."""
+MAX_TILE_K_L1, MAX_TILE_K_L2 = 32, 256
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a GEMM is cut: one core makes (tile_m, tile_n) of c; K comes to L2 and then L1 in pieces."""
+
+    tile_m: int
+    tile_k_l2: int
+    tile_k_l1: int
+    tile_n: int
+    herd_m: int
+    herd_n: int
+
+    @property
+    def l2_m(self) -> int:
+        """Rows of c that the whole herd makes."""
+        return self.tile_m * self.herd_m
+
+    @property
+    def l2_n(self) -> int:
+        """Columns of c that the whole herd makes."""
+        return self.tile_n * self.herd_n
+
+    @property
+    def l1_bytes(self) -> int:
+        """L1 of one core: f32 accumulator, its bf16 copy, and a and b twice (the compiler double-buffers)."""
+        inputs = (self.tile_m + self.tile_n) * self.tile_k_l1 * bf16.itemsize
+        return self.tile_m * self.tile_n * (f32.itemsize + bf16.itemsize) + 2 * inputs
+
+    @property
+    def l2_bytes(self) -> int:
+        """L2 of the segment: a, b twice, c once."""
+        inputs = (self.l2_m + self.l2_n) * self.tile_k_l2 * bf16.itemsize
+        return self.l2_m * self.l2_n * bf16.itemsize + 2 * inputs
+
+
+def choose_tiles(m: int, k: int, n: int, **given: int | None) -> Tiles:
+    """The largest tiles that divide the shape, with what is given kept; the K tiles depend on k alone.
+
+    Raises IllegalShapeError, with the nearest legal numbers, for a shape or tile that cannot be served.
+    """
+    for name, extent in (("m", m), ("k", k), ("n", n)):
+        require_multiple("gemm", name, extent, BLOCK, "the matrix unit works on 8x8 blocks")
+    herd_m = given.get("herd_m") or _spread(m, given.get("tile_m"), NPU2.columns)
+    herd_n = given.get("herd_n") or _spread(n, given.get("tile_n"), NPU2.rows)
+    tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
+    tiles = Tiles(
+        tile_m=given.get("tile_m") or _tile("m", m, herd_m, MAX_TILE_M),
+        tile_k_l2=given.get("tile_k_l2") or largest_divisor(k, max(MAX_TILE_K_L2, tile_k_l1), tile_k_l1),
+        tile_k_l1=tile_k_l1,
+        tile_n=given.get("tile_n") or _tile("n", n, herd_n, MAX_TILE_N),
+        herd_m=herd_m,
+        herd_n=herd_n,
+    )
+    _check(tiles, m, k, n)
+    return tiles
+
+
+def _spread(extent: int, tile: int | None, most: int) -> int:
+    """The most cores along one side that divide it in tiles (8 wide where no tile is given)."""
+    width = tile or BLOCK
+    require_multiple("gemm", "an extent", extent, width, "the tile size given for it")
+    return largest_divisor(extent // width, most)
+
+
+def _tile(side: str, extent: int, herd: int, limit: int) -> int:
+    """The widest tile, in blocks of 8, of which `herd` divide the extent."""
+    require_multiple("gemm", side, extent, herd * BLOCK, f"herd_{side}={herd} cores of 8x8 blocks")
+    return largest_divisor(extent // herd, limit, BLOCK)
+
+
+def _check(tiles: Tiles, m: int, k: int, n: int) -> None:
+    """Refuse tiles that do not divide the shape or do not fit the device."""
+    for side, most in (("m", NPU2.columns), ("n", NPU2.rows)):
+        herd = getattr(tiles, f"herd_{side}")
+        if not 1 <= herd <= most:
+            raise IllegalShapeError(f"gemm: herd_{side}={herd}, but {NPU2.name} has {most}; use 1 to {most}")
+    for name in ("tile_m", "tile_k_l1", "tile_n"):
+        require_multiple("gemm", name, getattr(tiles, name), BLOCK, "whole 8x8 blocks")
+    require_multiple("gemm", "m", m, tiles.l2_m, "herd_m * tile_m; otherwise rows would be left out")
+    require_multiple("gemm", "n", n, tiles.l2_n, "herd_n * tile_n; otherwise columns would be left out")
+    require_multiple("gemm", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")
+    require_multiple("gemm", "k", k, tiles.tile_k_l2, "whole L2 tiles")
+    if tiles.l1_bytes > NPU2.l1_budget:
+        raise IllegalShapeError(
+            f"gemm: tiles {tiles.tile_m}x{tiles.tile_k_l1}x{tiles.tile_n} take {tiles.l1_bytes} bytes of L1, "
+            f"{NPU2.l1_budget} are free on a core; use at most {MAX_TILE_M}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
+        )
+    if tiles.l2_bytes > NPU2.l2_total_bytes:
+        raise IllegalShapeError(
+            f"gemm: tile_k_l2={tiles.tile_k_l2} takes {tiles.l2_bytes} bytes of L2, {NPU2.name} has "
+            f"{NPU2.l2_total_bytes}; use at most {MAX_TILE_K_L2}"
+        )
+
+
+def build(
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int | None = None,
+    tile_k_l2: int | None = None,
+    tile_k_l1: int | None = None,
+    tile_n: int | None = None,
+    herd_m: int | None = None,
+    herd_n: int | None = None,
+) -> KernelModule:
+    """a (m, k), b (k, n), c (m, n), bf16; m, k and n are multiples of 8.
+
+    What is None is chosen by `choose_tiles`. Raises IllegalShapeError.
+    """
+    tiles = choose_tiles(
+        m,
+        k,
+        n,
+        tile_m=tile_m,
+        tile_k_l2=tile_k_l2,
+        tile_k_l1=tile_k_l1,
+        tile_n=tile_n,
+        herd_m=herd_m,
+        herd_n=herd_n,
+    )
+    kernel = Kernel("gemm")
+    a = kernel.argument("a", (m, k), bf16, Role.INPUT)
+    b = kernel.argument("b", (k, n), bf16, Role.WEIGHT)
+    c = kernel.argument("c", (m, n), bf16, Role.OUTPUT)
+    with kernel.launch(m // tiles.l2_m, n // tiles.l2_n) as (li, lj), kernel.segment("gemm_segment"):
+        rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
+        columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
+        l2_a = kernel.alloc(L2, (tiles.l2_m, tiles.tile_k_l2), bf16, "l2_a")
+        l2_b = kernel.alloc(L2, (tiles.tile_k_l2, tiles.l2_n), bf16, "l2_b")
+        l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), bf16, "l2_c")
+        slab = (tiles.tile_n // BLOCK, tiles.tile_m // BLOCK, BLOCK, BLOCK)
+        accumulator = kernel.alloc(L1, (tiles.herd_m, tiles.herd_n, *slab), f32, "accumulator")
+        _clear(kernel, tiles, accumulator)
+        for at in kernel.loop(0, k, tiles.tile_k_l2):
+            depth = slice(at, at + tiles.tile_k_l2)
+            kernel.dma(l2_a, a[rows, depth])
+            kernel.dma(l2_b, b[depth, columns])
+            _accumulate(kernel, tiles, l2_a, l2_b, accumulator)
+        _drain(kernel, tiles, accumulator, l2_c)
+        kernel.dma(c[rows, columns], l2_c)
+    return kernel.finish()
+
+
+def _clear(kernel: Kernel, tiles: Tiles, accumulator: Buffer) -> None:
+    """accumulator = 0."""
+    with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
+        zero = kernel.constant(0.0, f32, BLOCK, BLOCK)
+        for j in kernel.loop(tiles.tile_n // BLOCK):
+            for i in kernel.loop(tiles.tile_m // BLOCK):
+                kernel.store(accumulator[tx, ty, j, i], zero)
+
+
+def _accumulate(kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer) -> None:
+    """accumulator += a @ b over one L2 tile of K."""
+    with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
+        m, k, n = (extent // BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
+        l1_a = kernel.alloc(L1, (k, m, BLOCK, BLOCK), bf16, "l1_a")
+        l1_b = kernel.alloc(L1, (n, k, BLOCK, BLOCK), bf16, "l1_b")
+        own_rows = slice(tx * tiles.tile_m, tx * tiles.tile_m + tiles.tile_m)
+        own_columns = slice(ty * tiles.tile_n, ty * tiles.tile_n + tiles.tile_n)
+        for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
+            depth = slice(at, at + tiles.tile_k_l1)
+            kernel.dma(l1_a, l2_a[own_rows, depth].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+            kernel.dma(l1_b, l2_b[depth, own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+            for j in kernel.loop(n):
+                for i in kernel.loop(m):
+                    total = kernel.carried(kernel.load(accumulator[tx, ty, j, i]))
+                    for p in kernel.loop(0, k, carry=[total]):
+                        total.set(contract(kernel.load(l1_a[p, i]), kernel.load(l1_b[j, p]), total.value))
+                    kernel.store(accumulator[tx, ty, j, i], total.value)
+
+
+def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> None:
+    """c = accumulator, rounded to bf16 once, back in row-major order."""
+    with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
+        m, n = tiles.tile_m // BLOCK, tiles.tile_n // BLOCK
+        rounded = kernel.alloc(L1, (n, m, BLOCK, BLOCK), bf16, "rounded")
+        for j in kernel.loop(n):
+            for i in kernel.loop(m):
+                kernel.store(rounded[j, i], kernel.load(accumulator[tx, ty, j, i]).to(bf16))
+        own_rows = slice(tx * tiles.tile_m, tx * tiles.tile_m + tiles.tile_m)
+        own_columns = slice(ty * tiles.tile_n, ty * tiles.tile_n + tiles.tile_n)
+        # (n, m, 8, 8) walked as (rows, n, 8): the m blocks of 8 rows are one run of rows, 8 elements apart.
+        row_order = rounded.reshape(n, tiles.tile_m, BLOCK).permute(1, 0, 2)
+        kernel.dma(l2_c[own_rows, own_columns], row_order)
+
+
+def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The product accumulated in f32 by numpy, rounded once to bf16."""
+    product = arrays["a"].astype(np.float32) @ arrays["b"].astype(np.float32)
+    return {"c": product.astype(bf16.numpy)}
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Multiples of 8 up to 256 rows, 512 deep and 512 columns."""
+    m, k, n = (BLOCK * int(rng.integers(1, most)) for most in (33, 65, 65))
+    return {"m": m, "k": k, "n": n}
+
+
+KERNEL = KernelSpec(
+    name="gemm",
+    build=build,
+    reference=reference,
+    cases=(
+        {"m": 64, "k": 256, "n": 128},
+        {"m": 64, "k": 256, "n": 256},
+        {"m": 128, "k": 256, "n": 768},
+        {"m": 64, "k": 768, "n": 256},
+        {"m": 256, "k": 2048, "n": 512},
+        {"m": 8, "k": 8, "n": 8},
+        {"m": 24, "k": 40, "n": 88},
+        {"m": 64, "k": 64, "n": 64, "tile_m": 8, "tile_n": 16, "tile_k_l1": 16, "tile_k_l2": 32, "herd_m": 4},
+    ),
+    tolerance=Tolerance(
+        2**-7,
+        1e-3,
+        "one rounding to bf16 moves by a step (2**-7 relative) where the order of the f32 sum tips it; near "
+        "zero, where products cancel, the sums differ by f32 rounding of the products themselves",
+    ),
+    random_case=random_case,
+)

@@ -1,0 +1,150 @@
+"""out = x * rsqrt(mean(x**2) + eps) * weight, row by row: the norms of a Llama.
+
+Numerics are those of Hugging Face's LlamaRMSNorm in bf16: squares, sum, mean, rsqrt and x * rsqrt in f32,
+that rounded to bf16, then the product with the weight rounded to bf16 again. Two roundings, on purpose.
+
+Rows (prefill): eight cores in a row (herd 8x1), each with its own rows, a few per DMA. Every core reads the
+weight once. Vector (decode, rows=None): every core reads the whole vector, because each needs its mean, and
+writes its own slice. The weight comes in over the second input channel of a core, so two L3 streams in and
+one out.
+
+The mean is a product with 1/cols: a scalar division costs more stack than a core has by default (about 1152
+bytes against 1024, mlir-air's xrt.py). Upstream's own kernel scales in bf16 vectors, saying that f32 vector
+products are not legalized by its compiler version; HF's numerics need them, so on hardware this kernel asks
+for a compiler that lowers `arith.mulf` on vector<16xf32>. It never ran there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernel_builder.buffers import Buffer, View
+from kernel_builder.device import NPU2
+from kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.index import Index
+from kernel_builder.module import KernelModule
+from kernel_builder.shapes import cores, largest_divisor, require_multiple
+from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+
+LANES = 16
+"""Lanes of one vector operation: 512 bits of f32."""
+MAX_COLS = (NPU2.l1_budget // (5 * bf16.itemsize)) // LANES * LANES
+"""A row must fit in L1 five times: x and out double-buffered, and the weight."""
+
+
+def build(rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = None) -> KernelModule:
+    """x and out are (rows, cols) bf16, or (cols,) where rows is None; weight is (cols,) bf16.
+
+    cols is a multiple of 16, at most MAX_COLS. herd_x, the number of cores, divides the rows (vector form:
+    cols / 16) and is by default the largest such number up to 8. Raises IllegalShapeError.
+    """
+    require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
+    if cols > MAX_COLS:
+        raise IllegalShapeError(
+            f"rms_norm: cols={cols} does not fit L1, where a row is held five times; use at most {MAX_COLS}"
+        )
+    work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
+    herd_x = cores("rms_norm", unit, work, herd_x)
+    shape = (cols,) if rows is None else (rows, cols)
+    k = Kernel("rms_norm")
+    x = k.argument("x", shape, bf16, Role.INPUT)
+    weight = k.argument("weight", (cols,), bf16, Role.WEIGHT)
+    out = k.argument("out", shape, bf16, Role.OUTPUT)
+    with k.launch(), k.segment("rms_norm_segment"), k.herd(herd_x, 1, name="rms_norm_herd") as (tx, _):
+        if rows is None:
+            _vector(k, x, weight, out, eps, herd_x, tx)
+        else:
+            _rows(k, x, weight, out, eps, herd_x, tx)
+    return k.finish()
+
+
+def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
+    """Each core normalizes its own rows, `group` of them per DMA."""
+    rows, cols = x.shape
+    share = rows // herd_x
+    room = NPU2.l1_budget - cols * bf16.itemsize
+    group = largest_divisor(share, max(1, min(8, room // (4 * cols * bf16.itemsize))))
+    l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
+    l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
+    k.dma(l1_weight, weight)
+    for at in k.loop(0, share, group):
+        window = slice(tx * share + at, tx * share + at + group)
+        k.dma(l1_x, x[window, :])
+        for row in k.loop(group):
+            scale = _inverse_rms(k, l1_x[row, :], eps)
+            for j in k.loop(0, cols, LANES):
+                lanes = slice(j, j + LANES)
+                k.store(l1_out[row, lanes], _scaled(k, l1_x[row, lanes], scale, l1_weight[lanes]))
+        k.dma(out[window, :], l1_out)
+
+
+def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
+    """Each core reads all of x for the mean, and writes its slice of the result."""
+    (cols,) = x.shape
+    share = cols // herd_x
+    l1_x = k.alloc(L1, (cols,), bf16, "l1_x")
+    l1_weight, l1_out = (k.alloc(L1, (share,), bf16, name) for name in ("l1_weight", "l1_out"))
+    window = slice(tx * share, tx * share + share)
+    k.dma(l1_x, x)
+    k.dma(l1_weight, weight[window])
+    scale = _inverse_rms(k, l1_x, eps)
+    for j in k.loop(0, share, LANES):
+        lanes = slice(j, j + LANES)
+        own = slice(tx * share + j, tx * share + j + LANES)
+        k.store(l1_out[lanes], _scaled(k, l1_x[own], scale, l1_weight[lanes]))
+    k.dma(out[window], l1_out)
+
+
+def _inverse_rms(k: Kernel, row: View, eps: float) -> Value:
+    """rsqrt(mean(row**2) + eps) in f32, in every lane of a vector; the sum runs in 16 interleaved parts."""
+    total = k.carried(k.constant(0.0, f32, LANES))
+    for j in k.loop(0, row.shape[0], LANES, carry=[total]):
+        part = k.load(row[j : j + LANES]).to(f32)
+        total.set(fma(part, part, total.value))
+    mean = total.value.reduce("add") * (1.0 / row.shape[0])
+    return (mean + eps).rsqrt().broadcast(LANES)
+
+
+def _scaled(k: Kernel, x: View, scale: Value, weight: View) -> Value:
+    """16 elements of the result: rounded after the scale and again after the weight."""
+    normed = (k.load(x).to(f32) * scale).to(bf16)
+    return (normed.to(f32) * k.load(weight).to(f32)).to(bf16)
+
+
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """LlamaRMSNorm in bf16, with the mean in f32 by numpy's own order of summation."""
+    x, weight = arrays["x"].astype(np.float32), arrays["weight"].astype(np.float32)
+    mean = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    normed = (x * (np.float32(1) / np.sqrt(mean + np.float32(parameters["eps"])))).astype(bf16.numpy)
+    return {"out": (normed.astype(np.float32) * weight).astype(bf16.numpy)}
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Up to 64 rows (or a vector) of up to 1024 columns."""
+    rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
+    return {"rows": rows, "cols": LANES * int(rng.integers(1, 65)), "eps": float(rng.choice([1e-5, 1e-6]))}
+
+
+KERNEL = KernelSpec(
+    name="rms_norm",
+    build=build,
+    reference=reference,
+    cases=(
+        {"rows": 64, "cols": 256, "eps": 1e-5},
+        {"rows": None, "cols": 256, "eps": 1e-5},
+        {"rows": 16, "cols": 2048, "eps": 1e-5},
+        {"rows": None, "cols": 2048, "eps": 1e-5},
+        {"rows": 5, "cols": 48, "eps": 1e-6},
+    ),
+    tolerance=Tolerance(
+        2**-6,
+        0.0,
+        "the sum's order and rsqrt differ in the last bits of f32, which can move each of the two roundings "
+        "to bf16 by one step (2**-7 relative)",
+    ),
+    random_case=random_case,
+)
