@@ -32,7 +32,6 @@ from xdsl.irdl import (
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import SymbolOpInterface, SymbolTable
-from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import (
     parse_async,
@@ -48,9 +47,9 @@ from air_dialect.transfers import ANY_MEMREF, Values, parse_pattern
 from air_dialect.types import AsyncTokenType, MemorySpace
 from air_dialect.verifiers import (
     check_broadcast,
-    check_channel_indices,
     check_channel_size,
     check_channel_type,
+    check_indices_in_space,
     check_mmio,
     check_packet_ids,
     check_padding,
@@ -250,24 +249,22 @@ class ChannelTransferOp(IRDLOperation, ABC):
         printer.print_attribute(self.memref.type)
         printer.print_string(")")
 
-    def channel(self) -> ChannelOp:
-        """The channel's declaration; raises VerifyException when no enclosing module has it."""
+    def channel(self) -> ChannelOp | None:
+        """The channel's declaration, None when no enclosing module has it."""
         for parent in enclosing(self):
             if parent.has_trait(SymbolTable):
                 declaration = SymbolTable.lookup_symbol(parent, self.chan_name)
                 if isinstance(declaration, ChannelOp):
                     return declaration
-        raise VerifyException(
-            f"{self.name} uses channel @{self.chan_name}, which is not declared: add "
-            f"air.channel @{self.chan_name} [...] to the module"
-        )
+        return None
 
-    def _verify_transfer(self, side: str, extents: Sequence[int], mmio_space: MemorySpace) -> None:
+    def _verify_transfer(self, side: str, mmio_space: MemorySpace) -> None:
         check_pattern(self, side, self.offsets, self.sizes, self.strides)
         check_padding(self, self.pad_before, self.pad_after)
         check_refeed_count(self.attributes.get("air.refeed_count"))
-        check_channel_indices(self, self.indices, extents)
-        if self.channel().channel_type == "npu_mmio":
+        check_indices_in_space(self, self.indices)
+        channel = self.channel()
+        if channel is not None and channel.channel_type == "npu_mmio":
             check_mmio(self, self.memref.type, side, mmio_space)
 
 
@@ -278,7 +275,7 @@ class ChannelPutOp(ChannelTransferOp):
     name = "air.channel.put"
 
     def verify_(self) -> None:
-        self._verify_transfer("src", self.channel().size, MemorySpace.L3)
+        self._verify_transfer("src", MemorySpace.L3)
 
 
 @irdl_op_definition
@@ -288,5 +285,4 @@ class ChannelGetOp(ChannelTransferOp):
     name = "air.channel.get"
 
     def verify_(self) -> None:
-        channel = self.channel()
-        self._verify_transfer("dst", channel.broadcast_shape or channel.size, MemorySpace.L1)
+        self._verify_transfer("dst", MemorySpace.L1)

@@ -147,7 +147,10 @@ class HierarchyOp(IRDLOperation, ABC):
         attributes = parser.parse_optional_attr_dict_with_keyword()
         body = _parse_isolated_region(parser, [*arguments, *captured])
         if body is None and name is None:
-            parser.raise_error(f"{cls.name} without a body needs a @name and link_with, or give it a body")
+            parser.raise_error(
+                f"{cls.name} without a body needs a @name and link_with: write them, or a body"
+            )
+        body = body or _bodiless([*arguments, *captured])
         return cls(
             sizes,
             operands,
@@ -211,6 +214,15 @@ class HierarchyOp(IRDLOperation, ABC):
         _print_bindings(printer, self.kernel_args, self.kernel_operands)
         printer.print_string(") : ")
         printer.print_list([value.type for value in self.kernel_operands], printer.print_attribute)
+
+
+def _bodiless(arguments: Sequence[Parser.Argument]) -> Region:
+    """The body of an operation written without one: its arguments keep their names."""
+    block = Block(arg_types=[argument.type for argument in arguments])
+    for value, argument in zip(block.args, arguments, strict=True):
+        name = argument.name.text[1:]
+        value.name_hint = name if SSAValue.is_valid_name(name) else None
+    return Region(block)
 
 
 def _empty_body(dims: int, captured: Sequence[Attribute]) -> Region:

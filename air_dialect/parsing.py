@@ -29,7 +29,12 @@ class AirParser(Parser):
     def parse_operation(self) -> Operation:
         span = self._current_token.span
         is_named = self._current_token.kind is MLIRTokenKind.PERCENT_IDENT
-        op = super().parse_operation()
+        try:
+            op = super().parse_operation()
+        except ParseError:
+            raise
+        except Exception as error:  # xDSL's formats let VerifyException and others through
+            self.raise_error(str(error) or type(error).__name__, span)
         if getattr(op, "async_token", None) is not None and not is_named:
             self.raise_error(
                 f"{op.name} needs to be named when marked 'async': write %token = {op.name} async ...", span
@@ -40,8 +45,8 @@ class AirParser(Parser):
         return op
 
 
-def parse(text: str, filename: str = "<string>") -> ModuleOp:
-    """Parse and verify a module.
+def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> ModuleOp:
+    """Parse and verify a module; `strict` as in `verify`.
 
     Text without an enclosing `module { }` becomes the body of one. Integers written as offsets, sizes
     or strides become `arith.constant` operations. Raises AirParseError with the place and the fix.
@@ -51,7 +56,7 @@ def parse(text: str, filename: str = "<string>") -> ModuleOp:
     except ParseError as error:
         raise AirParseError(f"{error.span.get_location()}: error: {error.msg}") from error
     _insert_constants(module)
-    verify(module)
+    verify(module, strict=strict)
     return module
 
 

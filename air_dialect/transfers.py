@@ -29,7 +29,7 @@ from air_dialect.assembly import (
     split_properties,
 )
 from air_dialect.types import AsyncTokenType
-from air_dialect.verifiers import check_padding, check_pattern, check_same_data
+from air_dialect.verifiers import check_element_types, check_padding, check_pattern
 
 ANY_MEMREF = MemRefType | UnrankedMemRefType
 Values = Sequence[SSAValue | Operation]
@@ -149,5 +149,4 @@ class DmaMemcpyNdOp(IRDLOperation):
         check_pattern(self, "dst", self.dst_offsets, self.dst_sizes, self.dst_strides)
         check_pattern(self, "src", self.src_offsets, self.src_sizes, self.src_strides)
         check_padding(self, self.pad_before, self.pad_after)
-        if self.pad_before is None:
-            check_same_data(self.dst.type, self.dst_sizes, self.src.type, self.src_sizes)
+        check_element_types(self.dst.type, self.src.type)

@@ -86,11 +86,6 @@ def _print_parens(printer: Printer, values: Sequence[SSAValue]) -> None:
         printer.print_list(values, printer.print_operand)
 
 
-def _add_terminator(op: Operation) -> None:
-    for trait in op.get_traits_of_type(SingleBlockImplicitTerminator):
-        ensure_terminator(op, trait)
-
-
 class ParallelOp(scf.ParallelOp):
     """`scf.parallel (%i) = (%lb) to (%ub) step (%s) init (%v) -> type { ... }`."""
 
@@ -112,7 +107,8 @@ class ParallelOp(scf.ParallelOp):
             initial = list(parser.resolve_operands(unresolved, _optional_result_types(parser), position))
         op = cls(lower, upper, steps, parser.parse_region(arguments), initial)
         op.attributes.update(parser.parse_optional_attr_dict())
-        _add_terminator(op)
+        for trait in op.get_traits_of_type(SingleBlockImplicitTerminator):
+            ensure_terminator(op, trait)
         return op
 
     def print(self, printer: Printer) -> None:
@@ -198,7 +194,8 @@ class ForallOp(IRDLOperation):
             },
             regions=[body],
         )
-        _add_terminator(self)
+        if not isinstance(body.block.last_op, InParallelOp):
+            body.block.add_op(InParallelOp())
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:

@@ -130,6 +130,7 @@ class GlobalOp(memref.GlobalOp):
 def _parse_initial_value(parser: Parser, type_: Attribute) -> Attribute:
     if parser.parse_optional_keyword("uninitialized") is not None:
         return UnitAttr()
+    parser.parse_keyword("dense")
     if not isinstance(type_, MemRefType):
         parser.raise_error(f"memref.global declares a memref, not {type_}")
     return parser.parse_dense_int_or_fp_elements_attr(TensorType(type_.element_type, type_.shape))

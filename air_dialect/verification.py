@@ -7,6 +7,8 @@ from xdsl.ir import Block, Operation
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.strict import check_runnable
+
 
 class AirParseError(Exception):
     """The text is not a valid module. The message is `file:line:col: error: what, and what to do`."""
@@ -20,15 +22,30 @@ def location(op: Operation) -> str:
     return "<built>"
 
 
-def verify(module: ModuleOp) -> None:
-    """Check every rule of every operation in a module; raises AirParseError at the first broken one."""
+def verify(module: ModuleOp, *, strict: bool = True) -> None:
+    """Check every rule of every operation in a module; raises AirParseError at the first broken one.
+
+    `strict=False` accepts what mlir-air's verifiers accept, such as a transfer over a channel that the
+    module does not declare: a fragment that cannot run, but can be parsed and transformed.
+    """
     for op in module.walk():
         try:
-            op.verify(verify_nested_ops=False)
-            _check_blocks(op)
-            _check_order(op)
+            _check(op)
+            if strict:
+                check_runnable(op)
         except VerifyException as error:
             raise AirParseError(f"{location(op)}: error: {error}") from error
+
+
+def _check(op: Operation) -> None:
+    try:
+        op.verify(verify_nested_ops=False)
+    except VerifyException:
+        raise
+    except Exception as error:  # xDSL's verifiers also raise bare Exception and AssertionError
+        raise VerifyException(f"{op.name} does not verify: {error}") from error
+    _check_blocks(op)
+    _check_order(op)
 
 
 def _check_blocks(op: Operation) -> None:

@@ -1,18 +1,16 @@
 """The rules AIR operations must keep, as functions that raise VerifyException.
 
-They are those of mlir-air's verifiers (AIRDialect.cpp, August 2026), and a few that catch at once what
-would otherwise fail in a later pass or hang on the device. A message names the value, the limit and
-what to write instead.
+They are those of mlir-air's verifiers (AIRDialect.cpp, August 2026), plus the few on which its later
+passes rely without checking: constant herd sizes, equal element types of a DMA. A message names
+the value, the limit and what to write instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 
 from xdsl.dialects import affine, arith, memref, scf, vector
 from xdsl.dialects.builtin import (
-    DYNAMIC_INDEX,
     ArrayAttr,
     DenseArrayBase,
     IntegerAttr,
@@ -121,8 +119,8 @@ def check_core_accesses(body: Region) -> None:
         if space is not None and space < MemorySpace.L1:
             raise VerifyException(
                 f"{inner.name} inside air.herd accesses {accessed.type} in {memory_space_name(space)}: a "
-                "core reaches only its own L1 (memory space 2), copy the data there with air.dma_memcpy_nd or a "
-                "channel first"
+                "core reaches only its own L1 (memory space 2), copy the data there with air.dma_memcpy_nd "
+                "or a channel first"
             )
 
 
@@ -145,10 +143,6 @@ def check_pattern(
         raise VerifyException(
             f"{op.name} {side} has {len(offsets)} offsets for {len(sizes)} sizes: give one per dimension"
         )
-    for size in sizes:
-        extent = constant_value(size)
-        if extent is not None and extent < 1:
-            raise VerifyException(f"{op.name} {side} has a size of {extent}: every size must be at least 1")
 
 
 def check_padding(op: Operation, before: Attribute | None, after: Attribute | None) -> None:
@@ -178,30 +172,12 @@ def _element_type(memref_type: Attribute) -> Attribute | None:
     return element
 
 
-def element_count(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | None:
-    """How many elements a side of a transfer moves, None when that is not known at compile time."""
-    if sizes:
-        extents = constant_values(sizes)
-        return None if extents is None else prod(extents)
-    if not isinstance(memref_type, MemRefType) or DYNAMIC_INDEX in memref_type.get_shape():
-        return None
-    return prod(memref_type.get_shape())
-
-
-def check_same_data(
-    dst_type: Attribute, dst_sizes: Sequence[SSAValue], src_type: Attribute, src_sizes: Sequence[SSAValue]
-) -> None:
-    """Both sides of a DMA have the same element type and, where known, the same number of elements."""
+def check_element_types(dst_type: Attribute, src_type: Attribute) -> None:
+    """Both sides of a DMA have the same element type."""
     if _element_type(dst_type) != _element_type(src_type):
         raise VerifyException(
             f"air.dma_memcpy_nd copies elements of {_element_type(src_type)} into elements of "
             f"{_element_type(dst_type)}: a DMA does not convert, make the element types equal"
-        )
-    written, read = element_count(dst_type, dst_sizes), element_count(src_type, src_sizes)
-    if written is not None and read is not None and written != read:
-        raise VerifyException(
-            f"air.dma_memcpy_nd writes {written} elements to dst but reads {read} from src: the products of "
-            "the sizes must be equal"
         )
 
 
@@ -281,26 +257,16 @@ def check_refeed_count(count: Attribute | None) -> None:
         )
 
 
-def check_channel_indices(op: Operation, indices: Sequence[SSAValue], extents: Sequence[int]) -> None:
-    """A transfer names every dimension of the bundle (or none, for the bundle as a whole), inside it.
+def check_indices_in_space(op: Operation, indices: Sequence[SSAValue]) -> None:
+    """Which channel of a bundle a transfer uses is fixed in space, not in time.
 
-    The indices may not be induction variables of a sequential scf.for: which channel of a bundle an
-    operation uses is fixed in space, not in time.
+    So no index may be the induction variable of a sequential scf.for.
     """
-    if indices and len(indices) != len(extents):
-        raise VerifyException(
-            f"{op.name} has {len(indices)} indices into a bundle {list(extents)}: give one per dimension"
-        )
-    for axis, (index, extent) in enumerate(zip(indices, extents, strict=False)):
+    for axis, index in enumerate(indices):
         if _is_for_induction_variable(index):
             raise VerifyException(
                 f"{op.name} index {axis} is the induction variable of an scf.for: a channel of a bundle is "
                 "chosen in space, use a herd index or an scf.parallel, or unroll the loop"
-            )
-        position = constant_value(index)
-        if position is not None and not 0 <= position < extent:
-            raise VerifyException(
-                f"{op.name} index {axis} is {position}: the bundle has {extent} there, use 0 to {extent - 1}"
             )
 
 
