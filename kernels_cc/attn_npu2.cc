@@ -1,0 +1,248 @@
+// Tile primitives of FlashAttention: what one core does with a tile of Q rows and one tile of K and V rows.
+//
+// Layout. A tile of R rows and C columns is kept as panels of 8 columns: element (r, c) lies at
+// (c / 8) * R * 8 + r * 8 + c % 8, so that every 8 x 8 block is 64 elements in a row. The DMA arranges Q, K and V so.
+//
+// Softmax in base 2. With t = score * scale * log2(e), a tile of Q rows carries for each row the running maximum m, an
+// integer near the largest t so far, the running sum l of 2^(t - m), and the accumulator of 2^(t - m) V. As m is an
+// integer, every rescaling factor is a power of two and costs no accuracy. (A larger t than m is possible by one half;
+// then 2^(t - m) is at most 1.42.) A row that has seen no column has m = empty_max, l = 0 and a zero accumulator;
+// merging it into another, or another into it, changes nothing, exactly.
+
+#include <cstdint>
+
+#include <aie_api/aie.hpp>
+
+#ifndef ATTN_Q_ROWS
+#define ATTN_Q_ROWS 32
+#endif
+#ifndef ATTN_KV_ROWS
+#define ATTN_KV_ROWS 64
+#endif
+#ifndef ATTN_HEAD_DIM
+#define ATTN_HEAD_DIM 64
+#endif
+
+namespace {
+
+constexpr unsigned q_rows = ATTN_Q_ROWS;
+constexpr unsigned kv_rows = ATTN_KV_ROWS;
+constexpr unsigned head_dim = ATTN_HEAD_DIM;
+static_assert(q_rows % 8 == 0, "ATTN_Q_ROWS must be a multiple of 8, the rows of a matrix block");
+static_assert(kv_rows % 8 == 0, "ATTN_KV_ROWS must be a multiple of 8, the columns of a matrix block");
+static_assert(head_dim % 8 == 0, "ATTN_HEAD_DIM must be a multiple of 8, the columns of a matrix block");
+
+constexpr float empty_max = -1.0e30f;
+constexpr float masked_score = -3.0e38f;
+constexpr float least_sum = 1.0e-6f;  // below any l but 0: the largest weight of a row is at least 2^-0.5
+
+// 1 / sqrt(head_dim) by Newton's steps, as <cmath> is not constexpr.
+constexpr float inverse_sqrt(float x) {
+  float y = 1.0f / x;
+  for (int i = 0; i < 40; ++i) y = y * (1.5f - 0.5f * x * y * y);
+  return y;
+}
+constexpr float log2e = 1.44269504f;
+#ifdef ATTN_SCALE
+constexpr float score_scale = float(ATTN_SCALE) * log2e;
+#else
+constexpr float score_scale = inverse_sqrt(float(head_dim)) * log2e;
+#endif
+
+using Block = aie::mmul<8, 8, 8, bfloat16, bfloat16, accfloat>;
+using Block64 = aie::vector<bfloat16, 64>;
+constexpr unsigned block = 64;
+// Blocks of rows that share one block of K or V: as many as there are accumulators for (the core has 5 of 64 lanes).
+constexpr unsigned row_blocks = q_rows % 32 == 0 ? 4 : q_rows % 16 == 0 ? 2 : 1;
+
+using Rows4 = aie::vector<float, 32>;  // 4 rows of a panel
+using Stat = aie::vector<float, 8>;    // one value per row, 8 rows
+
+inline Block64 load_block(const bfloat16* panel, unsigned row_block) {
+  return aie::load_v<block>(panel + row_block * block);
+}
+
+// The value of each of 4 rows in the 8 lanes of its row.
+inline Rows4 spread(const float* value) {
+  return aie::concat(aie::broadcast<float, 8>(value[0]), aie::broadcast<float, 8>(value[1]),
+                     aie::broadcast<float, 8>(value[2]), aie::broadcast<float, 8>(value[3]));
+}
+
+inline Rows4 product(const Rows4& a, const Rows4& b) { return aie::mul(a, b).to_vector<float>(); }
+
+// The integer nearest to each lane: adding 1.5 * 2^23 leaves no bits for a fraction. Lanes of 2^23 and more in size have
+// none to begin with.
+inline Stat nearest_integer(const Stat& v) {
+  constexpr float magic = 12582912.0f;
+  return aie::sub(aie::add(v, magic), magic);
+}
+
+inline Stat power_of_two(const Stat& exponent) {
+  return aie::accum<accfloat, 8>(aie::exp2<bfloat16>(exponent)).to_vector<float>();
+}
+
+// The largest score of the tile in each row.
+inline void row_maxima(const float* __restrict scores, float* __restrict maxima) {
+  for (unsigned row = 0; row < q_rows; row += 4) {
+    Rows4 top = aie::broadcast<float, 32>(masked_score);
+    for (unsigned panel = 0; panel < kv_rows / 8; ++panel)
+      top = aie::max(top, aie::load_v<32>(scores + (panel * q_rows + row) * 8));
+    for (unsigned i = 0; i < 4; ++i) maxima[row + i] = aie::reduce_max(top.extract<8>(i));
+  }
+}
+
+// Every row of an accumulator times its own factor.
+inline void scale_rows(float* __restrict acc, const float* __restrict factor) {
+  for (unsigned row = 0; row < q_rows; row += 4) {
+    const Rows4 f = spread(factor + row);
+    for (unsigned panel = 0; panel < head_dim / 8; ++panel) {
+      float* at = acc + (panel * q_rows + row) * 8;
+      aie::store_v(at, product(aie::load_v<32>(at), f));
+    }
+  }
+}
+
+// p = 2^(t - m) in bf16, and the sum of each row of p, as rounded.
+inline void exponentials(const float* __restrict scores, const float* __restrict m, bfloat16* __restrict p,
+                         float* __restrict sums) {
+  const Rows4 scale = aie::broadcast<float, 32>(score_scale);
+  for (unsigned row = 0; row < q_rows; row += 4) {
+    const Rows4 shift = spread(m + row);
+    aie::accum<accfloat, 32> sum = aie::zeros<accfloat, 32>();
+    for (unsigned panel = 0; panel < kv_rows / 8; ++panel) {
+      const unsigned at = (panel * q_rows + row) * 8;
+      const Rows4 t = aie::sub(product(aie::load_v<32>(scores + at), scale), shift);
+      const aie::vector<bfloat16, 32> weight = aie::exp2<bfloat16>(t);
+      sum = aie::add(sum, weight);
+      aie::store_v(p + at, weight);
+    }
+    const Rows4 lanes = sum.to_vector<float>();
+    for (unsigned i = 0; i < 4; ++i) sums[row + i] = aie::reduce_add(lanes.extract<8>(i));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// The state of a tile of Q rows that has seen no K row. acc: q_rows x head_dim f32 in panels; stats: 4 q_rows f32, namely
+// m, l and two rows of scratch.
+void attn_init(float* __restrict acc, float* __restrict stats) {
+  for (unsigned i = 0; i < q_rows * head_dim; i += 32) aie::store_v(acc + i, aie::zeros<float, 32>());
+  for (unsigned i = 0; i < q_rows; i += 8) {
+    aie::store_v(stats + i, aie::broadcast<float, 8>(empty_max));
+    aie::store_v(stats + q_rows + i, aie::zeros<float, 8>());
+  }
+}
+
+// scores = q k^T in f32. q: q_rows x head_dim, k: kv_rows x head_dim bf16 in panels; scores: q_rows x kv_rows f32 in
+// panels.
+void attn_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, float* __restrict scores) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  for (unsigned column = 0; column < kv_rows / 8; ++column)
+    for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
+      Block c[row_blocks];
+      for (unsigned d = 0; d < head_dim / 8; ++d) {
+        const Block64 b = aie::transpose(load_block(k + d * kv_rows * 8, column), 8, 8);
+        for (unsigned i = 0; i < row_blocks; ++i) c[i].mac(load_block(q + d * q_rows * 8, row + i), b);
+      }
+      float* at = scores + column * q_rows * 8 + row * block;
+      for (unsigned i = 0; i < row_blocks; ++i) aie::store_v(at + i * block, c[i].to_vector<float>());
+    }
+}
+
+// Hides the scores of columns that come after their row: column first_k + j after row first_q + i.
+void attn_causal_mask(float* __restrict scores, int32_t first_q, int32_t first_k) {
+  if (first_k + int32_t(kv_rows) - 1 <= first_q) return;
+  const aie::vector<float, 8> hidden = aie::broadcast<float, 8>(masked_score);
+  for (unsigned row = 0; row < q_rows; ++row) {
+    const int32_t seen = first_q + int32_t(row) - first_k + 1;
+    for (unsigned panel = 0; panel < kv_rows / 8; ++panel) {
+      const int32_t keep = seen - int32_t(panel * 8);
+      if (keep >= 8) continue;
+      float* at = scores + (panel * q_rows + row) * 8;
+      const uint32_t bits = keep <= 0 ? 0xffu : (0xffu << keep) & 0xffu;
+      aie::store_v(at, aie::select(aie::load_v<8>(at), hidden, aie::mask<8>::from_uint32(bits)));
+    }
+  }
+}
+
+// One step of the online softmax: scores become weights p (q_rows x kv_rows bf16 in panels), m and l in stats move on,
+// and acc is rescaled to the new m.
+void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float* __restrict stats,
+                  float* __restrict acc) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  float* m = stats;
+  float* l = stats + q_rows;
+  float* tile = stats + 2 * q_rows;
+  float* factor = stats + 3 * q_rows;
+  row_maxima(scores, tile);
+  for (unsigned i = 0; i < q_rows; i += 8) {
+    const Stat old_max = aie::load_v<8>(m + i);
+    const Stat top = aie::mul(aie::load_v<8>(tile + i), score_scale).to_vector<float>();
+    const Stat new_max = aie::max(old_max, nearest_integer(top));
+    const Stat f = power_of_two(aie::sub(old_max, new_max));
+    aie::store_v(m + i, new_max);
+    aie::store_v(factor + i, f);
+    aie::store_v(l + i, aie::mul(aie::load_v<8>(l + i), f).to_vector<float>());
+  }
+  exponentials(scores, m, p, tile);
+  for (unsigned i = 0; i < q_rows; i += 8)
+    aie::store_v(l + i, aie::add(aie::load_v<8>(l + i), aie::load_v<8>(tile + i)));
+  scale_rows(acc, factor);
+}
+
+// acc += p v. v: kv_rows x head_dim bf16 in panels.
+void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, float* __restrict acc) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  for (unsigned column = 0; column < head_dim / 8; ++column)
+    for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
+      float* at = acc + column * q_rows * 8 + row * block;
+      Block c[row_blocks];
+      for (unsigned i = 0; i < row_blocks; ++i) c[i] = Block(aie::load_v<block>(at + i * block));
+      for (unsigned k = 0; k < kv_rows / 8; ++k) {
+        const Block64 b = load_block(v + column * kv_rows * 8, k);
+        for (unsigned i = 0; i < row_blocks; ++i) c[i].mac(load_block(p + k * q_rows * 8, row + i), b);
+      }
+      for (unsigned i = 0; i < row_blocks; ++i) aie::store_v(at + i * block, c[i].to_vector<float>());
+    }
+}
+
+// Merges the partial result of other K rows into (acc, stats). `other` is destroyed.
+void attn_merge(float* __restrict other, const float* __restrict other_stats, float* __restrict acc,
+                float* __restrict stats) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  float* other_factor = stats + 2 * q_rows;
+  float* factor = stats + 3 * q_rows;
+  for (unsigned i = 0; i < q_rows; i += 8) {
+    const Stat mine = aie::load_v<8>(stats + i), theirs = aie::load_v<8>(other_stats + i);
+    const Stat both = aie::max(mine, theirs);
+    const Stat f = power_of_two(aie::sub(mine, both)), g = power_of_two(aie::sub(theirs, both));
+    aie::accum<accfloat, 8> l = aie::mul(aie::load_v<8>(stats + q_rows + i), f);
+    l = aie::mac(l, aie::load_v<8>(other_stats + q_rows + i), g);
+    aie::store_v(stats + i, both);
+    aie::store_v(stats + q_rows + i, l.to_vector<float>());
+    aie::store_v(factor + i, f);
+    aie::store_v(other_factor + i, g);
+  }
+  scale_rows(acc, factor);
+  scale_rows(other, other_factor);
+  for (unsigned i = 0; i < q_rows * head_dim; i += 32)
+    aie::store_v(acc + i, aie::add(aie::load_v<32>(acc + i), aie::load_v<32>(other + i)));
+}
+
+// out = acc / l in bf16, in panels; a row that has seen no column gives zeros.
+void attn_store(const float* __restrict acc, float* __restrict stats, bfloat16* __restrict out) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  float* factor = stats + 3 * q_rows;
+  for (unsigned i = 0; i < q_rows; i += 8)
+    aie::store_v(factor + i, aie::inv(aie::max(aie::load_v<8>(stats + q_rows + i), least_sum)));
+  for (unsigned row = 0; row < q_rows; row += 4) {
+    const Rows4 f = spread(factor + row);
+    for (unsigned panel = 0; panel < head_dim / 8; ++panel) {
+      const unsigned at = (panel * q_rows + row) * 8;
+      aie::store_v(out + at, aie::mul(aie::load_v<32>(acc + at), f).to_vector<bfloat16>());
+    }
+  }
+}
+}

@@ -1,0 +1,19 @@
+// The AIE API on the CPU: the part of the public API for AIE2P that kernels of this project and kernels written like
+// them use, so that one source serves the core (compiled by Peano against the real header of this name) and the
+// virtual NPU (compiled by g++ or clang against this one).
+//
+// What AIE2P does not have is refused at compile time. What is modelled, and what is only approximated, is said at each
+// function and in kernels_cc/README.md.
+#pragma once
+
+#if !defined(__GNUC__)
+#error "the host AIE API needs the vector extensions of g++ (11 or newer) or clang"
+#endif
+#if __cplusplus < 202002L
+#error "the AIE API needs C++20: compile with -std=c++20"
+#endif
+
+#include <aie_kernels/aie_kernel_utils.h>
+
+#include "host/mmul.hpp"
+#include "host/native.hpp"

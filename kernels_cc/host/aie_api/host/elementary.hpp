@@ -1,0 +1,149 @@
+// Functions of one variable.
+//
+// exp2 and tanh are look-ups of the core whose accuracy is not published; here they are the bf16 nearest to the exact
+// value. inv, invsqrt and sqrt of bf16 lanes are approximations on the device (a few units of bf16), here exact
+// before the one rounding.
+#pragma once
+
+#include <cmath>
+
+#include "reshape.hpp"
+
+namespace aie {
+namespace host {
+
+// 2^x in f32: 2^round(x) times a polynomial in the rest, |rest| <= 1/2. Relative error below 2^-22, and exact for
+// integers. The coefficients are ln(2)^n / n!.
+template <unsigned N>
+AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
+  using F = lanes<float, N>;
+  using I = lanes<std::int32_t, N>;
+  const F magic = F{} + 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+  const F low = F{} - 127.0f, high = F{} + 128.0f;
+  F bounded = x < low ? low : x;
+  bounded = high < bounded ? high : bounded;
+  const F shifted = bounded + magic;
+  const F rest = bounded - (shifted - magic);
+  F p = rest * 1.5403530e-4f + 1.3333558e-3f;
+  p = p * rest + 9.6181291e-3f;
+  p = p * rest + 5.5504109e-2f;
+  p = p * rest + 2.4022651e-1f;
+  p = p * rest + 6.9314718e-1f;
+  p = p * rest + 1.0f;
+  const I exponent = ((I)shifted << 23);  // the integer sits in the low bits of `shifted`
+  F value = (F)((I)p + exponent);
+  value = x < low ? F{} : value;
+  value = x >= high ? F{} + __builtin_inff() : value;
+  return x == x ? value : x;
+}
+
+template <typename T, unsigned N, typename Function>
+AIE_HOST_INLINE vector<T, N> map(const vector<T, N>& v, Function function) {
+  vector<T, N> out;
+  for (unsigned i = 0; i < N; ++i) out.set(T(function(float(v.get(i)))), i);
+  return out;
+}
+
+}  // namespace host
+
+template <typename TR = bfloat16, unsigned N>
+AIE_HOST_INLINE vector<TR, N> exp2(const vector<float, N>& v) {
+  static_assert(std::is_same_v<TR, bfloat16>, "aie::exp2 gives bfloat16 on AIE2P: aie::exp2<bfloat16>(float vector)");
+  return vector<bfloat16, N>(host::narrow_even<N>(host::exp2_f32<N>(v.data)));
+}
+template <typename TR = bfloat16, unsigned N>
+AIE_HOST_INLINE vector<TR, N> tanh(const vector<float, N>& v) {
+  static_assert(std::is_same_v<TR, bfloat16>, "aie::tanh gives bfloat16 on AIE2P: aie::tanh<bfloat16>(float vector)");
+  host::lanes<float, N> out;
+  for (unsigned i = 0; i < N; ++i) out[i] = std::tanh(v.data[i]);
+  return vector<bfloat16, N>(host::narrow_even<N>(out));
+}
+template <typename TR = bfloat16, unsigned N>
+vector<TR, N> exp2(const vector<bfloat16, N>&) {
+  static_assert(N == 0, "aie::exp2 takes float lanes on AIE2P: go through an accumulator, acc.to_vector<float>()");
+}
+template <typename TR = bfloat16, unsigned N>
+vector<TR, N> tanh(const vector<bfloat16, N>&) {
+  static_assert(N == 0, "aie::tanh takes float lanes on AIE2P: go through an accumulator, acc.to_vector<float>()");
+}
+
+template <typename T, unsigned N>
+  requires host::is_float<T>
+AIE_HOST_INLINE vector<T, N> inv(const vector<T, N>& v) {
+  return host::from_wide<T, N>(1.0f / host::wide(v));
+}
+template <typename T, unsigned N>
+  requires host::is_float<T>
+AIE_HOST_INLINE vector<T, N> sqrt(const vector<T, N>& v) {
+  return host::map(v, [](float x) { return std::sqrt(x); });
+}
+template <typename T, unsigned N>
+  requires host::is_float<T>
+AIE_HOST_INLINE vector<T, N> invsqrt(const vector<T, N>& v) {
+  return host::map(v, [](float x) { return 1.0f / std::sqrt(x); });
+}
+template <typename E>
+  requires host::is_float<E>
+AIE_HOST_INLINE E inv(E x) {
+  return E(1.0f / float(x));
+}
+template <typename E>
+  requires host::is_float<E>
+AIE_HOST_INLINE E sqrt(E x) {
+  return E(std::sqrt(float(x)));
+}
+template <typename E>
+  requires host::is_float<E>
+AIE_HOST_INLINE E invsqrt(E x) {
+  return E(1.0f / std::sqrt(float(x)));
+}
+AIE_HOST_INLINE float div(float a, float b) { return a / b; }
+template <unsigned N>
+AIE_HOST_INLINE vector<float, N> div(const vector<float, N>& a, const vector<float, N>& b) {
+  return vector<float, N>(a.data / b.data);
+}
+
+// An integer times 2^-shift.
+template <typename TR = float, typename T, unsigned N>
+  requires(host::is_float<TR> && !host::is_float<T>)
+AIE_HOST_INLINE vector<TR, N> to_float(const vector<T, N>& v, int shift = 0) {
+  const auto value = __builtin_convertvector(v.data, host::lanes<float, N>);
+  return host::from_wide<TR, N>(value * std::ldexp(1.0f, -shift));
+}
+template <typename TR = float, typename Tag, unsigned N>
+  requires(std::is_same_v<TR, float> && !std::is_same_v<Tag, accfloat>)
+AIE_HOST_INLINE vector<TR, N> to_float(const accum<Tag, N>& acc, int shift = 0) {
+  const auto value = __builtin_convertvector(acc.data, host::lanes<float, N>);
+  return vector<float, N>(value * std::ldexp(1.0f, -shift));
+}
+template <typename TR = float>
+AIE_HOST_INLINE TR to_float(int value, int shift = 0) {
+  return TR(std::ldexp(float(value), -shift));
+}
+
+namespace host {
+// The nearest integer to value * 2^shift, ties to even, saturated to T (the device saturates here in every mode).
+template <typename T>
+AIE_HOST_INLINE T fixed(float value, int shift) {
+  const double scaled = std::nearbyint(std::ldexp(double(value), shift));
+  const double top = std::is_signed_v<T> ? std::ldexp(1.0, 8 * sizeof(T) - 1) - 1 : std::ldexp(1.0, 8 * sizeof(T)) - 1;
+  const double bottom = std::is_signed_v<T> ? -top - 1 : 0;
+  if (scaled != scaled) return T(0);
+  return T(scaled > top ? top : scaled < bottom ? bottom : scaled);
+}
+}  // namespace host
+
+template <typename TR = int32, typename T, unsigned N>
+  requires(host::is_float<T> && std::is_integral_v<TR>)
+AIE_HOST_INLINE vector<TR, N> to_fixed(const vector<T, N>& v, int shift = 0) {
+  vector<TR, N> out;
+  for (unsigned i = 0; i < N; ++i) out.data[i] = host::fixed<TR>(float(v.get(i)), shift);
+  return out;
+}
+template <typename TR = int32>
+  requires std::is_integral_v<TR>
+AIE_HOST_INLINE TR to_fixed(float value, int shift = 0) {
+  return host::fixed<TR>(value, shift);
+}
+
+}  // namespace aie

@@ -1,0 +1,151 @@
+// aie::mask, comparisons and select.
+#pragma once
+
+#include "vector.hpp"
+
+namespace aie {
+
+// One bit per lane.
+template <unsigned N>
+class mask {
+ public:
+  // One byte per lane, 0 or -1: what comparisons and select convert to and from without unpacking bits.
+  using storage_t = host::lanes<std::int8_t, N>;
+  storage_t data;
+
+  AIE_HOST_INLINE explicit mask(bool all = false) : data(storage_t{} - std::int8_t(all)) {}
+  AIE_HOST_INLINE explicit mask(const storage_t& lanes) : data(lanes) {}
+  // From words of 32 bits, lane 0 in bit 0 of the first.
+  template <typename... Words>
+    requires(sizeof...(Words) < (N + 31) / 32)
+  AIE_HOST_INLINE explicit mask(unsigned first, Words... rest) : mask(from_uint32(first, rest...)) {}
+
+  template <typename... Words>
+  AIE_HOST_INLINE static mask from_uint32(unsigned first, Words... rest) {
+    const unsigned words[] = {first, unsigned(rest)...};
+    mask out;
+    for (unsigned i = 0; i < N && i < 32 * (1 + sizeof...(Words)); ++i) out.put(i, words[i / 32] >> (i % 32) & 1u);
+    return out;
+  }
+  template <typename... Words>
+  AIE_HOST_INLINE static mask from_uint64(std::uint64_t first, Words... rest) {
+    const std::uint64_t words[] = {first, std::uint64_t(rest)...};
+    mask out;
+    for (unsigned i = 0; i < N && i < 64 * (1 + sizeof...(Words)); ++i) out.put(i, words[i / 64] >> (i % 64) & 1u);
+    return out;
+  }
+
+  static constexpr unsigned size() { return N; }
+  AIE_HOST_INLINE bool test(unsigned i) const { return data[i] != 0; }
+  AIE_HOST_INLINE void set(unsigned i) { put(i, true); }
+  AIE_HOST_INLINE void clear(unsigned i) { put(i, false); }
+  AIE_HOST_INLINE unsigned count() const {
+    unsigned n = 0;
+    for (unsigned i = 0; i < N; ++i) n += test(i);
+    return n;
+  }
+  AIE_HOST_INLINE bool empty() const { return count() == 0; }
+  AIE_HOST_INLINE bool full() const { return count() == N; }
+  AIE_HOST_INLINE bool operator==(const mask& other) const { return (*this ^ other).empty(); }
+  AIE_HOST_INLINE mask operator&(const mask& other) const { return mask(data & other.data); }
+  AIE_HOST_INLINE mask operator|(const mask& other) const { return mask(data | other.data); }
+  AIE_HOST_INLINE mask operator^(const mask& other) const { return mask(data ^ other.data); }
+  AIE_HOST_INLINE mask operator~() const { return mask(~data); }
+  AIE_HOST_INLINE mask& operator&=(const mask& other) { return *this = *this & other; }
+  AIE_HOST_INLINE mask& operator|=(const mask& other) { return *this = *this | other; }
+  AIE_HOST_INLINE mask operator<<(unsigned n) const {
+    mask out;
+    for (unsigned i = n; i < N; ++i) out.data[i] = data[i - n];
+    return out;
+  }
+  AIE_HOST_INLINE mask operator>>(unsigned n) const {
+    mask out;
+    for (unsigned i = n; i < N; ++i) out.data[i - n] = data[i];
+    return out;
+  }
+
+ private:
+  AIE_HOST_INLINE void put(unsigned i, bool on) { data[i] = on ? -1 : 0; }
+};
+
+namespace host {
+
+template <unsigned N, typename Truth>
+AIE_HOST_INLINE mask<N> to_mask(const Truth& lanes) {
+  return mask<N>(__builtin_convertvector(lanes, typename mask<N>::storage_t));
+}
+
+// The second operand of a comparison, maximum, ...: a vector as it is, a scalar in every lane.
+template <typename T, unsigned N>
+AIE_HOST_INLINE vector<T, N> as_vector(const vector<T, N>& v) {
+  return v;
+}
+template <typename T, unsigned N, Elem E>
+AIE_HOST_INLINE vector<T, N> as_vector(E value) {
+  return broadcast<T, N>(T(value));
+}
+
+// The vector type that two operands, at least one of them a vector, share.
+template <typename A, typename B>
+struct common;
+template <typename T, unsigned N>
+struct common<vector<T, N>, vector<T, N>> {
+  using type = vector<T, N>;
+};
+template <typename T, unsigned N, Elem E>
+struct common<vector<T, N>, E> {
+  using type = vector<T, N>;
+};
+template <typename T, unsigned N, Elem E>
+struct common<E, vector<T, N>> {
+  using type = vector<T, N>;
+};
+template <typename A, typename B>
+using common_t = typename common<std::remove_cvref_t<A>, std::remove_cvref_t<B>>::type;
+
+}  // namespace host
+
+template <typename A, typename B>
+concept Operands = requires { typename host::common_t<A, B>; };
+
+#define AIE_HOST_COMPARISON(name, op)                                     \
+  template <typename A, typename B>                                       \
+    requires Operands<A, B>                                               \
+  AIE_HOST_INLINE auto name(const A& a, const B& b) {                     \
+    using V = host::common_t<A, B>;                                       \
+    using T = typename V::value_type;                                     \
+    constexpr unsigned N = V::size();                                     \
+    return host::to_mask<N>(host::wide(host::as_vector<T, N>(a)) op       \
+                            host::wide(host::as_vector<T, N>(b)));        \
+  }
+AIE_HOST_COMPARISON(lt, <)
+AIE_HOST_COMPARISON(le, <=)
+AIE_HOST_COMPARISON(gt, >)
+AIE_HOST_COMPARISON(ge, >=)
+AIE_HOST_COMPARISON(eq, ==)
+AIE_HOST_COMPARISON(neq, !=)
+#undef AIE_HOST_COMPARISON
+
+template <typename A, typename B>
+  requires Operands<A, B>
+AIE_HOST_INLINE bool equal(const A& a, const B& b) {
+  return eq(a, b).full();
+}
+template <typename A, typename B>
+  requires Operands<A, B>
+AIE_HOST_INLINE bool not_equal(const A& a, const B& b) {
+  return !equal(a, b);
+}
+
+// Lane by lane: `a` where the bit is 0, `b` where it is 1.
+template <typename A, typename B, unsigned N>
+  requires(Operands<A, B> && host::common_t<A, B>::size() == N)
+AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
+  using V = host::common_t<A, B>;
+  using T = typename V::value_type;
+  using L = typename V::lane_type;
+  const auto chosen = __builtin_convertvector(m.data, host::truth<L, N>);
+  return V(chosen ? host::as_vector<T, N>(b).data : host::as_vector<T, N>(a).data);
+}
+
+}  // namespace aie

@@ -1,0 +1,108 @@
+// aie::mmul: products of small matrix blocks, in the shapes that AIE2P has.
+#pragma once
+
+#include "elementary.hpp"
+
+namespace aie {
+namespace host {
+
+// Accumulator rows are kept as vectors of one row each, so that a block product is M * K multiply-adds of a row.
+template <typename L, unsigned M, unsigned N>
+struct block {
+  lanes<L, N> row[M];
+};
+
+template <unsigned M, unsigned K, unsigned N>
+constexpr bool one_of_shapes(std::initializer_list<std::array<unsigned, 3>> shapes) {
+  for (const auto& s : shapes)
+    if (s[0] == M && s[1] == K && s[2] == N) return true;
+  return false;
+}
+
+// The shapes of AIE2P, row-major blocks. Operands count by their width: int8 and uint8 are alike.
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+constexpr bool is_mmul_shape() {
+  constexpr unsigned a = sizeof(A), b = sizeof(B);
+  if constexpr (std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16>)
+    return one_of_shapes<M, K, N>({{8, 8, 4}, {4, 8, 8}, {4, 8, 4}, {8, 1, 8}, {8, 8, 8}});
+  else if constexpr (std::is_same_v<A, float> && std::is_same_v<B, float>)
+    return one_of_shapes<M, K, N>({{4, 8, 4}, {4, 1, 4}, {4, 1, 8}});
+  else if constexpr (is_float<A> || is_float<B>)
+    return false;
+  else if constexpr (a == 1 && b == 1)
+    return one_of_shapes<M, K, N>({{2, 8, 8}, {4, 8, 8}, {4, 16, 8}, {8, 16, 8}, {8, 8, 8}});
+  else if constexpr (a == 1 && b == 2)
+    return one_of_shapes<M, K, N>({{8, 2, 8}, {4, 4, 8}});
+  else if constexpr (a == 2 && b == 1)
+    return one_of_shapes<M, K, N>({{4, 4, 8}, {8, 4, 8}, {4, 8, 8}, {2, 16, 8}, {4, 16, 8}});
+  else if constexpr (a == 2 && b == 2)
+    return one_of_shapes<M, K, N>({{4, 2, 8}, {8, 2, 8}, {2, 4, 8}, {4, 4, 8}, {2, 8, 8}, {4, 8, 8}, {8, 1, 8}});
+  else if constexpr (a == 2 && b == 4)
+    return one_of_shapes<M, K, N>({{4, 4, 8}});
+  else if constexpr (a == 4 && b == 2)
+    return one_of_shapes<M, K, N>({{4, 2, 8}, {2, 4, 8}, {4, 4, 8}, {4, 1, 8}});
+  else
+    return one_of_shapes<M, K, N>({{4, 2, 8}, {4, 4, 8}, {4, 4, 4}, {8, 2, 8}, {4, 1, 8}});
+}
+
+}  // namespace host
+
+template <unsigned M_, unsigned K_, unsigned N_, typename TypeA, typename TypeB = TypeA, typename Tag = accauto>
+struct mmul {
+  static_assert(host::is_mmul_shape<M_, K_, N_, TypeA, TypeB>(),
+                "AIE2P has no aie::mmul of this shape for these types. It has (M x K x N): bfloat16 8x8x4, 4x8x8, 4x8x4, "
+                "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 4x16x8, 8x16x8, 8x8x8; int16 4x2x8, 8x2x8, "
+                "2x4x8, 4x4x8, 2x8x8, 4x8x8, 8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; block float is not in this "
+                "host subset");
+
+  static constexpr unsigned M = M_, K = K_, N = N_;
+  static constexpr unsigned size_A = M * K, size_B = K * N, size_C = M * N;
+  static constexpr unsigned size() { return size_C; }
+
+  using tag = host::tag_or_default<Tag, TypeA, TypeB>;
+  using accum_type = accum<tag, size_C>;
+  using lane_type = typename accum_type::lane_type;
+  using row_type = host::lanes<lane_type, N>;
+
+  AIE_HOST_INLINE mmul() : rows_{} {}
+  AIE_HOST_INLINE mmul(const accum_type& acc) { std::memcpy(&rows_, &acc.data, sizeof(rows_)); }
+  template <typename T>
+  AIE_HOST_INLINE mmul(const vector<T, size_C>& v, int shift = 0) : mmul(accum_type(v, shift)) {}
+
+  AIE_HOST_INLINE accum_type to_accum() const {
+    accum_type acc;
+    std::memcpy(&acc.data, &rows_, sizeof(rows_));
+    return acc;
+  }
+  AIE_HOST_INLINE operator accum_type() const { return to_accum(); }
+  template <typename T>
+  AIE_HOST_INLINE vector<T, size_C> to_vector(int shift = 0) const {
+    return to_accum().template to_vector<T>(shift);
+  }
+
+  // C = A B, blocks row by row. Each element of C is summed in the order of K.
+  AIE_HOST_INLINE void mul(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
+    rows_ = {};
+    mac(a, b);
+  }
+  // C += A B.
+  AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
+    const auto left = host::factor<tag, size_A>(a);
+    const auto right = host::factor<tag, size_B>(b);
+    lane_type a_lane[size_A];
+    row_type b_row[K];
+    std::memcpy(&a_lane, &left, sizeof(a_lane));
+    std::memcpy(&b_row, &right, sizeof(b_row));
+    // Keeps the left factors in memory, from where a broadcast is free; taken from a register each costs a shuffle.
+    asm("" : "+m"(a_lane));
+#pragma GCC unroll 8
+    for (unsigned m = 0; m < M; ++m)
+#pragma GCC unroll 16
+      for (unsigned k = 0; k < K; ++k) rows_.row[m] += a_lane[m * K + k] * b_row[k];
+  }
+
+ private:
+  host::block<lane_type, M, N> rows_;
+};
+
+}  // namespace aie

@@ -1,0 +1,207 @@
+// Element types, accumulator tags, the core's mode registers, and what AIE2P has of each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__GNUC__) && !defined(__clang__)
+// Wide vector types are passed only between functions that are inlined, so their ABI does not matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#endif
+
+#define AIE_HOST_INLINE [[gnu::always_inline]] inline
+
+using int8 = std::int8_t;
+using int16 = std::int16_t;
+using int32 = std::int32_t;
+using int64 = std::int64_t;
+using uint8 = std::uint8_t;
+using uint16 = std::uint16_t;
+using uint32 = std::uint32_t;
+using uint64 = std::uint64_t;
+
+struct accfloat {};
+struct acc32 {};
+struct acc64 {};
+struct accauto {};
+
+namespace aie {
+
+enum class rounding_mode : unsigned {
+  floor,
+  ceil,
+  positive_inf,
+  negative_inf,
+  symmetric_inf,
+  symmetric_zero,
+  conv_even,
+  conv_odd,
+  symmetric_floor,
+  symmetric_ceil,
+};
+
+enum class saturation_mode : unsigned { none = 0, saturate = 1, symmetric = 3 };
+
+namespace host {
+
+// The two mode registers of a core. A core powers up with `floor`, and a register keeps its value from one kernel
+// call to the next. All kernels that run on one host thread share this copy; see aie_host_exchange_modes.
+struct core_modes {
+  rounding_mode rounding = rounding_mode::floor;
+  saturation_mode saturation = saturation_mode::none;
+};
+
+inline constinit thread_local core_modes modes{};
+
+// How far a discarded part `rest` of `half * 2` moves a magnitude away from zero: 0 or 1.
+template <typename I, typename R>
+constexpr I round_up(rounding_mode mode, R rest, R half, I odd, I negative) {
+  const I any = I(rest != 0), tie = I(rest == half), over = I(rest > half);
+  switch (mode) {
+    case rounding_mode::floor: return any & negative;
+    case rounding_mode::ceil: return any & (I(1) - negative);
+    case rounding_mode::positive_inf: return over | (tie & (I(1) - negative));
+    case rounding_mode::negative_inf: return over | (tie & negative);
+    case rounding_mode::symmetric_inf: return over | tie;
+    case rounding_mode::symmetric_zero: return over;
+    case rounding_mode::conv_even: return over | (tie & odd);
+    case rounding_mode::conv_odd: return over | (tie & (I(1) - odd));
+    case rounding_mode::symmetric_floor: return I(0);
+    case rounding_mode::symmetric_ceil: return any;
+  }
+  return I(0);
+}
+
+// f32 to bf16 bits. NaN stays NaN whatever the mode.
+constexpr std::uint16_t round_bf16(float value, rounding_mode mode) {
+  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
+  const std::uint32_t high = bits >> 16;
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return std::uint16_t(high | 0x40u);
+  const std::uint32_t rest = bits & 0xffffu;
+  return std::uint16_t(high + round_up<std::uint32_t>(mode, rest, 0x8000u, high & 1u, bits >> 31));
+}
+
+}  // namespace host
+}  // namespace aie
+
+extern "C" {
+// For whoever runs several cores on one host thread (the virtual NPU): puts a core's mode registers in place (bits 0-7
+// rounding, bits 8-15 saturation; 0 is the power-up state) and returns those that were there.
+__attribute__((weak)) std::uint32_t aie_host_exchange_modes(std::uint32_t next) {
+  auto& modes = aie::host::modes;
+  const std::uint32_t previous = unsigned(modes.rounding) | unsigned(modes.saturation) << 8;
+  modes.rounding = aie::rounding_mode(next & 0xffu);
+  modes.saturation = aie::saturation_mode(next >> 8 & 0xffu);
+  return previous;
+}
+}
+
+// bfloat16: the upper half of an f32. Arithmetic is done in f32. A conversion from f32 at run time follows the core's
+// rounding mode, a constant is rounded to nearest even, as the compiler for the device does.
+struct bfloat16 {
+  std::uint16_t bits;
+
+  bfloat16() = default;
+  template <typename A>
+    requires std::is_arithmetic_v<A>
+  constexpr bfloat16(A value)
+      : bits(aie::host::round_bf16(float(value), std::is_constant_evaluated() ? aie::rounding_mode::conv_even
+                                                                              : aie::host::modes.rounding)) {}
+  constexpr operator float() const { return __builtin_bit_cast(float, std::uint32_t(bits) << 16); }
+  static constexpr bfloat16 from_bits(std::uint16_t bits) {
+    bfloat16 value;
+    value.bits = bits;
+    return value;
+  }
+  constexpr bfloat16& operator+=(float v) { return *this = bfloat16(float(*this) + v); }
+  constexpr bfloat16& operator-=(float v) { return *this = bfloat16(float(*this) - v); }
+  constexpr bfloat16& operator*=(float v) { return *this = bfloat16(float(*this) * v); }
+  constexpr bfloat16& operator/=(float v) { return *this = bfloat16(float(*this) / v); }
+};
+using bfloat16_t = bfloat16;
+
+namespace aie {
+namespace host {
+
+template <typename T, typename... Types>
+inline constexpr bool is_one_of = (std::is_same_v<T, Types> || ...);
+
+template <typename T>
+inline constexpr bool is_element = is_one_of<T, int8, uint8, int16, uint16, int32, uint32, bfloat16, float>;
+
+template <typename T>
+inline constexpr bool is_float = is_one_of<T, bfloat16, float>;
+
+// AIE2P's registers are 128 to 1024 bits wide; wider vectors are made of several, so any power of two from 128 on.
+template <typename T, unsigned N>
+inline constexpr bool is_vector_shape = (N & (N - 1)) == 0 && N * sizeof(T) * 8 >= 128 && N * sizeof(T) * 8 <= 8192;
+
+// How the lanes of a type are kept: bf16 as its bits, all others as themselves.
+template <typename T>
+using lane_t = std::conditional_t<std::is_same_v<T, bfloat16>, std::uint16_t, T>;
+
+// The type that arithmetic on a lane is done in.
+template <typename T>
+using wide_t = std::conditional_t<is_float<T>, float, T>;
+
+template <typename T, unsigned N>
+struct lanes_of {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <typename T, unsigned N>
+using lanes = typename lanes_of<T, N>::type;
+
+// All ones or all zeros per lane, what a comparison of lanes<T, N> gives.
+template <typename T, unsigned N>
+using truth = decltype(lanes<T, N>{} < lanes<T, N>{});
+
+template <unsigned N>
+AIE_HOST_INLINE lanes<float, N> widen(const lanes<std::uint16_t, N>& bits) {
+  return (lanes<float, N>)(__builtin_convertvector(bits, lanes<std::uint32_t, N>) << 16);
+}
+
+template <unsigned N>
+AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even(const lanes<float, N>& value) {
+  const auto bits = (lanes<std::uint32_t, N>)value;
+  const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const auto nan = (bits >> 16) | 0x40u;
+  return __builtin_convertvector(value == value ? rounded : nan, lanes<std::uint16_t, N>);
+}
+
+// f32 lanes to bf16 lanes in the core's rounding mode.
+template <unsigned N>
+AIE_HOST_INLINE lanes<std::uint16_t, N> narrow(const lanes<float, N>& value) {
+  const rounding_mode mode = modes.rounding;
+  if (mode == rounding_mode::conv_even) [[likely]] return narrow_even<N>(value);
+  lanes<std::uint16_t, N> out;
+  for (unsigned i = 0; i < N; ++i) out[i] = round_bf16(value[i], mode);
+  return out;
+}
+
+template <typename T>
+inline constexpr unsigned native_lanes = 512 / (8 * sizeof(T));
+
+}  // namespace host
+
+template <typename T>
+inline constexpr unsigned native_vector_length_v = host::native_lanes<T>;
+
+static inline void set_rounding(rounding_mode mode) { host::modes.rounding = mode; }
+static inline rounding_mode get_rounding() { return host::modes.rounding; }
+static inline rounding_mode swap_rounding(rounding_mode mode) {
+  const rounding_mode previous = host::modes.rounding;
+  host::modes.rounding = mode;
+  return previous;
+}
+static inline void set_saturation(saturation_mode mode) { host::modes.saturation = mode; }
+static inline saturation_mode get_saturation() { return host::modes.saturation; }
+static inline saturation_mode swap_saturation(saturation_mode mode) {
+  const saturation_mode previous = host::modes.saturation;
+  host::modes.saturation = mode;
+  return previous;
+}
+
+}  // namespace aie

@@ -1,0 +1,279 @@
+// aie::vector: N lanes of T in a register.
+#pragma once
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "types.hpp"
+
+namespace aie {
+
+template <typename T, unsigned N>
+class vector;
+
+namespace host {
+
+// Lane `index` of a vector, assignable.
+template <typename T, unsigned N>
+class lane_ref {
+ public:
+  AIE_HOST_INLINE lane_ref(vector<T, N>& owner, unsigned index) : owner_(owner), index_(index) {}
+  AIE_HOST_INLINE operator T() const { return owner_.get(index_); }
+  template <typename U>
+    requires(!std::is_same_v<T, U> && std::is_constructible_v<U, T>)
+  AIE_HOST_INLINE explicit operator U() const {
+    return U(owner_.get(index_));
+  }
+  AIE_HOST_INLINE T get() const { return owner_.get(index_); }
+  AIE_HOST_INLINE lane_ref& operator=(T value) {
+    owner_.set(value, index_);
+    return *this;
+  }
+  AIE_HOST_INLINE lane_ref& operator=(const lane_ref& other) { return *this = T(other); }
+
+ private:
+  vector<T, N>& owner_;
+  unsigned index_;
+};
+
+}  // namespace host
+
+template <typename T, unsigned N>
+class vector {
+  static_assert(host::is_element<T>,
+                "AIE2P vectors hold int8, uint8, int16, uint16, int32, uint32, bfloat16 or float (double and 64-bit "
+                "integers do not exist on the core; complex and 4-bit types are not in this host subset)");
+  static_assert(!host::is_element<T> || host::is_vector_shape<T, N>,
+                "AIE2P vectors are a power of two of lanes and at least 128 bits wide: bfloat16 8, 16, 32, 64; float 4, "
+                "8, 16, 32; int8 16 to 128; int16 8 to 64; int32 4 to 32; wider ones are made of several");
+
+ public:
+  using value_type = T;
+  using lane_type = host::lane_t<T>;
+  using storage_t = host::lanes<lane_type, N>;
+  using native_type = vector;
+
+  storage_t data;
+
+  static constexpr unsigned size() { return N; }
+  static constexpr unsigned type_bits() { return 8 * sizeof(T); }
+  static constexpr unsigned bits() { return N * type_bits(); }
+  static constexpr unsigned bytes() { return N * sizeof(T); }
+  static constexpr bool is_signed() { return host::is_float<T> || std::is_signed_v<T>; }
+  static constexpr bool is_complex() { return false; }
+  static constexpr bool is_real() { return true; }
+  static constexpr bool is_integral() { return !host::is_float<T>; }
+  static constexpr bool is_floating_point() { return host::is_float<T>; }
+
+  vector() = default;
+  AIE_HOST_INLINE explicit vector(const storage_t& lanes) : data(lanes) {}
+  template <typename... Values>
+    requires(sizeof...(Values) + 1 <= N && (std::is_convertible_v<Values, T> && ...))
+  AIE_HOST_INLINE explicit vector(T first, Values... rest) : data{} {
+    unsigned i = 0;
+    set(first, i);
+    (set(T(rest), ++i), ...);
+  }
+
+  AIE_HOST_INLINE const vector& to_native() const { return *this; }
+
+  AIE_HOST_INLINE T get(unsigned i) const {
+    const lane_type lane = data[i];
+    if constexpr (std::is_same_v<T, bfloat16>)
+      return bfloat16::from_bits(lane);
+    else
+      return lane;
+  }
+  AIE_HOST_INLINE void set(T value, unsigned i) {
+    if constexpr (std::is_same_v<T, bfloat16>)
+      data[i] = value.bits;
+    else
+      data[i] = value;
+  }
+  AIE_HOST_INLINE T operator[](unsigned i) const { return get(i); }
+  AIE_HOST_INLINE host::lane_ref<T, N> operator[](unsigned i) { return {*this, i}; }
+
+  // Shifts all lanes up by one and puts `value` in lane 0.
+  AIE_HOST_INLINE vector& push(T value) {
+    for (unsigned i = N - 1; i > 0; --i) data[i] = data[i - 1];
+    set(value, 0);
+    return *this;
+  }
+
+  template <unsigned M>
+  AIE_HOST_INLINE vector<T, M> extract(unsigned index) const {
+    static_assert(M <= N, "extract<M>: a part is not larger than the vector");
+    vector<T, M> part;
+    std::memcpy(&part.data, reinterpret_cast<const char*>(&data) + index * sizeof(part.data), sizeof(part.data));
+    return part;
+  }
+  template <unsigned M>
+  AIE_HOST_INLINE vector& insert(unsigned index, const vector<T, M>& part) {
+    static_assert(M <= N, "insert: a part is not larger than the vector");
+    std::memcpy(reinterpret_cast<char*>(&data) + index * sizeof(part.data), &part.data, sizeof(part.data));
+    return *this;
+  }
+  // A vector of M lanes with this one as its part `index`. The device leaves the rest undefined; here it is zero.
+  template <unsigned M>
+  AIE_HOST_INLINE vector<T, M> grow(unsigned index = 0) const {
+    static_assert(M >= N, "grow<M>: the result is not smaller than the vector");
+    vector<T, M> whole;
+    whole.data = typename vector<T, M>::storage_t{};
+    return whole.insert(index, *this);
+  }
+  template <unsigned M>
+  AIE_HOST_INLINE vector<T, M> grow_replicate() const {
+    vector<T, M> whole;
+    for (unsigned i = 0; i < M / N; ++i) whole.insert(i, *this);
+    return whole;
+  }
+  template <unsigned M>
+  AIE_HOST_INLINE std::array<vector<T, M>, N / M> split() const {
+    std::array<vector<T, M>, N / M> parts;
+    for (unsigned i = 0; i < N / M; ++i) parts[i] = extract<M>(i);
+    return parts;
+  }
+  // The same bits read as lanes of U.
+  template <typename U>
+  AIE_HOST_INLINE auto cast_to() const {
+    vector<U, N * sizeof(T) / sizeof(U)> out;
+    std::memcpy(&out.data, &data, sizeof(data));
+    return out;
+  }
+};
+
+namespace host {
+
+template <typename T>
+struct is_vector_type : std::false_type {};
+template <typename T, unsigned N>
+struct is_vector_type<vector<T, N>> : std::true_type {};
+
+// The lanes in the type that arithmetic is done in: f32 for bf16, themselves otherwise.
+template <typename T, unsigned N>
+AIE_HOST_INLINE lanes<wide_t<T>, N> wide(const vector<T, N>& v) {
+  if constexpr (std::is_same_v<T, bfloat16>)
+    return widen<N>(v.data);
+  else
+    return v.data;
+}
+
+template <typename T, unsigned N>
+AIE_HOST_INLINE vector<T, N> from_wide(const lanes<wide_t<T>, N>& value) {
+  if constexpr (std::is_same_v<T, bfloat16>)
+    return vector<T, N>(narrow<N>(value));
+  else
+    return vector<T, N>(value);
+}
+
+// Stops at an access that the device would silently move to an aligned address. Only with AIE_HOST_CHECK_ALIGNMENT.
+template <typename T, unsigned N>
+AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at) {
+#ifdef AIE_HOST_CHECK_ALIGNMENT
+  constexpr std::size_t bytes = N * sizeof(T) < 64 ? N * sizeof(T) : 64;
+  if (reinterpret_cast<std::uintptr_t>(at) % bytes != 0) {
+    std::fprintf(stderr, "aie::load_v/store_v of %zu bytes at %p, which is not a multiple of %zu: AIE2P would access "
+                 "another address; use load_unaligned_v/store_unaligned_v or align the buffer\n",
+                 N * sizeof(T), at, bytes);
+    std::abort();
+  }
+#endif
+}
+
+}  // namespace host
+
+template <typename V>
+concept Vector = host::is_vector_type<std::remove_cvref_t<V>>::value;
+
+template <typename E>
+concept Elem = host::is_element<std::remove_cvref_t<E>> || std::is_arithmetic_v<std::remove_cvref_t<E>>;
+
+template <typename V1, typename V2>
+concept SameVector = Vector<V1> && std::is_same_v<std::remove_cvref_t<V1>, std::remove_cvref_t<V2>>;
+
+inline constexpr unsigned vector_decl_align = 64;
+template <typename T, unsigned N>
+inline constexpr unsigned vector_ldst_align_v = N * sizeof(T) < 64 ? N * sizeof(T) : 64;
+
+// ---- loads and stores ----------------------------------------------------------------------------------------------
+
+template <unsigned N, typename T>
+AIE_HOST_INLINE vector<T, N> load_v(const T* from) {
+  host::check_alignment<T, N>(from);
+  vector<T, N> v;
+  std::memcpy(&v.data, from, sizeof(v.data));
+  return v;
+}
+template <typename T>
+AIE_HOST_INLINE auto load_v(const T* from) {
+  return load_v<native_vector_length_v<T>>(from);
+}
+
+template <unsigned N, typename T>
+AIE_HOST_INLINE vector<T, N> load_unaligned_v(const T* from, [[maybe_unused]] unsigned aligned_elems = 1) {
+  vector<T, N> v;
+  std::memcpy(&v.data, from, sizeof(v.data));
+  return v;
+}
+template <typename T>
+AIE_HOST_INLINE auto load_unaligned_v(const T* from, unsigned aligned_elems = 1) {
+  return load_unaligned_v<native_vector_length_v<T>>(from, aligned_elems);
+}
+
+// Loads from the last multiple of `elems` elements at or below `from`.
+template <unsigned N, typename T>
+AIE_HOST_INLINE vector<T, N> load_floor_v(const T* from, unsigned elems = N) {
+  const std::uintptr_t bytes = elems * sizeof(T);
+  return load_v<N>(reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(from) & ~(bytes - 1)));
+}
+
+template <typename T, unsigned N>
+AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
+  host::check_alignment<T, N>(to);
+  std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
+  return to;
+}
+
+template <typename T, unsigned N>
+AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
+  std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
+  return to;
+}
+
+// ---- making and joining vectors ------------------------------------------------------------------------------------
+
+template <typename T, unsigned N = native_vector_length_v<T>>
+  requires host::is_element<T>
+AIE_HOST_INLINE vector<T, N> broadcast(std::type_identity_t<T> value) {
+  vector<T, N> v;
+  if constexpr (std::is_same_v<T, bfloat16>)
+    v.data = typename vector<T, N>::storage_t{} + value.bits;
+  else
+    v.data = typename vector<T, N>::storage_t{} + value;
+  return v;
+}
+
+template <typename T, unsigned N = native_vector_length_v<T>>
+  requires host::is_element<T>
+AIE_HOST_INLINE vector<T, N> zeros() {
+  return vector<T, N>(typename vector<T, N>::storage_t{});
+}
+
+template <typename T, unsigned N, typename... Rest>
+  requires(std::is_same_v<vector<T, N>, Rest> && ...)
+AIE_HOST_INLINE auto concat(const vector<T, N>& first, const Rest&... rest) {
+  vector<T, N*(1 + sizeof...(Rest))> whole;
+  unsigned i = 0;
+  whole.insert(i, first);
+  (whole.insert(++i, rest), ...);
+  return whole;
+}
+
+template <typename U, Vector V>
+AIE_HOST_INLINE auto vector_cast(const V& v) {
+  return v.template cast_to<U>();
+}
+
+}  // namespace aie

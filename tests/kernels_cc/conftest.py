@@ -1,0 +1,96 @@
+"""Building C++ sources against the host AIE API, and calling them with numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "kernels_cc"
+
+
+def compiler() -> str:
+    """The first C++ compiler there is, as `VNPU_CXX` or `CXX` name it or by its usual names."""
+    names = [os.environ.get("VNPU_CXX"), os.environ.get("CXX"), "c++", "g++", "clang++"]
+    return next(name for name in names if name and shutil.which(name))
+
+
+def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Compile `source` against the host AIE API; whether it worked is for the caller to look at."""
+    command = [compiler(), "-std=c++20", "-O2", "-march=native", "-Wall", "-Wextra", f"-I{KERNELS / 'host'}"]
+    return subprocess.run(
+        [*command, "-o", str(output), *flags, str(source)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def compile_cc() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """compile_cc(source, output, *flags), against the host AIE API."""
+    return run_compiler
+
+
+@pytest.fixture(scope="session")
+def kernels_folder() -> Path:
+    return KERNELS
+
+
+class Functions:
+    """The functions of a shared object.
+
+    Integers are passed as they are. Of an array the function sees a copy at a multiple of 64 bytes, as
+    buffers of a core lie, whose contents come back into the array.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        function = getattr(self._library, name)
+
+        def call(*arguments: Any) -> int:
+            copies = [_aligned(a) if isinstance(a, np.ndarray) else a for a in arguments]
+            pointers = [ctypes.c_void_p(c.ctypes.data) if isinstance(c, np.ndarray) else c for c in copies]
+            result: int = function(*pointers)
+            for array, copy in zip(arguments, copies, strict=True):
+                if isinstance(array, np.ndarray):
+                    array[...] = copy
+            return result
+
+        return call
+
+
+def _aligned(source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    raw = np.zeros(source.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    out = raw[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
+    out[...] = source
+    return out
+
+
+@pytest.fixture(scope="session")
+def build_cc(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Functions]:
+    """build_cc(source, defines): its functions, compiled once per set of defines, with alignment checks."""
+    built: dict[tuple[Any, ...], Functions] = {}
+    folder = tmp_path_factory.mktemp("kernels_cc")
+
+    def build(source: Path, defines: Mapping[str, object] | None = None) -> Functions:
+        key = (source, *sorted((defines or {}).items()))
+        if key not in built:
+            output = folder / f"{source.stem}_{len(built)}.so"
+            macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+            done = run_compiler(
+                source, output, "-fPIC", "-shared", "-Werror", "-DAIE_HOST_CHECK_ALIGNMENT", *macros
+            )
+            assert done.returncode == 0, done.stderr
+            built[key] = Functions(output)
+        return built[key]
+
+    return build
