@@ -89,14 +89,15 @@ class ArtifactStore:
 
     def why(self, recipe: Recipe) -> str:
         """Why this recipe has to be compiled, against the newest artifact of the same program."""
-        others = [
-            e for e in self._manifest.read().values() if (e.name, e.backend) == (recipe.name, recipe.backend)
-        ]
+        entries = self._manifest.read()
+        if recipe.stem in entries:
+            return "its artifact is missing or damaged"
+        others = [e for e in entries.values() if (e.name, e.backend) == (recipe.name, recipe.backend)]
         if not others:
             return "not compiled before"
         newest = max(others, key=lambda entry: entry.created).made_from
         changed = [name for name, value in recipe.ingredients.items() if newest.get(name) != value]
-        return f"changed: {', '.join(changed)}" if changed else "artifact missing or damaged"
+        return f"changed: {', '.join(changed)}"
 
     def build(self, recipe: Recipe, compile_in: Compile) -> Artifact:
         """The artifact of this recipe: the one that is there, or a new one.

@@ -17,7 +17,7 @@ from kernel_builder.arguments import Argument, ArgumentTable, Role
 from kernel_builder.dtypes import f32
 from multi_launch_builder.program import CompileOption, Program
 from runtime import Backend, CompileError, KernelCache, Profiler
-from runtime.fingerprint import text_digest
+from runtime.fingerprint import text_digest, tool_version
 from virtual_npu import pyxrt
 
 SHAPE = (4, 8)
@@ -140,3 +140,41 @@ def cache(open_cache, program, strict):
 def arrays():
     random = np.random.default_rng(0)
     return {name: random.standard_normal(SHAPE, dtype=np.float32) for name in ("x", "w")}
+
+
+class NpuTools:
+    """Shell scripts in place of aircc, aiecc, aiebu-asm and Peano's clang++; each call is one line of `log`."""
+
+    def __init__(self, root):
+        self.root = root
+        self.log = root / "calls"
+        self.script(
+            "bin/aircc", f'echo "aircc $@" >> {self.log}\necho output of aircc\necho an elf > scale.elf'
+        )
+        self.script("bin/aiecc", "")
+        self.script("bin/aiebu-asm", "")
+        self.script(
+            "peano/bin/clang++",
+            f'echo output of clang++\n[ "$1" = --version ] || echo "clang++ $@" >> {self.log}',
+        )
+        (root / "mlir-aie/include/aie_api").mkdir(parents=True)
+        (root / "mlir-aie/include/aie_api/aie.hpp").write_text("")
+
+    def script(self, name, body):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def calls(self):
+        return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+@pytest.fixture
+def npu_tools(tmp_path, monkeypatch):
+    tools = NpuTools(tmp_path / "tools")
+    monkeypatch.setenv("PATH", f"{tools.root}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.root / "peano"))
+    monkeypatch.setenv("MLIR_AIE_INSTALL_DIR", str(tools.root / "mlir-aie"))
+    tool_version.cache_clear()
+    return tools

@@ -134,7 +134,7 @@ X = ZEROS
     [
         (
             lambda c: c.run("scale", x=ZEROS[:2], w=X),
-            r"program 'scale': input x \(4x8 f32\) was given 2x8 float32; pass shape \(4, 8\) and dtype float32",
+            r"input x \(4x8 f32\) was given 2x8 float32; pass shape \(4, 8\) and dtype float32",
         ),
         (
             lambda c: c.run("scale", bo_key="L7", x=X, w=X.astype(ml_dtypes.bfloat16)),

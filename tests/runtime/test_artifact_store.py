@@ -1,0 +1,243 @@
+"""Artifacts on disk: found by content, whole or rebuilt, shared by processes, safe on a full disk."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import AerieRuntimeError, CompileError, DiskFullError
+from runtime.artifacts import ArtifactStore, Recipe
+
+
+def files(cache):
+    return sorted(path.name for path in (cache.cache_dir / "virtual").iterdir())
+
+
+def test_the_layout_is_the_documented_one(open_cache, program):
+    cache = open_cache()
+    artifact = cache.compile_and_cache(program)
+    stem = f"scale-{artifact.key}"
+    assert artifact.path == cache.cache_dir / "virtual" / f"{stem}.elf"
+    assert files(cache) == [f"{stem}.elf", f"{stem}.log", f"{stem}.mlir"]
+    assert artifact.path.with_suffix(".mlir").read_text() == program.text
+    assert artifact.path.with_suffix(".log").read_text() == "compiling scale\n"
+    assert sorted(p.name for p in cache.cache_dir.iterdir()) == ["locks", "manifest.json", "virtual", "work"]
+    assert not list((cache.cache_dir / "work").iterdir())
+
+
+def test_the_manifest_tells_what_made_an_artifact(open_cache, program):
+    artifact = open_cache().compile_and_cache(program)
+    document = json.loads((artifact.path.parent.parent / "manifest.json").read_text())
+    entry = document["artifacts"][f"scale-{artifact.key}"]
+    assert document["format"] == 1
+    assert entry["name"] == "scale"
+    assert entry["backend"] == "virtual"
+    assert entry["file"] == f"virtual/{artifact.path.name}"
+    assert entry["nbytes"] == artifact.path.stat().st_size
+    assert set(entry["made_from"]) == {"program text", "flags"}
+    assert entry["made_from"]["flags"] == "-O2"
+
+
+def test_a_second_cache_compiles_nothing(open_cache, program, toolchain):
+    first = open_cache().compile_and_cache(program)
+    second = open_cache().compile_and_cache(program)
+    assert toolchain.compiled == ["scale"]
+    assert (first.reused, second.reused) == (False, True)
+    assert first.path == second.path
+
+
+def test_any_ingredient_makes_another_artifact(open_cache, program, variant, toolchain):
+    cache = open_cache()
+    first = cache.compile_and_cache(program)
+    other_text = cache.compile_and_cache(variant(text="scale 2"))
+    toolchain.flags = "-O3"
+    other_flags = cache.compile_and_cache(program)
+    assert len({first.key, other_text.key, other_flags.key}) == 3
+    toolchain.flags = "-O2"
+    assert cache.compile_and_cache(program).reused
+
+
+def test_why_a_program_is_compiled(open_cache, program, toolchain):
+    cache, reasons = open_cache(), []
+    tell = lambda progress: reasons.append(progress.detail)  # noqa: E731
+    cache.compile_all([program], progress=tell)
+    toolchain.flags = "-O3"
+    artifact = cache.compile_all([program], progress=tell)["scale"]
+    artifact.path.unlink()
+    cache.compile_all([program], progress=tell)
+    assert [reason for reason in reasons if reason] == [
+        "not compiled before",
+        "changed: flags",
+        "its artifact is missing or damaged",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), r"artifact scale-\w+.elf is damaged \(the file is missing\); compil"),
+        (lambda path: path.write_text("{"), r"is damaged \(1 bytes instead of \d+\)"),
+        (
+            lambda path: path.write_text(path.read_text().replace("4", "5")),
+            r"is damaged \(its content changed\)",
+        ),
+    ],
+)
+def test_a_damaged_artifact_is_rebuilt_and_said_so(open_cache, program, toolchain, reports, damage, message):
+    cache = open_cache()
+    damage(cache.compile_and_cache(program).path)
+    cache.compile_and_cache(program)
+    assert toolchain.compiled == ["scale", "scale"]
+    assert len(reports) == 1
+    assert re.search(message, reports[0])
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 2}', '{"format": 1, "artifacts": {"a": {}}}', "\xff"]
+)
+def test_a_corrupt_manifest_is_replaced_and_said_so(
+    open_cache, program, variant, toolchain, reports, content
+):
+    cache = open_cache()
+    cache.compile_and_cache(program)
+    manifest = cache.cache_dir / "manifest.json"
+    manifest.write_text(content, encoding="latin-1")
+    again = open_cache()
+    again.compile_and_cache(program)
+    again.compile_and_cache(variant(name="other"))
+    assert toolchain.compiled == ["scale", "scale", "other"]
+    assert len(reports) == 1
+    assert "manifest.json is corrupt (" in reports[0]
+    assert reports[0].endswith("starting a new one, programs are compiled again")
+    assert len(json.loads(manifest.read_text())["artifacts"]) == 2
+
+
+def test_a_failed_compilation_keeps_its_log_and_nothing_else(open_cache, variant):
+    cache = open_cache()
+    with pytest.raises(
+        CompileError, match="program 'scale' was not compiled: line 3: unknown op 'bad'; full log: "
+    ) as caught:
+        cache.compile_and_cache(variant(text="bad"))
+    assert caught.value.log.read_text() == "compiling scale\n"
+    assert files(cache) == [caught.value.log.name]
+    assert not list((cache.cache_dir / "work").iterdir())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        CompileError("scale", "cc1plus: fatal error: write: No space left on device"),
+    ],
+)
+def test_a_full_disk_leaves_the_cache_usable(open_cache, program, variant, toolchain, failure):
+    cache = open_cache()
+    cache.compile_and_cache(program)
+    toolchain.fail = failure
+    with pytest.raises(
+        DiskFullError,
+        match=r"no space left while compiling 'more' \(.* \d+ bytes free at .*; what is compiled alre",
+    ):
+        cache.compile_and_cache(variant(name="more"))
+    assert not list((cache.cache_dir / "work").iterdir())
+    assert cache.compile_and_cache(program).reused
+    toolchain.fail = None
+    assert not cache.compile_and_cache(variant(name="more")).reused
+
+
+def test_a_disk_that_fills_while_the_manifest_is_written(open_cache, program, variant, monkeypatch):
+    cache = open_cache()
+    cache.compile_and_cache(program)
+    before = (cache.cache_dir / "manifest.json").read_bytes()
+    real = Path.write_text
+
+    def full(path, text, *rest, **options):
+        if path.name.endswith(".partial"):
+            real(path, text[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, text, *rest, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(DiskFullError):
+        cache.compile_and_cache(variant(name="more"))
+    assert (cache.cache_dir / "manifest.json").read_bytes() == before
+    assert not list(cache.cache_dir.glob("*.partial"))
+    assert open_cache().compile_and_cache(program).reused
+
+
+def test_other_system_errors_pass_through(open_cache, program, toolchain):
+    toolchain.fail = PermissionError(errno.EACCES, "no")
+    with pytest.raises(PermissionError):
+        open_cache().compile_and_cache(program)
+
+
+def test_what_a_killed_process_left_is_cleared(open_cache, program):
+    cache = open_cache()
+    key = cache.compile_and_cache(program).key
+    left = cache.cache_dir / "work" / f"scale-{key}"
+    left.mkdir(parents=True)
+    (left / "half").write_text("x")
+    cache.compile_and_cache(program).path.unlink()
+    cache.compile_and_cache(program)
+    assert not left.exists()
+
+
+def test_a_cache_directory_that_cannot_be_used(tmp_path, open_cache):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(
+        AerieRuntimeError, match=r"the cache directory .*cache cannot be used \(.*\); choose a writ"
+    ):
+        open_cache()
+
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from runtime.artifacts import ArtifactStore, Recipe
+
+directory, name = Path(sys.argv[1]), sys.argv[2]
+
+def compile_in(work):
+    with open(directory / "compiled", "a") as log:
+        log.write(name + "\\n")
+    (directory / ("started-" + name)).touch()
+    time.sleep(0.5)
+    made = work / "made"
+    made.write_text(name)
+    return made
+
+store = ArtifactStore(directory, print)
+artifact = store.build(Recipe(name, "virtual", "text", {"text": name}), compile_in)
+print("reused" if artifact.reused else "built")
+"""
+
+
+def start(tmp_path, name):
+    command = [sys.executable, "-c", BUILD, str(tmp_path), name]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def test_two_processes_share_a_cache(tmp_path):
+    both = [start(tmp_path, "same"), start(tmp_path, "same"), start(tmp_path, "other")]
+    output = [process.communicate(timeout=60)[0].splitlines() for process in both]
+    assert sorted(lines[-1] for lines in output) == ["built", "built", "reused"]
+    assert sorted((tmp_path / "compiled").read_text().split()) == ["other", "same"]
+    assert len(json.loads((tmp_path / "manifest.json").read_text())["artifacts"]) == 2
+
+
+def test_waiting_for_another_process_is_said(tmp_path):
+    other = start(tmp_path, "same")
+    while not (tmp_path / "started-same").exists():
+        assert other.poll() is None
+    reports = []
+    recipe = Recipe("same", "virtual", "text", {"text": "same"})
+    artifact = ArtifactStore(tmp_path, reports.append).build(recipe, lambda work: pytest.fail("built twice"))
+    other.communicate(timeout=60)
+    assert artifact.reused
+    assert reports == ["another process is compiling same; waiting for it"]

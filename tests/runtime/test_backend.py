@@ -1,0 +1,93 @@
+"""The choice of backend."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+import virtual_npu.pyxrt
+from runtime import BackendError, select_backend
+from runtime import backend as backend_module
+from runtime.npu_toolchain import NpuToolchain
+from runtime.toolchain import VirtualToolchain
+
+
+def fake_pyxrt(device):
+    module = ModuleType("pyxrt")
+    module.device = device
+    return module
+
+
+@pytest.fixture
+def no_pyxrt(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyxrt", None)
+
+
+@pytest.fixture
+def no_tools(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("PEANO_INSTALL_DIR", raising=False)
+    monkeypatch.delenv("MLIR_AIE_INSTALL_DIR", raising=False)
+
+
+def test_virtual():
+    backend = select_backend("virtual")
+    assert backend.name == "virtual"
+    assert isinstance(backend.toolchain, VirtualToolchain)
+    assert backend.pyxrt is virtual_npu.pyxrt
+    assert backend.reason == "backend virtual: asked for"
+
+
+def test_auto_without_pyxrt_is_virtual_and_says_why(no_pyxrt):
+    backend = select_backend("auto")
+    assert backend.name == "virtual"
+    assert backend.reason.startswith("backend virtual: no NPU in use (Python module pyxrt is missing (")
+
+
+def test_auto_without_a_device_is_virtual_and_says_why(monkeypatch):
+    def device(index):
+        raise RuntimeError("No such device with index '0'")
+
+    monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(device))
+    assert select_backend().reason == (
+        "backend virtual: no NPU in use (pyxrt opens no device (No such device with index '0'))"
+    )
+
+
+def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(monkeypatch, no_tools):
+    monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(lambda index: object()))
+    assert select_backend().reason.startswith("backend virtual: no NPU in use (aircc is not on PATH")
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [("auto", "backend npu: pyxrt opened a device"), ("npu", "backend npu: asked for")],
+)
+def test_npu_where_all_is_there(monkeypatch, npu_tools, choice, reason):
+    pyxrt = fake_pyxrt(lambda index: object())
+    monkeypatch.setitem(sys.modules, "pyxrt", pyxrt)
+    backend = select_backend(choice)
+    assert (backend.name, backend.pyxrt, backend.reason) == ("npu", pyxrt, reason)
+    assert isinstance(backend.toolchain, NpuToolchain)
+
+
+def test_npu_without_anything_says_what_is_missing(no_pyxrt, no_tools):
+    with pytest.raises(BackendError) as caught:
+        select_backend("npu")
+    message = str(caught.value)
+    assert message.startswith("backend 'npu' cannot be used here: Python module pyxrt is missing")
+    for part in (
+        "aircc is not on PATH",
+        "aiecc is not",
+        "aiebu-asm is not",
+        "Peano is missing",
+        "aie.hpp is missing",
+    ):
+        assert part in message
+    assert message.endswith("BACKEND=virtual runs the same programs")
+
+
+def test_unknown_backend_lists_the_legal_ones():
+    with pytest.raises(BackendError, match="unknown backend 'gpu'; choose one of: auto, virtual, npu"):
+        select_backend("gpu")
+    assert backend_module.CHOICES == ("auto", "virtual", "npu")

@@ -1,0 +1,59 @@
+"""Hashes of what makes an artifact."""
+
+from runtime.fingerprint import (
+    cpu_identity,
+    files_digest,
+    key_of,
+    tool_version,
+    tree_digest,
+    with_includes,
+)
+
+
+def test_a_key_depends_on_every_name_and_value():
+    keys = {key_of(made) for made in ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": ""})}
+    assert len(keys) == 4
+    assert all(len(key) == 16 for key in keys)
+    assert key_of({"a": "1", "b": "2"}) == key_of({"b": "2", "a": "1"})
+
+
+def test_files_count_by_content_and_name(tmp_path):
+    a, b = tmp_path / "a.cc", tmp_path / "b.cc"
+    a.write_text("1")
+    b.write_text("2")
+    before = files_digest([a, b], tmp_path)
+    assert files_digest([b, a, a], tmp_path) == before
+    b.write_text("3")
+    assert files_digest([a, b], tmp_path) != before
+    b.write_text("2")
+    b.rename(tmp_path / "c.cc")
+    assert files_digest([a, tmp_path / "c.cc"], tmp_path) != before
+
+
+def test_a_tree_counts_sources_but_for_what_is_skipped(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "x.hpp").write_text("1")
+    (tmp_path / "own.py").write_text("1")
+    before = tree_digest(tmp_path)
+    (tmp_path / "inner" / "x.pyc").write_text("not a source")
+    assert tree_digest(tmp_path) == before
+    without = tree_digest(tmp_path, skip=("own.py",))
+    (tmp_path / "own.py").write_text("2")
+    assert tree_digest(tmp_path) != before
+    assert tree_digest(tmp_path, skip=("own.py",)) == without
+    (tmp_path / "inner" / "x.hpp").write_text("2")
+    assert tree_digest(tmp_path, skip=("own.py",)) != without
+
+
+def test_includes_are_followed(tmp_path):
+    (tmp_path / "a.cc").write_text('#include <aie_api/aie.hpp>\n#include "one.h"\n#include "elsewhere.h"\n')
+    (tmp_path / "one.h").write_text('  # include "two.h"\n#include "one.h"\n')
+    (tmp_path / "two.h").write_text("")
+    found = with_includes([tmp_path / "a.cc", tmp_path / "missing.cc"])
+    assert {path.name for path in found} == {"a.cc", "one.h", "two.h"}
+
+
+def test_tools_and_cpu():
+    assert tool_version("sh-that-is-not-there").startswith("sh-that-is-not-there: ")
+    assert tool_version("true")
+    assert cpu_identity()
