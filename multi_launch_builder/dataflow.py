@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue, Use
 from xdsl.traits import SymbolTable
 
 from air_dialect.ops import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp, HierarchyOp
+from air_dialect.upstream_memref import ReshapeOp, TransposeOp
 from multi_launch_builder.submodule import SubModule
 
 READ = "read"
@@ -32,6 +33,8 @@ _VIEWS = (
     memref.ExpandShapeOp,
     memref.MemorySpaceCastOp,
     memref.ViewOp,
+    TransposeOp,
+    ReshapeOp,
 )
 _READERS = (ChannelPutOp, memref.LoadOp, vector.LoadOp, vector.TransferReadOp)
 _WRITERS = (ChannelGetOp, memref.StoreOp, vector.StoreOp, vector.TransferWriteOp, FillOp)

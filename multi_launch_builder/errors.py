@@ -21,3 +21,7 @@ class DataflowError(StitchError):
 
 class UnsupportedShapeError(ValueError):
     """A model shape or sequence length that the kernels do not accept."""
+
+
+class ConfigError(ValueError):
+    """A config.json that does not say what shape the model has."""

@@ -16,7 +16,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, SSAValue
 from xdsl.parser import Parser
 
-from air_dialect import context
+from air_dialect import context, verify
 from kernel_builder.arguments import Argument, ArgumentTable
 from multi_launch_builder.dataflow import argument_accesses
 from multi_launch_builder.errors import StitchError, SymbolConflictError
@@ -83,13 +83,16 @@ class Stitcher:
             )
 
     def finish(self) -> ModuleOp:
-        """The verified program. Raises DataflowError for an argument that no launch uses as declared."""
+        """The verified program; the stitcher is spent after it.
+
+        Raises DataflowError for an argument that no launch uses as declared.
+        """
         self._flow.finish()
         namer = Namer({self.name, *self._externals.names})
         for sub, _ in self._parts:
             rename_symbols(sub, namer)
         module = self._assemble()
-        module.verify()
+        verify(module)
         return module
 
     def _assemble(self) -> ModuleOp:

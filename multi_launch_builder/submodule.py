@@ -15,7 +15,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation
 from xdsl.traits import SymbolOpInterface
 
-from air_dialect import parse
+from air_dialect import parse, verify
 from kernel_builder.arguments import ArgumentTable
 from multi_launch_builder.errors import StitchError
 
@@ -87,7 +87,7 @@ def _private_copy(source: Source, label: str) -> ModuleOp:
     if isinstance(source, str):
         return parse(source, filename=label)
     module = source if isinstance(source, ModuleOp) else source.module
-    module.verify()
+    verify(module)
     return module.clone()
 
 

@@ -2,8 +2,8 @@
 
 An external function keeps its name, because the object file defines it under that name. A launch
 takes its label as its name. Channels, globals, private functions, segments and herds take the label
-as a prefix; inside one kernel, equal herd names stay equal, since mlir-air places herds of one name
-on the same cores.
+as a prefix, unless they start with it; inside one kernel, equal herd names stay equal, since mlir-air
+places herds of one name on the same cores.
 """
 
 from __future__ import annotations
@@ -121,13 +121,18 @@ class Namer:
         return name
 
 
+def _labelled(label: str, name: str) -> str:
+    """The name with the label before it, unless it starts with the label already."""
+    return name if name.startswith(label + "_") else f"{label}_{name}"
+
+
 def rename_symbols(sub: SubModule, namer: Namer) -> None:
     """Gives everything that `sub` names, and every reference to it, a name of its own in the program."""
     symbols = {}
     for definition in sub.definitions:
         old = symbol_name(definition)
         assert old is not None
-        symbols[old] = namer.fresh(f"{sub.label}_{old}")
+        symbols[old] = namer.fresh(_labelled(sub.label, old))
         set_symbol_name(definition, symbols[old])
     hierarchy: dict[tuple[str, str], str] = {}
     for op in sub.module.walk():
@@ -145,7 +150,7 @@ def _rename_hierarchy(op: HierarchyOp, label: str, names: dict[tuple[str, str], 
         return
     key = (op.name, old)
     if key not in names:
-        names[key] = namer.fresh(f"{label}_{old}")
+        names[key] = namer.fresh(_labelled(label, old))
     set_symbol_name(op, names[key])
 
 

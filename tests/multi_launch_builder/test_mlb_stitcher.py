@@ -173,7 +173,7 @@ def test_numbered_arguments_are_called_by_position(text, table):
 @pytest.mark.parametrize(
     ("shape", "view"),
     [
-        ((2, 64), "memref.collapse_shape %x [[0 : i64, 1 : i64]] : memref<2x64xbf16> into memref<128xbf16>"),
+        ((2, 64), "memref.collapse_shape %x [[0, 1]] : memref<2x64xbf16> into memref<128xbf16>"),
         ((2, 4, 16), "memref<2x4x16xbf16> into memref<128xbf16>"),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_flat_buffer_is_seen_in_two_dimensions(text, table):
     stitcher = Stitcher("p", table(x=(64, "input"), y=(64, "output")))
     stitcher.add(matrix, {"src": "x", "dst": "y"}, label="copy", reshape=True)
     printed = print_module(stitcher.finish())
-    assert "memref.expand_shape %x [[0 : i64, 1 : i64]] output_shape [8, 8]" in printed
+    assert "memref.expand_shape %x [[0, 1]] output_shape [8, 8]" in printed
     assert print_module(parse(printed)) == printed
 
 

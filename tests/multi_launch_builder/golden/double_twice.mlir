@@ -1,14 +1,14 @@
 builtin.module {
   air.channel @first_in [2, 1]
   air.channel @first_out [2, 1] {channel_type = "npu_dma_stream"}
-  "memref.global"() <{sym_name = "first_two", sym_visibility = "private", type = memref<1xbf16, 2 : i64>, initial_value = dense<2.000000e+00> : tensor<1xbf16>, constant}> : () -> ()
+  memref.global "private" constant @first_two : memref<1xbf16, 2> = dense<2.000000e+00>
   func.func private @first_times(%v: bf16, %f: bf16) -> bf16 {
     %0 = arith.mulf %v, %f : bf16
     func.return %0 : bf16
   }
   air.channel @second_in [2, 1]
   air.channel @second_out [2, 1] {channel_type = "npu_dma_stream"}
-  "memref.global"() <{sym_name = "second_two", sym_visibility = "private", type = memref<1xbf16, 2 : i64>, initial_value = dense<2.000000e+00> : tensor<1xbf16>, constant}> : () -> ()
+  memref.global "private" constant @second_two : memref<1xbf16, 2> = dense<2.000000e+00>
   func.func private @second_times(%v: bf16, %f: bf16) -> bf16 {
     %0 = arith.mulf %v, %f : bf16
     func.return %0 : bf16
@@ -25,23 +25,23 @@ builtin.module {
         %c2 = arith.constant 2 : index
         %c1_1 = arith.constant 1 : index
         air.herd @first_h tile (%tx, %ty) in (%sx=%c2, %sy=%c1_1) {
-          %unused = memref.alloc() : memref<64xbf16, 2 : i64>
+          %unused = memref.alloc() : memref<64xbf16, 2>
         }
         air.herd @first_h tile (%tx, %ty) in (%sx=%c2, %sy=%c1_1) {
           %c0_1 = arith.constant 0 : index
           %c1_2 = arith.constant 1 : index
           %c64_1 = arith.constant 64 : index
-          %two = memref.get_global @first_two : memref<1xbf16, 2 : i64>
-          %f = memref.load %two[%c0_1] : memref<1xbf16, 2 : i64>
-          %b = memref.alloc() : memref<64xbf16, 2 : i64>
-          air.channel.get @first_in[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2 : i64>)
+          %two = memref.get_global @first_two : memref<1xbf16, 2>
+          %f = memref.load %two[%c0_1] : memref<1xbf16, 2>
+          %b = memref.alloc() : memref<64xbf16, 2>
+          air.channel.get @first_in[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2>)
           scf.for %e = %c0_1 to %c64_1 step %c1_2 {
-            %v = memref.load %b[%e] : memref<64xbf16, 2 : i64>
+            %v = memref.load %b[%e] : memref<64xbf16, 2>
             %w = func.call @first_times(%v, %f) : (bf16, bf16) -> bf16
-            memref.store %w, %b[%e] : memref<64xbf16, 2 : i64>
+            memref.store %w, %b[%e] : memref<64xbf16, 2>
           }
-          air.channel.put @first_out[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2 : i64>)
-          memref.dealloc %b : memref<64xbf16, 2 : i64>
+          air.channel.put @first_out[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2>)
+          memref.dealloc %b : memref<64xbf16, 2>
         }
       }
       air.channel.get @first_out[%c0, %c0] (%ly[%c0] [%c64] [%c1]) : (memref<128xbf16>)
@@ -58,23 +58,23 @@ builtin.module {
         %c2 = arith.constant 2 : index
         %c1_1 = arith.constant 1 : index
         air.herd @second_h tile (%tx, %ty) in (%sx=%c2, %sy=%c1_1) {
-          %unused = memref.alloc() : memref<64xbf16, 2 : i64>
+          %unused = memref.alloc() : memref<64xbf16, 2>
         }
         air.herd @second_h tile (%tx, %ty) in (%sx=%c2, %sy=%c1_1) {
           %c0_1 = arith.constant 0 : index
           %c1_2 = arith.constant 1 : index
           %c64_1 = arith.constant 64 : index
-          %two = memref.get_global @second_two : memref<1xbf16, 2 : i64>
-          %f = memref.load %two[%c0_1] : memref<1xbf16, 2 : i64>
-          %b = memref.alloc() : memref<64xbf16, 2 : i64>
-          air.channel.get @second_in[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2 : i64>)
+          %two = memref.get_global @second_two : memref<1xbf16, 2>
+          %f = memref.load %two[%c0_1] : memref<1xbf16, 2>
+          %b = memref.alloc() : memref<64xbf16, 2>
+          air.channel.get @second_in[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2>)
           scf.for %e = %c0_1 to %c64_1 step %c1_2 {
-            %v = memref.load %b[%e] : memref<64xbf16, 2 : i64>
+            %v = memref.load %b[%e] : memref<64xbf16, 2>
             %w = func.call @second_times(%v, %f) : (bf16, bf16) -> bf16
-            memref.store %w, %b[%e] : memref<64xbf16, 2 : i64>
+            memref.store %w, %b[%e] : memref<64xbf16, 2>
           }
-          air.channel.put @second_out[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2 : i64>)
-          memref.dealloc %b : memref<64xbf16, 2 : i64>
+          air.channel.put @second_out[%tx, %ty] (%b[] [] []) : (memref<64xbf16, 2>)
+          memref.dealloc %b : memref<64xbf16, 2>
         }
       }
       air.channel.get @second_out[%c0, %c0] (%ly[%c0] [%c64] [%c1]) : (memref<128xbf16>)

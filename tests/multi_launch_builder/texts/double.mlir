@@ -4,7 +4,7 @@
 module {
   air.channel @in [2, 1]
   air.channel @out [2, 1] {channel_type = "npu_dma_stream"}
-  "memref.global"() <{sym_name = "two", sym_visibility = "private", type = memref<1xbf16, 2>, initial_value = dense<2.0> : tensor<1xbf16>, constant}> : () -> ()
+  memref.global "private" constant @two : memref<1xbf16, 2> = dense<2.0>
   func.func private @times(%v: bf16, %f: bf16) -> bf16 {
     %0 = arith.mulf %v, %f : bf16
     return %0 : bf16

@@ -1,0 +1,56 @@
+"""`python -m multi_launch_builder mlir OUT`: every kernel and program of a model as MLIR text."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from multi_launch_builder.errors import ConfigError, UnsupportedShapeError
+from multi_launch_builder.export import write_mlir
+from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, ModelShape
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="multi_launch_builder", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    mlir = commands.add_parser("mlir", help="write kernels, programs and their argument tables")
+    mlir.add_argument("out", type=Path, help="folder to write kernels/ and programs/ into")
+    mlir.add_argument(
+        "--config", type=Path, help="a Hugging Face config.json (default: the demo model's shape)"
+    )
+    mlir.add_argument(
+        "--seq-len", type=int, default=DEMO_SEQ_LEN, help=f"compiled prompt length (default {DEMO_SEQ_LEN})"
+    )
+    for field in dataclasses.fields(ModelShape):
+        flag = "--" + field.name.replace("_", "-")
+        mlir.add_argument(flag, type=float if field.name == "rms_norm_eps" else int)
+    return parser
+
+
+def _shape(options: argparse.Namespace) -> ModelShape:
+    base = DEMO if options.config is None else ModelShape.from_config_file(options.config)
+    names = [field.name for field in dataclasses.fields(ModelShape)]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return dataclasses.replace(base, **given)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; 0, or 2 with one line on standard error."""
+    options = _parser().parse_args(arguments)
+    try:
+        paths = write_mlir(_shape(options), options.seq_len, options.out)
+    except (UnsupportedShapeError, ConfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: cannot write to {options.out}: {error}; name another folder", file=sys.stderr)
+        return 2
+    print(f"{len(paths)} files in {options.out}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What a program is parameterised by: the shape of the model and the compiled prompt length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multi_launch_builder.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a Llama-class decoder, in elements, and the epsilon of its RMSNorms.
+
+    Symbols as used in the argument tables: E = emb_dim, H = n_heads, KV = n_kv_heads, D = head_dim,
+    F = hidden_dim (of the FFN), V = vocab_size.
+    """
+
+    emb_dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all query heads together."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.n_kv_heads * self.head_dim
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], source: str = "config.json") -> ModelShape:
+        """The shape in a Hugging Face Llama configuration.
+
+        Raises ConfigError for a key that is missing or no number; `source` names the file in it.
+        """
+        sizes = {field: _number(config, key, source) for field, key in _CONFIG_KEYS.items()}
+        kv_heads = _number(config, "num_key_value_heads", source, default=sizes["n_heads"])
+        head_dim = _number(config, "head_dim", source, default=sizes["emb_dim"] // max(1, sizes["n_heads"]))
+        eps = config.get("rms_norm_eps", 1e-6)
+        return ModelShape(n_kv_heads=kv_heads, head_dim=head_dim, rms_norm_eps=float(eps), **sizes)
+
+    @staticmethod
+    def from_config_file(path: Path) -> ModelShape:
+        """The shape in the config.json at `path`. Raises ConfigError."""
+        try:
+            config = json.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read {path}: {error.strerror}; name a Hugging Face config.json"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is not JSON ({error}); name a Hugging Face config.json") from error
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path} holds no JSON object; name a Hugging Face config.json")
+        return ModelShape.from_config(config, str(path))
+
+
+_CONFIG_KEYS = {
+    "emb_dim": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "vocab_size": "vocab_size",
+}
+
+
+def _number(config: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int):
+        given = "is missing" if value is None else f"is {value!r}"
+        raise ConfigError(
+            f"{source}: '{key}' {given}, and must be a whole number; is this a Llama's config.json?"
+        )
+    return value
+
+
+DEMO = ModelShape(
+    emb_dim=256,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=64,
+    hidden_dim=768,
+    vocab_size=2048,
+    rms_norm_eps=1e-5,
+)
+"""The checkpoint that ships with the project."""
+
+DEMO_SEQ_LEN = 128
+"""The prompt length, in tokens, that the demo is compiled for."""
+
+LLAMA_3_2_1B = ModelShape(
+    emb_dim=2048,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=64,
+    hidden_dim=8192,
+    vocab_size=128256,
+    rms_norm_eps=1e-5,
+)
+"""meta-llama/Llama-3.2-1B, from its config.json."""
