@@ -148,9 +148,8 @@ class NpuTools:
     def __init__(self, root):
         self.root = root
         self.log = root / "calls"
-        self.script(
-            "bin/aircc", f'echo "aircc $@" >> {self.log}\necho output of aircc\necho an elf > scale.elf'
-        )
+        remember = f'"$@" >> {self.log}'
+        self.script("bin/aircc", f"echo aircc {remember}; echo output of aircc; echo an elf > scale.elf")
         self.script("bin/aiecc", "")
         self.script("bin/aiebu-asm", "")
         self.script(

@@ -1,21 +1,20 @@
-"""The NPU toolchain against stand-ins for aircc and clang++: command lines, files, failures. Nothing here compiles."""
+"""The NPU toolchain against stand-ins for aircc and clang++, which compile nothing: lines, files, failures."""
 
 import os
 
 import pytest
 
-from multi_launch_builder.program import ExternalObject
-from runtime import BackendError, CompileError
+from multi_launch_builder.program import CompileOption, ExternalObject
+from runtime import Backend, BackendError, CompileError, KernelCache
 from runtime.npu_toolchain import NpuToolchain, find_npu_tools
 from runtime.toolchain import KERNEL_SOURCES
+from virtual_npu import pyxrt
 
 MV = ExternalObject("mv_k2048.o", "mv.cc", ("DIM_M_OUTPUT=8", "matvec=matvec_k2048"), ("matvec_k2048",))
 
 
 @pytest.fixture
 def npu_program(variant):
-    from multi_launch_builder.program import CompileOption
-
     return variant(objects=(MV,), options=(CompileOption("--stack-size=4096", "a deep call path"),))
 
 
@@ -100,7 +99,7 @@ def test_missing_tools_are_named(monkeypatch, npu_tools):
 def test_include_folder_beside_aie_opt(monkeypatch, npu_tools):
     monkeypatch.delenv("MLIR_AIE_INSTALL_DIR")
     with pytest.raises(
-        BackendError, match="aie_api/aie.hpp is missing: put mlir-aie's aie-opt on PATH or set"
+        BackendError, match=r"aie_api/aie.hpp is missing: put mlir-aie's aie-opt on PATH or set"
     ):
         find_npu_tools()
     npu_tools.script("mlir-aie/bin/aie-opt", "")
@@ -121,9 +120,6 @@ def test_ingredients_change_with_options_and_tools(npu_tools, npu_program, progr
 
 
 def test_through_the_cache(npu_tools, npu_program, tmp_path):
-    from runtime import Backend, KernelCache
-    from virtual_npu import pyxrt
-
     cache = KernelCache(tmp_path / "cache", Backend("npu", NpuToolchain(), pyxrt, "for the test"))
     artifact = cache.compile_and_cache(npu_program)
     assert artifact.path.parent.name == "npu"
