@@ -12,6 +12,7 @@ the sets from the roles in the program's argument table.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -124,7 +125,7 @@ class KernelCache:
             self.profiler.record(name, written - started, executed - written, end - executed)
         return results
 
-    def preload(self, program: Program | str, bo_key: str | None = None, /, **arrays: Array) -> None:
+    def preload(self, program: Program | str, /, bo_key: str | None = None, **arrays: Array) -> None:
         """Write weights and tables to the buffers of `bo_key`, once; a later call replaces those it names."""
         buffers = self._set(program, bo_key)
         for name, array in arrays.items():
@@ -213,6 +214,12 @@ class KernelCache:
         while self._sets:
             self._sets.popitem()[1].close()
         self._contexts.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(
+            AttributeError
+        ):  # a cache whose directory was refused has nothing to release
+            self.close()  # in XRT's order, which the garbage collector does not know
 
     def __enter__(self) -> KernelCache:
         return self

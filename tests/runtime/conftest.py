@@ -143,7 +143,7 @@ def arrays():
 
 
 class NpuTools:
-    """Shell scripts in place of aircc, aiecc, aiebu-asm and Peano's clang++; each call is one line of `log`."""
+    """Shell scripts in place of aircc, aiecc, aiebu-asm and Peano's clang++; `log` has a line per call."""
 
     def __init__(self, root):
         self.root = root

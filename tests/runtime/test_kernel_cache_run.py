@@ -10,7 +10,8 @@ import pytest
 from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role
 from kernel_builder.dtypes import f32
 from runtime import AerieRuntimeError, ArrayError, RunError
-from runtime import buffers as buffers_module
+from runtime.buffers import BufferSet
+from runtime.contexts import Contexts
 
 ZEROS = np.zeros((4, 8), np.float32)
 
@@ -20,13 +21,13 @@ class Writes:
 
     def __init__(self, monkeypatch):
         self.slots = []
-        real = buffers_module.BufferSet.write
+        real = BufferSet.write
 
         def write(buffers, slot, array):
             self.slots.append(slot)
             real(buffers, slot, array)
 
-        monkeypatch.setattr(buffers_module.BufferSet, "write", write)
+        monkeypatch.setattr(BufferSet, "write", write)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_any_argument_can_be_asked_for(cache, arrays):
 def test_weights_are_written_once_per_key(cache, arrays, writes):
     x, w = arrays["x"], arrays["w"]
     cache.preload("scale", "L0", w=w)
-    cache.preload("scale", "L1", w=2 * w)
+    cache.preload("scale", bo_key="L1", w=2 * w)
     writes.slots.clear()
     for factor in (1, 3):
         np.testing.assert_array_equal(cache.run("scale", bo_key="L0", x=factor * x)["y"], factor * x * w)
@@ -278,3 +279,15 @@ def test_the_overhead_of_a_call_is_small(cache, arrays):
         cache.run("scale", x=x)
         best = min(best, time.perf_counter() - started)
     assert best < 300e-6  # seconds; ten times what it takes, numpy's stand-in program included
+
+
+def test_a_dropped_cache_releases_in_xrts_order(open_cache, program, arrays, monkeypatch):
+    closed = []
+    for owner in (BufferSet, Contexts):
+        monkeypatch.setattr(owner, "close", lambda self: closed.append(type(self)))
+    cache = open_cache()
+    cache.compile_and_cache(program)
+    cache.run(program, **arrays)
+    del cache
+    gc.collect()
+    assert closed == [BufferSet, Contexts]

@@ -1,4 +1,4 @@
-"""The NPU toolchain against stand-ins for aircc and clang++, which compile nothing: lines, files, failures."""
+"""The NPU toolchain against stand-ins for aircc and clang++: command lines, files, failures."""
 
 import os
 
