@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from llama32_1b.numerics import BF16Array, bf16, widen
+from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
 
 MaskRule: TypeAlias = Callable[[int], Any]
 """From the query's position to an index over key positions (a slice or a boolean array)."""
@@ -34,4 +34,5 @@ def decode_attention(
     scores = grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.float32(math.sqrt(head_dim))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return (weights @ widen(values[:, visible])).reshape(-1).astype(bf16)
+    mixed: F32Array = weights @ widen(values[:, visible])
+    return mixed.reshape(-1).astype(bf16)

@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 a request that cannot be met (one line says what, the limi
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -18,12 +19,12 @@ from llama32_1b import commands
 from llama32_1b.checkpoint import DEMO
 from llama32_1b.errors import UsageError, UserError
 from multi_launch_builder import UnsupportedShapeError
-from runtime import BackendError, CompileError, DiskFullError, RunError
+from runtime import AerieRuntimeError, ArrayError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 # What a user can cause and mend. Anything else is a defect of ours, and keeps its traceback.
-USER_ERRORS = (UserError, UnsupportedShapeError, BackendError, CompileError, DiskFullError, RunError)
+USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,7 +89,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default=DEMO,
-        help=f"a checkpoint folder, a Hugging Face id, or '{DEMO}', the small one that comes with the project "
+        help="a checkpoint folder, a Hugging Face id, or 'demo', the small one that comes with the project "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -155,6 +156,13 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
 
 
+def use_utf8() -> None:
+    """Text is UTF-8 on every stream, whatever the locale says; what is not becomes U+FFFD or "?"."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
@@ -162,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code
+    except ArrayError:
+        raise  # a program called wrongly: ours, not the user's
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

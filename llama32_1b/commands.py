@@ -6,25 +6,20 @@ import argparse
 import json
 import sys
 
+from rich.console import Console
+
 from llama32_1b.chat import Chat, require_chat_template
 from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
 from llama32_1b.config import load_config
-from llama32_1b.errors import PromptError
+from llama32_1b.errors import PromptError, UserError
 from llama32_1b.generate import FinishReason, Generation
 from llama32_1b.interrupts import stop_on_interrupt
-from llama32_1b.mlir_text import write_mlir
 from llama32_1b.prefill import check_prompt
-from llama32_1b.profiling import profile_table
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
-from llama32_1b.session import (
-    RuntimeOptions,
-    Session,
-    choose_seq_len,
-    compile_programs,
-    open_cache,
-    prepare_runtime,
-)
+from llama32_1b.session import Session, prepare_runtime
+from multi_launch_builder.export import write_mlir
 
 DONE = 0
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -61,14 +56,19 @@ def chat(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> int:
     """Answer one prompt, and show where the time went."""
     session, generation, _ = _answer(arguments, Reporter())
-    Reporter(Console()).note(profile_table(session))
+    session.cache.profiler.print(Console())
     return _exit_code(generation)
 
 
 def mlir(arguments: argparse.Namespace) -> int:
     """Write every kernel and every program as MLIR text."""
     config = load_config(find_checkpoint(arguments.model))
-    write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), arguments.out)
+    out = arguments.out
+    try:
+        written = write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), out)
+    except OSError as error:
+        raise UserError(f"cannot write to {out} ({error.strerror}); name another folder") from None
+    Reporter().note(f"{len(written)} files written to {out}")
     return DONE
 
 
@@ -116,7 +116,7 @@ def _record(session: Session, generation: Generation, text: str) -> dict[str, ob
 
 
 def _prompt_ids(checkpoint: Checkpoint, prompt: str, raw: bool) -> list[int]:
-    """Ids of the prompt, as a user's message where the checkpoint has a chat template and `raw` is not set."""
+    """Ids of the prompt: a user's message, unless `raw` is set or there is no chat template."""
     if not prompt.strip():
         raise PromptError("the prompt is empty; give it some text with --prompt")
     try:

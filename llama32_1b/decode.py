@@ -14,11 +14,11 @@ def decode_step(model: LlamaModel, token_id: int, cache: KVCache) -> BF16Array:
     Returns the last layer's output, (hidden_size,).
     """
     with model.host_timer("embedding"):
-        x = model.embed_table[token_id]
+        x: BF16Array = model.embed_table[token_id]
     for layer in range(model.config.num_hidden_layers):
         x = _decode_block(model, layer, x, cache)
     cache.advance(1)
-    return x
+    return x.copy()  # x is a view on a buffer that the next step overwrites
 
 
 def _decode_block(model: LlamaModel, layer: int, x: BF16Array, cache: KVCache) -> BF16Array:

@@ -47,8 +47,11 @@ class LlamaModel:
     host_timer: HostTimer = untimed
 
     def run(self, name: str, layer: int = 0, **arrays: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Call a program with its inputs by name, for `layer`; returns its outputs by name."""
-        return self.runner.run(self.programs[name], bo_key=buffer_set(name, layer), **arrays)
+        """Call a program with its inputs by name, for `layer`; returns its outputs by name.
+
+        They are views, valid until the next call of that program for that layer.
+        """
+        return self.runner.run(self.programs[name], bo_key=buffer_set(name, layer), copy=False, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less."""

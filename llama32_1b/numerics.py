@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-bf16 = ml_dtypes.bfloat16
-BF16Array: TypeAlias = npt.NDArray[ml_dtypes.bfloat16]
+bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+BF16Array: TypeAlias = npt.NDArray[Any]  # numpy's types know no bfloat16
 F32Array: TypeAlias = npt.NDArray[np.float32]
 
 
@@ -27,5 +27,5 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
     """x / rms(x) * weight over the last axis; x is (..., hidden), weight is (hidden,)."""
     wide = widen(x)
     mean_square = np.mean(wide * wide, axis=-1, keepdims=True, dtype=np.float32)
-    normed = wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)
+    normed: F32Array = wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)
     return normed.astype(bf16)

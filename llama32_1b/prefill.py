@@ -39,11 +39,11 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
     length = len(token_ids)
     padding = [model.config.pad_token_id] * (model.seq_len - length)
     with model.host_timer("embedding"):
-        x = model.embed_table[np.array([*token_ids, *padding])]
+        x: BF16Array = model.embed_table[np.array([*token_ids, *padding])]
     for layer in range(model.config.num_hidden_layers):
         x = _prefill_block(model, layer, x, cache, length)
     cache.advance(length)
-    return x[:length]
+    return x[:length].copy()  # x is a view on a buffer that the next prompt overwrites
 
 
 def _prefill_block(model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, length: int) -> BF16Array:

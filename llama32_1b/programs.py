@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -20,9 +20,19 @@ class ProgramRunner(Protocol):
     """Runs programs with arguments given by name. runtime.KernelCache is one."""
 
     def run(
-        self, program: Program, *, bo_key: str, outputs: Sequence[str] | None = None, **arrays: NDArray[Any]
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        copy: bool = True,
+        **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
-        """Call `program` on the buffer-object set `bo_key`; returns `outputs` (default: every OUTPUT)."""
+        """Call `program` on the buffer-object set `bo_key`; returns `outputs` (default: every OUTPUT).
 
-    def preload(self, program: Program, bo_key: str, **static: NDArray[Any]) -> None:
+        With `copy=False` the results are views that the next call on the same set overwrites.
+        """
+
+    def preload(self, program: Program, bo_key: str, /, **static: NDArray[Any]) -> None:
         """Fill the weights and look-up tables of the buffer-object set `bo_key`, once."""

@@ -4,45 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+Step = Callable[[str, int], None]
+"""Called with what is going on and how many steps are done."""
+
 
 class Reporter:
-    """Says what is going on: bars on a terminal, plain lines elsewhere."""
+    """Says what is going on. Bars move on a terminal only; notes are said everywhere."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    def __init__(self, file: TextIO | None = None, terminal: bool | None = None) -> None:
+        """Writes to `file` (default: standard error), which is asked whether it is a terminal."""
+        self._console = Console(
+            file=file,
+            stderr=file is None,
+            force_terminal=terminal,
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
+    @property
+    def has_bars(self) -> bool:
+        return self._console.is_terminal
 
     def note(self, message: RenderableType) -> None:
-        """One line, or a table."""
+        """A line, or a table."""
         self._console.print(message)
 
     @contextmanager
-    def steps(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
-        """A stage of `total` steps; call what this gives with the name of each step done."""
-        if self._console.is_terminal:
-            with self._bar() as bar:
-                task = bar.add_task(title, total=total, step="")
-                yield lambda step: bar.update(task, advance=1, step=step)
-        else:
-            done = 0
-
-            def count(step: str) -> None:
-                nonlocal done
-                done += 1
-                self.note(f"{title} [{done}/{total}] {step}")
-
-            yield count
-
-    def _bar(self) -> Progress:
-        return Progress(
+    def bar(self, title: str, total: int) -> Iterator[Step]:
+        """A bar of `total` steps, gone when it is done; it may be moved from any thread."""
+        columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[step]}"),
-            console=self._console,
-            transient=True,
+            TextColumn("{task.fields[what]}"),
         )
+        with Progress(*columns, console=self._console, transient=True, disable=not self.has_bars) as bars:
+            task = bars.add_task(title, total=total, what="")
+            yield lambda what, done: bars.update(task, completed=done, what=what)

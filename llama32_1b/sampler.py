@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from llama32_1b.errors import UserError
 from llama32_1b.numerics import F32Array
+
+F64Array: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,10 @@ class Sampler:
         return int(self._random.choice(likely[kept], p=_normalised(probabilities[kept])))
 
 
-def _softmax(values: np.ndarray) -> np.ndarray:
+def _softmax(values: F64Array) -> F64Array:
     return _normalised(np.exp(values - values.max()))
 
 
-def _normalised(values: np.ndarray) -> np.ndarray:
-    return values / values.sum()
+def _normalised(values: F64Array) -> F64Array:
+    normalised: F64Array = values / values.sum()
+    return normalised

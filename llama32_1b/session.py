@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.config import LlamaConfig
-from llama32_1b.errors import UserError
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
 from llama32_1b.generate import Generation, never
-from llama32_1b.model import LlamaModel, assemble
+from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.tokenizer import Tokenizer
-from runtime import Profiler
+from runtime import KernelCache
 
 
 @dataclass(frozen=True)
 class Session:
-    """A model that is ready, with its tokenizer."""
+    """A model that is ready, with its tokenizer and the cache that runs its programs."""
 
     model: LlamaModel
     tokenizer: Tokenizer
-    backend: str
-    profiler: Profiler
+    cache: KernelCache
+
+    @property
+    def backend(self) -> str:
+        """The backend's name: virtual or npu."""
+        return self.cache.backend.name
 
     def generate(
         self,
@@ -46,32 +49,25 @@ class Session:
             yield piece
 
 
-@dataclass(frozen=True)
-class RuntimeOptions:
-    """Where and how to run: prefill length in tokens, backend (auto, virtual, npu), artifact directory."""
-
-    seq_len: int | None
-    backend: str
-    cache_dir: Path
-
-
-def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
-    """The prefill length to compile for. UserError where the model has fewer positions than asked for."""
-    if asked is not None and asked > config.max_position_embeddings:
-        raise UserError(
-            f"--seq-len {asked} is more than the model's {config.max_position_embeddings} positions "
-            f"(max_position_embeddings); ask for at most that"
-        )
-    return asked or config.default_seq_len
-
-
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:
-    """Compile what is not yet compiled, then fill each layer's buffer objects with its weights."""
+    """Compile what is not yet compiled, then fill each layer's buffer objects with its weights.
+
+    After this, a call writes activations alone. Raises as compile_programs and open_cache do.
+    """
     seq_len = choose_seq_len(checkpoint.config, options.seq_len)
-    profiler = Profiler()
-    cache = open_cache(options, report, profiler)
+    cache = open_cache(options, report)
     programs = compile_programs(checkpoint.config, seq_len, cache, report)
-    model = assemble(checkpoint, programs, cache, seq_len, profiler.host)
+    model = assemble(checkpoint, programs, cache, seq_len, cache.profiler.span)
     _preload(model, checkpoint, report)
-    profiler.reset()
-    return Session(model, checkpoint.tokenizer, cache.backend.name, profiler)
+    cache.profiler.reset()
+    return Session(model, checkpoint.tokenizer, cache)
+
+
+def _preload(model: LlamaModel, checkpoint: Checkpoint, report: Reporter) -> None:
+    started = time.perf_counter()
+    total = preload_steps(model.config)
+    with report.bar("loading weights", total) as step:
+        for done, what in enumerate(preload(model, checkpoint.weights), start=1):
+            step(what, done)
+    spent = time.perf_counter() - started
+    report.note(f"weights: {model.config.num_hidden_layers} layers loaded, {spent:.1f} s")

@@ -52,6 +52,12 @@ def damaged(make_checkpoint, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def numpy_runner_class():
+    """Computes the six programs in numpy."""
+    return NumpyRunner
+
+
+@pytest.fixture(scope="session")
 def numpy_model():
     """numpy_model(folder, seq_len) -> LlamaModel whose programs run in numpy."""
 

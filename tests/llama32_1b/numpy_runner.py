@@ -65,30 +65,36 @@ def causal_attention(q, k, v, head_dim):
 
 
 class NumpyRunner:
-    """Keeps static arguments per buffer-object set, like the runtime, and refuses what does not fit."""
+    """Keeps static arguments per buffer-object set, like the runtime, and refuses what does not fit.
+
+    Results are views on buffers that the next call on the same set overwrites.
+    """
 
     def __init__(self, config: LlamaConfig):
         self.config = config
         self.sets = {}
+        self.results = {}
         self.calls = []  # (program name, bo_key) in call order
 
-    def preload(self, program, bo_key, **static):
+    def preload(self, program, bo_key, /, **static):
         roles = {argument.name for argument in program.arguments if argument.role in (Role.WEIGHT, Role.LUT)}
         assert set(static) == roles, f"{program.name}: {sorted(static)} given, {sorted(roles)} are static"
         assert bo_key not in self.sets, f"{bo_key} was preloaded already"
         self.check(program, static)
         self.sets[bo_key] = {name: array.copy() for name, array in static.items()}
 
-    def run(self, program, *, bo_key, outputs=None, **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
         inputs = {argument.name for argument in program.arguments if argument.role is Role.INPUT}
         assert set(arrays) == inputs, f"{program.name}: {sorted(arrays)} given, {sorted(inputs)} are inputs"
         self.check(program, arrays)
         self.calls.append((program.name, bo_key))
         values = getattr(self, program.name)(**arrays, **self.sets.get(bo_key, {}))
         wanted = outputs or [a.name for a in program.arguments if a.role is Role.OUTPUT]
-        result = {name: values[name] for name in wanted}
-        self.check(program, result)
-        return result
+        self.check(program, {name: values[name] for name in wanted})
+        buffers = self.results.setdefault(bo_key, {name: array.copy() for name, array in values.items()})
+        for name, array in values.items():
+            buffers[name][...] = array
+        return {name: buffers[name].copy() if copy else buffers[name] for name in wanted}
 
     @staticmethod
     def check(program, arrays):

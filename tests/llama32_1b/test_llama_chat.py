@@ -130,7 +130,7 @@ def test_other_user_errors_keep_the_session(session):
         raise PromptError("the prompt holds token 999")
 
     session.during = fail
-    out, notes = converse(session, "one")
+    _, notes = converse(session, "one")
     assert notes == ["the prompt holds token 999"]
 
 

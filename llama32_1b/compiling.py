@@ -1,0 +1,88 @@
+"""Building and compiling the six programs, and telling how far it has come."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llama32_1b.config import LlamaConfig
+from llama32_1b.errors import UserError
+from llama32_1b.profiling import program_flops
+from llama32_1b.progress import Reporter, Step
+from multi_launch_builder import Program, build_programs
+from runtime import KernelCache, Profiler, Progress, Stage, select_backend
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Prefill length in tokens (None: the model's default), backend (auto, virtual, npu), artifact folder."""
+
+    seq_len: int | None
+    backend: str
+    cache_dir: Path
+
+
+def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
+    """The prefill length to compile for. UserError where the model has fewer positions than asked for."""
+    if asked is not None and asked > config.max_position_embeddings:
+        raise UserError(
+            f"--seq-len {asked} is more than the model's {config.max_position_embeddings} positions "
+            f"(max_position_embeddings); ask for at most that"
+        )
+    return asked or config.default_seq_len
+
+
+def open_cache(options: RuntimeOptions, report: Reporter) -> KernelCache:
+    """The kernel cache on the chosen backend, which is named. Raises BackendError."""
+    backend = select_backend(options.backend)
+    report.note(backend.reason)
+    return KernelCache(options.cache_dir, backend, Profiler(), report.note)
+
+
+def compile_programs(
+    config: LlamaConfig, seq_len: int, cache: KernelCache, report: Reporter
+) -> dict[str, Program]:
+    """The six programs, each compiled or found in the cache.
+
+    Raises UnsupportedShapeError before anything is compiled, CompileError, and DiskFullError.
+    """
+    programs = build_programs(config.shape, seq_len)
+    started = time.perf_counter()
+    with report.bar("compiling", len(programs)) as step:
+        telling = _Telling(report, step)
+        cache.compile_all(list(programs.values()), progress=telling)
+    for program in programs.values():
+        cache.profiler.declare(program.name, flops=program_flops(program))
+    spent = time.perf_counter() - started
+    report.note(f"programs: {telling.compiled} compiled, {telling.reused} from the cache, {spent:.1f} s")
+    return programs
+
+
+@dataclass
+class _Telling:
+    """Takes the cache's progress events, one at a time, to the bar; without a bar, to notes."""
+
+    report: Reporter
+    step: Step
+    compiled: int = 0
+    reused: int = 0
+    under_way: list[str] = field(default_factory=list)
+
+    def __call__(self, event: Progress) -> None:
+        if event.stage is Stage.COMPILING:
+            self.under_way.append(event.program)
+        elif event.program in self.under_way:
+            self.under_way.remove(event.program)
+        self.compiled += event.stage is Stage.COMPILED
+        self.reused += event.stage is Stage.REUSED
+        self.step(", ".join(self.under_way), event.done)
+        if line := self._line(event):
+            self.report.note(line)
+
+    def _line(self, event: Progress) -> str:
+        if event.stage is Stage.COMPILED:
+            return f"compiled {event.program} in {event.seconds:.1f} s"
+        if event.stage is Stage.COMPILING and not self.report.has_bars:
+            return f"compiling {event.program} ({event.detail})"
+        return ""

@@ -1,0 +1,405 @@
+"""The command line: what it prints where, its exit codes, and the one line for every bad input.
+
+The programs run in numpy here; test_llama_end_to_end.py runs them on the virtual NPU.
+"""
+
+import json
+import shutil
+import signal
+import types
+
+import pytest
+
+from llama32_1b import checkpoint as checkpoint_module
+from llama32_1b import commands
+from llama32_1b.checkpoint import find_checkpoint
+from llama32_1b.cli import build_parser, default_cache_dir, main
+from llama32_1b.compiling import choose_seq_len
+from llama32_1b.config import load_config
+from llama32_1b.errors import CheckpointError
+from llama32_1b.generate import Generation
+from llama32_1b.model import assemble, preload
+from llama32_1b.session import Session
+from multi_launch_builder import build_programs
+from runtime import Profiler
+
+
+class NumpyCache:
+    """Stands where the KernelCache stands in a session."""
+
+    def __init__(self):
+        self.backend = types.SimpleNamespace(name="numpy")
+        self.profiler = Profiler()
+
+
+@pytest.fixture
+def prepared(monkeypatch, numpy_runner_class):
+    """Sessions whose programs run in numpy; gives the list of the options they were prepared with."""
+    prepared = []
+
+    def prepare(checkpoint, options, report):
+        prepared.append(options)
+        report.note("prepared")
+        config = checkpoint.config
+        seq_len = choose_seq_len(config, options.seq_len)
+        cache = NumpyCache()
+        runner = numpy_runner_class(config)
+        model = assemble(
+            checkpoint, build_programs(config.shape, seq_len), runner, seq_len, cache.profiler.span
+        )
+        list(preload(model, checkpoint.weights))
+        return Session(model, checkpoint.tokenizer, cache)
+
+    monkeypatch.setattr(commands, "prepare_runtime", prepare)
+    return prepared
+
+
+@pytest.fixture
+def run(prepared, capsys, make_checkpoint):
+    """run(*flags) of the run command on the small checkpoint -> (exit code, stdout, stderr)."""
+
+    def run(*flags, model=None, command="run"):
+        code = main([command, "--model", str(model or make_checkpoint()), *flags])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_text_to_stdout_and_the_rest_to_stderr(run):
+    code, out, err = run("--prompt", "hi", "--n-tokens", "5")
+    assert code == 0
+    assert out.endswith("\n")
+    assert "prepared" in err
+    assert "prepared" not in out
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("prompt 5 tokens | new 5 tokens | time to first token ")
+    assert last.endswith(" tokens/s | cut after 5 tokens (--n-tokens) | numpy")
+
+
+def test_json_on_the_last_line(run, make_checkpoint):
+    code, out, _ = run("--prompt", "hi", "--n-tokens", "5", "--json")
+    record = json.loads(out.splitlines()[-1])
+    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    assert code == 0
+    assert set(record) == {
+        "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "backend"
+    }  # fmt: skip
+    assert out == record["text"] + "\n" + out.splitlines()[-1] + "\n"
+    assert record["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    assert record["text"] == tokenizer.decode(record["token_ids"])
+    assert len(record["token_ids"]) == 5
+    assert record["finish_reason"] == "length"
+    assert record["ttft_s"] > 0
+    assert record["tokens_per_s"] > 0
+    assert record["backend"] == "numpy"
+
+
+def test_one_token_has_no_rate(run):
+    _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json")
+    assert json.loads(out.splitlines()[-1])["tokens_per_s"] is None
+
+
+def test_raw_leaves_the_template_out(run, make_checkpoint):
+    _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", "--raw")
+    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    assert json.loads(out.splitlines()[-1])["prompt_token_ids"] == tokenizer.encode("hi")
+
+
+def test_without_a_template_a_prompt_is_continued(run, make_checkpoint):
+    folder = make_checkpoint(template=None)
+    _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", model=folder)
+    expected = checkpoint_module.load_tokenizer(folder).encode("hi")
+    assert json.loads(out.splitlines()[-1])["prompt_token_ids"] == expected
+
+
+def test_seed_repeats(run):
+    def text(seed):
+        flags = ("--prompt", "hi", "--n-tokens", "8", "--temperature", "4", "--top-k", "50", "--top-p", "0.9")
+        return json.loads(run(*flags, "--seed", seed, "--json")[1].splitlines()[-1])["token_ids"]
+
+    assert text("1") == text("1") != text("2")
+
+
+def test_sampling_flags_without_temperature_are_remarked(run):
+    for flags in (("--top-k", "5"), ("--top-p", "0.5")):
+        _, _, err = run("--prompt", "hi", "--n-tokens", "1", *flags)
+        assert "note: --top-k and --top-p change nothing at --temperature 0" in err
+    assert "note:" not in run("--prompt", "hi", "--n-tokens", "1", "--seed", "4")[2]
+
+
+def test_end_of_context_is_stated(run, make_checkpoint):
+    code, out, err = run(
+        "--prompt", "hi", "--json", model=make_checkpoint(max_position_embeddings=16, eos_token_id=1)
+    )
+    record = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert record["finish_reason"] == "context"
+    assert len(record["token_ids"]) + len(record["prompt_token_ids"]) == 17
+    assert "cut at the end of the model's context of 16 positions" in err
+
+
+def test_options_reach_the_runtime(run, prepared, tmp_path):
+    run(
+        "--prompt",
+        "hi",
+        "--n-tokens",
+        "1",
+        "--seq-len",
+        "64",
+        "--backend",
+        "virtual",
+        "--cache-dir",
+        str(tmp_path),
+    )
+    assert (prepared[0].seq_len, prepared[0].backend, prepared[0].cache_dir) == (64, "virtual", tmp_path)
+
+
+def test_profile_prints_a_table(run):
+    code, out, err = run("--prompt", "hi", "--n-tokens", "3", command="profile")
+    assert code == 0
+    for operation in ("decode attention", "KV cache write", "embedding", "final RMSNorm", "sampling"):
+        assert operation in out
+    assert "prompt 5 tokens" in err
+
+
+def test_chat_over_a_pipe(prepared, make_checkpoint, capsys, monkeypatch):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/stats\n/exit\n"))
+    assert main(["chat", "--model", str(make_checkpoint()), "--n-tokens", "4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip()
+    assert "conversation: 1 turns" in captured.err
+    assert ">>>" not in captured.out
+
+
+BAD_NUMBERS = [
+    (("--n-tokens", ""), "argument --n-tokens: '' is not a whole number of 1 or more"),
+    (("--n-tokens", "0"), "argument --n-tokens: '0' is not a whole number of 1 or more"),
+    (("--n-tokens", "ten"), "argument --n-tokens: 'ten' is not a whole number of 1 or more"),
+    (("--seq-len", "-1"), "argument --seq-len: '-1' is not a whole number of 1 or more"),
+    (("--top-k", ""), "argument --top-k: '' is not a whole number of 0 or more"),
+    (("--top-k", "2.5"), "argument --top-k: '2.5' is not a whole number of 0 or more"),
+    (("--seed", "x"), "argument --seed: 'x' is not a whole number of 0 or more"),
+    (("--temperature", "hot"), "argument --temperature: 'hot' is not a number"),
+    (("--temperature", "nan"), "argument --temperature: 'nan' is not a number"),
+    (("--temperature", "-1"), "temperature is -1.0; it must be 0 (greedy) or more"),
+    (("--top-p", "0"), "top-p is 0.0; it must be above 0 and at most 1"),
+    (("--top-p", ""), "argument --top-p: '' is not a number"),
+    (("--seq-len", "257"), "--seq-len 257 is more than the model's 256 positions (max_position_embeddings)"),
+    (("--no-such-flag",), "unrecognized arguments: --no-such-flag"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_NUMBERS)
+def test_bad_numbers(run, prepared, flags, message):
+    check_refused(run("--prompt", "hi", *flags), message)
+    assert prepared == []
+
+
+def check_refused(result, message):
+    """Exit code 2, nothing on stdout, one line on stderr."""
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", "\n"])
+def test_empty_prompt(run, prepared, prompt):
+    check_refused(run("--prompt", prompt), "the prompt is empty; give it some text with --prompt")
+    assert prepared == []
+
+
+def test_missing_prompt(run):
+    check_refused(run(), "the following arguments are required: --prompt")
+
+
+def test_prompt_that_is_no_text(run):
+    check_refused(run("--prompt", "\udcff"), "the prompt is not valid UTF-8")
+
+
+def test_prompt_over_the_compiled_length(run, prepared):
+    message = "the prompt is 204 tokens long and the programs are compiled for at most 128; shorten it"
+    check_refused(run("--prompt", "x" * 200), message)
+    assert prepared == []
+
+
+def test_prompt_of_the_compiled_length_is_run(run):
+    code, out, _ = run("--prompt", "x" * 124, "--n-tokens", "1", "--json")
+    assert code == 0
+    assert len(json.loads(out.splitlines()[-1])["prompt_token_ids"]) == 128
+
+
+def test_chat_needs_a_template(run, make_checkpoint, prepared):
+    folder = make_checkpoint(template=None)
+    check_refused(run(command="chat", model=folder), "this checkpoint has no chat template")
+    assert prepared == []
+
+
+def test_no_command(capsys):
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("error: the following arguments are required: COMMAND")
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "chat", "profile", "mlir"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main([command, "--help"])
+    assert leaving.value.code == 0
+    assert "--model" in capsys.readouterr().out
+
+
+def test_damaged_checkpoints(run, damaged, checkpoints):
+    """One of each: the texts of all are in test_llama_config.py and test_llama_weights.py."""
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    check_refused(run("--prompt", "hi", model=damaged), "model.safetensors is truncated or damaged")
+    weights.unlink()
+    check_refused(run("--prompt", "hi", model=damaged), "there is no")
+    checkpoints.edit_json(damaged / "config.json", model_type="mamba")
+    check_refused(run("--prompt", "hi", model=damaged), "only LlamaForCausalLM is supported")
+
+
+def test_model_that_is_not_there(run, tmp_path):
+    check_refused(
+        run("--prompt", "hi", model="no-such-folder"), "'no-such-folder' is neither a folder, nor a Hug"
+    )
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    check_refused(run("--prompt", "hi", model=file), "is a file; give the folder that holds config.json")
+    check_refused(
+        run("--prompt", "hi", model=tmp_path), "config.json; give --model a Hugging Face checkpoint folder"
+    )
+
+
+def test_hub_without_a_network(run, monkeypatch):
+    import huggingface_hub
+
+    def unreachable(model, allow_patterns):
+        assert "*.safetensors" in allow_patterns
+        raise ConnectionError("no route to the hub.\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    message = "--model owner/name is not a folder here, and fetching it from Hugging Face failed: no route to"
+    check_refused(run("--prompt", "hi", model="owner/name"), message)
+
+
+def test_hub_with_a_network(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda model, allow_patterns: str(tmp_path))
+    assert find_checkpoint("owner/name") == tmp_path
+
+
+def test_an_hf_id_like_path_that_exists_is_a_folder(monkeypatch, tmp_path):
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint("owner/name").is_dir()
+    with pytest.raises(CheckpointError, match="neither a folder"):
+        find_checkpoint("owner/name/deeper")
+
+
+def test_unknown_backend(capsys, make_checkpoint, tmp_path):
+    code = main(
+        [
+            "run",
+            "--model",
+            str(make_checkpoint()),
+            "--prompt",
+            "hi",
+            "--backend",
+            "gpu",
+            "--cache-dir",
+            str(tmp_path),
+        ]
+    )
+    captured = capsys.readouterr()
+    check_refused(
+        (code, captured.out, captured.err), "unknown backend 'gpu'; choose one of: auto, virtual, npu"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_during_an_answer(run, monkeypatch):
+    tokens = Generation.__iter__
+
+    def interrupted(self):
+        for count, token in enumerate(tokens(self)):
+            if count == 2:
+                signal.raise_signal(signal.SIGINT)
+            yield token
+
+    monkeypatch.setattr(Generation, "__iter__", interrupted)
+    code, out, err = run("--prompt", "hi", "--json")
+    record = json.loads(out.splitlines()[-1])
+    assert code == 130
+    assert record["finish_reason"] == "interrupted"
+    assert len(record["token_ids"]) == 3
+    assert "| stopped | numpy" in err
+
+
+def test_interrupt_at_any_other_time(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "prepare_runtime", interrupted)
+    code, out, err = run("--prompt", "hi")
+    assert (code, out, err) == (130, "", "stopped\n")
+
+
+def test_defects_keep_their_traceback(run, monkeypatch):
+    from runtime import ArrayError
+
+    for defect in (ArrayError("x is missing"), ZeroDivisionError()):
+
+        def fail(*arguments, defect=defect):
+            raise defect
+
+        monkeypatch.setattr(commands, "prepare_runtime", fail)
+        with pytest.raises(type(defect)):
+            run("--prompt", "hi")
+
+
+def test_default_directory_is_in_the_project():
+    directory = default_cache_dir()
+    assert directory.parts[-2:] == ("build", "programs")
+    assert (directory.parents[1] / "pyproject.toml").is_file()
+
+
+def test_default_model_is_the_demo():
+    assert build_parser().parse_args(["compile"]).model == "demo"
+    assert find_checkpoint("demo") == checkpoint_module.DEMO_FOLDER
+
+
+def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):
+    """No weights, no tokenizer: a program depends on shapes alone."""
+    for path in damaged.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    compiled = []
+    monkeypatch.setattr(commands, "open_cache", lambda options, report: "cache")
+    monkeypatch.setattr(commands, "compile_programs", lambda *given: compiled.append(given[:3]))
+    assert main(["compile", "--model", str(damaged), "--seq-len", "64"]) == 0
+    assert compiled == [(load_config(damaged), 64, "cache")]
+
+
+def test_mlir_into_a_folder_that_cannot_be(capsys, make_checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+
+    def write(shape, seq_len, out):
+        out.mkdir(parents=True)
+
+    monkeypatch.setattr(commands, "write_mlir", write)
+    code = main(["mlir", "--model", str(make_checkpoint()), str(tmp_path / "file" / "out")])
+    captured = capsys.readouterr()
+    check_refused((code, captured.out, captured.err), "file/out (Not a directory); name another folder")
+
+
+def test_moved_checkpoint_runs_the_same(run, make_checkpoint, tmp_path):
+    copy = shutil.copytree(make_checkpoint(), tmp_path / "with a blank")
+    flags = ("--prompt", "hi", "--n-tokens", "6")
+    assert run(*flags)[1] == run(*flags, model=copy)[1]

@@ -1,0 +1,112 @@
+"""Preparing the runtime: how compiling is told, how much a program computes, what a Reporter shows where."""
+
+import io
+
+import pytest
+
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
+from llama32_1b.config import load_config
+from llama32_1b.errors import UserError
+from llama32_1b.profiling import program_flops
+from llama32_1b.progress import Reporter
+from multi_launch_builder import build_programs
+from runtime import BackendError, Profiler, Progress, Stage
+
+
+def reporter(terminal):
+    file = io.StringIO()
+    return Reporter(file, terminal), file
+
+
+class FakeCache:
+    """Finds every program but two, which it compiles side by side."""
+
+    def __init__(self):
+        self.profiler = Profiler()
+
+    def compile_all(self, programs, progress):
+        first, second, *rest = [program.name for program in programs]
+        progress(Progress(first, Stage.COMPILING, 0, 6, detail="not compiled yet"))
+        progress(Progress(second, Stage.COMPILING, 0, 6, detail="the kernel sources changed"))
+        progress(Progress(second, Stage.COMPILED, 1, 6, 2.5))
+        progress(Progress(first, Stage.COMPILED, 2, 6, 3.25))
+        for done, name in enumerate(rest, start=3):
+            progress(Progress(name, Stage.REUSED, done, 6))
+
+
+@pytest.fixture
+def config(make_checkpoint):
+    return load_config(make_checkpoint())
+
+
+def test_compiling_is_told_in_lines_where_there_is_no_terminal(config):
+    report, written = reporter(terminal=False)
+    programs = compile_programs(config, 128, FakeCache(), report)
+    first, second = list(programs)[:2]
+    lines = written.getvalue().splitlines()
+    assert lines[:4] == [
+        f"compiling {first} (not compiled yet)",
+        f"compiling {second} (the kernel sources changed)",
+        f"compiled {second} in 2.5 s",
+        f"compiled {first} in 3.2 s",
+    ]
+    assert lines[4].startswith("programs: 2 compiled, 4 from the cache, ")
+    assert len(lines) == 5
+
+
+def test_compiling_moves_a_bar_on_a_terminal(config):
+    report, written = reporter(terminal=True)
+    compile_programs(config, 128, FakeCache(), report)
+    shown = written.getvalue()
+    assert "compiling" in shown
+    assert "6/6" in shown
+    assert "compiled" in shown
+    assert "(not compiled yet)" not in shown
+
+
+def test_work_is_declared(config):
+    cache = FakeCache()
+    programs = compile_programs(config, 128, cache, reporter(False)[0])
+    for program in programs.values():
+        cache.profiler.record(program.name, 0.0, 1.0, 0.0)
+        assert cache.profiler.programs[program.name].flops == program_flops(program) > 0
+
+
+def test_flops(config):
+    """hidden 256, FFN 512, 4 query heads and 2 KV heads of 64, vocabulary 512; 128 rows."""
+    flops = {name: program_flops(program) for name, program in build_programs(config.shape, 128).items()}
+    attention_in, rest = 256 * (256 + 128 + 128), 256 * 256 + 3 * 256 * 512
+    assert flops["rms_gemms_rope"] == 2 * 128 * attention_in
+    assert flops["rms_gemv_rope"] == 2 * attention_in
+    assert flops["o_ffn"] == 2 * 128 * rest
+    assert flops["o_gemv_ffn"] == 2 * rest
+    assert flops["flash_attn"] == 2 * (2 * 256) * (128 * 129 / 2)
+    assert flops["lm_head_gemv"] >= 2 * 256 * 512
+
+
+def test_prefill_length(config):
+    assert choose_seq_len(config, None) == 128
+    assert choose_seq_len(config, 256) == 256
+    with pytest.raises(UserError, match=r"--seq-len 512 is more than the model's 256 positions"):
+        choose_seq_len(config, 512)
+
+
+def test_backend_is_named(tmp_path):
+    report, written = reporter(terminal=False)
+    cache = open_cache(RuntimeOptions(None, "virtual", tmp_path), report)
+    assert cache.backend.name == "virtual"
+    assert written.getvalue() == "backend virtual: asked for\n"
+    with pytest.raises(BackendError, match="unknown backend 'tpu'"):
+        open_cache(RuntimeOptions(None, "tpu", tmp_path), report)
+
+
+def test_notes_are_not_marked_up():
+    """Brackets and numbers in a note are text, not styles."""
+    report, written = reporter(terminal=False)
+    report.note("[cut] [bold] 12 " + "x" * 200)
+    assert written.getvalue() == "[cut] [bold] 12 " + "x" * 200 + "\n"
+
+
+def test_reporter_writes_to_stderr(capsys):
+    Reporter().note("here")
+    assert tuple(capsys.readouterr()) == ("", "here\n")
