@@ -182,7 +182,7 @@ class Index:
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
         return Condition((Comparison(self - Index.of(other), True),))
 
-    def __ne__(self, other: object) -> NoReturn:  # type: ignore[override]
+    def __ne__(self, other: object) -> NoReturn:
         raise DslError(
             "`!=` of device values is no affine condition; use `k.when(a == b)` and `k.otherwise()`"
         )

@@ -19,6 +19,8 @@ def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
 
 def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> None:
     """Raises IllegalShapeError, naming legal values, unless `value` is a positive multiple of `of`."""
+    if not isinstance(value, int):
+        raise IllegalShapeError(f"{kernel}: {name}={value} is no whole number; use a multiple of {of}")
     if value > 0 and value % of == 0:
         return
     below, above = value // of * of, (value // of + 1) * of

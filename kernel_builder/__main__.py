@@ -1,0 +1,134 @@
+"""`python -m kernel_builder`: look at the kernels.
+
+    list                                  every kernel and what it computes
+    show KERNEL [--param=value ...]       its MLIR
+    preflight KERNEL|FILE [--param=value ...]   what it takes of the device, and whether that fits
+
+Parameters that are not given are those of the kernel's first case; `none` stands for None. Errors go to
+standard error; the exit status is then 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from air_dialect import AirParseError, parse
+from kernel_builder.device import DEVICES, NPU2
+from kernel_builder.errors import KernelBuilderError
+from kernel_builder.kernels import registry
+from kernel_builder.module import KernelModule
+from kernel_builder.preflight import preflight
+from kernel_builder.spec import KernelSpec
+
+
+class UsageError(KernelBuilderError):
+    """A command line that cannot be served."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0, or 2 where it was refused or the program does not fit."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        return int(options.run(options, rest))
+    except (KernelBuilderError, AirParseError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kernel_builder", description="look at the kernels")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="every kernel and what it computes")
+    listing.set_defaults(run=_list)
+    show = commands.add_parser("show", help="a kernel's MLIR; --param=value sets a parameter")
+    show.add_argument("kernel")
+    show.set_defaults(run=_show)
+    check = commands.add_parser("preflight", help="what a kernel or an MLIR file takes of the device")
+    check.add_argument("target", metavar="KERNEL|FILE")
+    check.add_argument("--device", default=NPU2.name, choices=sorted(DEVICES))
+    check.set_defaults(run=_preflight)
+    return parser
+
+
+def _list(_: argparse.Namespace, rest: list[str]) -> int:
+    _nothing_more(rest)
+    for name, spec in registry().items():
+        module = inspect.getmodule(spec.build)
+        summary = ((module.__doc__ if module else None) or "").partition("\n")[0]
+        parameters = ", ".join(inspect.signature(spec.build).parameters)
+        print(f"{name:<16} {summary}\n{'':<16} parameters: {parameters}")
+    return 0
+
+
+def _show(options: argparse.Namespace, rest: list[str]) -> int:
+    print(_built(options.kernel, rest).text, end="")
+    return 0
+
+
+def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
+    path = Path(options.target)
+    if options.target not in registry() and path.suffix == ".mlir":
+        _nothing_more(rest)
+        module = parse(_read(path), str(path))
+    else:
+        module = _built(options.target, rest).module
+    report = preflight(module, DEVICES[options.device])
+    print(report.table())
+    report.check()
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; name an .mlir file or a kernel") from error
+
+
+def _nothing_more(rest: list[str]) -> None:
+    if rest:
+        raise UsageError(f"unknown argument {rest[0]}; see python -m kernel_builder --help")
+
+
+def _built(name: str, rest: list[str]) -> KernelModule:
+    """The kernel `name` with its first case's parameters, changed by `--param=value` words."""
+    specs = registry()
+    if name not in specs:
+        raise UsageError(f"no kernel named '{name}'; there are: {', '.join(specs)}")
+    spec = specs[name]
+    return spec.build(**{**spec.cases[0], **dict(_parameter(spec, word) for word in rest)})
+
+
+def _parameter(spec: KernelSpec, word: str) -> tuple[str, Any]:
+    name, equals, text = word.removeprefix("--").partition("=")
+    name = name.replace("-", "_")
+    known = inspect.signature(spec.build).parameters
+    if not word.startswith("--") or not equals or name not in known:
+        raise UsageError(
+            f"'{word}' is no parameter of {spec.name}; write --name=value with one of: {', '.join(known)}"
+        )
+    return name, _value(word, text)
+
+
+def _value(word: str, text: str) -> Any:
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise UsageError(
+        f"'{word}' has no number after the equals sign; give an integer, a number, true, false or none"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Running a kernel on the virtual NPU with numpy arrays, and comparing it with its reference."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import virtual_npu
+from kernel_builder.arguments import Role
+from kernel_builder.module import KernelModule
+from kernel_builder.spec import Array, KernelSpec, Parameters
+
+READ = (Role.INPUT, Role.WEIGHT, Role.LUT)
+"""Roles of arguments that a kernel reads."""
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="aerie-kernels-")
+
+
+def library(kernel: KernelModule) -> virtual_npu.Library:
+    """The kernel built for the virtual NPU; built once per text and process."""
+    digest = hashlib.sha256(kernel.text.encode()).hexdigest()[:16]
+    path = Path(_folder().name) / f"{kernel.name}-{digest}.so"
+    if not path.exists():
+        virtual_npu.build(kernel.text, path)
+    return virtual_npu.Library(path)
+
+
+def run(kernel: KernelModule, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Run `kernel` on the virtual NPU.
+
+    arrays: one array for every argument that the kernel reads, by name; they are not changed.
+    Returns the arrays of its OUTPUT arguments, by name. They start as NaN, so that an element the kernel
+    does not write shows.
+    """
+    memory = {a.name: _prepared(kernel, a.name, arrays) for a in kernel.arguments}
+    library(kernel).run(kernel.name, [memory[name].ctypes.data for name in kernel.arguments.names])
+    return {a.name: memory[a.name] for a in kernel.arguments if a.role is Role.OUTPUT}
+
+
+def _prepared(kernel: KernelModule, name: str, arrays: Mapping[str, Array]) -> Array:
+    argument = kernel.arguments[name]
+    if argument.role not in READ:
+        return np.full(argument.shape, np.nan, argument.dtype.numpy)
+    array = np.array(arrays[name], dtype=argument.dtype.numpy, order="C")
+    if array.shape != argument.shape:
+        raise ValueError(f"{kernel.name} wants {argument}, the array given has shape {array.shape}")
+    return array
+
+
+def random_arrays(spec: KernelSpec, parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
+    """Arrays for every argument that is read: the spec's own, or standard normal numbers."""
+    if spec.random_inputs is not None:
+        return spec.random_inputs(parameters, rng)
+    table = spec.build(**parameters).arguments
+    return {a.name: rng.standard_normal(a.shape).astype(a.dtype.numpy) for a in table if a.role in READ}
+
+
+def worst_excess(spec: KernelSpec, parameters: Parameters, seed: int = 0) -> float:
+    """Run one case on random arrays: the worst distance from the reference, in tolerances (<= 1 passes)."""
+    arrays = random_arrays(spec, parameters, np.random.default_rng(seed))
+    got = run(spec.build(**parameters), arrays)
+    want = spec.reference(parameters, arrays)
+    return max(spec.tolerance.excess(got[name], want[name]) for name in want)
