@@ -46,7 +46,9 @@ class ModelShape:
         sizes = {field: _number(config, key, source) for field, key in _CONFIG_KEYS.items()}
         kv_heads = _number(config, "num_key_value_heads", source, default=sizes["n_heads"])
         head_dim = _number(config, "head_dim", source, default=sizes["emb_dim"] // max(1, sizes["n_heads"]))
-        eps = config.get("rms_norm_eps", 1e-6)
+        eps = config.get("rms_norm_eps", 1e-6)  # the default of transformers' LlamaConfig
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+            raise ConfigError(f"{source}: 'rms_norm_eps' is {eps!r}, and must be a number, such as 1e-5")
         return ModelShape(n_kv_heads=kv_heads, head_dim=head_dim, rms_norm_eps=float(eps), **sizes)
 
     @staticmethod

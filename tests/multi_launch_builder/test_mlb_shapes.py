@@ -1,0 +1,123 @@
+"""Model shapes: read from config.json, checked, and the nearest legal one named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from multi_launch_builder import (
+    ConfigError,
+    ModelShape,
+    UnsupportedShapeError,
+    build_programs,
+    legal_seq_len,
+    padded_vocab_size,
+)
+from multi_launch_builder.limits import check_seq_len, check_shape
+from multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
+
+LLAMA_CONFIG = {
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def test_a_config_gives_the_shape():
+    assert ModelShape.from_config(LLAMA_CONFIG) == LLAMA_3_2_1B
+
+
+def test_a_config_without_head_dim_and_kv_heads_has_the_usual_ones():
+    config = {k: v for k, v in LLAMA_CONFIG.items() if k not in ("head_dim", "num_key_value_heads")}
+    shape = ModelShape.from_config({**config, "head_dim": None})
+    assert (shape.head_dim, shape.n_kv_heads) == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": None}, "c.json: 'hidden_size' is missing, and must be a whole number"),
+        ({"vocab_size": "many"}, "c.json: 'vocab_size' is 'many', and must be a whole number"),
+        ({"rms_norm_eps": "small"}, "c.json: 'rms_norm_eps' is 'small', and must be a number"),
+    ],
+)
+def test_a_config_that_does_not_say(change, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        ModelShape.from_config({**LLAMA_CONFIG, **change}, "c.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot read"), ("{", "is not JSON"), ("[]", "holds no JSON object")],
+)
+def test_a_file_that_is_no_config(tmp_path, content, words):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=words + ".*name a Hugging Face config.json"):
+        ModelShape.from_config_file(path)
+
+
+def test_a_config_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    assert ModelShape.from_config_file(tmp_path / "config.json") == LLAMA_3_2_1B
+
+
+@pytest.mark.parametrize("shape", [DEMO, LLAMA_3_2_1B])
+def test_known_shapes_are_legal(shape):
+    check_shape(shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"emb_dim": 100}, "emb_dim=100 is not a positive multiple of 64 (a GEMV reads its row"),
+        ({"emb_dim": 100}, "the nearest legal value is 128"),
+        ({"hidden_dim": 770}, "hidden_dim=770 is not a positive multiple of 64"),
+        ({"hidden_dim": 770}, "the nearest legal value is 768"),
+        ({"head_dim": 80}, "head_dim=80 is not a positive multiple of 32 (RoPE turns 16 pairs"),
+        (
+            {"n_heads": 3, "n_kv_heads": 3, "head_dim": 32},
+            "n_heads * head_dim=96 is not a positive multiple of 64",
+        ),
+        ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
+        ({"n_kv_heads": 3}, "the nearest legal n_kv_heads is 2"),
+        ({"vocab_size": 0}, "vocab_size=0 is not positive"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 is not positive"),
+    ],
+)
+def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
+    with pytest.raises(UnsupportedShapeError, match=re.escape(words)):
+        check_shape(dataclasses.replace(DEMO, **change))
+
+
+@pytest.mark.parametrize(("seq_len", "nearest"), [(0, 64), (-5, 64), (100, 128), (129, 128), (31, 64)])
+def test_an_unsupported_length_names_the_nearest_legal_one(seq_len, nearest):
+    words = f"seq_len={seq_len} is not a positive multiple of 64 .*the nearest legal value is {nearest}"
+    with pytest.raises(UnsupportedShapeError, match=words):
+        check_seq_len(seq_len)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(0, 64), (1, 64), (64, 64), (65, 128), (2000, 2048)])
+def test_the_smallest_compiled_length_that_holds_a_prompt(tokens, length):
+    assert legal_seq_len(DEMO, tokens) == length
+    check_seq_len(length)
+
+
+@pytest.mark.parametrize(("vocab", "padded"), [(1, 512), (2048, 2048), (2049, 2560), (128256, 128512)])
+def test_the_vocabulary_is_padded_to_whole_partitions(vocab, padded):
+    assert padded_vocab_size(dataclasses.replace(DEMO, vocab_size=vocab)) == padded
+
+
+def test_an_unknown_program():
+    with pytest.raises(
+        ValueError, match="no program named 'o_fn'; there are: rms_gemms_rope, flash_attn, o_ffn"
+    ):
+        build_programs(DEMO, 128, only=["o_fn"])
