@@ -46,12 +46,19 @@ def require_chat_template(tokenizer: Tokenizer) -> None:
         raise UserError("this checkpoint has no chat template, which chat needs; use `run` instead")
 
 
-def read_line() -> str:
-    """One line typed or piped in; EOFError at the end. Prompts, with editing, on a terminal only."""
-    if sys.stdin.isatty():
-        with suppress(ImportError):
-            import readline  # noqa: F401 (editing and history for input())
+def typed_line() -> str:
+    """A line typed at a terminal, with editing and history; EOFError for Ctrl-D. Ctrl-C drops the line."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 (input() edits with it once it is loaded)
+    try:
         return input(PROMPT)
+    except KeyboardInterrupt:
+        print("\nCtrl-D or /exit leaves.", file=sys.stderr)
+        return ""
+
+
+def piped_line() -> str:
+    """A line of standard input, without a prompt; EOFError at its end."""
     line = sys.stdin.readline()
     if not line:
         raise EOFError
@@ -69,7 +76,7 @@ class Chat:
         *,
         note: Callable[[str], None],
         out: TextIO,
-        read: Callable[[], str] = read_line,
+        read: Callable[[], str],
     ) -> None:
         self._session = session
         self._sampler = sampler
@@ -89,9 +96,6 @@ class Chat:
                 line = self._read().strip()
             except EOFError:
                 return
-            except KeyboardInterrupt:
-                self._note("\nCtrl-D or /exit leaves.")
-                continue
             if line == "/exit":
                 return
             self._handle(line)

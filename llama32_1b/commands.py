@@ -8,7 +8,7 @@ import sys
 
 from rich.console import Console
 
-from llama32_1b.chat import Chat, require_chat_template
+from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
 from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
 from llama32_1b.config import load_config
@@ -49,7 +49,8 @@ def chat(arguments: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     require_chat_template(checkpoint.tokenizer)
     session = prepare_runtime(checkpoint, _runtime_options(arguments), report)
-    Chat(session, sampler, arguments.n_tokens, note=report.note, out=sys.stdout).run()
+    read = typed_line if sys.stdin.isatty() else piped_line
+    Chat(session, sampler, arguments.n_tokens, note=report.note, out=sys.stdout, read=read).run()
     return DONE
 
 
@@ -78,8 +79,9 @@ def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, G
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     options = _runtime_options(arguments)
     prompt_ids = _prompt_ids(checkpoint, arguments.prompt, arguments.raw)
-    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
-    check_prompt(prompt_ids, seq_len, checkpoint.config.vocab_size)
+    config = checkpoint.config
+    longest = min(choose_seq_len(config, options.seq_len), config.max_position_embeddings)
+    check_prompt(prompt_ids, longest, config.vocab_size)
     session = prepare_runtime(checkpoint, options, report)
     with stop_on_interrupt() as interrupted:
         generation = session.generate(prompt_ids, arguments.n_tokens, sampler, interrupted)

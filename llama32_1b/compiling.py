@@ -10,7 +10,7 @@ from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import UserError
 from llama32_1b.profiling import program_flops
 from llama32_1b.progress import Reporter, Step
-from multi_launch_builder import Program, build_programs
+from multi_launch_builder import Program, build_programs, legal_seq_len
 from runtime import KernelCache, Profiler, Progress, Stage, select_backend
 
 
@@ -24,13 +24,18 @@ class RuntimeOptions:
 
 
 def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
-    """The prefill length to compile for. UserError where the model has fewer positions than asked for."""
-    if asked is not None and asked > config.max_position_embeddings:
+    """The prefill length to compile for: as asked, or the model's default made legal.
+
+    Raises UserError for more than the model's positions, UnsupportedShapeError for a model that the
+    kernels do not accept. Whether `asked` is legal is for the program builders to say.
+    """
+    most = legal_seq_len(config.shape, config.max_position_embeddings)
+    if asked is not None and asked > most:
         raise UserError(
             f"--seq-len {asked} is more than the model's {config.max_position_embeddings} positions "
-            f"(max_position_embeddings); ask for at most that"
+            f"(max_position_embeddings); ask for at most {most}"
         )
-    return asked or config.default_seq_len
+    return asked or legal_seq_len(config.shape, config.default_seq_len)
 
 
 def open_cache(options: RuntimeOptions, report: Reporter) -> KernelCache:

@@ -65,7 +65,7 @@ class Generation:
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
     ) -> None:
-        check_prompt(prompt_ids, model.seq_len, model.config.vocab_size)
+        check_prompt(prompt_ids, model.longest_prompt, model.config.vocab_size)
         if max_new_tokens < 1:
             raise UserError(f"{max_new_tokens} tokens were asked for; ask for 1 or more")
         self.prompt_ids = tuple(prompt_ids)

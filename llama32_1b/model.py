@@ -33,7 +33,8 @@ class LlamaModel:
     """Everything the forward pass reads. Immutable: what a prompt leaves behind is in its KVCache.
 
     `seq_len` is the prefill length the programs were built for. `embed_table` is (vocab_size,
-    hidden_size), `final_norm` (hidden_size,), `rope` (max_position_embeddings, head_dim), all bf16.
+    hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all bf16; `rope` has a row
+    for every position of the model, and of the padding where that goes beyond.
     """
 
     config: LlamaConfig
@@ -45,6 +46,11 @@ class LlamaModel:
     rope: BF16Array
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens that can be prefilled."""
+        return min(self.seq_len, self.config.max_position_embeddings)
 
     def run(self, name: str, layer: int = 0, **arrays: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Call a program with its inputs by name, for `layer`; returns its outputs by name.
@@ -74,7 +80,7 @@ def assemble(
         seq_len=seq_len,
         embed_table=weights.embed_table,
         final_norm=weights.final_norm,
-        rope=rope_table(config, config.max_position_embeddings),
+        rope=rope_table(config, max(seq_len, config.max_position_embeddings)),
         host_timer=host_timer,
     )
 
@@ -96,10 +102,11 @@ def preload(model: LlamaModel, weights: Weights) -> Iterator[str]:
     for index in range(model.config.num_hidden_layers):
         layer = weights.layer(index)
         for name, static in _layer_statics(layer, lut).items():
-            model.runner.preload(model.programs[name], buffer_set(name, index), **static)
+            model.runner.preload(model.programs[name], bo_key=buffer_set(name, index), **static)
         yield f"layer {index}"
-    program = model.programs["lm_head_gemv"]
-    model.runner.preload(program, buffer_set(program.name, 0), **_lm_head_statics(program, weights.lm_head))
+    head = model.programs["lm_head_gemv"]
+    parts = _lm_head_statics(head, weights.lm_head)
+    model.runner.preload(head, bo_key=buffer_set(head.name, 0), **parts)
     yield "LM head"
 
 

@@ -12,12 +12,12 @@ from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array
 
 
-def check_prompt(token_ids: Sequence[int], seq_len: int, vocab_size: int) -> None:
+def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int) -> None:
     """PromptError for a prompt that is empty, too long, or holds a token the model does not have."""
     if not token_ids:
         raise PromptError("the prompt is empty; there is nothing to continue: give it some text")
-    if len(token_ids) > seq_len:
-        raise PromptTooLongError(len(token_ids), seq_len)
+    if len(token_ids) > longest:
+        raise PromptTooLongError(len(token_ids), longest)
     outside = next((token for token in token_ids if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise PromptError(
@@ -35,7 +35,7 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
     """
     if cache.length:
         raise ValueError(f"prefill starts at position 0, and the cache holds {cache.length} positions")
-    check_prompt(token_ids, model.seq_len, model.config.vocab_size)
+    check_prompt(token_ids, model.longest_prompt, model.config.vocab_size)
     length = len(token_ids)
     padding = [model.config.pad_token_id] * (model.seq_len - length)
     with model.host_timer("embedding"):

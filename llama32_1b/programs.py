@@ -34,5 +34,5 @@ class ProgramRunner(Protocol):
         With `copy=False` the results are views that the next call on the same set overwrites.
         """
 
-    def preload(self, program: Program, bo_key: str, /, **static: NDArray[Any]) -> None:
+    def preload(self, program: Program, /, *, bo_key: str, **static: NDArray[Any]) -> None:
         """Fill the weights and look-up tables of the buffer-object set `bo_key`, once."""

@@ -76,7 +76,7 @@ class NumpyRunner:
         self.results = {}
         self.calls = []  # (program name, bo_key) in call order
 
-    def preload(self, program, bo_key, /, **static):
+    def preload(self, program, /, *, bo_key, **static):
         roles = {argument.name for argument in program.arguments if argument.role in (Role.WEIGHT, Role.LUT)}
         assert set(static) == roles, f"{program.name}: {sorted(static)} given, {sorted(roles)} are static"
         assert bo_key not in self.sets, f"{bo_key} was preloaded already"

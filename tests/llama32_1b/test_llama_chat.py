@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from llama32_1b.chat import Chat, require_chat_template
+from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
 from llama32_1b.errors import PromptError, PromptTooLongError, UserError
 from llama32_1b.generate import Figures, FinishReason, Generation
 from llama32_1b.sampler import Sampler
@@ -63,13 +63,13 @@ def session():
 
 
 def converse(session, *lines):
-    """What the chat wrote and noted for these lines; an exception among them is raised where it stands."""
+    """What the chat wrote and noted for these lines."""
     script, notes, out = iter(lines), [], io.StringIO()
 
     def read():
-        line = next(script, EOFError())
-        if isinstance(line, BaseException):
-            raise line
+        line = next(script, None)
+        if line is None:
+            raise EOFError
         return line + "\n"
 
     Chat(session, Sampler(), 9, note=notes.append, out=out, read=read).run()
@@ -150,10 +150,21 @@ def test_second_interrupt_forgets_the_turn(session):
     assert notes == ["\nStopped; this turn is forgotten.", "No answer yet."]
 
 
-def test_interrupt_at_the_prompt_does_not_leave(session):
-    out, notes = converse(session, KeyboardInterrupt(), "hello")
-    assert notes == ["\nCtrl-D or /exit leaves."]
-    assert out == "echo 1\n"
+def test_interrupt_at_the_prompt_does_not_leave(monkeypatch, capsys):
+    def interrupted(prompt):
+        assert prompt == ">>> "
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert typed_line() == ""
+    assert tuple(capsys.readouterr()) == ("", "\nCtrl-D or /exit leaves.\n")
+
+
+def test_piped_lines(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nlast"))
+    assert [piped_line() for _ in range(3)] == ["one\n", "\n", "last"]
+    with pytest.raises(EOFError):
+        piped_line()
 
 
 def test_template_is_needed():

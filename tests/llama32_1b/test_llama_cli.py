@@ -20,7 +20,6 @@ from llama32_1b.errors import CheckpointError
 from llama32_1b.generate import Generation
 from llama32_1b.model import assemble, preload
 from llama32_1b.session import Session
-from multi_launch_builder import build_programs
 from runtime import Profiler
 
 
@@ -33,7 +32,7 @@ class NumpyCache:
 
 
 @pytest.fixture
-def prepared(monkeypatch, numpy_runner_class):
+def prepared(monkeypatch, numpy_runner_class, programs_without_text):
     """Sessions whose programs run in numpy; gives the list of the options they were prepared with."""
     prepared = []
 
@@ -45,7 +44,7 @@ def prepared(monkeypatch, numpy_runner_class):
         cache = NumpyCache()
         runner = numpy_runner_class(config)
         model = assemble(
-            checkpoint, build_programs(config.shape, seq_len), runner, seq_len, cache.profiler.span
+            checkpoint, programs_without_text(config.shape, seq_len), runner, seq_len, cache.profiler.span
         )
         list(preload(model, checkpoint.weights))
         return Session(model, checkpoint.tokenizer, cache)
@@ -187,7 +186,10 @@ BAD_NUMBERS = [
     (("--temperature", "-1"), "temperature is -1.0; it must be 0 (greedy) or more"),
     (("--top-p", "0"), "top-p is 0.0; it must be above 0 and at most 1"),
     (("--top-p", ""), "argument --top-p: '' is not a number"),
-    (("--seq-len", "257"), "--seq-len 257 is more than the model's 256 positions (max_position_embeddings)"),
+    (
+        ("--seq-len", "257"),
+        "--seq-len 257 is more than the model's 256 positions (max_position_embeddings); ask for at most 256",
+    ),
     (("--no-such-flag",), "unrecognized arguments: --no-such-flag"),
 ]
 
@@ -385,6 +387,28 @@ def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):
     monkeypatch.setattr(commands, "compile_programs", lambda *given: compiled.append(given[:3]))
     assert main(["compile", "--model", str(damaged), "--seq-len", "64"]) == 0
     assert compiled == [(load_config(damaged), 64, "cache")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ({"intermediate_size": 500}, (), "hidden_dim=500 is not a positive multiple of 64"),
+        ({"head_dim": 80}, (), "head_dim=80 is not a positive multiple of 32"),
+        ({}, ("--seq-len", "100"), "seq_len=100 is not a positive multiple of 64"),
+    ],
+)
+def test_shapes_that_are_not_supported(damaged, checkpoints, capsys, tmp_path, changes, flags, message):
+    """Refused with the nearest legal value before anything is compiled or written."""
+    checkpoints.edit_json(damaged / "config.json", **changes)
+    cache = tmp_path / "cache"
+    code = main(
+        ["compile", "--model", str(damaged), "--backend", "virtual", "--cache-dir", str(cache), *flags]
+    )
+    captured = capsys.readouterr()
+    err = captured.err.removeprefix("backend virtual: asked for\n")
+    check_refused((code, captured.out, err), message)
+    assert "the nearest legal value is" in err
+    assert not [path for path in cache.rglob("*") if path.suffix in (".elf", ".json")]
 
 
 def test_mlir_into_a_folder_that_cannot_be(capsys, make_checkpoint, tmp_path, monkeypatch):

@@ -109,9 +109,9 @@ def test_greedy_text_is_that_of_transformers(folder, numpy_model):
 
 
 def test_padding_changes_no_bit(folder, numpy_model):
-    """The same prompt padded to 16 and to 48: rows, cache, and what is decoded after it."""
+    """The same prompt padded to 64 and to 192: rows, cache, and what is decoded after it."""
     results = []
-    for seq_len in (16, 48):
+    for seq_len in (64, 192):
         model = numpy_model(folder, seq_len)
         cache = model.new_cache(len(PROMPT) + 1)
         hidden = prefill(model, PROMPT, cache)
@@ -122,10 +122,18 @@ def test_padding_changes_no_bit(folder, numpy_model):
 
 
 def test_a_full_prompt_needs_no_padding(numpy_model, make_checkpoint):
-    model = numpy_model(make_checkpoint(), 16)
-    whole = [*PROMPT, 4, 5, 6, 7, 8, 9, 10]
-    padded = prefill(numpy_model(make_checkpoint(), 32), whole, model.new_cache(16))
-    np.testing.assert_array_equal(prefill(model, whole, model.new_cache(16)), padded)
+    model = numpy_model(make_checkpoint(), 64)
+    whole = [*PROMPT, *range(10, 65)]
+    assert len(whole) == 64
+    padded = prefill(numpy_model(make_checkpoint(), 128), whole, model.new_cache(64))
+    np.testing.assert_array_equal(prefill(model, whole, model.new_cache(64)), padded)
+
+
+def test_prompt_of_a_model_with_fewer_positions_than_are_compiled(numpy_model, make_checkpoint):
+    model = numpy_model(make_checkpoint(max_position_embeddings=16), 64)
+    assert len(prefill(model, [*range(16)], model.new_cache(16))) == 16
+    with pytest.raises(PromptTooLongError, match=r"17 tokens long .* at most 16"):
+        prefill(model, [*range(17)], model.new_cache(17))
 
 
 def test_decode_agrees_with_prefill(folder, numpy_model):
@@ -173,9 +181,9 @@ def test_host_operations_are_timed(numpy_model, make_checkpoint):
     [
         ([], PromptError, "the prompt is empty; there is nothing to continue"),
         (
-            [1] * 33,
+            [1] * 65,
             PromptTooLongError,
-            "the prompt is 33 tokens long .* compiled for at most 32; .* --seq-len",
+            "the prompt is 65 tokens long .* compiled for at most 64; .* --seq-len",
         ),
         ([1, 512], PromptError, "the prompt holds token 512 and the model's vocabulary ends at 511"),
         ([1, -1], PromptError, "the prompt holds token -1"),

@@ -102,7 +102,7 @@ def test_figures_line():
 
 def test_refused_before_anything_runs(model):
     with pytest.raises(PromptTooLongError):
-        Generation(model, [1] * 33, 5, Sampler())
+        Generation(model, [1] * 65, 5, Sampler())
     with pytest.raises(UserError, match="0 tokens were asked for; ask for 1 or more"):
         Generation(model, PROMPT, 0, Sampler())
     assert model.runner.calls == []

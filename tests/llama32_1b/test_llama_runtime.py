@@ -1,15 +1,16 @@
 """Preparing the runtime: how compiling is told, how much a program computes, what a Reporter shows where."""
 
+import dataclasses
 import io
 
 import pytest
 
+from llama32_1b import compiling
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
 from llama32_1b.config import load_config
 from llama32_1b.errors import UserError
 from llama32_1b.profiling import program_flops
 from llama32_1b.progress import Reporter
-from multi_launch_builder import build_programs
 from runtime import BackendError, Profiler, Progress, Stage
 
 
@@ -35,7 +36,9 @@ class FakeCache:
 
 
 @pytest.fixture
-def config(make_checkpoint):
+def config(make_checkpoint, monkeypatch, programs_without_text):
+    """The small model's, where building a program costs nothing."""
+    monkeypatch.setattr(compiling, "build_programs", programs_without_text)
     return load_config(make_checkpoint())
 
 
@@ -72,9 +75,11 @@ def test_work_is_declared(config):
         assert cache.profiler.programs[program.name].flops == program_flops(program) > 0
 
 
-def test_flops(config):
+def test_flops(config, programs_without_text):
     """hidden 256, FFN 512, 4 query heads and 2 KV heads of 64, vocabulary 512; 128 rows."""
-    flops = {name: program_flops(program) for name, program in build_programs(config.shape, 128).items()}
+    flops = {
+        name: program_flops(program) for name, program in programs_without_text(config.shape, 128).items()
+    }
     attention_in, rest = 256 * (256 + 128 + 128), 256 * 256 + 3 * 256 * 512
     assert flops["rms_gemms_rope"] == 2 * 128 * attention_in
     assert flops["rms_gemv_rope"] == 2 * attention_in
@@ -87,8 +92,19 @@ def test_flops(config):
 def test_prefill_length(config):
     assert choose_seq_len(config, None) == 128
     assert choose_seq_len(config, 256) == 256
-    with pytest.raises(UserError, match=r"--seq-len 512 is more than the model's 256 positions"):
+    with pytest.raises(
+        UserError, match=r"--seq-len 512 is more than the model's 256 positions .* at most 256"
+    ):
         choose_seq_len(config, 512)
+
+
+def test_prefill_length_of_a_model_of_few_positions(config):
+    """Programs are compiled in steps of 64; the rest is padding."""
+    few = dataclasses.replace(config, max_position_embeddings=100)
+    assert choose_seq_len(few, None) == 128
+    assert choose_seq_len(few, 128) == 128
+    with pytest.raises(UserError, match=r"model's 100 positions .* ask for at most 128"):
+        choose_seq_len(few, 192)
 
 
 def test_backend_is_named(tmp_path):
