@@ -56,6 +56,7 @@ from air_dialect.verifiers import (
     check_pattern,
     check_refeed_count,
     enclosing,
+    require_rank,
 )
 
 CHANNEL_TYPES = ("npu_dma_stream", "npu_dma_packet", "npu_cascade", "npu_mmio", "gpu_symmetric_heap")
@@ -266,6 +267,8 @@ class ChannelTransferOp(IRDLOperation, ABC):
         channel = self.channel()
         if channel is not None and channel.channel_type == "npu_mmio":
             check_mmio(self, self.memref.type, side, mmio_space)
+        if channel is not None and channel.channel_type == "gpu_symmetric_heap":
+            require_rank(self, "a gpu_symmetric_heap channel")
 
 
 @irdl_op_definition

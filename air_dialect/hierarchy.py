@@ -79,21 +79,21 @@ class HierarchyOp(IRDLOperation, ABC):
         async_dependencies: Sequence[SSAValue | Operation] = (),
         is_async: bool = False,
         attributes: Mapping[str, Attribute] | None = None,
-        properties: Mapping[str, Attribute] | None = None,
+        between: Sequence[Sequence[SSAValue]] = (),
     ) -> None:
         """Build the operation; without `body` it gets a block with its arguments and the terminator.
 
         Add operations to such a body through `body_builder()`. `attributes` may name properties too.
+        `between` are the operand groups that a subclass has between the tokens and the sizes.
         """
         operands = [SSAValue.get(value) for value in kernel_operands]
         own, rest = split_properties(type(self), attributes or {})
         super().__init__(
-            operands=[async_dependencies, sizes, operands],
+            operands=[async_dependencies, *between, sizes, operands],
             result_types=[AsyncTokenType() if is_async else None],
             properties={
                 "sym_name": None if sym_name is None else StringAttr(sym_name),
                 **own,
-                **(properties or {}),
             },
             attributes=rest,
             regions=[body or _empty_body(len(sizes), [value.type for value in operands])],
@@ -142,6 +142,7 @@ class HierarchyOp(IRDLOperation, ABC):
     def parse(cls, parser: Parser) -> Self:
         name = parser.parse_optional_symbol_name()
         is_async, dependencies = parse_async(parser)
+        between = cls._parse_between(parser)
         arguments, sizes = cls._parse_iteration_space(parser)
         captured, operands = _parse_captures(parser)
         attributes = parser.parse_optional_attr_dict_with_keyword()
@@ -159,7 +160,16 @@ class HierarchyOp(IRDLOperation, ABC):
             async_dependencies=dependencies,
             is_async=is_async,
             attributes={} if attributes is None else attributes.data,
+            between=between,
         )
+
+    @classmethod
+    def _parse_between(cls, parser: Parser) -> Sequence[Sequence[SSAValue]]:  # noqa: ARG003
+        """Parse the operands that a subclass writes between the tokens and the iteration space."""
+        return ()
+
+    def _print_between(self, printer: Printer) -> None:
+        """Print what `_parse_between` parses."""
 
     @classmethod
     def _parse_iteration_space(cls, parser: Parser) -> tuple[list[Parser.Argument], list[SSAValue]]:
@@ -185,6 +195,7 @@ class HierarchyOp(IRDLOperation, ABC):
             printer.print_string(" ")
             printer.print_symbol_name(self.sym_name)
         print_async(printer, self.async_token, self.async_dependencies)
+        self._print_between(printer)
         self._print_iteration_space(printer)
         self._print_captures(printer)
         print_attributes(printer, self, hidden=("sym_name",), keyword=True)
@@ -282,7 +293,7 @@ def _print_bindings(printer: Printer, arguments: Sequence[SSAValue], values: Seq
     printer.print_list(list(zip(arguments, values, strict=True)), print_binding)
 
 
-class _EmptyTerminatorOp(IRDLOperation, ABC):
+class EmptyTerminatorOp(IRDLOperation, ABC):
     """A terminator without operands; the assembly leaves it out."""
 
     @classmethod
@@ -294,7 +305,7 @@ class _EmptyTerminatorOp(IRDLOperation, ABC):
 
 
 @irdl_op_definition
-class LaunchTerminatorOp(_EmptyTerminatorOp):
+class LaunchTerminatorOp(EmptyTerminatorOp):
     """Ends the body of `air.launch`."""
 
     name = "air.launch_terminator"
@@ -302,7 +313,7 @@ class LaunchTerminatorOp(_EmptyTerminatorOp):
 
 
 @irdl_op_definition
-class SegmentTerminatorOp(_EmptyTerminatorOp):
+class SegmentTerminatorOp(EmptyTerminatorOp):
     """Ends the body of `air.segment`."""
 
     name = "air.segment_terminator"
@@ -310,7 +321,7 @@ class SegmentTerminatorOp(_EmptyTerminatorOp):
 
 
 @irdl_op_definition
-class HerdTerminatorOp(_EmptyTerminatorOp):
+class HerdTerminatorOp(EmptyTerminatorOp):
     """Ends the body of `air.herd`."""
 
     name = "air.herd_terminator"

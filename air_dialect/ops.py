@@ -15,6 +15,15 @@ from air_dialect.hierarchy import (
     SegmentOp,
     SegmentTerminatorOp,
 )
+from air_dialect.ranks import (
+    CustomOp,
+    RankOp,
+    RankTerminatorOp,
+    SymmetricHeapAttr,
+    TranslateOp,
+    UniverseAllocOp,
+    UniverseType,
+)
 from air_dialect.transfers import DmaMemcpyNdOp
 from air_dialect.types import AsyncTokenType, MemorySpace, memory_space, memory_space_name
 
@@ -24,6 +33,7 @@ AIR = Dialect(
         ChannelGetOp,
         ChannelOp,
         ChannelPutOp,
+        CustomOp,
         DmaMemcpyNdOp,
         ExecuteOp,
         ExecuteTerminatorOp,
@@ -31,11 +41,15 @@ AIR = Dialect(
         HerdTerminatorOp,
         LaunchOp,
         LaunchTerminatorOp,
+        RankOp,
+        RankTerminatorOp,
         SegmentOp,
         SegmentTerminatorOp,
+        TranslateOp,
+        UniverseAllocOp,
         WaitAllOp,
     ],
-    [AsyncTokenType],
+    [AsyncTokenType, SymmetricHeapAttr, UniverseType],
 )
 
 __all__ = [
@@ -45,6 +59,7 @@ __all__ = [
     "ChannelOp",
     "ChannelPutOp",
     "ChannelTransferOp",
+    "CustomOp",
     "DmaMemcpyNdOp",
     "ExecuteOp",
     "ExecuteTerminatorOp",
@@ -54,8 +69,14 @@ __all__ = [
     "LaunchOp",
     "LaunchTerminatorOp",
     "MemorySpace",
+    "RankOp",
+    "RankTerminatorOp",
     "SegmentOp",
     "SegmentTerminatorOp",
+    "SymmetricHeapAttr",
+    "TranslateOp",
+    "UniverseAllocOp",
+    "UniverseType",
     "WaitAllOp",
     "memory_space",
     "memory_space_name",

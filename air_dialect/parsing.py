@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from xdsl.context import Context
 from xdsl.dialects.arith import ConstantOp
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.dialects.builtin import (
+    AnyDenseElement,
+    AnyFloat,
+    FileLineColLoc,
+    IntAttr,
+    ModuleOp,
+    StringAttr,
+    UnknownLoc,
+)
 from xdsl.ir import Operation
-from xdsl.parser import Parser
+from xdsl.parser import AttrParser, Parser
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
@@ -23,8 +31,28 @@ def context() -> Context:
     return ctx
 
 
+class _BitPattern(Parser._TensorLiteralElement):
+    """A hexadecimal element of a dense literal: an integer, or the bits of a float."""
+
+    def to_type(self, parser: AttrParser, type: AnyDenseElement) -> object:
+        if not isinstance(type, AnyFloat):
+            return super().to_type(parser, type)
+        bits = self.to_int(parser).to_bytes(type.compile_time_size, "little")
+        return type.unpack(bits, 1)[0]
+
+
 class AirParser(Parser):
-    """xDSL's parser, which also notes where in the text every operation stands."""
+    """xDSL's parser, which also notes where in the text every operation stands.
+
+    It reads a hexadecimal integer in a dense literal of floats as their bits, as MLIR does: without
+    that `dense<0xFF800000> : vector<8xf32>` would be 4286578688, not minus infinity.
+    """
+
+    def _parse_tensor_literal_element(self) -> Parser._TensorLiteralElement:
+        element = super()._parse_tensor_literal_element()
+        if element.span.text.startswith(("0x", "0X")):
+            return _BitPattern(element.is_negative, element.value, element.span)
+        return element
 
     def parse_operation(self) -> Operation:
         span = self._current_token.span

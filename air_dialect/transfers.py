@@ -29,7 +29,7 @@ from air_dialect.assembly import (
     split_properties,
 )
 from air_dialect.types import AsyncTokenType
-from air_dialect.verifiers import check_element_types, check_padding, check_pattern
+from air_dialect.verifiers import check_element_types, check_padding, check_pattern, check_rank_of_side
 
 ANY_MEMREF = MemRefType | UnrankedMemRefType
 Values = Sequence[SSAValue | Operation]
@@ -150,3 +150,5 @@ class DmaMemcpyNdOp(IRDLOperation):
         check_pattern(self, "src", self.src_offsets, self.src_sizes, self.src_strides)
         check_padding(self, self.pad_before, self.pad_after)
         check_element_types(self.dst.type, self.src.type)
+        check_rank_of_side(self, "dst_rank", self.attributes.get("dst_rank"), self.dst)
+        check_rank_of_side(self, "src_rank", self.attributes.get("src_rank"), self.src)

@@ -18,21 +18,34 @@ from xdsl.dialects import (
     ub,
     vector,
 )
-from xdsl.ir import Dialect, Operation
+from xdsl.ir import Attribute, Dialect, Operation
 
-from air_dialect import upstream_control, upstream_memref, upstream_vector
+from air_dialect import (
+    upstream_arith,
+    upstream_control,
+    upstream_index,
+    upstream_linalg,
+    upstream_memref,
+    upstream_vector,
+)
 
 ADDED: dict[str, type[Operation]] = {
-    op.name: op for module in (upstream_control, upstream_memref, upstream_vector) for op in module.OPERATIONS
+    op.name: op
+    for module in (upstream_arith, upstream_control, upstream_index, upstream_memref, upstream_vector)
+    for op in module.OPERATIONS
 }
 """Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""
+
+
+_ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (upstream_linalg.TypeFnAttr,)
 
 
 def _extended(dialect: Dialect) -> Dialect:
     """The dialect with this package's operations in place of, or besides, xDSL's."""
     own = [op for name, op in ADDED.items() if name.split(".")[0] == dialect.name]
     kept = [op for op in dialect.operations if op.name not in ADDED]
-    return Dialect(dialect.name, [*kept, *own], list(dialect.attributes))
+    attributes = [attr for attr in _ADDED_ATTRIBUTES if attr.name.split(".")[0] == dialect.name]
+    return Dialect(dialect.name, [*kept, *own], [*dialect.attributes, *attributes])
 
 
 DIALECTS = tuple(
@@ -43,6 +56,7 @@ DIALECTS = tuple(
         bufferization.Bufferization,
         cf.Cf,
         func.Func,
+        Dialect("index"),
         linalg.Linalg,
         math.Math,
         memref.MemRef,

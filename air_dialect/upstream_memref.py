@@ -5,17 +5,25 @@ The classes with the assembly are subclasses of xDSL's own, so `isinstance(op, m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from typing_extensions import Self
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     AffineMapAttr,
+    DenseArrayBase,
     DenseIntOrFPElementsAttr,
+    IndexType,
     MemRefType,
     StringAttr,
     TensorType,
     UnitAttr,
     UnrankedMemRefType,
+    i32,
+    i64,
 )
+from xdsl.dialects.utils import parse_dynamic_index_list_without_types
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
 from xdsl.parser import Parser
@@ -98,12 +106,14 @@ class GlobalOp(memref.GlobalOp):
         name = parser.parse_symbol_name()
         parser.parse_punctuation(":")
         type_ = parser.parse_type()
-        initial: Attribute = UnitAttr()
+        properties: dict[str, Attribute] = {
+            "sym_name": name,
+            "type": type_,
+            "sym_visibility": StringAttr(visibility or "public"),
+        }
         if parser.parse_optional_punctuation("=") is not None:
-            initial = _parse_initial_value(parser, type_)
+            properties["initial_value"] = _parse_initial_value(parser, type_)
         attributes = parser.parse_optional_attr_dict()
-        properties = {"sym_name": name, "type": type_, "initial_value": initial}
-        properties["sym_visibility"] = StringAttr(visibility or "public")
         if constant:
             properties["constant"] = UnitAttr()
         if "alignment" in attributes:
@@ -120,11 +130,18 @@ class GlobalOp(memref.GlobalOp):
         printer.print_symbol_name(self.sym_name.data)
         printer.print_string(" : ")
         printer.print_attribute(self.type)
-        if isinstance(self.initial_value, DenseIntOrFPElementsAttr):
+        initial = self.properties.get("initial_value")
+        if isinstance(initial, DenseIntOrFPElementsAttr):
             printer.print_string(" = ")
-            self.initial_value.print_without_type(printer)
+            initial.print_without_type(printer)
+        elif initial is not None:
+            printer.print_string(" = uninitialized")
         alignment = {} if self.alignment is None else {"alignment": self.alignment}
         printer.print_op_attributes({**alignment, **self.attributes})
+
+    def verify_(self) -> None:
+        if "initial_value" in self.properties:  # without one it declares a global defined elsewhere
+            super().verify_()
 
 
 def _parse_initial_value(parser: Parser, type_: Attribute) -> Attribute:
@@ -184,9 +201,50 @@ class ReshapeOp(IRDLOperation):
     assembly_format = "$source `(` $shape `)` attr-dict `:` functional-type(operands, results)"
 
 
+class ReinterpretCastOp(memref.ReinterpretCastOp):
+    """`memref.reinterpret_cast %v to offset: [0], sizes: [4, %n], strides: [%n, 1] : type to type`.
+
+    The source may be unranked, which xDSL's does not allow.
+    """
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operand = parser.parse_unresolved_operand()
+        parser.parse_keyword("to")
+        dynamic: list[Sequence[SSAValue]] = []
+        static: dict[str, Attribute] = {}
+        for separator, word in (("", "offset"), (",", "sizes"), (",", "strides")):
+            if separator:
+                parser.parse_punctuation(",")
+            parser.parse_keyword(word)
+            parser.parse_punctuation(":")
+            operands, integers = parse_dynamic_index_list_without_types(parser, DYNAMIC_INDEX)
+            dynamic.append([parser.resolve_operand(value, IndexType()) for value in operands])
+            name = "static_offsets" if word == "offset" else f"static_{word}"
+            static[name] = DenseArrayBase.from_list(i64, integers)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        source = parser.resolve_operand(operand, parser.parse_type())
+        parser.parse_keyword("to")
+        return cls.create(
+            operands=[source, *(value for values in dynamic for value in values)],
+            result_types=[parser.parse_type()],
+            properties={
+                **static,
+                "operandSegmentSizes": DenseArrayBase.from_list(i32, [1, *map(len, dynamic)]),
+            },
+            attributes=attributes,
+        )
+
+    def verify_(self) -> None:
+        if isinstance(self.source.type, MemRefType):
+            super().verify_()  # type: ignore[no-untyped-call]
+
+
 OPERATIONS: tuple[type[Operation], ...] = (
     CopyOp,
     CastOp,
+    ReinterpretCastOp,
     MemorySpaceCastOp,
     GlobalOp,
     TransposeOp,

@@ -286,6 +286,27 @@ def check_mmio(op: Operation, memref_type: Attribute, side: str, wanted: MemoryS
         )
 
 
+def require_rank(op: Operation, what: str) -> None:
+    """Addressing another device's memory makes sense inside air.rank only."""
+    if not any(parent.name == "air.rank" for parent in enclosing(op)):
+        raise VerifyException(f"{op.name} with {what} needs an enclosing air.rank: only ranks have peers")
+
+
+def check_rank_of_side(op: Operation, name: str, rank: Attribute | None, value: SSAValue) -> None:
+    """src_rank or dst_rank of a DMA: not negative, inside air.rank, on a symmetric allocation."""
+    if not isinstance(rank, IntegerAttr):
+        return
+    if rank.value.data < 0:
+        raise VerifyException(f"{name} is {rank.value.data}: it must be at least 0")
+    require_rank(op, name)
+    owner = value.owner
+    if isinstance(owner, memref.AllocOp) and "air.symmetric" not in owner.attributes:
+        raise VerifyException(
+            f"{name} names another rank, but the memref.alloc has no air.symmetric: only what every rank "
+            "allocates alike can be reached across ranks"
+        )
+
+
 def enclosing(op: Operation) -> Iterator[Operation]:
     """The operations around `op`, nearest first."""
     parent = op.parent_op()

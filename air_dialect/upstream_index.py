@@ -1,0 +1,170 @@
+"""The basics of MLIR's index dialect, which xDSL does not have."""
+
+from __future__ import annotations
+
+from abc import ABC
+
+from typing_extensions import Self
+from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType
+from xdsl.ir import Operation, SSAValue
+from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+
+
+@irdl_op_definition
+class ConstantOp(IRDLOperation):
+    """`index.constant 4`."""
+
+    name = "index.constant"
+    value = prop_def(IntegerAttr[IndexType])
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+
+    def __init__(self, value: int) -> None:
+        super().__init__(properties={"value": IntegerAttr(value, IndexType())}, result_types=[IndexType()])
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        op = cls(parser.parse_integer(allow_boolean=False))
+        op.attributes.update(parser.parse_optional_attr_dict())
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {self.value.value.data}")
+        printer.print_op_attributes(self.attributes)
+
+
+class BinaryOp(IRDLOperation, ABC):
+    """`index.add %a, %b`: both operands and the result are of type index."""
+
+    lhs = operand_def(IndexType)
+    rhs = operand_def(IndexType)
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "$lhs `,` $rhs attr-dict"
+
+    def __init__(self, lhs: SSAValue | Operation, rhs: SSAValue | Operation) -> None:
+        super().__init__(operands=[lhs, rhs], result_types=[IndexType()])
+
+
+@irdl_op_definition
+class AddOp(BinaryOp):
+    """Sum."""
+
+    name = "index.add"
+
+
+@irdl_op_definition
+class SubOp(BinaryOp):
+    """Difference."""
+
+    name = "index.sub"
+
+
+@irdl_op_definition
+class MulOp(BinaryOp):
+    """Product."""
+
+    name = "index.mul"
+
+
+@irdl_op_definition
+class DivSOp(BinaryOp):
+    """Signed quotient, rounded towards zero."""
+
+    name = "index.divs"
+
+
+@irdl_op_definition
+class DivUOp(BinaryOp):
+    """Unsigned quotient."""
+
+    name = "index.divu"
+
+
+@irdl_op_definition
+class CeilDivSOp(BinaryOp):
+    """Signed quotient, rounded up."""
+
+    name = "index.ceildivs"
+
+
+@irdl_op_definition
+class FloorDivSOp(BinaryOp):
+    """Signed quotient, rounded down."""
+
+    name = "index.floordivs"
+
+
+@irdl_op_definition
+class RemSOp(BinaryOp):
+    """Remainder of the signed quotient."""
+
+    name = "index.rems"
+
+
+@irdl_op_definition
+class RemUOp(BinaryOp):
+    """Remainder of the unsigned quotient."""
+
+    name = "index.remu"
+
+
+@irdl_op_definition
+class MaxSOp(BinaryOp):
+    """The larger of two signed values."""
+
+    name = "index.maxs"
+
+
+@irdl_op_definition
+class MinSOp(BinaryOp):
+    """The smaller of two signed values."""
+
+    name = "index.mins"
+
+
+class CastOp(IRDLOperation, ABC):
+    """`index.casts %v : i32 to index`: between index and an integer type."""
+
+    input = operand_def(base(IndexType) | base(IntegerType))
+    result = result_def(base(IndexType) | base(IntegerType))
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `to` type($result)"
+
+    def __init__(self, value: SSAValue | Operation, target: IndexType | IntegerType) -> None:
+        super().__init__(operands=[value], result_types=[target])
+
+
+@irdl_op_definition
+class CastSOp(CastOp):
+    """Sign-extends when it widens."""
+
+    name = "index.casts"
+
+
+@irdl_op_definition
+class CastUOp(CastOp):
+    """Zero-extends when it widens."""
+
+    name = "index.castu"
+
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    ConstantOp,
+    AddOp,
+    SubOp,
+    MulOp,
+    DivSOp,
+    DivUOp,
+    CeilDivSOp,
+    FloorDivSOp,
+    RemSOp,
+    RemUOp,
+    MaxSOp,
+    MinSOp,
+    CastSOp,
+    CastUOp,
+)
