@@ -1,4 +1,4 @@
-"""`arith.extsi` and `arith.extui` on vectors: xDSL's take integers only.
+"""`arith.extsi`, `arith.extui` and `arith.trunci` on vectors: xDSL's take integers only.
 
 The classes are subclasses of xDSL's, so `isinstance(op, arith.ExtSIOp)` holds.
 """
@@ -24,12 +24,12 @@ def _shape_and_width(type_: Attribute) -> tuple[tuple[int, ...], int] | None:
     return (shape, type_.width.data) if isinstance(type_, IntegerType) else None
 
 
-def _check_extension(op: Operation) -> None:
-    source, target = op.operands[0].type, op.results[0].type
-    narrow, wide = _shape_and_width(source), _shape_and_width(target)
+def _check_widths(op: Operation, narrow_type: Attribute, wide_type: Attribute) -> None:
+    narrow, wide = _shape_and_width(narrow_type), _shape_and_width(wide_type)
     if narrow is None or wide is None or narrow[0] != wide[0] or narrow[1] >= wide[1]:
         raise VerifyException(
-            f"{op.name} from {source} to {target}: it widens integers, or vectors of integers of one shape"
+            f"{op.name} from {op.operands[0].type} to {op.results[0].type}: write integers, or vectors of "
+            f"integers of one shape, where the {'result' if op.name == 'arith.trunci' else 'operand'} is narrower"
         )
 
 
@@ -45,7 +45,7 @@ class ExtSIOp(arith.ExtSIOp):
         print_conversion(printer, self, self.results[0].type)
 
     def verify_(self) -> None:
-        _check_extension(self)
+        _check_widths(self, self.operands[0].type, self.results[0].type)
 
 
 class ExtUIOp(arith.ExtUIOp):
@@ -60,7 +60,22 @@ class ExtUIOp(arith.ExtUIOp):
         print_conversion(printer, self, self.results[0].type)
 
     def verify_(self) -> None:
-        _check_extension(self)
+        _check_widths(self, self.operands[0].type, self.results[0].type)
 
 
-OPERATIONS: tuple[type[Operation], ...] = (ExtSIOp, ExtUIOp)
+class TruncIOp(arith.TruncIOp):
+    """`arith.trunci %v : vector<8xi32> to vector<8xi8>`."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source, target, attributes = parse_conversion(parser)
+        return cls.create(operands=[source], result_types=[target], attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        print_conversion(printer, self, self.results[0].type)
+
+    def verify_(self) -> None:
+        _check_widths(self, self.results[0].type, self.operands[0].type)
+
+
+OPERATIONS: tuple[type[Operation], ...] = (ExtSIOp, ExtUIOp, TruncIOp)

@@ -71,8 +71,8 @@ def check_body_arguments(op: Operation, body: Region, dims: int, captured: Seque
 
 
 def check_herd_sizes(sizes: Sequence[SSAValue]) -> None:
-    """A herd has one or two dimensions, each a constant of at least 1."""
-    if len(sizes) not in (1, 2):
+    """A herd has at most two dimensions, each a constant of at least 1."""
+    if len(sizes) > 2:
         raise VerifyException(f"air.herd has {len(sizes)} dimensions: write columns and rows, as in (%x, %y)")
     for axis, size in zip(("columns", "rows"), sizes, strict=False):
         extent = constant_value(size)
