@@ -1,5 +1,6 @@
 """The device with pyxrt's API, over a stand-in for the loaded program."""
 
+import ctypes
 import gc
 import re
 import threading
@@ -13,6 +14,7 @@ import virtual_npu
 from virtual_npu import pyxrt
 from virtual_npu.pyxrt import XrtError, ert_cmd_state
 from virtual_npu.pyxrt.buffers import FROM_DEVICE, TO_DEVICE
+from virtual_npu.pyxrt.runs import itemsize
 
 N = 16
 
@@ -21,7 +23,6 @@ N = 16
 class FakeArgument:
     shape: tuple[int, ...]
     dtype: str = "f32"
-    itemsize: int = 4
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ class FakeLibrary:
             raise KeyboardInterrupt
         if entry == "slow":
             assert self.release.wait(20)
+        if entry == "fill":
+            floats_at(pointers[0])[:] = ctypes.c_int32.from_address(pointers[1]).value
         if entry == "double":
             source, target = (floats_at(pointer) for pointer in pointers)
             target[:] = 2 * source
 
 
 def floats_at(pointer):
-    import ctypes
-
     return np.ctypeslib.as_array((ctypes.c_float * N).from_address(pointer))
 
 
@@ -128,6 +129,31 @@ def test_the_documented_call_sequence(session):
     assert run.state() == ert_cmd_state.ERT_CMD_STATE_COMPLETED
     y.sync(pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE)
     np.testing.assert_array_equal(floats(y), 2.0 * np.arange(N))
+
+
+def test_a_scalar_argument(tmp_path, strict):
+    session = Session(tmp_path, "fill")
+    x = session.bo()
+    run = session.run(x, -7)
+    run.start()
+    run.wait2()
+    x.sync(FROM_DEVICE)
+    assert (floats(x) == -7).all()
+
+
+def test_bytes_of_types():
+    sizes = {"bf16": 2, "f32": 4, "i8": 1, "ui16": 2, "i1": 1, "i64": 8, "index": 8, "f64": 8}
+    assert {dtype: itemsize(dtype) for dtype in sizes} == sizes
+
+
+def test_a_file_that_is_no_program(tmp_path, monkeypatch):
+    def refuse(path):
+        raise virtual_npu.VirtualNpuError(f"{path} is not a program")
+
+    monkeypatch.setattr(virtual_npu, "Library", refuse)
+    (tmp_path / "x.elf").write_text("")
+    with pytest.raises(XrtError, match=r"x.elf is not a program"):
+        pyxrt.elf(str(tmp_path / "x.elf"))
 
 
 def test_a_run_is_started_again_and_a_kernel_called(session):
@@ -236,7 +262,7 @@ def test_a_sub_buffer_keeps_its_parent(strict_session):
         ),
         (
             lambda s: pyxrt.ext.kernel(s.context, "double"),
-            "no kernel 'double' in this elf; it has: main:double, main:fail, main:slow, main:stop. Write",
+            "no kernel 'double' in this elf; it has: main:double, main:fail, main:slow, main:stop, main:fill. Write",
         ),
         (
             lambda s: pyxrt.ext.kernel(s.context, "main:doble"),
@@ -249,8 +275,9 @@ def test_a_sub_buffer_keeps_its_parent(strict_session):
         ),
         (
             lambda s: s.run().set_arg(0, 5),
-            r"'main:double' \(4x4 f32\) is a buffer, not the int 5",
+            r"of 'main:double' \(4x4 f32\) is not a scalar integer and cannot be 5",
         ),
+        (lambda s: s.run().set_arg(0, "x"), r"argument 0 .* cannot be a str; pass a pyxrt.ext.bo"),
         (
             lambda s: s.run(s.bo(60)),
             r"64 bytes and the buffer 60; make it ext.bo\(device, 64\)",

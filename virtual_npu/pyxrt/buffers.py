@@ -29,8 +29,8 @@ class BufferObject:
             )
         if offset % ALIGNMENT:
             raise XrtError(
-                f"sub-buffer offset {offset} is not on a {ALIGNMENT}-byte boundary, as programs "
-                f"expect; use offset {offset // ALIGNMENT * ALIGNMENT} or {-(-offset // ALIGNMENT) * ALIGNMENT}"
+                f"sub-buffer offset {offset} is not on a {ALIGNMENT}-byte boundary, as "
+                f"programs expect; use offset {offset // ALIGNMENT * ALIGNMENT} or {-(-offset // ALIGNMENT) * ALIGNMENT}"
             )
         _check_range("sub-buffer", size, offset, parent._size)
         self._parent = parent  # a part keeps the whole alive, as XRT's does

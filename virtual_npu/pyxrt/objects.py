@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import virtual_npu
+from virtual_npu import knobs
 from virtual_npu.pyxrt.errors import XrtError
 from virtual_npu.pyxrt.holding import hold
 from virtual_npu.pyxrt.queue import RunQueue
@@ -30,7 +31,7 @@ class Device:
     def __init__(self, index: int = 0) -> None:
         if index != 0:
             raise XrtError(f"there is no device {index!r}; the virtual NPU is device 0")
-        self.strict = os.environ.get("VNPU_STRICT", "0") not in ("", "0")
+        self.strict = knobs.strict()
         self.queue = RunQueue()
 
 
@@ -41,7 +42,10 @@ class Elf:
         path = Path(filename)
         if not path.is_file():
             raise XrtError(f"there is no file '{path}'; build the program first (virtual_npu.build)")
-        self.library = virtual_npu.Library(path)
+        try:
+            self.library = virtual_npu.Library(path)
+        except virtual_npu.VirtualNpuError as error:
+            raise XrtError(str(error)) from error
 
 
 class HwContext:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
 
 from virtual_npu.pyxrt.buffers import BufferObject
 from virtual_npu.pyxrt.enums import ert_cmd_state
 from virtual_npu.pyxrt.errors import XrtError
-from virtual_npu.pyxrt.holding import Holder, hold
+from virtual_npu.pyxrt.holding import hold
 from virtual_npu.pyxrt.objects import HwContext, Kernel
 
 NEW = ert_cmd_state.ERT_CMD_STATE_NEW
@@ -18,6 +23,13 @@ COMPLETED = ert_cmd_state.ERT_CMD_STATE_COMPLETED
 ERROR = ert_cmd_state.ERT_CMD_STATE_ERROR
 ABORT = ert_cmd_state.ERT_CMD_STATE_ABORT
 TIMEOUT = ert_cmd_state.ERT_CMD_STATE_TIMEOUT
+
+INTEGER = re.compile(r"u?i\d+$|index$")
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an MLIR scalar type: `bf16`, `f32`, `ui8`, `i1`, `index`, ..."""
+    return 8 if dtype == "index" else max(8, int(dtype.lstrip("buif"))) // 8
 
 
 class Run:
@@ -31,23 +43,27 @@ class Run:
             kernel, strict, f"the kernel '{kernel.name}' was destroyed before its run; keep it alive"
         )
         self._name, self._strict = kernel.name, strict
-        self._buffers: list[Holder[BufferObject] | None] = [None] * len(kernel.arguments)
+        self._addresses: list[Callable[[], int] | None] = [None] * len(kernel.arguments)
         self._state = NEW
         self._failure: BaseException | None = None
         self._in_list = False
 
-    def set_arg(self, index: int, argument: BufferObject) -> None:
-        """Bind argument `index` (from 0) to a buffer that holds it; in strict mode, and nothing more."""
+    def set_arg(self, index: int, argument: BufferObject | int) -> None:
+        """Bind argument `index` (from 0) to a buffer that holds it (in strict mode, and nothing more), or,
+        where the argument is a scalar integer, to an int."""
         self._refuse_pending("set_arg")
         where = self._describe(index)
+        if isinstance(argument, int):
+            scalar = self._scalar(index, where, argument)
+            self._addresses[index] = lambda: scalar.ctypes.data
+            return
         if not isinstance(argument, BufferObject):
-            raise XrtError(
-                f"{where} is a buffer, not the {type(argument).__name__} {argument!r}; pass a pyxrt.ext.bo"
-            )
+            raise XrtError(f"{where} cannot be a {type(argument).__name__}; pass a pyxrt.ext.bo")
         self._check_size(index, where, argument)
-        self._buffers[index] = hold(
+        buffer = hold(
             argument, self._strict, f"the buffer of {where} was destroyed before the run; keep it alive"
         )
+        self._addresses[index] = lambda: buffer().address()
 
     def start(self) -> None:
         """Hand the run to the device. Its effects are there once `wait` or `wait2` returns."""
@@ -86,7 +102,7 @@ class Run:
         """Carry the run out; called by the device's queue."""
         try:
             kernel = self._kernel()
-            pointers = [buffer().address() for buffer in self._buffers if buffer is not None]
+            pointers = [address() for address in self._addresses if address is not None]
             kernel.get_context().get_elf().library.run(kernel.entry, pointers)
         except Exception as failure:
             self._failure = failure
@@ -99,10 +115,10 @@ class Run:
 
     def _submit(self) -> None:
         self._refuse_pending("start")
-        if None in self._buffers:
-            unset = [str(index) for index, buffer in enumerate(self._buffers) if buffer is None]
+        if None in self._addresses:
+            unset = [str(index) for index, address in enumerate(self._addresses) if address is None]
             raise XrtError(
-                f"'{self._name}' takes {len(self._buffers)} arguments and is started without "
+                f"'{self._name}' takes {len(self._addresses)} arguments and is started without "
                 f"{', '.join(unset)}; call set_arg for each (the real device would hang)"
             )
         self._failure = None
@@ -118,11 +134,17 @@ class Run:
 
     def _check_size(self, index: int, where: str, buffer: BufferObject) -> None:
         argument = self._kernel().arguments[index]
-        wanted = math.prod(argument.shape) * argument.itemsize
+        wanted = math.prod(argument.shape) * itemsize(argument.dtype)
         if buffer.size() < wanted or (self._strict and buffer.size() != wanted):
             raise XrtError(
                 f"{where} has {wanted} bytes and the buffer {buffer.size()}; make it ext.bo(device, {wanted})"
             )
+
+    def _scalar(self, index: int, where: str, value: int) -> npt.NDArray[np.int64]:
+        argument = self._kernel().arguments[index]
+        if argument.shape or not INTEGER.match(argument.dtype):
+            raise XrtError(f"{where} is not a scalar integer and cannot be {value}; pass a pyxrt.ext.bo")
+        return np.array([value], dtype=np.int64)  # little-endian: narrower integers are its first bytes
 
     def _refuse_pending(self, call: str) -> None:
         if self.pending:
