@@ -10,7 +10,7 @@ from rich.console import Console
 
 from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
 from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from llama32_1b.config import load_config
 from llama32_1b.errors import PromptError, UserError
 from llama32_1b.generate import FinishReason, Generation
@@ -27,10 +27,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile the six programs for a model, so that a later run finds them ready."""
-    report = Reporter()
     config = load_config(find_checkpoint(arguments.model))
-    options = _runtime_options(arguments)
-    compile_programs(config, choose_seq_len(config, options.seq_len), open_cache(options, report), report)
+    compile_programs(config, _runtime_options(arguments), Reporter())
     return DONE
 
 

@@ -38,21 +38,23 @@ def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
     return asked or legal_seq_len(config.shape, config.default_seq_len)
 
 
-def open_cache(options: RuntimeOptions, report: Reporter) -> KernelCache:
-    """The kernel cache on the chosen backend, which is named. Raises BackendError."""
-    backend = select_backend(options.backend)
-    report.note(backend.reason)
-    return KernelCache(options.cache_dir, backend, Profiler(), report.note)
-
-
 def compile_programs(
-    config: LlamaConfig, seq_len: int, cache: KernelCache, report: Reporter
-) -> dict[str, Program]:
-    """The six programs, each compiled or found in the cache.
+    config: LlamaConfig, options: RuntimeOptions, report: Reporter
+) -> tuple[dict[str, Program], KernelCache]:
+    """The six programs, and the cache that holds each of them compiled.
 
-    Raises UnsupportedShapeError before anything is compiled, CompileError, and DiskFullError.
+    Raises UnsupportedShapeError before anything is compiled or written; BackendError, CompileError, and
+    DiskFullError, which leave the cache usable.
     """
-    programs = build_programs(config.shape, seq_len)
+    backend = select_backend(options.backend)
+    programs = build_programs(config.shape, choose_seq_len(config, options.seq_len))
+    report.note(backend.reason)
+    cache = KernelCache(options.cache_dir, backend, Profiler(), report.note)
+    _compile(programs, cache, report)
+    return programs, cache
+
+
+def _compile(programs: dict[str, Program], cache: KernelCache, report: Reporter) -> None:
     started = time.perf_counter()
     with report.bar("compiling", len(programs)) as step:
         telling = _Telling(report, step)
@@ -61,7 +63,6 @@ def compile_programs(
         cache.profiler.declare(program.name, flops=program_flops(program))
     spent = time.perf_counter() - started
     report.note(f"programs: {telling.compiled} compiled, {telling.reused} from the cache, {spent:.1f} s")
-    return programs
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from llama32_1b.generate import Generation, never
 from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
@@ -52,11 +52,10 @@ class Session:
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:
     """Compile what is not yet compiled, then fill each layer's buffer objects with its weights.
 
-    After this, a call writes activations alone. Raises as compile_programs and open_cache do.
+    After this, a call writes activations alone. Raises as compile_programs does.
     """
+    programs, cache = compile_programs(checkpoint.config, options, report)
     seq_len = choose_seq_len(checkpoint.config, options.seq_len)
-    cache = open_cache(options, report)
-    programs = compile_programs(checkpoint.config, seq_len, cache, report)
     model = assemble(checkpoint, programs, cache, seq_len, cache.profiler.span)
     _preload(model, checkpoint, report)
     cache.profiler.reset()

@@ -2,16 +2,19 @@
 
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 
 from llama32_1b import compiling
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs, open_cache
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from llama32_1b.config import load_config
 from llama32_1b.errors import UserError
 from llama32_1b.profiling import program_flops
 from llama32_1b.progress import Reporter
-from runtime import BackendError, Profiler, Progress, Stage
+from runtime import BackendError, Progress, Stage
+
+VIRTUAL = RuntimeOptions(128, "virtual", Path("unused"))
 
 
 def reporter(terminal):
@@ -22,8 +25,9 @@ def reporter(terminal):
 class FakeCache:
     """Finds every program but two, which it compiles side by side."""
 
-    def __init__(self):
-        self.profiler = Profiler()
+    def __init__(self, cache_dir, backend, profiler, report):
+        self.backend = backend
+        self.profiler = profiler
 
     def compile_all(self, programs, progress):
         first, second, *rest = [program.name for program in programs]
@@ -37,29 +41,31 @@ class FakeCache:
 
 @pytest.fixture
 def config(make_checkpoint, monkeypatch, programs_without_text):
-    """The small model's, where building a program costs nothing."""
+    """The small model's, where building and compiling cost nothing."""
     monkeypatch.setattr(compiling, "build_programs", programs_without_text)
+    monkeypatch.setattr(compiling, "KernelCache", FakeCache)
     return load_config(make_checkpoint())
 
 
 def test_compiling_is_told_in_lines_where_there_is_no_terminal(config):
     report, written = reporter(terminal=False)
-    programs = compile_programs(config, 128, FakeCache(), report)
+    programs, _ = compile_programs(config, VIRTUAL, report)
     first, second = list(programs)[:2]
     lines = written.getvalue().splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
+        "backend virtual: asked for",
         f"compiling {first} (not compiled yet)",
         f"compiling {second} (the kernel sources changed)",
         f"compiled {second} in 2.5 s",
         f"compiled {first} in 3.2 s",
     ]
-    assert lines[4].startswith("programs: 2 compiled, 4 from the cache, ")
-    assert len(lines) == 5
+    assert lines[5].startswith("programs: 2 compiled, 4 from the cache, ")
+    assert len(lines) == 6
 
 
 def test_compiling_moves_a_bar_on_a_terminal(config):
     report, written = reporter(terminal=True)
-    compile_programs(config, 128, FakeCache(), report)
+    compile_programs(config, VIRTUAL, report)
     shown = written.getvalue()
     assert "compiling" in shown
     assert "6/6" in shown
@@ -68,8 +74,7 @@ def test_compiling_moves_a_bar_on_a_terminal(config):
 
 
 def test_work_is_declared(config):
-    cache = FakeCache()
-    programs = compile_programs(config, 128, cache, reporter(False)[0])
+    programs, cache = compile_programs(config, VIRTUAL, reporter(False)[0])
     for program in programs.values():
         cache.profiler.record(program.name, 0.0, 1.0, 0.0)
         assert cache.profiler.programs[program.name].flops == program_flops(program) > 0
@@ -107,13 +112,9 @@ def test_prefill_length_of_a_model_of_few_positions(config):
         choose_seq_len(few, 192)
 
 
-def test_backend_is_named(tmp_path):
-    report, written = reporter(terminal=False)
-    cache = open_cache(RuntimeOptions(None, "virtual", tmp_path), report)
-    assert cache.backend.name == "virtual"
-    assert written.getvalue() == "backend virtual: asked for\n"
+def test_unknown_backend(config):
     with pytest.raises(BackendError, match="unknown backend 'tpu'"):
-        open_cache(RuntimeOptions(None, "tpu", tmp_path), report)
+        compile_programs(config, dataclasses.replace(VIRTUAL, backend="tpu"), reporter(False)[0])
 
 
 def test_notes_are_not_marked_up():
