@@ -1,0 +1,1 @@
+"""From AIR-dialect MLIR to C++: `module.generate` is the way in."""

@@ -1,0 +1,259 @@
+"""Emitters of the AIR dialect: hierarchy, data movement, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from air_dialect.ops import (
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    ExecuteOp,
+    HierarchyOp,
+    WaitAllOp,
+)
+from virtual_npu.codegen.body import Body, Mode, Scalar, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.effects import channels_used, operand_effects
+from virtual_npu.codegen.memref import access, whole
+
+# ---- tokens ----
+
+
+def joined(body: Body, tokens: Sequence[SSAValue]) -> str:
+    """C++ text of a token that is done when all given ones are."""
+    texts = body.texts(tokens)
+    return texts[0] if len(texts) == 1 else f"vnpu::all({', '.join(texts)})"
+
+
+def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
+    """Emit an issuing expression and name its token where the operation has one."""
+    if token is None:
+        body.put(f"{expression};")
+        return
+    name = body.name_for(token)
+    body.put(f"const vnpu::Token {name} = {expression};")
+    body.values[token] = Scalar(name)
+
+
+def _done(body: Body, token: SSAValue | None) -> None:
+    """In program order every token is done when it is made."""
+    if token is not None:
+        body.values[token] = Scalar("vnpu::Token()")
+
+
+@emits("air.wait_all")
+def _wait_all(body: Body, op: Operation) -> None:
+    assert isinstance(op, WaitAllOp)
+    if body.mode is not Mode.SEQUENCER:
+        _done(body, op.async_token)
+    elif op.async_token is not None:
+        define_token(body, op.async_token, joined(body, op.async_dependencies))
+    elif op.async_dependencies:
+        body.comment(op)
+        body.put(f"co_await sequencer.wait({joined(body, op.async_dependencies)});")
+
+
+@emits("air.execute")
+def _execute(body: Body, op: Operation) -> None:
+    assert isinstance(op, ExecuteOp)
+    block = op.body.block
+    if body.mode is Mode.SEQUENCER:
+        name = body.fresh(op.async_token.name_hint or "group")
+        body.put(f"sequencer.open_group({joined(body, op.async_dependencies)});")
+        body.operations(block)
+        body.put(f"const vnpu::Token {name} = sequencer.close_group();")
+        body.values[op.async_token] = Scalar(name)
+    else:
+        body.operations(block)
+        _done(body, op.async_token)
+    assert block.last_op is not None
+    for result, value in zip(op.values, block.last_op.operands, strict=True):
+        body.values[result] = body.values[value]
+
+
+# ---- data movement ----
+
+
+def _pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
+    """C++ text of one side of a transfer. Offset i moves by stride i; shorter lists align on the right."""
+    view = body.memref(memref)
+    offsets, sizes, strides = (body.texts(values) for values in lists)
+    if not sizes:
+        sizes, strides = whole(view)
+        layout = list(view.strides)
+    else:
+        layout = strides
+    if len(offsets) > len(layout):
+        raise unsupported(
+            op, f"{len(offsets)} offsets but {len(layout)} strides: write one stride per offset"
+        )
+    aligned = layout[len(layout) - len(offsets) :]
+    offset = (
+        plus(*(times(grouped(o), grouped(s)) for o, s in zip(offsets, aligned, strict=True)))
+        if offsets
+        else "0"
+    )
+    return access(body, op, view, offset, sizes, strides)
+
+
+def _refuse_padding(op: Operation) -> None:
+    if op.properties.get("pad_before") is not None or op.properties.get("pad_after") is not None:
+        raise unsupported(op, "pad_before and pad_after are not supported: pad in a buffer")
+
+
+@emits("air.dma_memcpy_nd")
+def _dma(body: Body, op: Operation) -> None:
+    assert isinstance(op, DmaMemcpyNdOp)
+    _refuse_padding(op)
+    dst = _pattern(body, op, op.dst, (op.dst_offsets, op.dst_sizes, op.dst_strides))
+    src = _pattern(body, op, op.src, (op.src_offsets, op.src_sizes, op.src_strides))
+    body.comment(op)
+    if body.mode is Mode.SEQUENCER:
+        dependencies = joined(body, op.async_dependencies)
+        define_token(body, op.async_token, f"sequencer.copy({body.site(op)}, {dependencies}, {dst}, {src})")
+    else:
+        body.put(f"vnpu::copy({body.site(op)}, {dst}, {src});")
+        _done(body, op.async_token)
+
+
+@emits("air.channel.put", "air.channel.get")
+def _transfer(body: Body, op: Operation) -> None:
+    assert isinstance(op, ChannelTransferOp)
+    _refuse_padding(op)
+    is_put = op.name == "air.channel.put"
+    side = _pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
+    channel = f"channels.{body.unit.channel_field(op)}"
+    index = _bundle_index(body, op, is_put, channel)
+    body.comment(op)
+    name = "put" if is_put else "get"
+    label = f"@{op.chan_name}"
+    if body.mode is Mode.SEQUENCER:
+        dependencies = joined(body, op.async_dependencies)
+        define_token(
+            body,
+            op.async_token,
+            f"sequencer.{name}({body.site(op, label)}, {dependencies}, {channel}, {index}, {side})",
+        )
+    else:
+        body.put(f"co_await vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side});")
+        _done(body, op.async_token)
+
+
+def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
+    """C++ text of the flat index into a bundle, checked at run time against its extents."""
+    indices = body.texts(op.indices)
+    side = "put_index" if is_put else "get_index"
+    listed = ", ".join(indices) if indices else "0"
+    return f"{channel}.{side}({body.site(op, '@' + op.chan_name)}, {{{listed}}})"
+
+
+# ---- hierarchy ----
+
+
+@emits("air.launch", "air.segment", "air.herd")
+def _hierarchy(body: Body, op: Operation) -> None:
+    assert isinstance(op, HierarchyOp)
+    if not op.has_body:
+        body.comment(op)
+        if op.properties.get("link_with") is not None:
+            raise unsupported(
+                op, "a herd without a body is not supported: call the external function in a body"
+            )
+        _done(body, op.async_token)
+        return
+    uses_channels = bool(channels_used(op))
+    function = body.unit.hierarchy_function(body, op)
+    body.comment(op)
+    if uses_channels and body.mode is Mode.SEQUENCER:
+        _spawn(body, op, function)
+    elif uses_channels:
+        _island(body, op, function)
+    elif body.mode is Mode.SEQUENCER:
+        uses = ", ".join(hierarchy_uses(body, op))
+        head = f"sequencer.run({body.site(op, label(op))}, {joined(body, op.async_dependencies)}, {{{uses}}}, [=] {{"
+        token = body.fresh(op.async_token.name_hint if op.async_token else "token")
+        body.put(f"{'const vnpu::Token ' + token + ' = ' if op.async_token else ''}{head}")
+        body.depth += 1
+        _plain_grid(body, op, function, capture="=")
+        body.depth -= 1
+        body.put("});")
+        if op.async_token is not None:
+            body.values[op.async_token] = Scalar(token)
+    else:
+        _plain_grid(body, op, function, capture="&")
+        _done(body, op.async_token)
+
+
+def label(op: HierarchyOp) -> str:
+    """`@name` of a hierarchy operation, or nothing."""
+    return f"@{op.sym_name}" if op.sym_name else ""
+
+
+def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequence[str] = ()) -> str:
+    return ", ".join([*leading, *ids, *body.unit.captured_arguments(body, op)])
+
+
+def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
+    """How many points the iteration space has, and the coordinates of point `flat` (last one fastest)."""
+    sizes = [grouped(text) for text in body.texts(op.sizes)]
+    count, ids = "1", []
+    for size in reversed(sizes):
+        if size == "1":
+            ids.append("0")
+            continue
+        ids.append(f"flat / {count} % {size}" if count != "1" else f"flat % {size}")
+        count = times(grouped(count), size)
+    return count, list(reversed(ids))
+
+
+def _plain_grid(body: Body, op: HierarchyOp, function: str, capture: str) -> None:
+    """Call a plain body for every point, over all threads."""
+    count, ids = _points(body, op)
+    if count == "1":
+        body.put(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
+    else:
+        call = f"{function}({_arguments(body, op, ids)});"
+        body.put(f"vnpu::parallel({count}, [{capture}](vnpu::i64 flat) {{ {call} }});")
+
+
+def _island(body: Body, op: HierarchyOp, function: str) -> None:
+    """Run every iteration of a launch that owns its channels as an island of its own, over all threads."""
+    count, ids = _points(body, op)
+    struct = body.unit.channel_struct(op)
+    with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
+        body.put("(void)flat;")
+        body.put("vnpu::Island island;")
+        body.put(f"{struct} channels(island);")
+        where = _where(op, ids)
+        call = _arguments(body, op, ids, ["island", where, "channels"])
+        body.put(f"island.run({function}({call}));")
+    _done(body, op.async_token)
+
+
+def _where(op: HierarchyOp, ids: Sequence[str]) -> str:
+    x, y = (*ids, "0", "0")[:2]
+    kind = op.name.removeprefix("air.")
+    return f'vnpu::Where{{"{kind}{" " + label(op) if label(op) else ""}", {len(op.sizes)}, {x}, {y}}}'
+
+
+def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
+    """Issue a hierarchy with channels: one process per point."""
+    count, ids = _points(body, op)
+    uses = ", ".join(hierarchy_uses(body, op))
+    call = _arguments(body, op, ids, ["island", _where(op, ids), "channels"])
+    make = f"[=, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
+    dependencies = joined(body, op.async_dependencies)
+    site = body.site(op, label(op))
+    define_token(
+        body, op.async_token, f"sequencer.spawn({site}, {dependencies}, {{{uses}}}, {count}, {make})"
+    )
+
+
+def hierarchy_uses(body: Body, op: Operation) -> list[str]:
+    """C++ text of what an operation reads and writes, as `vnpu::Use` values."""
+    uses = []
+    for value, writes in operand_effects(op):
+        view = body.memref(value)
+        uses.append(f"vnpu::{'writes' if writes else 'reads'}({view.pointer}, {view.extent})")
+    return uses

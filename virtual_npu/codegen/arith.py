@@ -1,0 +1,242 @@
+"""Emitters of arith, math and index: lanewise operations on scalars and vectors."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from xdsl.dialects.arith import CmpfOp, CmpiOp, ConstantOp
+from xdsl.dialects.builtin import (
+    DenseIntOrFPElementsAttr,
+    Float32Type,
+    Float64Type,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+    VectorType,
+)
+from xdsl.ir import Attribute, Operation
+
+from virtual_npu.codegen import types
+from virtual_npu.codegen.body import Body, Scalar, emits, unsupported
+
+_BINARY = {
+    "arith.addf": "add", "arith.subf": "sub", "arith.mulf": "mul", "arith.divf": "divf", "arith.remf": "remf",
+    "arith.maximumf": "maximumf", "arith.minimumf": "minimumf", "arith.maxnumf": "maxnumf",
+    "arith.minnumf": "minnumf", "arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul",
+    "arith.andi": "andi", "arith.ori": "ori", "arith.xori": "xori", "arith.shli": "shli",
+    "arith.shrsi": "shrsi", "arith.shrui": "shrui", "arith.maxsi": "maxsi", "arith.maxui": "maxui",
+    "arith.minsi": "minsi", "arith.minui": "minui", "math.powf": "powf", "math.atan2": "atan2",
+    "math.copysign": "copysign", "index.add": "add", "index.sub": "sub", "index.mul": "mul",
+    "index.maxs": "maxsi", "index.mins": "minsi", "index.and": "andi", "index.or": "ori", "index.xor": "xori",
+    "index.shl": "shli", "index.shrs": "shrsi", "index.shru": "shrui", "index.maxu": "maxui",
+    "index.minu": "minui",
+}  # fmt: skip
+_DIVISIONS = {
+    "arith.divsi": "divsi", "arith.divui": "divui", "arith.remsi": "remsi", "arith.remui": "remui",
+    "arith.floordivsi": "floordivsi", "arith.ceildivsi": "ceildivsi", "arith.ceildivui": "ceildivui",
+    "index.divs": "divsi", "index.divu": "divui", "index.rems": "remsi", "index.remu": "remui",
+    "index.floordivs": "floordivsi", "index.ceildivs": "ceildivsi", "index.ceildivu": "ceildivui",
+}  # fmt: skip
+_UNARY = {
+    "arith.negf": "negf", "math.absf": "absf", "math.absi": "absi",
+    **{f"math.{name}": name for name in ["ceil", "floor", "round", "roundeven", "trunc", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf"]},
+}  # fmt: skip
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
+_CMPI = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"]
+_CMPF = ["false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true"]
+
+
+def _has_native_operators(type_: Attribute) -> bool:
+    """Whether C++'s own + - * mean what the operation means on this type."""
+    if isinstance(type_, Float32Type | Float64Type | IndexType):
+        return True
+    return isinstance(type_, IntegerType) and type_.width.data >= 32
+
+
+@emits(*_BINARY)
+def _binary(body: Body, op: Operation) -> None:
+    name, (left, right) = _BINARY[op.name], body.texts(op.operands)
+    if name in _OPERATORS and _has_native_operators(op.results[0].type):
+        body.define(op.results[0], f"{left} {_OPERATORS[name]} {right}")
+    elif name in ("add", "sub") and types.cpp(op.results[0].type) == "bool":
+        body.define(op.results[0], f"{left} != {right}")
+    else:
+        type_ = types.scalar(types.element(op.results[0].type))
+        function = f"vnpu::{name}" if isinstance(op.results[0].type, VectorType) else f"vnpu::{name}<{type_}>"
+        body.define(op.results[0], f"{function}({left}, {right})")
+
+
+@emits(*_DIVISIONS)
+def _division(body: Body, op: Operation) -> None:
+    left, right = body.texts(op.operands)
+    type_ = "" if isinstance(op.results[0].type, VectorType) else f"<{types.cpp(op.results[0].type)}>"
+    body.define(op.results[0], f"vnpu::{_DIVISIONS[op.name]}{type_}({body.site(op)}, {left}, {right})")
+
+
+@emits(*_UNARY)
+def _unary(body: Body, op: Operation) -> None:
+    body.define(op.results[0], f"vnpu::{_UNARY[op.name]}({body.text(op.operands[0])})")
+
+
+@emits("math.fma", "vector.fma")
+def _fma(body: Body, op: Operation) -> None:
+    body.define(op.results[0], f"vnpu::fma({', '.join(body.texts(op.operands))})")
+
+
+@emits("arith.cmpi", "index.cmp")
+def _cmpi(body: Body, op: Operation) -> None:
+    assert isinstance(op, CmpiOp), f"{op.name} in its generic form"
+    left, right = body.texts(op.operands)
+    predicate = _CMPI[op.predicate.value.data]
+    body.define(op.results[0], f"vnpu::cmp_{predicate}{_explicit(op)}({left}, {right})")
+
+
+@emits("arith.cmpf")
+def _cmpf(body: Body, op: Operation) -> None:
+    assert isinstance(op, CmpfOp)
+    left, right = body.texts(op.operands)
+    predicate = _CMPF[op.predicate.value.data]
+    body.define(op.results[0], f"vnpu::cmpf_{predicate}{_explicit(op)}({left}, {right})")
+
+
+def _explicit(op: Operation) -> str:
+    """`<T>` for scalar operands, so that integer literals take the operand's type."""
+    type_ = op.operands[0].type
+    return "" if isinstance(type_, VectorType) else f"<{types.cpp(type_)}>"
+
+
+@emits("arith.select")
+def _select(body: Body, op: Operation) -> None:
+    condition, yes, no = op.operands
+    if isinstance(condition.type, VectorType):
+        expression = f"vnpu::select({', '.join(body.texts(op.operands))})"
+    else:
+        expression = f"{body.text(condition)} ? {body.text(yes)} : {body.text(no)}"
+    body.define(op.results[0], expression)
+
+
+# ---- conversions ----
+
+
+def _result_scalar(op: Operation) -> str:
+    return types.scalar(types.element(op.results[0].type))
+
+
+@emits("arith.extf", "arith.truncf", "arith.fptosi", "arith.fptoui")
+def _cast(body: Body, op: Operation) -> None:
+    body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({body.text(op.operands[0])})")
+
+
+@emits("arith.sitofp", "arith.extsi", "arith.index_cast", "index.casts")
+def _cast_signed(body: Body, op: Operation) -> None:
+    is_bit = types.dtype_name(types.element(op.operands[0].type)) == "i1"
+    _from_integer(body, op, "cast_signed_bit" if is_bit else "cast")
+
+
+@emits("arith.uitofp", "arith.extui", "arith.index_castui", "index.castu")
+def _cast_unsigned(body: Body, op: Operation) -> None:
+    _from_integer(body, op, "cast_unsigned")
+
+
+def _from_integer(body: Body, op: Operation, function: str) -> None:
+    known = body.const(op.operands[0]) if function == "cast" else None
+    if known is not None and isinstance(op.results[0].type, IndexType | IntegerType):
+        body.values[op.results[0]] = Scalar(str(known), known)
+        return
+    source = body.text(op.operands[0])
+    if not isinstance(op.operands[0].type, VectorType):
+        source = f"{types.cpp(op.operands[0].type)}({source})"
+    if types.dtype_name(types.element(op.results[0].type)) == "i1":
+        function = "cast_unsigned"
+    body.define(op.results[0], f"vnpu::{function}<{_result_scalar(op)}>({source})")
+
+
+@emits("arith.trunci")
+def _trunci(body: Body, op: Operation) -> None:
+    if types.dtype_name(types.element(op.results[0].type)) == "i1":
+        body.define(op.results[0], f"vnpu::truncate_to_bit({body.text(op.operands[0])})")
+    else:
+        _from_integer(body, op, "cast")
+
+
+@emits("arith.bitcast", "vector.bitcast")
+def _bitcast(body: Body, op: Operation) -> None:
+    body.define(
+        op.results[0], f"vnpu::bit_cast<{types.cpp(op.results[0].type)}>({body.text(op.operands[0])})"
+    )
+
+
+# ---- constants ----
+
+
+def literal(type_: Attribute, value: int | float) -> str:
+    """C++ text of a scalar constant."""
+    name = types.dtype_name(type_)
+    if isinstance(value, float):
+        return _float_literal(name, value)
+    if name == "i1":
+        return "true" if value else "false"
+    if name == "index":
+        return str(value)
+    if value == -(1 << 63):
+        return "INT64_MIN"
+    return f"{types.scalar(type_)}({value})"
+
+
+def _float_literal(name: str, value: float) -> str:
+    if name in ("bf16", "f16"):
+        return f"vnpu::{name}{{{_narrow_bits(name, value):#06x}}}"
+    if math.isnan(value):
+        text = '__builtin_nan("")'
+    elif math.isinf(value):
+        text = "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+    else:
+        text = value.hex()
+    return f"float({text})" if name == "f32" else text
+
+
+def _narrow_bits(name: str, value: float) -> int:
+    """The 16 bits of a constant, rounded to nearest even."""
+    if name == "f16":
+        return int.from_bytes(struct.pack("<e", value), "little")
+    try:
+        bits = int.from_bytes(struct.pack("<f", value), "little")
+    except OverflowError:
+        return 0x7F80 if value > 0 else 0xFF80
+    if math.isnan(value):
+        return 0x7FC0
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+@emits("arith.constant", "index.constant")
+def _constant(body: Body, op: Operation) -> None:
+    value = op.properties["value"] if "value" in op.properties else op.attributes["value"]
+    result = op.results[0]
+    if isinstance(value, IntegerAttr):
+        number = value.value.data
+        body.values[result] = Scalar(literal(result.type, number), number)
+    elif isinstance(value, FloatAttr):
+        body.values[result] = Scalar(literal(result.type, float(value.value.data)))
+    elif isinstance(op, ConstantOp) and isinstance(value, DenseIntOrFPElementsAttr):
+        _dense(body, op, value)
+    else:
+        raise unsupported(op, f"a constant of type {result.type} is not supported")
+
+
+def _dense(body: Body, op: Operation, value: DenseIntOrFPElementsAttr) -> None:  # type: ignore[type-arg]
+    type_ = op.results[0].type
+    if not isinstance(type_, VectorType):
+        raise unsupported(op, f"a constant of type {type_} is not supported; use memref.global for buffers")
+    count, scalar_type = types.lanes(type_), types.scalar(type_.element_type)
+    numbers = value.get_values()
+    if value.is_splat():
+        body.define(
+            op.results[0], f"vnpu::splat<{scalar_type}, {count}>({literal(type_.element_type, numbers[0])})"
+        )
+        return
+    name = body.fresh("table")
+    text = ", ".join(literal(type_.element_type, number) for number in numbers)
+    body.put(f"static const {scalar_type} {name}[{count}] = {{{text}}};")
+    body.define(op.results[0], f"vnpu::load<{scalar_type}, {count}>({name})")

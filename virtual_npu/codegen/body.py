@@ -1,0 +1,286 @@
+"""The state of emitting one C++ function: its lines, the C++ names of SSA values, the way it executes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import FileLineColLoc, MemRefType
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from virtual_npu.codegen import types
+from virtual_npu.errors import UnsupportedOpError
+
+if TYPE_CHECKING:
+    from virtual_npu.codegen.module import Unit
+
+
+class Mode(enum.Enum):
+    """How the body of a function, launch, segment or herd executes."""
+
+    STRAIGHT = "straight"
+    """Program order, without suspension: a plain C++ function."""
+    PROCESS = "process"
+    """Program order with channel operations that may suspend: a coroutine. Herd tiles."""
+    SEQUENCER = "sequencer"
+    """Issues engine operations in program order and lets them finish in any legal order: a coroutine."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar, vector or token value: C++ text, and the value where it is a known integer."""
+
+    text: str
+    const: int | None = None
+
+
+@dataclass(frozen=True)
+class MemRef:
+    """A memref value: pointer to its first element, extents and strides (in elements) as C++ text."""
+
+    pointer: str
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+    type: MemRefType
+
+    @property
+    def extent(self) -> str:
+        """Elements from the first to the last one, both included."""
+        pairs = zip(self.sizes, self.strides, strict=True)
+        return plus("1", *(times(grouped(plus(size, "-1")), stride) for size, stride in pairs))
+
+
+Value = Scalar | MemRef
+
+
+def _is_integer(text: str) -> bool:
+    return text.lstrip("-").isdigit()
+
+
+def times(left: str, right: str) -> str:
+    """C++ text of a product; integer literals are multiplied here."""
+    if _is_integer(left) and _is_integer(right):
+        return str(int(left) * int(right))
+    if "0" in (left, right):
+        return "0"
+    if left == "1":
+        return right
+    return left if right == "1" else f"{left} * {right}"
+
+
+def plus(*terms: str) -> str:
+    """C++ text of a sum; integer literals are added here."""
+    literal = sum(int(term) for term in terms if _is_integer(term))
+    open_terms = [term for term in terms if not _is_integer(term)]
+    return " + ".join(open_terms + ([str(literal)] if literal or not open_terms else []))
+
+
+def grouped(text: str) -> str:
+    """The text in parentheses, unless it is one identifier or number."""
+    return text if text.isidentifier() or _is_integer(text) else f"({text})"
+
+
+_KEYWORDS = frozenset(
+    ["alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while", "xor", "channels", "island", "where", "sequencer", "arena", "vnpu"]
+)
+
+Emit = Callable[["Body", Operation], None]
+_REGISTRY: dict[str, Emit] = {}
+
+
+def emits(*names: str) -> Callable[[Emit], Emit]:
+    """Register a function as the emitter of the operations with these names."""
+
+    def register(function: Emit) -> Emit:
+        for name in names:
+            _REGISTRY[name] = function
+        return function
+
+    return register
+
+
+def supported_operations() -> list[str]:
+    """The names of all operations that can be emitted."""
+    return sorted(_REGISTRY)
+
+
+def line_of(op: Operation) -> int:
+    """The line of an operation in its source text, 0 for one that was built in Python."""
+    return op.location.line.data if isinstance(op.location, FileLineColLoc) else 0
+
+
+def attribute(op: Operation, name: str) -> Attribute | None:
+    """A property or discardable attribute by name."""
+    return op.properties.get(name, op.attributes.get(name))
+
+
+def unsupported(op: Operation, what: str) -> UnsupportedOpError:
+    """An error that names the operation and its line."""
+    return UnsupportedOpError(f"line {line_of(op)}: {op.name}: {what}")
+
+
+@dataclass
+class Body:
+    """One C++ function under construction."""
+
+    unit: Unit
+    mode: Mode
+    root: Operation | None = None
+    """The launch or function whose channels this body uses."""
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    values: dict[SSAValue, Value] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    uses_arena: bool = False
+    loop_indices: list[list[str]] = field(default_factory=list)
+    """The loop variables of the linalg ops around, for linalg.index."""
+
+    # ---- text ----
+
+    def put(self, text: str) -> None:
+        """Append one line at the current indentation."""
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+        """`head {` ... `tail` around what is emitted inside."""
+        self.put(f"{head} {{" if head else "{")
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.put(tail)
+
+    def fresh(self, hint: str | None) -> str:
+        """A C++ identifier that this function does not use yet."""
+        base = "".join(char if char.isalnum() else "_" for char in hint or "v")
+        if not base[0].isalpha() or base in _KEYWORDS:
+            base = f"v{base}"
+        name, count = base, 1
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self.names.add(name)
+        return name
+
+    def name_for(self, value: SSAValue) -> str:
+        """A fresh identifier after the value's own name."""
+        return self.fresh(value.name_hint)
+
+    # ---- values ----
+
+    def value(self, value: SSAValue) -> Value:
+        """The C++ side of an SSA value."""
+        return self.values[value]
+
+    def text(self, value: SSAValue) -> str:
+        """C++ text of a scalar, vector or token."""
+        found = self.values[value]
+        assert isinstance(found, Scalar), f"{value} is a memref"
+        return found.text
+
+    def texts(self, values: Sequence[SSAValue]) -> list[str]:
+        """C++ text of several scalars."""
+        return [self.text(value) for value in values]
+
+    def const(self, value: SSAValue) -> int | None:
+        """The integer a value is known to be, else None."""
+        found = self.values[value]
+        return found.const if isinstance(found, Scalar) else None
+
+    def memref(self, value: SSAValue) -> MemRef:
+        """The C++ side of a memref."""
+        found = self.values[value]
+        assert isinstance(found, MemRef), f"{value} is not a memref"
+        return found
+
+    def define(self, result: SSAValue, expression: str) -> None:
+        """Emit `const T name = expression;` for a scalar or vector result."""
+        name = self.name_for(result)
+        self.put(f"const {types.cpp(result.type)} {name} = {expression};")
+        self.values[result] = Scalar(name)
+
+    def alias(self, result: SSAValue, expression: str) -> None:
+        """Let a result stand for an expression that costs nothing to repeat."""
+        self.values[result] = Scalar(expression)
+
+    def define_memref(
+        self, result: SSAValue, pointer: str, sizes: Sequence[str], strides: Sequence[str]
+    ) -> MemRef:
+        """Name the pointer of a memref result; extents and strides that the type knows stay literals."""
+        type_ = result.type
+        assert isinstance(type_, MemRefType)
+        name = self.name_for(result)
+        self.put(f"{types.scalar(type_.element_type)} *const {name} = {pointer};")
+        known = zip(type_.get_shape(), sizes, strict=True)
+        extents = [
+            str(size) if size != types.DYNAMIC else self.hold(text, f"{name}_size") for size, text in known
+        ]
+        steps = [
+            str(stride) if stride != types.DYNAMIC else self.hold(text, f"{name}_stride")
+            for stride, text in zip(types.memref_strides(type_), strides, strict=True)
+        ]
+        found = MemRef(name, tuple(extents), tuple(steps), type_)
+        self.values[result] = found
+        return found
+
+    def hold(self, text: str, hint: str) -> str:
+        """A name for an integer expression, or the text itself where it is already simple."""
+        if text.isidentifier() or _is_integer(text):
+            return text
+        name = self.fresh(hint)
+        self.put(f"const vnpu::i64 {name} = {text};")
+        return name
+
+    # ---- operations ----
+
+    def site(self, op: Operation, label: str = "") -> str:
+        """The C++ `vnpu::Site` that names an operation in messages."""
+        text = f"{op.name} {label}".strip().replace('"', "'")
+        return f'vnpu::Site{{"{text}", {line_of(op)}}}'
+
+    def operations(self, block: Block) -> None:
+        """Emit every operation of a block but its terminator."""
+        for op in block.ops:
+            if op is not block.last_op or not self.is_terminator(op):
+                self.operation(op)
+
+    @staticmethod
+    def is_terminator(op: Operation) -> bool:
+        """Whether an operation ends its block and is read by the operation around it."""
+        return op.name in _TERMINATORS
+
+    def operation(self, op: Operation) -> None:
+        """Emit one operation."""
+        emit = _REGISTRY.get(op.name)
+        if emit is None:
+            raise unsupported(
+                op,
+                "the virtual NPU does not execute this operation; "
+                "`python -m virtual_npu ops` lists the ones it does",
+            )
+        if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
+            self.unit.issue_memory_work(self, op, emit)
+        else:
+            emit(self, op)
+
+    def comment(self, op: Operation) -> None:
+        """Carry the source line of an operation over as a comment."""
+        line = line_of(op)
+        source = self.unit.source_line(line)
+        if source:
+            self.put(f"// {line}: {source}")
+
+    @contextmanager
+    def straight(self) -> Iterator[None]:
+        """Emit in program order for a while, as inside a task of a sequencer."""
+        mode, self.mode = self.mode, Mode.STRAIGHT
+        yield
+        self.mode = mode
+
+
+_TERMINATORS = frozenset(
+    ["scf.yield", "scf.reduce", "scf.reduce.return", "scf.condition", "scf.in_parallel", "scf.forall.in_parallel", "affine.yield", "linalg.yield", "func.return", "air.execute_terminator", "air.launch_terminator", "air.segment_terminator", "air.herd_terminator", "memref.alloca_scope.return"]
+)

@@ -1,0 +1,85 @@
+"""What an operation reads and writes, seen from outside of it."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import MemRefType
+from xdsl.ir import Block, Operation, OpResult, SSAValue
+
+from air_dialect.ops import ChannelTransferOp, HierarchyOp
+
+_READS_FIRST = frozenset(
+    ["memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read", "vector.maskedload", "vector.gather", "air.channel.put", "memref.dim", "memref.extract_strided_metadata"]
+)
+_WRITES_SECOND = frozenset(["memref.store", "affine.store", "affine.vector_store", "vector.transfer_write"])
+_WRITES_FIRST = frozenset(["vector.store", "vector.maskedstore", "air.channel.get"])
+_VIEWS = frozenset(
+    ["memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast", "memref.view", "memref.assume_alignment"]
+)
+_NO_ACCESS = _VIEWS | {"memref.dim", "air.execute_terminator", "scf.yield", "scf.for", "memref.dealloc"}
+
+
+def channels_used(op: Operation) -> list[str]:
+    """The names of the channels that an operation and everything in it uses, in order of appearance."""
+    names = {inner.chan_name: None for inner in op.walk() if isinstance(inner, ChannelTransferOp)}
+    return list(names)
+
+
+def _accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
+    """(memref, writes) for every memref operand that this operation itself touches."""
+    memrefs = [value for value in op.operands if isinstance(value.type, MemRefType)]
+    if op.name in _NO_ACCESS or isinstance(op, HierarchyOp):
+        return []
+    if op.name in _READS_FIRST:
+        return [(value, False) for value in memrefs]
+    if op.name in _WRITES_SECOND or op.name in _WRITES_FIRST:
+        return [(value, True) for value in memrefs]
+    if op.name == "air.dma_memcpy_nd":
+        return [(memrefs[0], True), (memrefs[1], False)]
+    if op.name in ("memref.copy", "linalg.copy", "linalg.transpose", "linalg.broadcast"):
+        return [(memrefs[0], False), (memrefs[-1], True)]
+    if op.name.startswith("linalg.") and memrefs:
+        return [(value, False) for value in memrefs[:-1]] + [(memrefs[-1], True)]
+    return [(value, True) for value in memrefs]
+
+
+def base(value: SSAValue) -> SSAValue:
+    """The memref that a chain of views looks at."""
+    while isinstance(value, OpResult) and value.op.name in _VIEWS:
+        value = value.op.operands[0]
+    return value
+
+
+def operand_effects(op: Operation) -> list[tuple[SSAValue, bool]]:
+    """(memref, writes) for every memref from outside `op` that it or anything in it touches."""
+    found: dict[SSAValue, bool] = {}
+    outside: dict[SSAValue, SSAValue] = {}
+    for inner in op.walk():
+        if isinstance(inner, HierarchyOp):
+            outside.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
+    for inner in op.walk():
+        for value, writes in _accesses(inner):
+            root = base(value) if inner is not op else value
+            while root in outside:
+                inner_operand = outside[root]
+                root = base(inner_operand) if not _is_operand(op, inner_operand) else inner_operand
+                if _is_operand(op, root):
+                    break
+            if inner is op or not _inside(op, root):
+                found[root] = found.get(root, False) or writes
+    return list(found.items())
+
+
+def _is_operand(op: Operation, value: SSAValue) -> bool:
+    return any(operand is value for operand in op.operands)
+
+
+def _inside(op: Operation, value: SSAValue) -> bool:
+    """Whether a value is defined in a region of `op`."""
+    owner = value.owner
+    parent = owner if isinstance(owner, Block) else owner.parent
+    while parent is not None:
+        holder = parent.parent_op()
+        if holder is op:
+            return True
+        parent = holder.parent if holder is not None else None
+    return False

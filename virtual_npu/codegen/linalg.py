@@ -1,0 +1,142 @@
+"""Emitters of linalg on memrefs: every structured op is a loop nest around its scalar body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import linalg
+from xdsl.dialects.builtin import AffineMapAttr, MemRefType, TensorType
+from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
+from xdsl.ir import Operation
+from xdsl.ir.affine import AffineDimExpr, AffineMap
+
+from virtual_npu.codegen import affine_text, types
+from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
+from virtual_npu.codegen.memref import access, address, whole
+
+_STRUCTURED = ["linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.div", "linalg.max", "linalg.min", "linalg.exp", "linalg.log", "linalg.sqrt", "linalg.select", "linalg.matmul", "linalg.batch_matmul", "linalg.matvec", "linalg.vecmat", "linalg.dot", "linalg.abs", "linalg.negf", "linalg.rsqrt", "linalg.square", "linalg.tanh", "linalg.erf", "linalg.floor", "linalg.ceil", "linalg.reciprocal", "linalg.elemwise_unary", "linalg.elemwise_binary", "linalg.map", "linalg.reduce", "linalg.broadcast"]
+
+
+@emits(*_STRUCTURED)
+def _structured(body: Body, op: Operation) -> None:
+    if any(isinstance(value.type, TensorType) for value in op.operands):
+        raise unsupported(op, "tensors are not supported: bufferize to memrefs first")
+    if not isinstance(op, LinalgStructuredOperation):
+        raise unsupported(op, "this form is not supported: write linalg.generic")
+    maps = [map_.data for map_ in op.get_indexing_maps() if isinstance(map_, AffineMapAttr)]
+    extents = _extents(body, op, maps)
+    body.comment(op)
+    indices = []
+    with body.block(""):
+        for dim, extent in enumerate(extents):
+            name = body.fresh(f"d{dim}")
+            indices.append(name)
+            body.put(f"for (vnpu::i64 {name} = 0; {name} < {extent}; ++{name}) {{")
+            body.depth += 1
+        _scalar_body(body, op, maps, indices)
+        for _ in extents:
+            body.depth -= 1
+            body.put("}")
+
+
+def _extents(body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap]) -> list[str]:
+    """The extent of every loop, read off the operands."""
+    found: dict[int, str] = {}
+    for value, map_ in zip(op.operands, maps, strict=True):
+        if not isinstance(value.type, MemRefType):
+            continue
+        for expr, size in zip(map_.results, body.memref(value).sizes, strict=True):
+            if isinstance(expr, AffineDimExpr):
+                found.setdefault(expr.position, size)
+    count = maps[0].num_dims
+    missing = [f"d{dim}" for dim in range(count) if dim not in found]
+    if missing:
+        raise unsupported(op, f"no operand tells the extent of {', '.join(missing)}")
+    return [found[dim] for dim in range(count)]
+
+
+def _scalar_body(
+    body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap], indices: Sequence[str]
+) -> None:
+    """Load the operands of one point, run the region, store what it yields."""
+    block = op.body.block
+    places: list[str] = []
+    for value, argument, map_ in zip(op.operands, block.args, maps, strict=True):
+        if not isinstance(value.type, MemRefType):
+            body.values[argument] = body.values[value]
+            places.append("")
+            continue
+        view = body.memref(value)
+        offset = address(view, [f"({text})" for text in affine_text.results(map_, indices)])
+        places.append(f"{view.pointer}[{offset}]")
+        if argument.uses:
+            name = body.name_for(argument)
+            body.put(f"const {types.scalar(argument.type)} {name} = {places[-1]};")
+            body.values[argument] = Scalar(name)
+    body.loop_indices.append(list(indices))
+    body.operations(block)
+    body.loop_indices.pop()
+    assert block.last_op is not None
+    outputs = places[len(op.operands) - len(op.outputs) :]
+    for place, value in zip(outputs, block.last_op.operands, strict=True):
+        body.put(f"{place} = {body.text(value)};")
+
+
+@emits("linalg.index")
+def _index(body: Body, op: Operation) -> None:
+    assert isinstance(op, linalg.IndexOp)
+    body.alias(op.results[0], body.loop_indices[-1][op.dim.value.data])
+
+
+@emits("linalg.fill")
+def _fill(body: Body, op: Operation) -> None:
+    value, target = op.operands
+    view = body.memref(target)
+    body.comment(op)
+    text = body.text(value)
+    if value.type != view.type.element_type:
+        text = f"vnpu::cast<{types.scalar(view.type.element_type)}>({text})"
+    name = body.fresh("filled")
+    body.put(f"const {types.scalar(view.type.element_type)} {name} = {text};")
+    _loops(body, view, lambda offset: f"{view.pointer}[{offset}] = {name};")
+
+
+def _loops(body: Body, view: MemRef, statement: object) -> None:
+    """A loop over every element of a memref; one loop where it is dense."""
+    sizes, strides = whole(view)
+    known = [size.isdigit() and stride.isdigit() for size, stride in zip(sizes, strides, strict=True)]
+    if all(known) and [int(s) for s in strides] == types.row_major(tuple(int(size) for size in sizes)):
+        sizes, strides = [view.extent], ["1"]
+    indices = [body.fresh("i") for _ in sizes]
+    for name, size in zip(indices, sizes, strict=True):
+        body.put(f"for (vnpu::i64 {name} = 0; {name} < {size}; ++{name}) {{")
+        body.depth += 1
+    offset = " + ".join(f"{name} * {stride}" for name, stride in zip(indices, strides, strict=True))
+    assert callable(statement)
+    body.put(statement(offset))
+    for _ in sizes:
+        body.depth -= 1
+        body.put("}")
+
+
+@emits("linalg.copy")
+def _copy(body: Body, op: Operation) -> None:
+    source, target = (body.memref(value) for value in op.operands)
+    if source.type.element_type != target.type.element_type:
+        _structured(body, op)
+        return
+    body.comment(op)
+    sides = [access(body, op, view, "0", *whole(view)) for view in (target, source)]
+    body.put(f"vnpu::copy({body.site(op)}, {sides[0]}, {sides[1]});")
+
+
+@emits("linalg.transpose")
+def _transpose(body: Body, op: Operation) -> None:
+    source, target = (body.memref(value) for value in op.operands)
+    found = attribute(op, "permutation")
+    order = [int(number) for number in found.get_values()]  # type: ignore[union-attr]
+    body.comment(op)
+    moved = access(
+        body, op, source, "0", [source.sizes[d] for d in order], [source.strides[d] for d in order]
+    )
+    body.put(f"vnpu::copy({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {moved});")

@@ -1,0 +1,231 @@
+"""Emitters of memref: buffers, views, loads, stores and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import memref
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, MemRefType
+from xdsl.ir import Operation, SSAValue
+
+from virtual_npu.codegen import types
+from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
+
+
+def address(view: MemRef, indices: Sequence[str]) -> str:
+    """C++ text of the offset, in elements, of an index into a memref."""
+    pairs = zip(indices, view.strides, strict=True)
+    return plus(*(times(grouped(index), stride) for index, stride in pairs)) if indices else "0"
+
+
+def at(view: MemRef, indices: Sequence[str]) -> str:
+    """C++ text of a pointer to an element."""
+    offset = address(view, indices)
+    return view.pointer if offset == "0" else f"{view.pointer} + {offset}"
+
+
+def whole(view: MemRef) -> tuple[list[str], list[str]]:
+    """Sizes and strides that walk a memref in row-major order; one element for rank 0."""
+    return (list(view.sizes), list(view.strides)) if view.sizes else (["1"], ["1"])
+
+
+def access(
+    body: Body, op: Operation, view: MemRef, offset: str, sizes: Sequence[str], strides: Sequence[str]
+) -> str:
+    """C++ text of one side of a transfer, checked against the extent of its buffer."""
+    braces = f"{{{', '.join(sizes)}}}, {{{', '.join(strides)}}}"
+    return f"vnpu::access({body.site(op)}, {view.pointer}, {view.extent}, {offset}, {braces})"
+
+
+@emits("memref.alloc", "memref.alloca")
+def _alloc(body: Body, op: Operation) -> None:
+    assert isinstance(op, memref.AllocOp | memref.AllocaOp)
+    type_ = op.memref.type
+    assert isinstance(type_, MemRefType)
+    dynamic = iter(body.texts(op.dynamic_sizes))
+    name = body.name_for(op.memref)
+    sizes = [
+        str(n) if n != types.DYNAMIC else body.hold(next(dynamic), f"{name}_size") for n in type_.get_shape()
+    ]
+    strides = ["1"] * len(sizes)
+    for dim in range(len(sizes) - 2, -1, -1):
+        strides[dim] = body.hold(times(strides[dim + 1], sizes[dim + 1]), f"{name}_stride")
+    known = types.memref_strides(type_)
+    if [s for s in known if s == types.DYNAMIC] == []:
+        strides = [str(s) for s in known]
+    view = MemRef(name, tuple(sizes), tuple(strides), type_)
+    element = types.scalar(type_.element_type)
+    arena = "sequencer.arena" if body.mode is Mode.SEQUENCER else "arena"
+    body.uses_arena = body.uses_arena or arena == "arena"
+    body.put(f"{element} *const {name} = {arena}.alloc<{element}>({view.extent});")
+    body.values[op.memref] = view
+
+
+@emits("memref.dealloc")
+def _dealloc(body: Body, op: Operation) -> None:
+    view = body.memref(op.operands[0])
+    if body.mode is Mode.SEQUENCER:
+        body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.extent});")
+    else:
+        body.put(f"arena.dealloc({view.pointer});")
+        body.uses_arena = True
+
+
+@emits("memref.load")
+def _load(body: Body, op: Operation) -> None:
+    view, indices = body.memref(op.operands[0]), body.texts(op.operands[1:])
+    body.define(op.results[0], f"{view.pointer}[{address(view, indices)}]")
+
+
+@emits("memref.store")
+def _store(body: Body, op: Operation) -> None:
+    view, indices = body.memref(op.operands[1]), body.texts(op.operands[2:])
+    body.put(f"{view.pointer}[{address(view, indices)}] = {body.text(op.operands[0])};")
+
+
+@emits("memref.copy")
+def _copy(body: Body, op: Operation) -> None:
+    source, target = (body.memref(value) for value in op.operands)
+    body.comment(op)
+    sides = [access(body, op, view, "0", *whole(view)) for view in (target, source)]
+    body.put(f"vnpu::copy({body.site(op)}, {sides[0]}, {sides[1]});")
+
+
+@emits("memref.dim")
+def _dim(body: Body, op: Operation) -> None:
+    dim = body.const(op.operands[1])
+    if dim is None:
+        raise unsupported(op, "the dimension must be a constant")
+    body.alias(op.results[0], body.memref(op.operands[0]).sizes[dim])
+
+
+# ---- views ----
+
+
+def _mixed(body: Body, static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[str]:
+    """The texts of a list that mixes integers and values."""
+    rest = iter(body.texts(dynamic))
+    return [next(rest) if number == memref.DYNAMIC_INDEX else str(number) for number in static]
+
+
+@emits("memref.subview")
+def _subview(body: Body, op: Operation) -> None:
+    assert isinstance(op, memref.SubviewOp)
+    source = body.memref(op.source)
+    offsets = _mixed(body, op.static_offsets.get_values(), op.offsets)
+    sizes = _mixed(body, op.static_sizes.get_values(), op.sizes)
+    steps = _mixed(body, op.static_strides.get_values(), op.strides)
+    strides = [times(step, stride) for step, stride in zip(steps, source.strides, strict=True)]
+    kept = _kept_dims(op, sizes)
+    pointer = at(source, offsets)
+    body.define_memref(op.result, pointer, [sizes[d] for d in kept], [strides[d] for d in kept])
+
+
+def _kept_dims(op: memref.SubviewOp, sizes: Sequence[str]) -> list[int]:
+    """The dimensions that a rank-reducing subview keeps: dropped ones have size 1."""
+    assert isinstance(op.result.type, MemRefType)
+    shape = op.result.type.get_shape()
+    kept: list[int] = []
+    to_drop = len(sizes) - len(shape)
+    for dim, size in enumerate(sizes):
+        matches = len(kept) < len(shape) and (
+            shape[len(kept)] == types.DYNAMIC or size == str(shape[len(kept)])
+        )
+        if to_drop and size == "1" and not (matches and _rest_fits(sizes[dim + 1 :], shape[len(kept) + 1 :])):
+            to_drop -= 1
+        else:
+            kept.append(dim)
+    return kept
+
+
+def _rest_fits(sizes: Sequence[str], shape: Sequence[int]) -> bool:
+    """Whether `shape` can be had from `sizes` by dropping 1s."""
+    remaining = list(sizes)
+    for extent in shape:
+        while remaining and remaining[0] == "1" and extent not in (1, types.DYNAMIC):
+            remaining.pop(0)
+        if not remaining or (extent != types.DYNAMIC and remaining[0] != str(extent)):
+            return False
+        remaining.pop(0)
+    return all(size == "1" for size in remaining)
+
+
+def _groups(op: Operation) -> list[list[int]]:
+    reassociation = op.properties["reassociation"]
+    assert isinstance(reassociation, ArrayAttr)
+    groups = []
+    for group in reassociation:
+        assert isinstance(group, ArrayAttr)
+        groups.append([dim.value.data for dim in group if isinstance(dim, IntegerAttr)])
+    return groups
+
+
+@emits("memref.collapse_shape")
+def _collapse(body: Body, op: Operation) -> None:
+    source = body.memref(op.operands[0])
+    sizes, strides = [], []
+    for group in _groups(op):
+        extent = "1"
+        for dim in group:
+            extent = times(extent, source.sizes[dim])
+        sizes.append(extent)
+        wide = [dim for dim in group if source.sizes[dim] != "1"] or group
+        strides.append(source.strides[wide[-1]])
+    body.define_memref(op.results[0], source.pointer, sizes, strides)
+
+
+@emits("memref.expand_shape")
+def _expand(body: Body, op: Operation) -> None:
+    assert isinstance(op, memref.ExpandShapeOp)
+    source = body.memref(op.src)
+    shape = _mixed(body, op.static_output_shape.get_values(), op.output_shape)
+    strides = [""] * len(shape)
+    for outer, group in enumerate(_groups(op)):
+        step = source.strides[outer]
+        for dim in reversed(group):
+            strides[dim] = step
+            step = times(step, shape[dim])
+    body.define_memref(op.result, source.pointer, shape, strides)
+
+
+@emits("memref.cast", "memref.memory_space_cast", "memref.assume_alignment")
+def _memref_cast(body: Body, op: Operation) -> None:
+    source = body.memref(op.operands[0])
+    if op.results:
+        body.define_memref(op.results[0], source.pointer, source.sizes, source.strides)
+
+
+@emits("memref.reinterpret_cast")
+def _reinterpret(body: Body, op: Operation) -> None:
+    assert isinstance(op, memref.ReinterpretCastOp)
+    source = body.memref(op.source)
+    offset = _mixed(body, op.static_offsets.get_values(), op.offsets)[0]
+    sizes = _mixed(body, op.static_sizes.get_values(), op.sizes)
+    strides = _mixed(body, op.static_strides.get_values(), op.strides)
+    pointer = source.pointer if offset == "0" else f"{source.pointer} + {offset}"
+    body.define_memref(op.result, pointer, sizes, strides)
+
+
+@emits("memref.view")
+def _view(body: Body, op: Operation) -> None:
+    source, shift, *sizes = op.operands
+    type_ = op.results[0].type
+    assert isinstance(type_, MemRefType)
+    dynamic = iter(body.texts(sizes))
+    extents = [str(n) if n != types.DYNAMIC else next(dynamic) for n in type_.get_shape()]
+    strides = ["1"] * len(extents)
+    for dim in range(len(extents) - 2, -1, -1):
+        strides[dim] = times(strides[dim + 1], grouped(extents[dim + 1]))
+    element = types.scalar(type_.element_type)
+    pointer = f"reinterpret_cast<{element} *>({body.memref(source).pointer} + {body.text(shift)})"
+    body.define_memref(op.results[0], pointer, extents, strides)
+
+
+@emits("memref.get_global")
+def _get_global(body: Body, op: Operation) -> None:
+    assert isinstance(op, memref.GetGlobalOp)
+    type_ = op.memref.type
+    assert isinstance(type_, MemRefType)
+    strides = [str(s) for s in types.memref_strides(type_)]
+    pointer = body.unit.global_pointer(op.name_.root_reference.data)
+    body.define_memref(op.memref, pointer, [str(n) for n in type_.get_shape()], strides)

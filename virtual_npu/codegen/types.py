@@ -1,0 +1,112 @@
+"""MLIR types in C++."""
+
+from __future__ import annotations
+
+from math import prod
+
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    IndexType,
+    IntegerType,
+    MemRefType,
+    NoneAttr,
+    Signedness,
+    StridedLayoutAttr,
+    VectorType,
+)
+from xdsl.ir import Attribute
+
+from virtual_npu.errors import UnsupportedOpError
+
+DYNAMIC = -1
+
+_FLOATS: dict[type[Attribute], tuple[str, str, int]] = {
+    Float32Type: ("float", "f32", 4),
+    Float64Type: ("double", "f64", 8),
+    BFloat16Type: ("vnpu::bf16", "bf16", 2),
+    Float16Type: ("vnpu::f16", "f16", 2),
+}
+
+
+def _entry(type_: Attribute) -> tuple[str, str, int]:
+    """(C++ type, MLIR name, bytes) of a scalar type."""
+    if isinstance(type_, IndexType):
+        return "vnpu::i64", "index", 8
+    if isinstance(type_, IntegerType):
+        width = type_.width.data
+        if width == 1:
+            return "bool", "i1", 1
+        if width in (8, 16, 32, 64):
+            unsigned = type_.signedness.data is Signedness.UNSIGNED
+            prefix = "u" if unsigned else ""
+            return f"{prefix}int{width}_t", f"{prefix}i{width}", width // 8
+    found = _FLOATS.get(type(type_))
+    if found is None:
+        raise UnsupportedOpError(
+            f"type {type_} is not supported: use f32, f64, bf16, f16, i1, i8, i16, i32, i64, their "
+            "unsigned forms, or index"
+        )
+    return found
+
+
+def is_float(type_: Attribute) -> bool:
+    """Whether a scalar type is a floating-point type."""
+    return type(type_) in _FLOATS
+
+
+def scalar(type_: Attribute) -> str:
+    """The C++ type of a scalar."""
+    return _entry(type_)[0]
+
+
+def dtype_name(type_: Attribute) -> str:
+    """The MLIR name of a scalar type: `bf16`, `f32`, `i32`, `index`, ..."""
+    return _entry(type_)[1]
+
+
+def byte_width(type_: Attribute) -> int:
+    """Bytes of one element in memory."""
+    return _entry(type_)[2]
+
+
+def lanes(type_: VectorType) -> int:
+    """How many elements a vector has over all its dimensions."""
+    return prod(type_.get_shape())
+
+
+def element(type_: Attribute) -> Attribute:
+    """The scalar type of a vector or memref, or the type itself."""
+    return type_.element_type if isinstance(type_, VectorType | MemRefType) else type_
+
+
+def cpp(type_: Attribute) -> str:
+    """The C++ type of a scalar, or of a vector with its lanes in row-major order."""
+    if isinstance(type_, VectorType):
+        return f"vnpu::Vec<{scalar(type_.element_type)}, {lanes(type_)}>"
+    return scalar(type_)
+
+
+def row_major(shape: tuple[int, ...]) -> list[int]:
+    """Strides of a dense row-major buffer; DYNAMIC where they depend on a dynamic extent."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        inner, extent = strides[dim + 1], shape[dim + 1]
+        strides[dim] = DYNAMIC if DYNAMIC in (inner, extent) else inner * extent
+    return strides
+
+
+def memref_strides(type_: MemRefType) -> list[int]:
+    """Strides of a memref type in elements, outermost first; DYNAMIC where they are known only at run time."""
+    if isinstance(type_.layout, NoneAttr):
+        return row_major(type_.get_shape())
+    if isinstance(type_.layout, StridedLayoutAttr):
+        return [DYNAMIC if isinstance(s, NoneAttr) else s.data for s in type_.layout.strides]
+    strides = type_.get_strides()
+    if strides is None:
+        raise UnsupportedOpError(
+            f"the layout of {type_} is not a strided one: write strided<[...], offset: ...>"
+        )
+    return [DYNAMIC if s is None else s for s in strides]

@@ -1,0 +1,149 @@
+// Scalars, errors and small helpers that every generated program uses.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define VNPU_INLINE __attribute__((always_inline)) inline
+
+namespace vnpu {
+
+using i64 = int64_t;
+
+// Storage formats. Arithmetic never happens in them: values are widened to float and rounded once.
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+VNPU_INLINE To bit_cast(const From &from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+VNPU_INLINE float widen(float x) { return x; }
+VNPU_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
+
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+VNPU_INLINE bf16 round_bf16(float x) {
+  const uint32_t u = bit_cast<uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return bf16{uint16_t((u >> 16) | 0x40u)};
+  return bf16{uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+
+VNPU_INLINE float widen(f16 h) {
+  const uint32_t sign = uint32_t(h.bits & 0x8000u) << 16, magnitude = h.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  // 2^112 moves the exponent from half's bias to float's; it also normalises subnormals exactly.
+  const float scaled = bit_cast<float>(magnitude << 13) * 0x1p112f;
+  return bit_cast<float>(sign | bit_cast<uint32_t>(scaled));
+}
+
+// Round to nearest, ties to even, with overflow to infinity and gradual underflow.
+inline f16 round_f16(float x) {
+  const uint32_t u = bit_cast<uint32_t>(x);
+  const uint16_t sign = uint16_t((u >> 16) & 0x8000u);
+  const uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return f16{uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
+  if (magnitude >= 0x477ff000u) return f16{uint16_t(sign | 0x7c00u)};
+  if (magnitude < 0x38800000u) {
+    // Below the smallest normal half: adding 0.5 leaves the subnormal bits, correctly rounded, at the bottom.
+    const float shifted = bit_cast<float>(magnitude) + 0.5f;
+    return f16{uint16_t(sign | (bit_cast<uint32_t>(shifted) - 0x3f000000u))};
+  }
+  const uint32_t rebased = magnitude - 0x38000000u;
+  return f16{uint16_t(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13))};
+}
+
+template <class T>
+struct Narrow {
+  static VNPU_INLINE T from(float x) { return T(x); }
+};
+template <>
+struct Narrow<bf16> {
+  static VNPU_INLINE bf16 from(float x) { return round_bf16(x); }
+};
+template <>
+struct Narrow<f16> {
+  static VNPU_INLINE f16 from(float x) { return round_f16(x); }
+};
+
+// Whether a type is computed in float and stored narrower.
+template <class T>
+inline constexpr bool is_narrow_float = false;
+template <>
+inline constexpr bool is_narrow_float<bf16> = true;
+template <>
+inline constexpr bool is_narrow_float<f16> = true;
+
+// Divisions of affine expressions; the divisor is positive.
+VNPU_INLINE i64 floor_div(i64 a, i64 b) { return a / b - (a % b < 0); }
+VNPU_INLINE i64 ceil_div(i64 a, i64 b) { return a / b + (a % b > 0); }
+VNPU_INLINE i64 floor_mod(i64 a, i64 b) { return a % b + (a % b < 0 ? b : 0); }
+
+// Where an op stands in the program: its name as printed in messages, and its line in the MLIR text.
+struct Site {
+  const char *op;
+  int line;
+};
+
+// Ends the run with a message; the caller of the entry gets it as text.
+[[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
+void parallel_for(i64 count, void (*body)(void *, i64), void *context);
+
+template <class Body>
+inline void parallel(i64 count, Body body) {
+  parallel_for(
+      count, [](void *context, i64 i) { (*static_cast<Body *>(context))(i); }, &body);
+}
+
+// Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
+// when the body ends, or earlier when the program deallocates them.
+void *pool_take(i64 bytes);
+void pool_give(void *block);
+
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena &) = delete;
+  Arena &operator=(const Arena &) = delete;
+  ~Arena() {
+    while (last_) {
+      Header *header = last_;
+      last_ = header->previous;
+      pool_give(header);
+    }
+  }
+  template <class T>
+  T *alloc(i64 count) {
+    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T))));
+    header->previous = last_;
+    header->next = nullptr;
+    if (last_) last_->next = header;
+    last_ = header;
+    return reinterpret_cast<T *>(reinterpret_cast<char *>(header) + kHeader);
+  }
+  void dealloc(void *data) {
+    Header *header = reinterpret_cast<Header *>(static_cast<char *>(data) - kHeader);
+    if (header->next) header->next->previous = header->previous;
+    else last_ = header->previous;
+    if (header->previous) header->previous->next = header->next;
+    pool_give(header);
+  }
+
+ private:
+  struct Header {
+    Header *previous, *next;
+  };
+  static constexpr i64 kHeader = 64;
+  Header *last_ = nullptr;
+};
+
+}  // namespace vnpu

@@ -1,0 +1,185 @@
+// Access patterns, strided copies between buffers, and vector loads and stores.
+#pragma once
+
+#include "vnpu/vec.h"
+
+namespace vnpu {
+
+inline constexpr int kMaxRank = 8;
+
+// One side of a transfer: where its first element lies and how to walk from there, outermost dimension first.
+struct Access {
+  char *first;     // the element at index (0, ..., 0)
+  char *low;       // the bytes touched lie in [low, high)
+  char *high;
+  i64 count;       // elements
+  int element;     // bytes per element
+  int rank;
+  i64 sizes[kMaxRank];
+  i64 strides[kMaxRank];  // in elements
+};
+
+// Refuses a pattern that leaves its buffer.
+[[noreturn]] void fail_outside(Site site, i64 low, i64 high, i64 extent);
+
+// `data` points at the memref's first element, `extent` counts the elements from there to its last one.
+template <class T, int R>
+inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
+  static_assert(R <= kMaxRank, "an access pattern has at most 8 dimensions");
+  Access a;
+  i64 low = offset, high = offset, count = 1;
+  for (int i = 0; i < R; ++i) {
+    a.sizes[i] = sizes[i];
+    a.strides[i] = strides[i];
+    count *= sizes[i];
+    const i64 reach = (sizes[i] - 1) * strides[i];
+    if (reach > 0) high += reach;
+    else low += reach;
+  }
+  if (count > 0 && (low < 0 || high >= extent)) fail_outside(site, low, high, extent);
+  a.rank = R;
+  a.element = int(sizeof(T));
+  a.count = count;
+  a.first = const_cast<char *>(reinterpret_cast<const char *>(data + offset));
+  a.low = count > 0 ? const_cast<char *>(reinterpret_cast<const char *>(data + low)) : a.first;
+  a.high = count > 0 ? const_cast<char *>(reinterpret_cast<const char *>(data + high + 1)) : a.first;
+  return a;
+}
+
+// Copies element i of src, in its order, to element i of dst.
+void copy(Site site, const Access &dst, const Access &src);
+
+// ---- vectors and memory; an n-d vector has one stride (in elements) per dimension ----
+
+template <int... S>
+inline constexpr int volume = (S * ... * 1);
+
+template <int... S>
+VNPU_INLINE bool is_contiguous(const i64 *strides) {
+  constexpr int rank = sizeof...(S);
+  constexpr int sizes[rank] = {S...};
+  i64 expected = 1;
+  for (int d = rank - 1; d >= 0; --d) {
+    if (sizes[d] != 1 && strides[d] != expected) return false;
+    expected *= sizes[d];
+  }
+  return true;
+}
+
+// Calls row(flat index of the row's first lane, its offset in memory) for every innermost row.
+template <int... S, class Row>
+VNPU_INLINE void each_row(const i64 *strides, Row row) {
+  constexpr int rank = sizeof...(S);
+  constexpr int sizes[rank] = {S...};
+  constexpr int rows = volume<S...> / sizes[rank - 1];
+  for (int r = 0; r < rows; ++r) {
+    i64 offset = 0;
+    int rest = r;
+    for (int d = rank - 2; d >= 0; --d) {
+      offset += (rest % sizes[d]) * strides[d];
+      rest /= sizes[d];
+    }
+    row(r * sizes[rank - 1], offset);
+  }
+}
+
+template <int... S>
+inline constexpr int last_of = 0;
+template <int A>
+inline constexpr int last_of<A> = A;
+template <int A, int B, int... S>
+inline constexpr int last_of<A, B, S...> = last_of<B, S...>;
+
+template <class T, int... S>
+VNPU_INLINE Vec<T, volume<S...>> read(const T *p, const i64 (&strides)[sizeof...(S)]) {
+  constexpr int N = volume<S...>, L = last_of<S...>;
+  if (is_contiguous<S...>(strides)) return load<T, N>(p);
+  const i64 step = strides[sizeof...(S) - 1];
+  Lanes<T, N> r;
+  each_row<S...>(strides, [&](int lane, i64 offset) {
+    if (step == 1) {
+      store(r.at + lane, load<T, L>(p + offset));
+    } else {
+      for (int i = 0; i < L; ++i) r.at[lane + i] = p[offset + i * step];
+    }
+  });
+  return r.vec();
+}
+
+template <class T, int... S>
+VNPU_INLINE void write(T *p, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &x) {
+  constexpr int N = volume<S...>, L = last_of<S...>;
+  if (is_contiguous<S...>(strides)) return store(p, x);
+  const i64 step = strides[sizeof...(S) - 1];
+  Lanes<T, N> r(x);
+  each_row<S...>(strides, [&](int lane, i64 offset) {
+    if (step == 1) {
+      store(p + offset, load<T, L>(r.at + lane));
+    } else {
+      for (int i = 0; i < L; ++i) p[offset + i * step] = r.at[lane + i];
+    }
+  });
+}
+
+// Whether lane `flat` lies inside, where dimension d has limits[d] elements left.
+template <int... S>
+VNPU_INLINE bool inside(int flat, const i64 *limits) {
+  constexpr int rank = sizeof...(S);
+  constexpr int sizes[rank] = {S...};
+  for (int d = rank - 1; d >= 0; --d) {
+    if (flat % sizes[d] >= limits[d]) return false;
+    flat /= sizes[d];
+  }
+  return true;
+}
+
+template <int... S>
+VNPU_INLINE i64 offset_of(int flat, const i64 *strides) {
+  constexpr int rank = sizeof...(S);
+  constexpr int sizes[rank] = {S...};
+  i64 offset = 0;
+  for (int d = rank - 1; d >= 0; --d) {
+    offset += (flat % sizes[d]) * strides[d];
+    flat /= sizes[d];
+  }
+  return offset;
+}
+
+template <int... S>
+VNPU_INLINE bool fits(const i64 *limits) {
+  constexpr int rank = sizeof...(S);
+  constexpr int sizes[rank] = {S...};
+  for (int d = 0; d < rank; ++d) {
+    if (limits[d] < sizes[d]) return false;
+  }
+  return true;
+}
+
+// Lanes beyond the limits, or masked off, are `padding` when read and left alone when written.
+template <class T, int... S>
+VNPU_INLINE Vec<T, volume<S...>> read_within(const T *p, const i64 (&strides)[sizeof...(S)],
+                                             const i64 (&limits)[sizeof...(S)], T padding,
+                                             const Vec<bool, volume<S...>> *mask = nullptr) {
+  if (!mask && fits<S...>(limits)) return read<T, S...>(p, strides);
+  constexpr int N = volume<S...>;
+  Lanes<T, N> r;
+  Lanes<bool, N> on(mask ? *mask : splat<bool, N>(true));
+  for (int i = 0; i < N; ++i) {
+    r.at[i] = on.at[i] && inside<S...>(i, limits) ? p[offset_of<S...>(i, strides)] : padding;
+  }
+  return r.vec();
+}
+
+template <class T, int... S>
+VNPU_INLINE void write_within(T *p, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
+                              const Vec<T, volume<S...>> &x, const Vec<bool, volume<S...>> *mask = nullptr) {
+  if (!mask && fits<S...>(limits)) return write<T, S...>(p, strides, x);
+  constexpr int N = volume<S...>;
+  Lanes<T, N> r(x);
+  Lanes<bool, N> on(mask ? *mask : splat<bool, N>(true));
+  for (int i = 0; i < N; ++i) {
+    if (on.at[i] && inside<S...>(i, limits)) p[offset_of<S...>(i, strides)] = r.at[i];
+  }
+}
+
+}  // namespace vnpu

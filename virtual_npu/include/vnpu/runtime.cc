@@ -1,0 +1,310 @@
+// The part of the runtime that does not depend on the program: errors, memory pool, threads, strided copies.
+// Compiled once per shared object.
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "vnpu/entry.h"
+#include "vnpu/memory.h"
+
+namespace vnpu {
+
+// ---- errors ----
+
+void fail(Site site, const char *format, ...) {
+  Failure failure{Failure::kError, {}};
+  int used = site.line > 0 ? snprintf(failure.text, sizeof(failure.text), "line %d: %s: ", site.line, site.op)
+                           : snprintf(failure.text, sizeof(failure.text), "%s: ", site.op);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(failure.text + used, sizeof(failure.text) - size_t(used), format, arguments);
+  va_end(arguments);
+  throw failure;
+}
+
+void fail_outside(Site site, i64 low, i64 high, i64 extent) {
+  fail(site, "the access pattern reaches elements %lld to %lld of a buffer that has elements 0 to %lld", (long long)low,
+       (long long)high, (long long)(extent - 1));
+}
+
+// ---- memory pool: free blocks of a thread, by power-of-two size ----
+
+namespace {
+
+constexpr i64 kHeader = 64;
+struct PoolBlock {
+  PoolBlock *next;
+  int size_class;
+};
+struct Pool {
+  PoolBlock *free_blocks[64] = {};
+  ~Pool() {
+    for (PoolBlock *&list : free_blocks) {
+      while (list) {
+        PoolBlock *block = list;
+        list = block->next;
+        free(block);
+      }
+    }
+  }
+};
+thread_local Pool pool;
+
+}  // namespace
+
+void *pool_take(i64 bytes) {
+  int size_class = 8;
+  while ((i64(1) << size_class) < bytes) ++size_class;
+  PoolBlock *block = pool.free_blocks[size_class];
+  if (block) {
+    pool.free_blocks[size_class] = block->next;
+  } else {
+    block = static_cast<PoolBlock *>(aligned_alloc(64, size_t(kHeader + (i64(1) << size_class))));
+    if (!block) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
+    block->size_class = size_class;
+  }
+  return reinterpret_cast<char *>(block) + kHeader;
+}
+
+void pool_give(void *data) {
+  PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
+  // Large blocks go back to the system, so that a long-lived program does not keep its peak.
+  if (block->size_class > 22) return free(block);
+  block->next = pool.free_blocks[block->size_class];
+  pool.free_blocks[block->size_class] = block;
+}
+
+// ---- threads ----
+
+namespace {
+
+struct Job {
+  void (*body)(void *, i64);
+  void *context;
+  i64 count;
+  i64 next = 0;          // the next index to hand out
+  i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
+  Failure failure;
+};
+
+struct Workers {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
+  pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;  // one parallel loop at a time
+  int started = 0;      // threads that exist
+  int wanted = 0;       // threads that shall join the current job
+  int running = 0;
+  Job *job = nullptr;
+  uint64_t generation = 0;
+  pid_t owner = 0;
+};
+Workers workers;
+thread_local bool inside_worker = false;
+thread_local int thread_limit = 1;
+
+void work_on(Job &job) {
+  for (;;) {
+    const i64 i = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
+    if (i >= job.count) return;
+    try {
+      job.body(job.context, i);
+    } catch (const Failure &failure) {
+      pthread_mutex_lock(&workers.mutex);
+      if (job.failed_at < 0 || i < job.failed_at) {
+        job.failed_at = i;
+        job.failure = failure;
+      }
+      pthread_mutex_unlock(&workers.mutex);
+      // Later indices need not run; earlier ones were handed out before and do.
+      __atomic_store_n(&job.next, job.count, __ATOMIC_RELAXED);
+    }
+  }
+}
+
+void *worker_main(void *) {
+  inside_worker = true;
+  uint64_t seen = 0;
+  pthread_mutex_lock(&workers.mutex);
+  for (;;) {
+    while (workers.generation == seen || workers.wanted == 0) pthread_cond_wait(&workers.work, &workers.mutex);
+    seen = workers.generation;
+    --workers.wanted;
+    ++workers.running;
+    Job *job = workers.job;
+    pthread_mutex_unlock(&workers.mutex);
+    work_on(*job);
+    pthread_mutex_lock(&workers.mutex);
+    if (--workers.running == 0) pthread_cond_signal(&workers.done);
+  }
+  return nullptr;
+}
+
+// Threads do not survive a fork: a child process starts its own.
+void start_workers(int count) {
+  if (workers.owner != getpid()) {
+    workers.owner = getpid();
+    workers.started = 0;
+  }
+  while (workers.started < count) {
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, worker_main, nullptr) != 0) return;
+    pthread_detach(thread);
+    ++workers.started;
+  }
+}
+
+}  // namespace
+
+void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
+  const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
+  if (helpers <= 0 || inside_worker || pthread_mutex_trylock(&workers.entry) != 0) {
+    for (i64 i = 0; i < count; ++i) body(context, i);
+    return;
+  }
+  Job job{body, context, count, 0, -1, {}};
+  pthread_mutex_lock(&workers.mutex);
+  start_workers(helpers);
+  workers.job = &job;
+  workers.wanted = helpers < workers.started ? helpers : workers.started;
+  ++workers.generation;
+  pthread_cond_broadcast(&workers.work);
+  pthread_mutex_unlock(&workers.mutex);
+
+  inside_worker = true;
+  work_on(job);
+  inside_worker = false;
+
+  pthread_mutex_lock(&workers.mutex);
+  workers.wanted = 0;
+  while (workers.running > 0) pthread_cond_wait(&workers.done, &workers.mutex);
+  pthread_mutex_unlock(&workers.mutex);
+  pthread_mutex_unlock(&workers.entry);
+  if (job.failed_at >= 0) throw job.failure;
+}
+
+int call_entry(void (*entry)(void *const *), void *const *arguments, int threads, char *message, i64 capacity) {
+  thread_limit = threads;
+  try {
+    entry(arguments);
+    return 0;
+  } catch (const Failure &failure) {
+    snprintf(message, size_t(capacity), "%s", failure.text);
+    return failure.kind;
+  }
+}
+
+// ---- strided copies ----
+
+namespace {
+
+struct Loop {
+  i64 size, dst, src;  // iterations, bytes per step on either side
+};
+
+// A side's dimensions, innermost first, with neighbours merged where they are one run.
+struct Side {
+  int rank = 0;
+  i64 size[kMaxRank + 1], step[kMaxRank + 1];
+  explicit Side(const Access &a) {
+    for (int i = a.rank - 1; i >= 0; --i) {
+      if (a.sizes[i] == 1) continue;
+      if (rank > 0 && a.strides[i] == size[rank - 1] * step[rank - 1]) {
+        size[rank - 1] *= a.sizes[i];
+      } else {
+        size[rank] = a.sizes[i];
+        step[rank++] = a.strides[i];
+      }
+    }
+  }
+};
+
+i64 gcd(i64 a, i64 b) {
+  while (b) {
+    const i64 r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+template <int Bytes>
+void copy_run(char *dst, const char *src, i64 count, i64 dst_step, i64 src_step) {
+  for (i64 i = 0; i < count; ++i) memcpy(dst + i * dst_step, src + i * src_step, Bytes);
+}
+
+// `count` blocks of `bytes`.
+void copy_blocks(char *dst, const char *src, i64 bytes, i64 count, i64 dst_step, i64 src_step) {
+  switch (bytes) {
+    case 1: return copy_run<1>(dst, src, count, dst_step, src_step);
+    case 2: return copy_run<2>(dst, src, count, dst_step, src_step);
+    case 4: return copy_run<4>(dst, src, count, dst_step, src_step);
+    case 8: return copy_run<8>(dst, src, count, dst_step, src_step);
+    case 16: return copy_run<16>(dst, src, count, dst_step, src_step);
+    case 32: return copy_run<32>(dst, src, count, dst_step, src_step);
+    case 64: return copy_run<64>(dst, src, count, dst_step, src_step);
+    case 128: return copy_run<128>(dst, src, count, dst_step, src_step);
+    default:
+      for (i64 i = 0; i < count; ++i) memcpy(dst + i * dst_step, src + i * src_step, size_t(bytes));
+  }
+}
+
+void copy_loops(char *dst, const char *src, i64 bytes, const Loop *loops, int rank) {
+  if (rank == 0) {
+    memcpy(dst, src, size_t(bytes));
+  } else if (rank == 1) {
+    copy_blocks(dst, src, bytes, loops[0].size, loops[0].dst, loops[0].src);
+  } else {
+    const Loop &outer = loops[rank - 1];
+    for (i64 i = 0; i < outer.size; ++i) copy_loops(dst + i * outer.dst, src + i * outer.src, bytes, loops, rank - 1);
+  }
+}
+
+i64 offset_of_element(const Access &a, i64 flat) {
+  i64 offset = 0;
+  for (int d = a.rank - 1; d >= 0; --d) {
+    offset += (flat % a.sizes[d]) * a.strides[d];
+    flat /= a.sizes[d];
+  }
+  return offset;
+}
+
+}  // namespace
+
+void copy(Site site, const Access &dst, const Access &src) {
+  if (dst.count != src.count || dst.element != src.element) {
+    fail(site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
+         (long long)src.count, src.element, (long long)dst.count, dst.element);
+  }
+  if (dst.count == 0) return;
+  // Split both sides into the same loops, innermost first.
+  Side to(dst), from(src);
+  Loop loops[2 * kMaxRank + 2];
+  int rank = 0, t = 0, f = 0;
+  while (t < to.rank && f < from.rank) {
+    const i64 size = gcd(to.size[t], from.size[f]);
+    if (size == 1 || (size != to.size[t] && size != from.size[f])) break;
+    loops[rank++] = Loop{size, to.step[t] * dst.element, from.step[f] * src.element};
+    to.size[t] /= size;
+    to.step[t] *= size;
+    from.size[f] /= size;
+    from.step[f] *= size;
+    if (to.size[t] == 1) ++t;
+    if (from.size[f] == 1) ++f;
+  }
+  if (t < to.rank || f < from.rank) {
+    // The two shapes share no loops (6 x 4 into 8 x 3): element by element.
+    for (i64 i = 0; i < dst.count; ++i) {
+      memcpy(dst.first + offset_of_element(dst, i) * dst.element, src.first + offset_of_element(src, i) * src.element,
+             size_t(dst.element));
+    }
+    return;
+  }
+  // Innermost loops that are one run on both sides become the block.
+  i64 bytes = dst.element;
+  int inner = 0;
+  while (inner < rank && loops[inner].dst == bytes && loops[inner].src == bytes) bytes *= loops[inner++].size;
+  copy_loops(dst.first, src.first, bytes, loops + inner, rank - inner);
+}
+
+}  // namespace vnpu

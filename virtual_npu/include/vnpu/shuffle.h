@@ -1,0 +1,130 @@
+// Vector ops that move lanes, reduce them, or contract two vectors into a third.
+#pragma once
+
+#include "vnpu/arith.h"
+
+namespace vnpu {
+
+// Lane i of the result is lane index(i) of x.
+template <int M, class T, int N, class Index>
+VNPU_INLINE Vec<T, M> pick(const Vec<T, N> &x, Index index) {
+  Lanes<T, N> from(x);
+  Lanes<T, M> to;
+  for (int i = 0; i < M; ++i) to.at[i] = from.at[index(i)];
+  return to.vec();
+}
+
+// Lane index(i) of the result is lane i of x, every other lane is that of `into`.
+template <class T, int M, int N, class Index>
+VNPU_INLINE Vec<T, N> place(const Vec<T, M> &x, const Vec<T, N> &into, Index index) {
+  Lanes<T, M> from(x);
+  Lanes<T, N> to(into);
+  for (int i = 0; i < M; ++i) to.at[index(i)] = from.at[i];
+  return to.vec();
+}
+
+template <class T, int N>
+VNPU_INLINE T lane(const Vec<T, N> &x, i64 i) {
+  if constexpr (is_leaf<T, N>) return bit_cast<T>(Lane<T>(x.v[i]));
+  else return Lanes<T, N>(x).at[i];
+}
+
+template <class T, int N>
+VNPU_INLINE Vec<T, N> with_lane(Vec<T, N> x, i64 i, T value) {
+  Lanes<T, N> r(x);
+  r.at[i] = value;
+  return r.vec();
+}
+
+// Folds lane i of x into lane target(i) of acc, in order of i.
+template <class T, int N, int M, class Target, class Combine>
+VNPU_INLINE Vec<T, M> fold(const Vec<T, N> &x, const Vec<T, M> &acc, Target target, Combine combine) {
+  Lanes<T, N> from(x);
+  Lanes<T, M> to(acc);
+  for (int i = 0; i < N; ++i) to.at[target(i)] = combine(to.at[target(i)], from.at[i]);
+  return to.vec();
+}
+
+// Folds all lanes into one scalar, in order, starting with lane 0.
+template <class T, int N, class Combine>
+VNPU_INLINE T reduce(const Vec<T, N> &x, Combine combine) {
+  Lanes<T, N> from(x);
+  T result = from.at[0];
+  for (int i = 1; i < N; ++i) result = combine(result, from.at[i]);
+  return result;
+}
+
+// The same where the op allows another order: halves are combined, then their halves.
+template <class T, int N, class Combine>
+VNPU_INLINE T reduce_tree(const Vec<T, N> &x, Combine combine) {
+  if constexpr (N == 1) return lane(x, 0);
+  else if constexpr (is_power_of_two(N)) {
+    return reduce_tree(combine(part<0, N / 2>(x), part<N / 2, N / 2>(x)), combine);
+  } else {
+    return reduce(x, combine);
+  }
+}
+
+// ---- contraction: c[b, m, n] += sum over k of a[b, m, k] * b[b, k, n], in order of k ----
+
+// Hides from the compiler that it knows what memory holds.
+template <class L>
+VNPU_INLINE void keep_in_memory(L &lanes) {
+  asm("" : "+m"(lanes));
+}
+
+// Up to 8 rows of c stay in registers over all of k. Float products are fused: one rounding per step.
+template <int Rows, int N, int K>
+VNPU_INLINE void contract_rows(const float *a, const Vec<float, N> *b, Vec<float, N> *c) {
+#pragma GCC unroll 16
+  for (int k = 0; k < K; ++k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < Rows; ++m) c[m] = fma(splat<float, N>(a[m * K + k]), b[k], c[m]);
+  }
+}
+
+template <int B, int M, int N, int K, class TA, class TB, class TC>
+VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
+                                        const Vec<TC, B * M * N> &c) {
+  constexpr bool float_a = same_type<TA, float> || is_narrow_float<TA>;
+  constexpr bool float_c = same_type<TC, float> || is_narrow_float<TC>;
+  if constexpr (float_a && float_c) {
+    // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
+    Lanes<float, B * M * K> x(widen(a));
+    keep_in_memory(x);
+    Lanes<TB, B * K * N> rows_of_b(b);
+    keep_in_memory(rows_of_b);
+    Vec<float, N> y[B * K], z[B * M];
+#pragma GCC unroll 64
+    for (int i = 0; i < B * K; ++i) y[i] = widen(load<TB, N>(rows_of_b.at + i * N));
+    split_rows<N>(widen(c), z);
+    constexpr int rows = M < 8 ? M : 8, left = M % rows, done = M - left;
+#pragma GCC unroll 4
+    for (int i = 0; i < B; ++i) {
+#pragma GCC unroll 4
+      for (int m = 0; m < done; m += rows) {
+        contract_rows<rows, N, K>(x.at + (i * M + m) * K, y + i * K, z + i * M + m);
+      }
+      if constexpr (left > 0) contract_rows<left, N, K>(x.at + (i * M + done) * K, y + i * K, z + i * M + done);
+    }
+    return narrow<TC>(join_rows<B * M * N>(z));
+  } else {
+    Lanes<TA, B * M * K> x(a);
+    Lanes<TB, B * K * N> y(b);
+    Lanes<TC, B * M * N> z(c);
+    for (int i = 0; i < B; ++i) {
+      for (int m = 0; m < M; ++m) {
+        for (int k = 0; k < K; ++k) {
+          for (int n = 0; n < N; ++n) {
+            const TC product = mul(cast<TC>(x.at[(i * M + m) * K + k]), cast<TC>(y.at[(i * K + k) * N + n]));
+            TC &sum = z.at[(i * M + m) * N + n];
+            sum = add(sum, product);
+          }
+        }
+      }
+    }
+    return z.vec();
+  }
+}
+
+}  // namespace vnpu
