@@ -1,0 +1,444 @@
+"""out = softmax(q k^T / sqrt(head_dim) + mask) v without the score matrix; causal, grouped KV heads.
+
+The herd is num_q_tiles x num_stages cores. Core (x, y) holds tile x of a block of lqp query rows, and of the
+K and V tiles of lkp rows each it sees those whose number is y modulo num_stages: the stages of one tile
+share the work over the keys. Each keeps a running maximum, a running sum and an f32 accumulator per row (the
+online softmax of `attn_npu2.cc`); at the end of a head the partial results go down the stages over the
+cascade, each core merging what it gets into its own, and stage 0 normalises and stores.
+
+    L3 --q_in[x]---> L2 --q_l1[x, 0]----> all stages of tile x
+    L3 --kv_in[y]--> L2 --kv_l1[0, y]---> all tiles of stage y      K tile, V tile, K tile, V tile, ...
+    core (x, y) ----partial[x, y - 1]---> core (x, y - 1)           cascade
+    core (x, 0) ----out_l2[x]-----------> L2 --out_l3[x]--> L3
+
+- The launch grid covers blocks of rows by groups of heads; the heads of a group follow each other. Query head
+  h reads KV head h // (n_heads / n_kv_heads).
+- A memtile rearranges each tile into panels of 8 columns, the order in which the core's 8x8x8 block product
+  reads it; the core's DMA undoes it on the way out.
+- K and V share one channel, so that q has the other of a core's two. K is done with before V is wanted, so
+  the two buffers are a double buffer already.
+- A tile wholly above the diagonal is received and not computed on. Receiving less would need transfer counts
+  that depend on the launch.
+- Which tile a row sees where depends on lkp and num_stages alone. So a row's result has the same bits
+  whatever lq and lk are padded to: tiles above the diagonal and stages without a tile change nothing, exactly.
+
+A core learns its launch's place through an index operand of the herd, which mlir-air writes to the core as a
+run-time parameter. The mask is a rule of positions: causal, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernel_builder.buffers import Buffer, View
+from kernel_builder.device import NPU2
+from kernel_builder.dsl import L1, L2, Channel, Index, Kernel, Role, bf16, f32, i32
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.external import ArgumentType, External
+from kernel_builder.module import KernelModule
+from kernel_builder.shapes import largest_divisor, require_multiple
+from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+
+BLOCK = 8
+"""Rows and columns of a block of the core's matrix product, and columns of a panel."""
+STAGES = 4
+"""Default num_stages: the rows of the array. A fixed number, as results depend on it in their last bits."""
+Q_ROWS = (32, 24, 16, 8)
+"""Rows of a core's query tile, best first."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that fixes one attention kernel. Rows in elements; see build()."""
+
+    lq: int
+    lk: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    lqp: int
+    lkp: int
+    num_q_tiles: int
+    num_stages: int
+    causal: bool
+
+    @property
+    def q_rows(self) -> int:
+        """Query rows of one core."""
+        return self.lqp // self.num_q_tiles
+
+    @property
+    def blocks(self) -> int:
+        return self.lq // self.lqp
+
+    @property
+    def kv_tiles(self) -> int:
+        return self.lk // self.lkp
+
+    @property
+    def heads_per_launch(self) -> int:
+        """As few as keep the launch grid within the device's limit of trips."""
+        fewest = -(-self.blocks * self.n_heads // NPU2.repeat_limit)
+        return next(n for n in range(max(1, fewest), self.n_heads + 1) if self.n_heads % n == 0)
+
+    @property
+    def work_elements(self) -> int:
+        """f32 of a core's work buffer: a tile of scores, later a partial accumulator from the next stage."""
+        return self.q_rows * max(self.lkp, self.head_dim)
+
+    def kv_head(self, head: Index) -> Index:
+        return head // (self.n_heads // self.n_kv_heads)
+
+    def tiles_of(self, stage: int) -> int:
+        """K/V tiles that a stage sees."""
+        return max(0, -(-(self.kv_tiles - stage) // self.num_stages))
+
+
+def build(
+    lq: int,
+    lk: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    lqp: int | None = None,
+    lkp: int | None = None,
+    num_q_tiles: int | None = None,
+    num_stages: int = STAGES,
+    causal: bool = True,
+) -> KernelModule:
+    """q and out are (lq, n_heads * head_dim) bf16, k and v (lk, n_kv_heads * head_dim) bf16.
+
+    lqp: query rows of a launch, num_q_tiles equal tiles of a multiple of 8 rows; divides lq. lkp: rows of a
+    K/V tile, a multiple of 8 that divides lk. num_q_tiles x num_stages cores, at most 8 x 4. causal: row i
+    sees keys 0 to i; else all keys. Defaults suit lq and lk that are multiples of 64. Raises
+    IllegalShapeError.
+    """
+    _check_heads(n_heads, n_kv_heads, head_dim, num_stages)
+    lkp = _kv_rows(lk, head_dim, lkp)
+    lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles)
+    shape = Shape(lq, lk, n_heads, n_kv_heads, head_dim, lqp, lkp, num_q_tiles, num_stages, causal)
+    if shape.blocks > NPU2.repeat_limit:
+        raise IllegalShapeError(
+            f"flash_attention: lq={lq} makes {shape.blocks} blocks of lqp={lqp} rows, a launch has at most "
+            f"{NPU2.repeat_limit} trips; use a larger lqp or an lq of at most {NPU2.repeat_limit * lqp}"
+        )
+    return _Attention(shape).module()
+
+
+class _Attention:
+    """One kernel being written: its arguments, channels and core functions."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = s = shape
+        self.k = k = Kernel("flash_attention")
+        self.q = k.argument("q", (s.lq, s.n_heads * s.head_dim), bf16, Role.INPUT)
+        self.keys = k.argument("k", (s.lk, s.n_kv_heads * s.head_dim), bf16, Role.INPUT)
+        self.values = k.argument("v", (s.lk, s.n_kv_heads * s.head_dim), bf16, Role.INPUT)
+        self.out = k.argument("out", (s.lq, s.n_heads * s.head_dim), bf16, Role.OUTPUT)
+        tiles, stages = s.num_q_tiles, s.num_stages
+        self.q_in = k.channel("q_in", tiles)
+        self.q_l1 = k.channel("q_l1", tiles, 1, broadcast=(tiles, stages))
+        self.kv_in = k.channel("kv_in", stages)
+        self.kv_l1 = k.channel("kv_l1", 1, stages, broadcast=(tiles, stages))
+        self.partial = k.channel("partial", tiles, stages - 1, kind="npu_cascade") if stages > 1 else None
+        self.out_l2 = k.channel("out_l2", tiles)
+        self.out_l3 = k.channel("out_l3", tiles)
+        self.functions = _functions(k, s)
+
+    def module(self) -> KernelModule:
+        k, s = self.k, self.shape
+        groups = s.n_heads // s.heads_per_launch
+        with k.launch(s.blocks, groups) as (block, group):
+            self._feed(block, group * s.heads_per_launch)
+            with k.segment("attention_segment"):
+                self._relay()
+                with k.herd(s.num_q_tiles, s.num_stages, name="attention_herd") as (tx, ty):
+                    _Core(self, block * s.lqp + tx * s.q_rows, tx, ty).run()
+        return k.finish()
+
+    def _feed(self, block: Index, first_head: Index) -> None:
+        """The launch: queries and K/V tiles leave L3, results arrive. Every channel has a loop of its own."""
+        k, s = self.k, self.shape
+        for tile in range(s.num_q_tiles):
+            rows = block * s.lqp + tile * s.q_rows
+            for head in self._heads(first_head):
+                k.put(self.q_in[tile], _window(self.q, rows, s.q_rows, head, s.head_dim))
+            for head in self._heads(first_head):
+                k.get(self.out_l3[tile], _window(self.out, rows, s.q_rows, head, s.head_dim))
+        for stage in range(s.num_stages):
+            if s.tiles_of(stage):
+                for head in self._heads(first_head):
+                    self._feed_stage(stage, s.kv_head(head))
+
+    def _feed_stage(self, stage: int, kv_head: Index) -> None:
+        k, s = self.k, self.shape
+        for i in k.loop(0, s.tiles_of(stage)):
+            rows = (i * s.num_stages + stage) * s.lkp
+            for source in (self.keys, self.values):
+                k.put(self.kv_in[stage], _window(source, rows, s.lkp, kv_head, s.head_dim))
+
+    def _heads(self, first: Index) -> Any:
+        """A loop on the device over the heads of a launch."""
+        return (first + head for head in self.k.loop(0, self.shape.heads_per_launch))
+
+    def _relay(self) -> None:
+        """The segment: tiles pass through L2, where they are put into panels; results pass back."""
+        k, s = self.k, self.shape
+        heads = s.heads_per_launch
+        for tile in range(s.num_q_tiles):
+            self._pass_on(self.q_in, (tile,), self.q_l1, (tile, 0), s.q_rows, heads)
+            for _ in k.loop(0, heads):
+                l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
+                k.get(self.out_l2[tile], l2_out)
+                k.put(self.out_l3[tile], l2_out)
+        for stage in range(s.num_stages):
+            if s.tiles_of(stage):
+                count = 2 * s.tiles_of(stage) * heads
+                self._pass_on(self.kv_in, (stage,), self.kv_l1, (0, stage), s.lkp, count)
+
+    def _pass_on(
+        self, source: Channel, at: tuple[int, ...], to: Channel, end: tuple[int, ...], rows: int, count: int
+    ) -> None:
+        k, s = self.k, self.shape
+        for _ in k.loop(0, count):
+            tile = k.alloc(L2, (rows, s.head_dim), bf16, f"l2_{source.name}")
+            k.get(source[at], tile)
+            k.put(to[end], _as_panels(tile, rows, s.head_dim))
+
+
+class _Core:
+    """What one core does: its query tile against the K/V tiles of its stage, then the merge."""
+
+    def __init__(self, attention: _Attention, first_q: Index, tx: Index, ty: Index) -> None:
+        self.attention, self.first_q, self.tx, self.ty = attention, first_q, tx, ty
+        self.k, self.shape, self.call = attention.k, attention.shape, attention.functions
+        s, alloc = self.shape, self.k.alloc
+        self.q = alloc(L1, (s.q_rows * s.head_dim,), bf16, "l1_q")
+        self.keys = alloc(L1, (s.lkp * s.head_dim,), bf16, "l1_k")
+        self.values = alloc(L1, (s.lkp * s.head_dim,), bf16, "l1_v")
+        self.weights = alloc(L1, (s.q_rows * s.lkp,), bf16, "l1_p")
+        self.work = alloc(L1, (s.work_elements,), f32, "l1_work")
+        self.acc = alloc(L1, (s.q_rows * s.head_dim,), f32, "l1_acc")
+        self.stats = alloc(L1, (4 * s.q_rows,), f32, "l1_stats")
+        self.other = alloc(L1, (4 * s.q_rows,), f32, "l1_other_stats") if s.num_stages > 1 else None
+
+    def run(self) -> None:
+        k, s = self.k, self.shape
+        for _ in k.loop(0, s.heads_per_launch):
+            k.get(self.attention.q_l1[self.tx, self.ty], self.q)
+            self.call["init"](self.acc, self.stats)
+            for i in k.loop(0, (s.kv_tiles + s.num_stages - 1 - self.ty) // s.num_stages):
+                self._see((i * s.num_stages + self.ty) * s.lkp)
+            self._merge()
+
+    def _see(self, first_k: Index) -> None:
+        """Take one K tile and one V tile; compute on them unless all their keys are hidden."""
+        k, s = self.k, self.shape
+        channel = self.attention.kv_l1[self.tx, self.ty]
+        k.get(channel, self.keys)
+        if not s.causal:
+            self.call["scores"](self.q, self.keys, self.work)
+            k.get(channel, self.values)
+            self._accumulate()
+            return
+        seen = first_k <= self.first_q + (s.q_rows - 1)
+        with k.when(seen):
+            self.call["scores"](self.q, self.keys, self.work)
+            self.call["causal_mask"](self.work, self.first_q, first_k)
+        k.get(channel, self.values)
+        with k.when(seen):
+            self._accumulate()
+
+    def _accumulate(self) -> None:
+        self.call["softmax"](self.work, self.weights, self.stats, self.acc)
+        self.call["values"](self.weights, self.values, self.acc)
+
+    def _merge(self) -> None:
+        """Partial results go down the stages; stage 0 stores. The query buffer takes the result."""
+        k, s, partial = self.k, self.shape, self.attention.partial
+        own, sums = s.q_rows * s.head_dim, slice(0, 2 * s.q_rows)
+        if partial is not None and self.other is not None:
+            with k.when(self.ty <= s.num_stages - 2):
+                k.get(partial[self.tx, self.ty], self.work[0:own])
+                k.get(partial[self.tx, self.ty], self.other[sums])
+                self.call["merge"](self.work, self.other, self.acc, self.stats)
+            with k.when(self.ty >= 1):
+                k.put(partial[self.tx, self.ty - 1], self.acc)
+                k.put(partial[self.tx, self.ty - 1], self.stats[sums])
+        with k.when(self.ty == 0):
+            self.call["store"](self.acc, self.stats, self.q)
+            panels = self.q.reshape(s.head_dim // BLOCK, s.q_rows, BLOCK)
+            k.put(self.attention.out_l2[self.tx], panels.permute(1, 0, 2))
+
+
+def _window(buffer: Buffer, first_row: Index, rows: int, head: Index, head_dim: int) -> View:
+    """Some rows of one head."""
+    return buffer[first_row : first_row + rows, head * head_dim : head * head_dim + head_dim]
+
+
+def _as_panels(tile: Buffer, rows: int, cols: int) -> View:
+    """A row-major tile in the order panel, row, column of the panel."""
+    return tile.reshape(rows, cols // BLOCK, BLOCK).permute(1, 0, 2)
+
+
+def _functions(k: Kernel, s: Shape) -> dict[str, External]:
+    """The functions of attn_npu2.cc for these tiles, under symbols of their own."""
+    q, kv = L1((s.q_rows * s.head_dim,), bf16), L1((s.lkp * s.head_dim,), bf16)
+    work, p = L1((s.work_elements,), f32), L1((s.q_rows * s.lkp,), bf16)
+    acc, stats = L1((s.q_rows * s.head_dim,), f32), L1((4 * s.q_rows,), f32)
+    types: dict[str, list[ArgumentType]] = {
+        "init": [acc, stats],
+        "scores": [q, kv, work],
+        "causal_mask": [work, i32, i32],
+        "softmax": [work, p, stats, acc],
+        "values": [p, kv, acc],
+        "merge": [work, stats, acc, stats],
+        "store": [acc, stats, q],
+    }
+    tiles = f"{s.q_rows}x{s.lkp}x{s.head_dim}"
+    macros = {"ATTN_Q_ROWS": s.q_rows, "ATTN_KV_ROWS": s.lkp, "ATTN_HEAD_DIM": s.head_dim}
+    defines = {**macros, **{f"attn_{name}": f"attn_{name}_{tiles}" for name in types}}
+    used = {"causal_mask": s.causal, "merge": s.num_stages > 1}
+    return {
+        name: k.external(f"attn_{name}_{tiles}", f"attn_{tiles}.o", signature, "attn_npu2.cc", defines)
+        for name, signature in types.items()
+        if used.get(name, True)
+    }
+
+
+def _check_heads(n_heads: int, n_kv_heads: int, head_dim: int, num_stages: int) -> None:
+    require_multiple("flash_attention", "n_kv_heads", n_kv_heads, 1, "there must be a head")
+    require_multiple(
+        "flash_attention", "n_heads", n_heads, n_kv_heads, "every KV head serves as many query heads"
+    )
+    require_multiple("flash_attention", "head_dim", head_dim, BLOCK, "a panel has 8 columns")
+    if not 1 <= num_stages <= NPU2.rows:
+        raise IllegalShapeError(
+            f"flash_attention: num_stages={num_stages} rows of cores, the array has {NPU2.rows}; "
+            f"use 1 to {NPU2.rows}"
+        )
+
+
+def _kv_rows(lk: int, head_dim: int, lkp: int | None) -> int:
+    """Rows of a K/V tile. The default depends on head_dim alone, so that padding lk moves no tile."""
+    default = 64 if head_dim <= 64 else 32
+    if lkp is None and lk > 0 and lk % default:
+        smaller = largest_divisor(lk, default, BLOCK) if lk % BLOCK == 0 else None
+        advice = f", or give lkp={smaller}" if smaller else ""
+        raise IllegalShapeError(
+            f"flash_attention: lk={lk} is no multiple of the K/V tile of {default} rows; "
+            f"pad to {-(-lk // default) * default}{advice}"
+        )
+    lkp = default if lkp is None else lkp
+    require_multiple("flash_attention", "lkp", lkp, BLOCK, "a matrix block has 8 rows")
+    require_multiple("flash_attention", "lk", lk, lkp, "lkp, the rows of a K/V tile")
+    return lkp
+
+
+def l1_bytes(q_rows: int, lkp: int, head_dim: int) -> int:
+    """Buffers of a core; those that a DMA fills count twice, as the compiler may double-buffer them."""
+    inputs = 2 * bf16.itemsize * head_dim * (q_rows + 2 * lkp)
+    weights = bf16.itemsize * q_rows * lkp
+    floats = f32.itemsize * q_rows * (max(lkp, head_dim) + head_dim + 8)
+    return inputs + weights + floats
+
+
+def _query_tiles(
+    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None
+) -> tuple[int, int]:
+    """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that L1 takes."""
+    require_multiple("flash_attention", "lq", lq, BLOCK, "a matrix block has 8 rows")
+    fitting = [rows for rows in Q_ROWS if l1_bytes(rows, lkp, head_dim) <= NPU2.l1_budget]
+    whole = lqp if lqp is not None else lq
+    if num_q_tiles is None:
+        num_q_tiles = largest_divisor(max(whole // BLOCK, 1), NPU2.columns)
+    if not 1 <= num_q_tiles <= NPU2.columns:
+        raise IllegalShapeError(
+            f"flash_attention: num_q_tiles={num_q_tiles} columns of cores, the array has {NPU2.columns}; "
+            f"use 1 to {NPU2.columns}"
+        )
+    if lqp is None:
+        require_multiple("flash_attention", "lq", lq, BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores")
+        lqp = num_q_tiles * next((r for r in fitting if lq % (r * num_q_tiles) == 0), BLOCK)
+    require_multiple("flash_attention", "lqp", lqp, BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores")
+    require_multiple("flash_attention", "lq", lq, lqp, "lqp, the rows of a launch")
+    _check_l1(lqp // num_q_tiles, lkp, head_dim)
+    return lqp, num_q_tiles
+
+
+def _check_l1(q_rows: int, lkp: int, head_dim: int) -> None:
+    used = l1_bytes(q_rows, lkp, head_dim)
+    if used <= NPU2.l1_budget:
+        return
+    legal = [
+        (rows, keys)
+        for keys in range(lkp, 0, -BLOCK)
+        for rows in range(q_rows, 0, -BLOCK)
+        if l1_bytes(rows, keys, head_dim) <= NPU2.l1_budget
+    ]
+    advice = f"{legal[0][0]} query rows and lkp={legal[0][1]} fit" if legal else "use a smaller head_dim"
+    raise IllegalShapeError(
+        f"flash_attention: {q_rows} query rows and lkp={lkp} at head_dim={head_dim} take {used} bytes of L1, "
+        f"a core has {NPU2.l1_budget}; {advice}"
+    )
+
+
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Attention in f32 with a plain softmax, rounded once to bf16."""
+    heads, kv_heads, dim = (parameters[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
+    q, k, v = (arrays[name].astype(np.float32) for name in ("q", "k", "v"))
+    lq, lk = len(q), len(k)
+    hidden = np.arange(lk)[None, :] > np.arange(lq)[:, None]
+    if not parameters.get("causal", True):
+        hidden[:] = False
+    out = np.empty((lq, heads, dim), np.float32)
+    for head in range(heads):
+        kv = head // (heads // kv_heads)
+        keys, values = (x.reshape(lk, kv_heads, dim)[:, kv] for x in (k, v))
+        scores = q.reshape(lq, heads, dim)[:, head] @ keys.T / np.float32(np.sqrt(dim))
+        scores[hidden] = -np.inf
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, head] = weights @ values / weights.sum(axis=1, keepdims=True)
+    return {"out": out.reshape(lq, heads * dim).astype(bf16.numpy)}
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Up to 256 positions, 1 or 2 KV heads of 1 to 3 query heads each, small and large tiles."""
+    kv_heads = int(rng.integers(1, 3))
+    length = 64 * int(rng.integers(1, 5))
+    return {
+        "lq": length,
+        "lk": length,
+        "n_heads": kv_heads * int(rng.integers(1, 4)),
+        "n_kv_heads": kv_heads,
+        "head_dim": int(rng.choice([32, 64, 128])),
+        "lkp": int(rng.choice([16, 32])),
+        "num_q_tiles": int(rng.choice([1, 2, 4, 8])),
+        "num_stages": int(rng.integers(1, NPU2.rows + 1)),
+        "causal": bool(rng.random() < 0.75),
+    }
+
+
+KERNEL = KernelSpec(
+    name="flash_attention",
+    build=build,
+    reference=reference,
+    cases=(
+        {"lq": 64, "lk": 64, "n_heads": 2, "n_kv_heads": 1, "head_dim": 64},
+        {"lq": 256, "lk": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64},
+        {"lq": 128, "lk": 128, "n_heads": 2, "n_kv_heads": 2, "head_dim": 64, "causal": False},
+        {"lq": 128, "lk": 128, "n_heads": 3, "n_kv_heads": 1, "head_dim": 32, "num_stages": 2},
+        {"lq": 128, "lk": 128, "n_heads": 1, "n_kv_heads": 1, "head_dim": 128},
+    ),
+    tolerance=Tolerance(
+        2.0**-6,
+        1e-2,
+        "the weights of the softmax are rounded to bf16 before they meet v (2^-8 each; where v changes sign an "
+        "absolute error remains, 1e-2 for v of size 1)",
+    ),
+    random_case=random_case,
+)

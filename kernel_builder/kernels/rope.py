@@ -1,0 +1,124 @@
+"""Rotary position embedding, half-split (Hugging Face): lane i of a head turns with lane i + head_dim / 2.
+
+Prefill: eight cores in a row (herd 8x1), each with its own positions. Decode (rows=None): one position, one
+core. A core takes a position's row of the table over one input channel, its heads over the other, and sends
+the turned heads out. The table's row is cosines, then sines, head_dim / 2 of each, so it is a plain
+(rows, head_dim) array. The compute is `rope_halfsplit.cc`; its symbol is renamed for each shape of a row,
+because queries and keys have different numbers of heads and stand in one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernel_builder.buffers import View
+from kernel_builder.device import NPU2
+from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.external import ArgumentType, External
+from kernel_builder.module import KernelModule
+from kernel_builder.shapes import cores, largest_divisor, require_multiple
+from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+
+HALF_LANES = 32
+"""head_dim is a multiple of this: rope_halfsplit.cc turns 16 lanes of each half at a time."""
+
+
+def build(rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None) -> KernelModule:
+    """x and out are (rows, n_heads * head_dim) bf16, lut is (rows, head_dim) bf16; rows=None drops that axis.
+
+    head_dim is a multiple of 32. herd_x, the number of cores, divides the rows and is by default the largest
+    such number up to 8; the vector form has one core. Raises IllegalShapeError.
+    """
+    require_multiple("rope", "head_dim", head_dim, HALF_LANES, "16 lanes of each half turn at a time")
+    require_multiple("rope", "n_heads", n_heads, 1, "there must be a head")
+    herd_x = _cores(rows, herd_x)
+    heads = _heads_at_once(n_heads, head_dim)
+    row = () if rows is None else (rows,)
+    k = Kernel("rope")
+    x = k.argument("x", (*row, n_heads * head_dim), bf16, Role.INPUT)
+    lut = k.argument("lut", (*row, head_dim), bf16, Role.LUT)
+    out = k.argument("out", (*row, n_heads * head_dim), bf16, Role.OUTPUT)
+    rope = _external(k, heads, head_dim)
+    count = rows or 1
+    x_chunks, out_chunks = (v.reshape(count, n_heads // heads, heads * head_dim) for v in (x, out))
+    with k.launch(), k.segment("rope_segment"), k.herd(herd_x, 1, name="rope_herd") as (tx, _):
+        l1_lut = k.alloc(L1, (head_dim,), bf16, "l1_lut")
+        l1_x, l1_out = (k.alloc(L1, (heads * head_dim,), bf16, name) for name in ("l1_x", "l1_out"))
+        for at in k.loop(tx * (count // herd_x), (tx + 1) * (count // herd_x)):
+            k.dma(l1_lut, _position(lut, count, at))
+            for chunk in k.loop(0, n_heads // heads):
+                k.dma(l1_x, x_chunks[at, chunk])
+                rope(l1_x, l1_lut, l1_out, heads, head_dim)
+                k.dma(out_chunks[at, chunk], l1_out)
+    return k.finish()
+
+
+def _position(lut: View, rows: int, at: Any) -> View:
+    return lut.reshape(rows, lut.size // rows)[at, :]
+
+
+def _external(k: Kernel, heads: int, head_dim: int) -> External:
+    name = f"rope_{heads}x{head_dim}"
+    heads_type, row_type = L1((heads * head_dim,), bf16), L1((head_dim,), bf16)
+    types: list[ArgumentType] = [heads_type, row_type, heads_type, i32, i32]
+    return k.external(name, f"{name}.o", types, source="rope_halfsplit.cc", defines={"rope": name})
+
+
+def _cores(rows: int | None, herd_x: int | None) -> int:
+    if rows is not None:
+        return cores("rope", "rows", rows, herd_x)
+    if herd_x not in (None, 1):
+        raise IllegalShapeError(f"rope: herd_x={herd_x} cores for the one position of rows=None; use 1")
+    return 1
+
+
+def _heads_at_once(n_heads: int, head_dim: int) -> int:
+    """The most heads whose input and output, double-buffered, fit L1 beside the table's row."""
+    head_bytes = head_dim * bf16.itemsize
+    most = (NPU2.l1_budget - 2 * head_bytes) // (4 * head_bytes)
+    if most < 1:
+        raise IllegalShapeError(
+            f"rope: a head of head_dim={head_dim} does not fit L1, where it is held six times; "
+            f"use at most {NPU2.l1_budget // (6 * bf16.itemsize) // HALF_LANES * HALF_LANES}"
+        )
+    return largest_divisor(n_heads, most)
+
+
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Products and their sum in f32, rounded once to bf16."""
+    x, lut = (arrays[name].astype(np.float32) for name in ("x", "lut"))
+    half = parameters["head_dim"] // 2
+    heads = x.reshape(*x.shape[:-1], parameters["n_heads"], 2, half)
+    cos, sin = (table[..., None, :] for table in (lut[..., :half], lut[..., half:]))
+    first, second = heads[..., 0, :], heads[..., 1, :]
+    turned = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-2)
+    return {"out": turned.reshape(x.shape).astype(bf16.numpy)}
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Up to 64 positions (or one) of up to 8 heads."""
+    rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
+    return {"rows": rows, "n_heads": int(rng.integers(1, 9)), "head_dim": int(rng.choice([32, 64, 96, 128]))}
+
+
+KERNEL = KernelSpec(
+    name="rope",
+    build=build,
+    reference=reference,
+    cases=(
+        {"rows": 64, "n_heads": 4, "head_dim": 64},
+        {"rows": 64, "n_heads": 2, "head_dim": 64},
+        {"rows": None, "n_heads": 4, "head_dim": 64},
+        {"rows": None, "n_heads": 32, "head_dim": 64},
+        {"rows": 24, "n_heads": 8, "head_dim": 128},
+        {"rows": 16, "n_heads": 3, "head_dim": 32, "herd_x": 2},
+    ),
+    tolerance=Tolerance(
+        0.0, 0.0, "two products of bf16, exact in f32, and one sum, rounded once: bit-identical"
+    ),
+    random_case=random_case,
+)

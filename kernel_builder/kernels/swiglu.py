@@ -1,0 +1,99 @@
+"""out = silu(gate) * up, bf16: the activation between the gate, up and down projections.
+
+Eight cores in a row (herd 8x1), each with its own share of the rows (or, for a vector, of the elements),
+streamed in runs: gate and up come in over a core's two input channels, out leaves over its output channel.
+Three L3 streams per core keep this at one row of cores. The compute is `silu_and_mul.cc`: silu in f32 from
+exp2 and a reciprocal, rounded to bf16, then the product, rounded again, as Hugging Face does in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
+from kernel_builder.external import External
+from kernel_builder.module import KernelModule
+from kernel_builder.shapes import cores, largest_divisor, require_multiple
+from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+
+LANES = 16
+"""Elements of one vector step of silu_and_mul.cc."""
+RUN = 4096
+"""Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
+
+
+def build(rows: int | None, cols: int, herd_x: int | None = None) -> KernelModule:
+    """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None.
+
+    cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
+    default the largest such number up to 8. Raises IllegalShapeError.
+    """
+    require_multiple("swiglu", "cols", cols, LANES, "a core takes 16 elements at a time")
+    work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
+    herd_x = cores("swiglu", unit, work, herd_x)
+    shape = (cols,) if rows is None else (rows, cols)
+    k = Kernel("swiglu")
+    gate = k.argument("gate", shape, bf16, Role.INPUT)
+    up = k.argument("up", shape, bf16, Role.INPUT)
+    out = k.argument("out", shape, bf16, Role.OUTPUT)
+    share = (rows or 1) * cols // herd_x
+    run = largest_divisor(share, RUN, LANES)
+    silu_and_mul = _external(k, run)
+    gate_share, up_share, out_share = (v.reshape(herd_x, share) for v in (gate, up, out))
+    with k.launch(), k.segment("swiglu_segment"), k.herd(herd_x, 1, name="swiglu_herd") as (tx, _):
+        l1_gate, l1_up, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_gate", "l1_up", "l1_out"))
+        for at in k.loop(0, share, run):
+            k.dma(l1_gate, gate_share[tx, at : at + run])
+            k.dma(l1_up, up_share[tx, at : at + run])
+            silu_and_mul(l1_gate, l1_up, l1_out, run)
+            k.dma(out_share[tx, at : at + run], l1_out)
+    return k.finish()
+
+
+def _external(k: Kernel, run: int) -> External:
+    """silu_and_mul.cc under a symbol of its own for this length of a run."""
+    name, buffer = "silu_and_mul_bf16", L1((run,), bf16)
+    return k.external(
+        f"{name}_{run}",
+        f"silu_and_mul_{run}.o",
+        [buffer, buffer, buffer, i32],
+        source="silu_and_mul.cc",
+        defines={name: f"{name}_{run}"},
+    )
+
+
+def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """silu in f32, rounded to bf16; the product with up, rounded again."""
+    gate, up = (arrays[name].astype(np.float32) for name in ("gate", "up"))
+    silu = (gate / (1 + np.exp(-gate.astype(np.float64)))).astype(np.float32).astype(bf16.numpy)
+    return {"out": (silu.astype(np.float32) * up).astype(bf16.numpy)}
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Up to 64 rows (or a vector) of up to 1024 columns."""
+    rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
+    return {"rows": rows, "cols": LANES * int(rng.integers(1, 65))}
+
+
+KERNEL = KernelSpec(
+    name="swiglu",
+    build=build,
+    reference=reference,
+    cases=(
+        {"rows": 64, "cols": 768},
+        {"rows": None, "cols": 768},
+        {"rows": None, "cols": 8192},
+        {"rows": 3, "cols": 48},
+        {"rows": 16, "cols": 2048, "herd_x": 4},
+    ),
+    tolerance=Tolerance(
+        2.0**-6,
+        1e-30,
+        "exp2 on the core gives bf16 (2^-8), so silu may round to a neighbour (2^-7), and the product with "
+        "it (2^-7 more)",
+    ),
+    random_case=random_case,
+)
