@@ -54,6 +54,7 @@ from kernel_builder.index import Index, IndexLike
 from kernel_builder.module import KernelModule
 from kernel_builder.movement import check_pattern, check_transfer
 from kernel_builder.regions import Carried, Regions
+from kernel_builder.scopes import LEFT_EARLY
 from kernel_builder.values import Value, contract, fma
 
 __all__ = ["L1", "L2", "L3", "Index", "Kernel", "Role", "Value", "bf16", "contract", "f32", "fma", "i32"]
@@ -104,7 +105,7 @@ class Kernel(Regions):
             raise DslError(
                 f"argument {name} of {self.name} has shape {tuple(shape)}; every extent must be positive"
             )
-        if self._block.first_op is not None:
+        if len(self.scopes.stack) != 1 or self._block.first_op is not None:
             raise DslError(
                 f"argument {name} of {self.name} is declared after the first launch; declare it before"
             )
@@ -271,6 +272,8 @@ class Kernel(Regions):
             raise DslError(
                 f"{self.name} is finished inside an open {self.scopes.current.kind}; close it first"
             )
+        if self.scopes.abandoned:
+            raise DslError(f"a loop of {self.name} was left early; {LEFT_EARLY}")
         self.scopes.emit(func.ReturnOp())
         inputs = [argument.type for argument in self._block.args]
         body = func.FuncOp(self.name, FunctionType.from_lists(inputs, []), Region(self._block))

@@ -55,6 +55,7 @@ class Scopes:
 
     def __init__(self, body: Block) -> None:
         self.stack = [Scope("func", body)]
+        self.abandoned = False
 
     @property
     def current(self) -> Scope:
@@ -79,8 +80,11 @@ class Scopes:
             yield scope
             if len(self.stack) != depth + 1:
                 raise DslError(
-                    f"a {self.current.kind} is still open at the end of the {kind} around it; {_LEFT_EARLY}"
+                    f"a {self.current.kind} is still open at the end of the {kind} around it; {LEFT_EARLY}"
                 )
+        except GeneratorExit:  # a `for` over a loop of the device was left by break
+            self.abandoned = True
+            raise
         finally:
             del self.stack[depth:]
 
@@ -184,4 +188,4 @@ class Scopes:
         return [self.index(value) for value in values]
 
 
-_LEFT_EARLY = "a `for ... in k.loop(...)` must run to its end: no break, no return"
+LEFT_EARLY = "a `for ... in k.loop(...)` must run to its end: no break, no return"

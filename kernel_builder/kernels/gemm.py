@@ -86,8 +86,10 @@ def choose_tiles(m: int, k: int, n: int, **given: int | None) -> Tiles:
     """
     for name, extent in (("m", m), ("k", k), ("n", n)):
         require_multiple("gemm", name, extent, BLOCK, "the matrix unit works on 8x8 blocks")
-    herd_m = given.get("herd_m") or _spread(m, given.get("tile_m"), NPU2.columns)
-    herd_n = given.get("herd_n") or _spread(n, given.get("tile_n"), NPU2.rows)
+    for name in ("tile_m", "tile_k_l1", "tile_n"):
+        require_multiple("gemm", name, given.get(name) or BLOCK, BLOCK, "whole 8x8 blocks")
+    herd_m = given.get("herd_m") or _spread("m", m, given.get("tile_m"), NPU2.columns)
+    herd_n = given.get("herd_n") or _spread("n", n, given.get("tile_n"), NPU2.rows)
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
     tiles = Tiles(
         tile_m=given.get("tile_m") or _tile("m", m, herd_m, MAX_TILE_M),
@@ -101,10 +103,10 @@ def choose_tiles(m: int, k: int, n: int, **given: int | None) -> Tiles:
     return tiles
 
 
-def _spread(extent: int, tile: int | None, most: int) -> int:
+def _spread(side: str, extent: int, tile: int | None, most: int) -> int:
     """The most cores along one side that divide it in tiles (8 wide where no tile is given)."""
     width = tile or BLOCK
-    require_multiple("gemm", "an extent", extent, width, "the tile size given for it")
+    require_multiple("gemm", side, extent, width, f"tile_{side}")
     return largest_divisor(extent // width, most)
 
 
@@ -120,8 +122,6 @@ def _check(tiles: Tiles, m: int, k: int, n: int) -> None:
         herd = getattr(tiles, f"herd_{side}")
         if not 1 <= herd <= most:
             raise IllegalShapeError(f"gemm: herd_{side}={herd}, but {NPU2.name} has {most}; use 1 to {most}")
-    for name in ("tile_m", "tile_k_l1", "tile_n"):
-        require_multiple("gemm", name, getattr(tiles, name), BLOCK, "whole 8x8 blocks")
     require_multiple("gemm", "m", m, tiles.l2_m, "herd_m * tile_m; otherwise rows would be left out")
     require_multiple("gemm", "n", n, tiles.l2_n, "herd_n * tile_n; otherwise columns would be left out")
     require_multiple("gemm", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")

@@ -1,0 +1,56 @@
+builtin.module {
+  func.func @rms_norm(%x: memref<256xbf16>, %weight: memref<256xbf16>, %out: memref<256xbf16>) {
+    air.launch () in () args(%x_1=%x, %weight_1=%weight, %out_1=%out) : memref<256xbf16>, memref<256xbf16>, memref<256xbf16> {
+      air.segment @rms_norm_segment args(%x_2=%x_1, %weight_2=%weight_1, %out_2=%out_1) : memref<256xbf16>, memref<256xbf16>, memref<256xbf16> {
+        %c8 = arith.constant 8 : index
+        %c1 = arith.constant 1 : index
+        air.herd @rms_norm_herd tile (%hx, %hy) in (%hsx=%c8, %hsy=%c1) args(%x_3=%x_2, %weight_3=%weight_2, %out_3=%out_2) : memref<256xbf16>, memref<256xbf16>, memref<256xbf16> {
+          %c32 = arith.constant 32 : index
+          %c1_1 = arith.constant 1 : index
+          %f32_vector = arith.constant dense<0.000000e+00> : vector<16xf32>
+          %c0 = arith.constant 0 : index
+          %c256 = arith.constant 256 : index
+          %c16 = arith.constant 16 : index
+          %bf16_constant = arith.constant 0.000000e+00 : bf16
+          %f32_constant = arith.constant 3.906250e-03 : f32
+          %f32_constant_1 = arith.constant 1.000000e-05 : f32
+          %l1_x = memref.alloc() : memref<256xbf16, 2>
+          %l1_weight = memref.alloc() : memref<32xbf16, 2>
+          %l1_out = memref.alloc() : memref<32xbf16, 2>
+          air.dma_memcpy_nd (%l1_x[] [] [], %x_3[] [] []) : (memref<256xbf16, 2>, memref<256xbf16>)
+          %at = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%hx]
+          air.dma_memcpy_nd (%l1_weight[] [] [], %weight_3[%at] [%c32] [%c1_1]) : (memref<32xbf16, 2>, memref<256xbf16>)
+          %0 = scf.for %i = %c0 to %c256 step %c16 iter_args(%1 = %f32_vector) -> (vector<16xf32>) {
+            %2 = vector.transfer_read %l1_x[%i], %bf16_constant {in_bounds = [true]} : memref<256xbf16, 2>, vector<16xbf16>
+            %3 = arith.extf %2 : vector<16xbf16> to vector<16xf32>
+            %4 = vector.fma %3, %3, %1 : vector<16xf32>
+            scf.yield %4 : vector<16xf32>
+          }
+          %5 = vector.reduction <add>, %0 : vector<16xf32> into f32
+          %6 = arith.mulf %5, %f32_constant : f32
+          %7 = arith.addf %6, %f32_constant_1 : f32
+          %8 = math.rsqrt %7 : f32
+          %9 = vector.broadcast %8 : f32 to vector<16xf32>
+          scf.for %i_1 = %c0 to %c32 step %c16 {
+            %at_1 = affine.apply affine_map<()[s0, s1] -> (((s0 * 32) + s1))> ()[%hx, %i_1]
+            %10 = vector.transfer_read %l1_x[%at_1], %bf16_constant {in_bounds = [true]} : memref<256xbf16, 2>, vector<16xbf16>
+            %11 = arith.extf %10 : vector<16xbf16> to vector<16xf32>
+            %12 = arith.mulf %11, %9 : vector<16xf32>
+            %13 = arith.truncf %12 : vector<16xf32> to vector<16xbf16>
+            %14 = arith.extf %13 : vector<16xbf16> to vector<16xf32>
+            %15 = vector.transfer_read %l1_weight[%i_1], %bf16_constant {in_bounds = [true]} : memref<32xbf16, 2>, vector<16xbf16>
+            %16 = arith.extf %15 : vector<16xbf16> to vector<16xf32>
+            %17 = arith.mulf %14, %16 : vector<16xf32>
+            %18 = arith.truncf %17 : vector<16xf32> to vector<16xbf16>
+            vector.transfer_write %18, %l1_out[%i_1] {in_bounds = [true]} : vector<16xbf16>, memref<32xbf16, 2>
+          }
+          air.dma_memcpy_nd (%out_3[%at] [%c32] [%c1_1], %l1_out[] [] []) : (memref<256xbf16>, memref<32xbf16, 2>)
+          memref.dealloc %l1_x : memref<256xbf16, 2>
+          memref.dealloc %l1_weight : memref<32xbf16, 2>
+          memref.dealloc %l1_out : memref<32xbf16, 2>
+        }
+      }
+    }
+    func.return
+  }
+}

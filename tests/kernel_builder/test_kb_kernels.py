@@ -1,0 +1,115 @@
+"""The MLIR-only kernels: shapes they refuse, tiles they choose, and their text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.kernels import eltwise_add, gemm, registry, rms_norm
+from kernel_builder.preflight import preflight
+from kernel_builder.spec import Tolerance
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("eltwise_add", {"rows": 16, "cols": 64}),
+        ("rms_norm", {"rows": None, "cols": 256}),
+        ("gemm", {"m": 32, "k": 64, "n": 64, "tile_k_l2": 32, "tile_k_l1": 16}),
+    ],
+)
+def test_golden_text(name: str, parameters: dict[str, int]) -> None:
+    """Refresh with UPDATE_GOLDEN=1; a file that is missing fails."""
+    text = registry()[name].build(**parameters).text
+    path = GOLDEN / f"{name}.mlir"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(text)
+    assert text == path.read_text(), (
+        f"{path.name} differs; look at the change, then refresh with UPDATE_GOLDEN=1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: eltwise_add.build(8, 40), r"cols=40 is no positive multiple of 16 .*; use 32 or 48"),
+        (lambda: eltwise_add.build(8, 8), r"cols=8 is no positive multiple of 16 .*; use 16"),
+        (lambda: eltwise_add.build(8, 16.0), "cols=16.0 is no whole number; use a multiple of 16"),
+        (lambda: eltwise_add.build(0, 16), "eltwise_add: 0 rows leave nothing to do; use at least 1"),
+        (lambda: eltwise_add.build(6, 16, herd_x=4), r"4 cores \(herd_x\) cannot share 6 rows .*; use 6"),
+        (lambda: eltwise_add.build(None, 48, herd_x=8), "cannot share 3 blocks of 16 elements .*; use 3"),
+        (lambda: eltwise_add.build(16, 16, herd_x=16), r"16 cores \(herd_x\) .* in 8 columns; use 8"),
+        (lambda: rms_norm.build(8, 100), r"cols=100 is no positive multiple of 16 .*; use 96 or 112"),
+        (lambda: rms_norm.build(8, 8192), "cols=8192 does not fit L1, .* use at most 6448"),
+        (lambda: rms_norm.build(9, 64, herd_x=8), "8 cores .* cannot share 9 rows .*; use 3"),
+        (lambda: gemm.build(60, 64, 64), "m=60 is no positive multiple of 8 .*; use 56 or 64"),
+        (lambda: gemm.build(64, 4, 64), "k=4 is no positive multiple of 8 .*; use 8"),
+        (lambda: gemm.build(64, 64, -8), "n=-8 is no positive multiple of 8 .*; use 8"),
+        (lambda: gemm.build(64, 64, 64, tile_m=12), "tile_m=12 is no positive multiple of 8 .*; use 8 or 16"),
+        (lambda: gemm.build(64, 64, 64, tile_m=24), "m=64 is no positive multiple of 24 .*; use 48 or 72"),
+        (lambda: gemm.build(64, 64, 64, herd_m=3), "m=64 is no positive multiple of 24 .*; use 48 or 72"),
+        (lambda: gemm.build(128, 64, 64, herd_m=16), "herd_m=16, but npu2 has 8; use 1 to 8"),
+        (lambda: gemm.build(64, 64, 64, herd_n=8), "herd_n=8, but npu2 has 4; use 1 to 4"),
+        (lambda: gemm.build(64, 64, 64, tile_k_l2=48), "k=64 is no positive multiple of 48 .*; use 48 or 96"),
+        (
+            lambda: gemm.build(64, 64, 64, tile_k_l2=32, tile_k_l1=24),
+            "tile_k_l2=32 is no positive multiple of 24",
+        ),
+        (
+            lambda: gemm.build(512, 512, 512, tile_m=64, tile_n=128),
+            "tiles 64x32x128 take 73728 bytes of L1, 64512 are free on a core; use at most 32x32x128",
+        ),
+        (
+            lambda: gemm.build(256, 8192, 512, tile_k_l2=4096),
+            "tile_k_l2=4096 takes 12845056 bytes of L2, npu2 has 4194304; use at most 256",
+        ),
+    ],
+)
+def test_illegal_shapes_are_refused(build, message: str) -> None:
+    with pytest.raises(IllegalShapeError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    "shape", [(2048, 2048, 2048), (2048, 2048, 512), (2048, 2048, 8192), (2048, 8192, 2048)]
+)
+def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
+    tiles = gemm.choose_tiles(*shape)
+    assert (tiles.tile_m, tiles.tile_k_l2, tiles.tile_k_l1, tiles.tile_n) == (32, 256, 32, 128)
+    assert (tiles.herd_m, tiles.herd_n) == (8, 4)
+
+
+def test_gemm_k_tiles_depend_on_k_alone() -> None:
+    for k in (64, 256, 768, 2048, 40):
+        chosen = {gemm.choose_tiles(m, k, 256) for m in (64, 128, 512, 8)}
+        assert len({(t.tile_k_l1, t.tile_k_l2) for t in chosen}) == 1
+
+
+@pytest.mark.parametrize("name", ["eltwise_add", "rms_norm", "gemm"])
+def test_random_cases_are_legal_and_fit(name: str) -> None:
+    spec = registry()[name]
+    rng = np.random.default_rng(7)
+    for _ in range(15):
+        preflight(spec.build(**spec.random_case(rng)).module).check()
+
+
+def test_registry_finds_every_file() -> None:
+    files = {path.stem for path in Path(gemm.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {"eltwise_add", "rms_norm", "gemm"} <= files
+    assert set(registry()) == files
+
+
+def test_tolerance_counts_in_allowed_distances() -> None:
+    tolerance = Tolerance(0.1, 1.0, "for the test")
+    want = np.array([10.0, 0.0])
+    assert tolerance.excess(np.array([12.0, 0.0]), want) == pytest.approx(1.0)
+    assert tolerance.excess(np.array([10.0, np.nan]), want) == np.inf
+    exact = Tolerance(0.0, 0.0, "for the test")
+    assert exact.excess(want, want) == 0
+    assert exact.excess(want + 1e-9, want) > 1

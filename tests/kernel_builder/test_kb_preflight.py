@@ -1,0 +1,236 @@
+"""The resource check: what fits, and each way not to fit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from air_dialect import parse
+from kernel_builder.device import NPU2
+from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, f32
+from kernel_builder.errors import ResourceError
+from kernel_builder.kernels import registry
+from kernel_builder.preflight import Report, preflight
+
+CASES = [(name, i) for name, spec in registry().items() for i in range(len(spec.cases))]
+FULL_SIZE = [
+    ("gemm", {"m": 2048, "k": 2048, "n": 2048}),
+    ("gemm", {"m": 2048, "k": 2048, "n": 512}),
+    ("gemm", {"m": 2048, "k": 2048, "n": 8192}),
+    ("gemm", {"m": 2048, "k": 8192, "n": 2048}),
+    ("rms_norm", {"rows": 2048, "cols": 2048}),
+    ("rms_norm", {"rows": None, "cols": 2048}),
+    ("eltwise_add", {"rows": 2048, "cols": 2048}),
+    ("eltwise_add", {"rows": None, "cols": 2048}),
+]
+
+
+def used(report: Report, resource: str) -> int:
+    (found,) = [usage.used for usage in report.usages if usage.resource == resource]
+    return found
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_every_case_of_every_kernel_fits(name: str, case: int) -> None:
+    spec = registry()[name]
+    preflight(spec.build(**spec.cases[case]).module).check()
+
+
+@pytest.mark.parametrize(("name", "parameters"), FULL_SIZE)
+def test_full_size_llama_shapes_fit(name: str, parameters: dict[str, int]) -> None:
+    preflight(registry()[name].build(**parameters).module).check()
+
+
+def test_gemm_is_counted_as_its_schedule_says() -> None:
+    report = preflight(registry()["gemm"].build(2048, 2048, 512).module)
+    assert used(report, "launch trips") == 8
+    assert used(report, "cores") == 32
+    # stack 1024, accumulator 32x128 f32, its bf16 copy, and 32x32 and 32x128 bf16 twice
+    assert used(report, "herd gemm_herd L1 bytes") == 1024 + 16384 + 8192 + 2 * (2048 + 8192)
+    # a (256, 256) and b (256, 512) twice, c (256, 512) once, bf16
+    assert used(report, "L2 bytes") == 2 * (131072 + 262144) + 262144
+    assert used(report, "herd gemm_herd input channels") == 2
+    # a is broadcast along the columns of the herd, b along its rows; c leaves through one channel per core
+    assert used(report, "memtile channels from L2") == 8 + 4 + 1
+    assert used(report, "memtile channels to L2") == 32 + 2
+
+
+def test_without_ping_pong_buffers_count_once() -> None:
+    module = registry()["eltwise_add"].build(64, 256).module
+    resource = "herd eltwise_add_herd L1 bytes"
+    assert used(preflight(module), resource) == 1024 + 6 * 4096
+    assert used(preflight(module, ping_pong=False), resource) == 1024 + 3 * 4096
+
+
+def sketch(write, x: int = 8, y: int = 1, launch: tuple[int, ...] = ()) -> Report:
+    """The report on a kernel whose herd `write(k, a, tx, ty)` fills; a is (1024, 1024) bf16."""
+    k = Kernel("sketch")
+    a = k.argument("a", (1024, 1024), bf16, Role.INPUT)
+    with k.launch(*launch), k.segment("seg"), k.herd(x, y, name="h") as (tx, ty):
+        write(k, a, tx, ty)
+    return preflight(k.finish().module)
+
+
+def nothing(k, a, tx, ty) -> None:
+    k.alloc(L1, (16,), bf16)
+
+
+def too_much_l1(k, a, tx, ty) -> None:
+    k.alloc(L1, (128, 128), f32)
+
+
+def three_inputs(k, a, tx, ty) -> None:
+    for at in (0, 8, 16):
+        k.dma(k.alloc(L1, (8, 64), bf16), a[at : at + 8, 0:64])
+    c = k.channel("one", 8, 1)
+    k.get(c[tx, ty], k.alloc(L1, (64,), bf16))
+    d = k.channel("two", 8, 1)
+    k.get(d[tx, ty], k.alloc(L1, (64,), bf16))
+
+
+def own_rows(count: int):
+    def write(k, a, tx, ty) -> None:
+        for i in range(count):
+            row = (tx * 4 + ty) * 8 + 256 * i
+            k.dma(k.alloc(L1, (8, 8), bf16), a[row : row + 8, 0:8])
+
+    return write
+
+
+def far_stride(k, a, tx, ty) -> None:
+    far = k.alloc(L1, (2, 12288), f32)
+    k.put(k.channel("c", 8, 1)[tx, ty], far[:, 0:8])
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (lambda: sketch(nothing, 9, 1), r"herd h columns \(x\) takes 9, npu2 has 8; x counts columns"),
+        (lambda: sketch(nothing, 1, 5), r"herd h rows \(y\) takes 5, npu2 has 4"),
+        (lambda: sketch(nothing, launch=(16, 17)), "launch trips takes 272, npu2 has 255; run it in parts"),
+        (lambda: sketch(too_much_l1), "herd h L1 bytes takes 66560, npu2 has 65536; use smaller L1 tiles"),
+        (lambda: sketch(three_inputs), "herd h input channels takes 3, npu2 has 2; stage through L2"),
+        (lambda: sketch(own_rows(17)), "herd h descriptors takes 17, npu2 has 16; make fewer transfers"),
+        (lambda: sketch(own_rows(1), 8, 4), "shim channels from L3 takes 32, npu2 has 16; stage through L2"),
+        (lambda: sketch(far_stride), "a stride of 49152 bytes; a descriptor holds 32768"),
+    ],
+)
+def test_too_much_is_named_with_its_limit(report, message: str) -> None:
+    with pytest.raises(ResourceError, match=message):
+        report().check()
+
+
+def test_l2_is_counted() -> None:
+    k = Kernel("sketch")
+    k.argument("a", (8, 8), bf16, Role.INPUT)
+    with k.launch(), k.segment():
+        k.alloc(L2, (2049, 1024), bf16)
+    with pytest.raises(
+        ResourceError, match=r"sketch/0: L2 bytes takes 4196352, npu2 has 4194304; use smaller L2"
+    ):
+        preflight(k.finish().module).check()
+
+
+def test_herds_side_by_side_share_the_array() -> None:
+    k = Kernel("sketch")
+    with k.launch(), k.segment():
+        for name in ("one", "two"):
+            with k.herd(8, 3, name=name):
+                pass
+    with pytest.raises(ResourceError, match="cores takes 48, npu2 has 32; herds of different names"):
+        preflight(k.finish().module).check()
+
+
+def test_branches_on_tile_ids_are_counted_per_core() -> None:
+    def write(k, a, tx, ty) -> None:
+        for column in range(4):
+            with k.when(tx == column):
+                k.get(k.channel(f"c{column}", 8, 1)[tx, ty], k.alloc(L1, (64,), bf16))
+
+    assert used(sketch(write), "herd h input channels") == 1
+
+
+def test_a_cascade_takes_no_dma_channel() -> None:
+    def write(k, a, tx, ty) -> None:
+        k.get(k.channel("c", 8, 1, kind="npu_cascade")[tx, ty], k.alloc(L1, (64,), bf16))
+
+    assert used(sketch(write), "herd h input channels") == 0
+
+
+TRANSFER = """
+func.func @f(%a: memref<64x64xbf16>) {{
+  air.launch () in () args(%b=%a) : memref<64x64xbf16> {{
+    air.segment args(%c=%b) : memref<64x64xbf16> {{
+      %c1 = arith.constant 1 : index
+      air.herd tile (%x, %y) in (%sx=%c1, %sy=%c1) args(%d=%c) : memref<64x64xbf16> {{
+        %near = memref.alloc() : memref<{shape}xbf16, 2>
+        %o = arith.constant {offset} : index
+        %n = arith.constant {size} : index
+        %m = arith.constant {outer} : index
+        %s = arith.constant {stride} : index
+        %i = arith.constant {inner} : index
+        air.dma_memcpy_nd (%near[] [] [], %d[%o, %o] [%m, %n] [%s, %i]) {{id = 1 : i32}}
+          : (memref<{shape}xbf16, 2>, memref<64x64xbf16>)
+      }}
+    }}
+  }}
+  return
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (
+            {"inner": 2},
+            "the L3 side .memref<64x64xbf16>. has innermost stride 2: elements of 2 bytes",
+        ),
+        ({"size": 7, "shape": "4x7"}, "runs of 14 bytes, no multiple of 4; use an even number of elements"),
+        ({"stride": 65}, "a stride that is no multiple of 4 bytes"),
+        ({"offset": 1, "stride": 64}, "an offset that may be no multiple of 4 bytes"),
+    ],
+)
+def test_transfers_no_descriptor_can_walk(pattern: dict[str, object], message: str) -> None:
+    good = {"shape": "4x8", "offset": 0, "size": 8, "outer": 4, "stride": 64, "inner": 1}
+    preflight(parse(TRANSFER.format(**good))).check()
+    with pytest.raises(ResourceError, match=message):
+        preflight(parse(TRANSFER.format(**{**good, **pattern}))).check()
+
+
+def test_too_many_dimensions() -> None:
+    k = Kernel("sketch")
+    a = k.argument("a", (64, 64, 64), bf16, Role.INPUT)
+    with k.launch(), k.segment("seg"), k.herd(1, 1, name="h"):
+        near = k.alloc(L1, (4, 4, 4, 4, 4, 4), bf16)
+        k.dma(near, a[0:16, 0:16, 0:16].blocks(4, 4, 4))
+    with pytest.raises(ResourceError, match=r"the L3 side .* has 6 dimensions .* walks 3 and one iteration"):
+        preflight(k.finish().module).check()
+
+
+def test_a_bare_herd_counts_as_a_launch() -> None:
+    text = """func.func @f() {
+      %c1 = arith.constant 1 : index
+      air.herd tile (%x, %y) in (%sx=%c1, %sy=%c1) { }
+      return
+    }"""
+    report = preflight(parse(text))
+    assert used(report, "cores") == 1
+
+
+def test_the_table_has_a_line_per_resource() -> None:
+    report = preflight(registry()["eltwise_add"].build(64, 256).module)
+    lines = report.table().splitlines()
+    assert len(lines) == len(report.usages) + 1
+    assert re.match(r"where +resource +used +limit", lines[0])
+    assert re.search(r"shim channels from L3 +16 +16 +ok$", report.table(), re.MULTILINE)
+    assert "TOO MUCH" in sketch(nothing, 9, 1).table()
+
+
+def test_the_device_is_described_in_full() -> None:
+    assert NPU2.l1_budget == 64512
+    assert NPU2.l2_total_bytes == 4 << 20
+    assert (NPU2.launch_mm2s, NPU2.launch_s2mm) == (16, 16)
+    assert NPU2.shim.max_wrap == 1023
+    assert NPU2.core.max_wrap == 255
