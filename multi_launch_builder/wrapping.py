@@ -8,20 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import IndexType
+from xdsl.dialects.memref import AllocOp, DeallocOp, GetGlobalOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
-from air_dialect.ops import ChannelGetOp, ChannelPutOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp, memory_space
+from air_dialect.ops import (
+    ChannelGetOp,
+    ChannelPutOp,
+    DmaMemcpyNdOp,
+    ExecuteOp,
+    HerdOp,
+    HierarchyOp,
+    LaunchOp,
+    SegmentOp,
+    WaitAllOp,
+)
+from air_dialect.types import AsyncTokenType, MemorySpace, memory_space
 from multi_launch_builder.errors import StitchError
 from multi_launch_builder.submodule import SubModule
+
+_DEVICE_OPS = (HierarchyOp, ChannelPutOp, ChannelGetOp, DmaMemcpyNdOp, ExecuteOp, WaitAllOp)
+_REMADE = (ConstantOp, GetGlobalOp)
+_L3_USERS = (ChannelPutOp, ChannelGetOp, AllocOp, DeallocOp)
 
 
 def wrap_bare_herds(sub: SubModule) -> None:
     """Wraps, in place, what stands outside a launch in a launch, and herds outside a segment in a segment.
 
-    Where the kernel has no launch, its whole body becomes one. Inside the launch, everything moves into
-    the segment but the L3 ends of channels and index arithmetic, which the launch keeps.
+    Where the kernel has no launch, its body from the first device operation to the last becomes one. Inside
+    the launch, everything moves into the segment but index arithmetic, L3 allocations and the L3 ends of
+    channels, which the launch keeps.
     Raises StitchError where the two halves of a body hang together by an SSA value.
     """
     block = sub.entry
@@ -30,7 +48,7 @@ def wrap_bare_herds(sub: SubModule) -> None:
             if _contains(op, (HerdOp, SegmentOp)) and not _contains(op, LaunchOp):
                 _enclose([op], LaunchOp, sub.label, None)
     elif _contains(sub.function, HierarchyOp):
-        _enclose(list(block.ops)[:-1], LaunchOp, sub.label, None)
+        _enclose(_device_part(list(block.ops)), LaunchOp, sub.label, None)
     for launch in [op for op in block.walk() if isinstance(op, LaunchOp)]:
         body = launch.body.block
         if _contains(launch, HerdOp) and not _contains(launch, SegmentOp):
@@ -38,16 +56,27 @@ def wrap_bare_herds(sub: SubModule) -> None:
             _enclose(inner, SegmentOp, sub.label, "segment")
 
 
+def _device_part(ops: list[Operation]) -> list[Operation]:
+    """From the first operation that the device runs, or that waits for one, to the last."""
+    places = [place for place, op in enumerate(ops) if _contains(op, _DEVICE_OPS)]
+    return ops[places[0] : places[-1] + 1]
+
+
 def _contains(op: Operation, kind: type[Operation] | tuple[type[Operation], ...]) -> bool:
     return any(isinstance(inner, kind) for inner in op.walk())
 
 
 def _stays_in_launch(op: Operation) -> bool:
-    """True for index arithmetic, for a channel end on an L3 buffer, and for a loop of such ends."""
+    """True for index arithmetic, L3 allocations, a channel end on an L3 buffer, and a loop of such ends."""
     if op.results and not op.regions and all(isinstance(result.type, IndexType) for result in op.results):
         return True
-    ends = [inner for inner in op.walk() if isinstance(inner, (ChannelPutOp, ChannelGetOp))]
-    return any(memory_space(end.memref.type) == 0 for end in ends) and not _contains(op, HerdOp)
+    if _contains(op, HerdOp):
+        return False
+    return any(
+        memory_space(inner.memref.type) == MemorySpace.L3
+        for inner in op.walk()
+        if isinstance(inner, _L3_USERS)
+    )
 
 
 def _enclose(
@@ -58,7 +87,7 @@ def _enclose(
     Buffers and indices from outside come in as arguments; constants from outside are made again inside.
     """
     constants, captured = _outside_values(ops)
-    _check_closed(ops, kind, label)
+    _check_closed(ops, captured, kind, label)
     hierarchy = kind([], captured, sym_name=name)
     block = ops[-1].parent
     assert block is not None
@@ -79,14 +108,14 @@ def _enclose(
 
 
 def _outside_values(ops: Sequence[Operation]) -> tuple[list[Operation], list[SSAValue]]:
-    """What `ops` use from outside themselves: constants (operations without operands), other values."""
+    """What `ops` use from outside themselves: constants and globals, and other values."""
     constants: dict[Operation, None] = {}
     captured: dict[SSAValue, None] = {}
     for value in _operands(ops):
         owner = value.owner
         if _is_inside(owner, ops):
             continue
-        if isinstance(owner, Operation) and not owner.operands and not owner.regions:
+        if isinstance(owner, _REMADE):
             constants[owner] = None
         else:
             captured[value] = None
@@ -101,14 +130,22 @@ def _is_inside(owner: Operation | Block, ops: Sequence[Operation]) -> bool:
     return any(op.is_ancestor(owner) for op in ops)
 
 
-def _check_closed(ops: Sequence[Operation], kind: type[HierarchyOp], label: str) -> None:
-    for op in ops:
-        for use in (use for result in op.results for use in result.uses):
-            if not _is_inside(use.operation, ops):
-                raise StitchError(
-                    f"launch '{label}': '{use.operation.name}' uses a result of '{op.name}', which would "
-                    f"move into a new {kind.name} without it; write {kind.name} around both in the kernel"
-                )
+def _check_closed(
+    ops: Sequence[Operation], captured: Sequence[SSAValue], kind: type[HierarchyOp], label: str
+) -> None:
+    """Refuses a token or a result that would cross the border of the new operation."""
+    leaving = [use.operation for op in ops for result in op.results for use in result.uses]
+    tied = [user for user in leaving if not _is_inside(user, ops)]
+    tied += [op for op in ops if any(value in captured for value in _tokens(op))]
+    if tied:
+        raise StitchError(
+            f"launch '{label}': '{tied[0].name}' depends on a result across the border of the {kind.name} "
+            f"that its herd needs; write {kind.name} around both in the kernel"
+        )
+
+
+def _tokens(op: Operation) -> Iterable[SSAValue]:
+    return (value for value in op.operands if isinstance(value.type, AsyncTokenType))
 
 
 def _replace_inside(outer: SSAValue, inner: SSAValue, hierarchy: HierarchyOp) -> None:

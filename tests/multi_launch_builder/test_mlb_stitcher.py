@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
+from xdsl.dialects.memref import AllocOp
 
 from air_dialect import parse, print_module
 from air_dialect.ops import ChannelOp, ChannelPutOp, HerdOp, LaunchOp, SegmentOp
@@ -124,6 +125,19 @@ BESIDE = """
       memref.dealloc %b : memref<256xbf16, 2>
     }}
     return"""
+
+
+def test_a_scratch_buffer_in_l3_stays_one_buffer(text, table):
+    """Two herds hand numbers over in a buffer that the kernel allocates in L3."""
+    scratch = text("scale").replace("%c8 =", "%scratch = memref.alloc() : memref<512xbf16>\n    %c8 =")
+    herd = scratch[scratch.index("    air.herd") : scratch.index("    return")]
+    two = herd.replace("%arg7=%arg1", "%arg7=%scratch") + herd.replace("%arg6=%arg0", "%arg6=%scratch")
+    stitcher = Stitcher("p", table(x=(512, "input"), y=(512, "output")))
+    stitcher.add(scratch.replace(herd, two), {0: "x", 1: "y"}, label="scale")
+    module = stitcher.finish()
+    assert [op.memref.type.get_shape() for op in module.walk() if isinstance(op, AllocOp)].count((512,)) == 1
+    first, second = ops(module, HerdOp)
+    assert first.kernel_operands[1] is second.kernel_operands[0]
 
 
 def test_a_parsed_module_is_left_as_it_was(text, table):
