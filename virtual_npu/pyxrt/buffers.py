@@ -28,9 +28,10 @@ class BufferObject:
                 "call pyxrt.ext.bo(device, size)"
             )
         if offset % ALIGNMENT:
+            below = offset // ALIGNMENT * ALIGNMENT
             raise XrtError(
-                f"sub-buffer offset {offset} is not on a {ALIGNMENT}-byte boundary, as "
-                f"programs expect; use offset {offset // ALIGNMENT * ALIGNMENT} or {-(-offset // ALIGNMENT) * ALIGNMENT}"
+                f"sub-buffer offset {offset} is not on a {ALIGNMENT}-byte boundary, as programs expect; "
+                f"use offset {below} or {below + ALIGNMENT}"
             )
         _check_range("sub-buffer", size, offset, parent._size)
         self._parent = parent  # a part keeps the whole alive, as XRT's does
