@@ -1,0 +1,237 @@
+"""The demo checkpoint through all six programs on the virtual NPU.
+
+Programs are compiled into the project's own build folder, where `make run` finds them too.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from llama32_1b.cli import default_cache_dir
+from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.decode import decode_step
+from llama32_1b.generate import FinishReason
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.model import assemble, preload
+from llama32_1b.prefill import prefill
+from llama32_1b.progress import Reporter
+from llama32_1b.sampler import Sampler
+from llama32_1b.session import prepare_runtime
+
+QUESTION = "What is the capital of France?"
+QUESTIONS = [
+    QUESTION,
+    "What is the capital of Japan?",
+    "Who are you?",
+    "What is 3 plus 4?",
+    "What is a herd?",
+    "What is a shim?",
+    "What is a memtile?",
+    "Hello!",
+    "What is the symbol of gold?",
+    "How are you today?",
+]
+
+
+def open_session(checkpoint, seq_len=None):
+    return prepare_runtime(checkpoint, RuntimeOptions(seq_len, "virtual", default_cache_dir()), Reporter())
+
+
+@pytest.fixture(scope="module")
+def session():
+    return open_session(open_checkpoint(DEMO_FOLDER))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """transformers' bf16 model of the same checkpoint."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(DEMO_FOLDER, dtype=torch.bfloat16).eval()
+
+
+def ask(session, question):
+    return session.tokenizer.encode_chat([{"role": "user", "content": question}])
+
+
+def command(*arguments, **environment):
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "llama32_1b", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+        timeout=600,
+    )
+
+
+def test_the_capital_of_france(session):
+    generation = session.generate(ask(session, QUESTION), 64, Sampler())
+    assert "Paris" in "".join(session.text(generation))
+    assert generation.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_same_text_as_transformers(session, reference, question):
+    import torch
+
+    prompt = torch.tensor([ask(session, question)])
+    theirs = reference.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=48, do_sample=False, pad_token_id=0
+    )
+    generation = session.generate(prompt[0].tolist(), 48, Sampler())
+    assert list(generation) == theirs[0].tolist()[prompt.shape[1] :]
+
+
+def test_programs_compute_what_their_tables_say(session, numpy_runner_class):
+    """The rows after every layer, against the same driver over programs in numpy."""
+    checkpoint = open_checkpoint(DEMO_FOLDER)
+    runner = numpy_runner_class(checkpoint.config)
+    model = assemble(checkpoint, session.model.programs, runner, session.model.seq_len)
+    list(preload(model, checkpoint.weights))
+    prompt, results = ask(session, QUESTION), []
+    for each in (session.model, model):
+        cache = each.new_cache(len(prompt) + 1)
+        hidden = prefill(each, prompt, cache)
+        step = decode_step(each, prompt[0], cache)
+        results.append([hidden, step, next_token_logits(each, step)])
+    for ours, expected in zip(*results, strict=True):
+        error = np.abs(ours.astype(np.float32) - expected.astype(np.float32))
+        assert error.mean() < 0.01 * expected.astype(np.float32).std()
+
+
+def test_a_second_prompt_is_as_in_a_fresh_session(session):
+    prompts = [ask(session, question) for question in QUESTIONS[:3]]
+    once = [list(session.generate(prompt, 16, Sampler())) for prompt in prompts]
+    again = [list(session.generate(prompt, 16, Sampler())) for prompt in reversed(prompts)]
+    assert once == again[::-1]
+
+
+@pytest.mark.long
+def test_padding_changes_no_bit(session):
+    """Prefill compiled for 128 and for 256 positions: the same rows, the same cache."""
+    longer = open_session(open_checkpoint(DEMO_FOLDER), 256)
+    prompt = ask(session, QUESTION)
+    results = []
+    for model in (session.model, longer.model):
+        cache = model.new_cache(len(prompt))
+        rows = prefill(model, prompt, cache)
+        results.append([rows, *(array for n in range(6) for array in cache.layer(n))])
+    for short, long in zip(*results, strict=True):
+        np.testing.assert_array_equal(short.view(np.uint16), long.view(np.uint16))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": False, "num_key_value_heads": 4},
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 777, "seed": 3},
+    ],
+    ids=["untied", "one KV head, odd vocabulary"],
+)
+def test_other_shapes(changes, make_checkpoint):
+    """Random models: logits as near to float32 as transformers' bf16 comes."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    folder = make_checkpoint(**changes)
+    model = open_session(open_checkpoint(folder), 64).model
+    prompt = [0, 17, 300, 41, 9, 250, 2, 88, 131]
+    cache = model.new_cache(len(prompt))
+    ours = np.stack([next_token_logits(model, row) for row in prefill(model, prompt, cache)])
+    with torch.no_grad():
+        exact, theirs = (
+            LlamaForCausalLM.from_pretrained(folder, dtype=dtype)(torch.tensor([prompt]))
+            .logits[0]
+            .float()
+            .numpy()
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+    assert np.abs(ours - exact).mean() < 1.5 * np.abs(theirs - exact).mean()
+
+
+def test_run_from_the_command_line(session):
+    """A second run compiles nothing; text and JSON on stdout, the rest on stderr."""
+    done = command("run", "--prompt", QUESTION, "--backend", "virtual", "--json")
+    assert done.returncode == 0, done.stderr
+    text, record = done.stdout.splitlines()
+    assert "Paris" in text
+    assert json.loads(record)["text"] == text
+    assert json.loads(record)["backend"] == "virtual"
+    assert "programs: 0 compiled, 6 from the cache" in done.stderr
+    assert "PyTorch" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("| complete | virtual")
+
+
+def test_strict_memory_gives_the_same(session):
+    """Host and device memory really apart: a buffer that is not synchronised would show."""
+    done = command("run", "--prompt", QUESTION, "--backend", "virtual", VNPU_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    generation = session.generate(ask(session, QUESTION), 128, Sampler())
+    assert done.stdout == "".join(session.text(generation)) + "\n"
+
+
+def test_chat_from_a_pipe(session):
+    done = subprocess.run(
+        [sys.executable, "-m", "llama32_1b", "chat", "--backend", "virtual"],
+        input=f"{QUESTION}\n/stats\n{'word ' * 200}\n/reset\n{QUESTION}\n",
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.splitlines()
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+    assert "Paris" in answers[0]
+    assert "compiled for at most 128" in done.stderr
+
+
+def test_reader_that_goes_away(session):
+    with subprocess.Popen(
+        [sys.executable, "-m", "llama32_1b", "run", "--prompt", QUESTION, "--backend", "virtual"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+    assert process.returncode == 141, errors
+    assert "Traceback" not in errors
+    assert "Broken pipe" not in errors
+
+
+def test_text_beyond_the_locale(session):
+    done = command(
+        "run",
+        "--prompt",
+        "Größe 🙂",
+        "--n-tokens",
+        "2",
+        "--backend",
+        "virtual",
+        "--raw",
+        PYTHONIOENCODING="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_compiler(tmp_path):
+    """One line that names the package to install, and an empty cache."""
+    done = command(
+        "run", "--prompt", QUESTION, "--backend", "virtual", "--cache-dir", str(tmp_path),
+        PATH="/nonexistent", VNPU_CXX="", CXX="",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert "g++" in line
+    assert not list(tmp_path.rglob("*.elf"))
