@@ -54,8 +54,14 @@ class AirParser(Parser):
             return _BitPattern(element.is_negative, element.value, element.span)
         return element
 
+    def _get_op_by_name(self, name: str) -> type[Operation]:
+        try:
+            return super()._get_op_by_name(name)
+        except ParseError:
+            self.raise_error(f"operation {name} is not known to the AIR dialect's reader", self._operation)
+
     def parse_operation(self) -> Operation:
-        span = self._current_token.span
+        span = self._operation = self._current_token.span
         is_named = self._current_token.kind is MLIRTokenKind.PERCENT_IDENT
         try:
             op = super().parse_operation()

@@ -29,7 +29,7 @@ def _check_widths(op: Operation, narrow_type: Attribute, wide_type: Attribute) -
     if narrow is None or wide is None or narrow[0] != wide[0] or narrow[1] >= wide[1]:
         raise VerifyException(
             f"{op.name} from {op.operands[0].type} to {op.results[0].type}: write integers, or vectors of "
-            f"integers of one shape, where the {'result' if op.name == 'arith.trunci' else 'operand'} is narrower"
+            f"integers of one shape, of which {narrow_type} would be the narrower"
         )
 
 

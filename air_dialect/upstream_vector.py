@@ -90,6 +90,7 @@ class ContractOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
+        start = parser.pos
         attributes = parser.parse_optional_attr_dict()
         operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
         trailing = parser.parse_optional_attr_dict()
@@ -101,7 +102,9 @@ class ContractOp(IRDLOperation):
         own = {"indexing_maps", "iterator_types", "kind"}
         missing = sorted({"indexing_maps", "iterator_types"} - attributes.keys())
         if missing:
-            parser.raise_error(f"vector.contract lacks {' and '.join(missing)} in its attribute dictionary")
+            parser.raise_error(
+                f"vector.contract lacks {' and '.join(missing)} in its attribute dictionary", start
+            )
         return cls.create(
             operands=parser.resolve_operands(operands, types, position),
             result_types=[types[-1]],
@@ -263,9 +266,10 @@ class FromElementsOp(IRDLOperation):
         elements = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
+        start = parser.pos
         result_type = parser.parse_type()
         if not isinstance(result_type, VectorType):
-            parser.raise_error(f"vector.from_elements gives a vector, not {result_type}")
+            parser.raise_error(f"vector.from_elements gives a vector, not {result_type}", start)
         op = cls([parser.resolve_operand(value, result_type.element_type) for value in elements], result_type)
         op.attributes.update(attributes)
         return op

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xdsl.dialects.builtin import FileLineColLoc, ModuleOp
-from xdsl.dialects.linalg import NamedOperation
+from xdsl.dialects.linalg.abstract_ops import NamedOperation
 from xdsl.ir import Block, Operation
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException

@@ -149,9 +149,7 @@ def check_padding(op: Operation, before: Attribute | None, after: Attribute | No
     """pad_before and pad_after come together, with equal lengths and values from 0 to 65535."""
     if (before is None) != (after is None):
         missing = "pad_after" if after is None else "pad_before"
-        raise VerifyException(
-            f"{op.name} lacks {missing}: pad_before and pad_after come together or not at all"
-        )
+        raise VerifyException(f"{op.name} lacks {missing}: give both pad_before and pad_after, or none")
     if not isinstance(before, DenseArrayBase) or not isinstance(after, DenseArrayBase):
         return
     first, last = before.get_values(), after.get_values()

@@ -1,0 +1,172 @@
+"""What the assembly of each operation reads and writes, one statement at a time."""
+
+# ruff: noqa: E501  (statements are quoted whole)
+
+import pytest
+
+import air_dialect
+
+HEAD = """
+air.channel @c [2, 4]
+air.channel @one []
+func.func @f(%l3: memref<64xbf16>, %l3m: memref<8x8xbf16>, %l1: memref<64xbf16, 2>,
+            %c0: index, %c1: index, %t: !air.async.token, %n: i32) {
+"""
+TAIL = "\nreturn\n}"
+
+
+def reprint(statement: str) -> str:
+    """The statement, parsed inside a function and printed again without the surroundings."""
+    module = air_dialect.parse(HEAD + statement + TAIL)
+    text = air_dialect.print_module(module)
+    again = air_dialect.parse(text)
+    assert module.is_structurally_equivalent(again)
+    assert air_dialect.print_module(again) == text
+    lines = [line[4:] for line in text.splitlines()]
+    start = next(number for number, line in enumerate(text.splitlines()) if "func.func @f" in line)
+    return "\n".join(lines[start + 1 : -3])
+
+
+UNCHANGED = {
+    "dma": "air.dma_memcpy_nd (%l1[] [] [], %l3[] [] []) {id = 1 : i32} "
+    ": (memref<64xbf16, 2>, memref<64xbf16>)",
+    "dma_async": "%a = air.dma_memcpy_nd async [%t] (%l1[] [] [], %l3[%c0] [%c1] [%c1]) "
+    ": (memref<64xbf16, 2>, memref<64xbf16>)",
+    "dma_dynamic": "air.dma_memcpy_nd (%l3m[%c0, %c1] [%c1, %c1] [%c0, %c1], %l3[] [] []) "
+    ": (memref<8x8xbf16>, memref<64xbf16>)",
+    "dma_padded": "air.dma_memcpy_nd (%l1[] [] [], %l3[%c0] [%c1] [%c1]) "
+    "{pad_before = array<i32: 1>, pad_after = array<i32: 2>} : (memref<64xbf16, 2>, memref<64xbf16>)",
+    "put": "air.channel.put @c[%c0, %c1] (%l1[] [] []) : (memref<64xbf16, 2>)",
+    "put_async": "%a = air.channel.put async [%t] @one[] (%l3[%c0] [%c1] [%c1]) "
+    "{id = 3 : i32} : (memref<64xbf16>)",
+    "put_dest": "air.channel.put @one[] (%l1[] [] []) dest(%c1) : (memref<64xbf16, 2>)",
+    "get": "air.channel.get @c[%c0, %c1] (%l1[] [] []) : (memref<64xbf16, 2>)",
+    "get_async": "%a = air.channel.get async @c[%c0, %c1] (%l1[] [] []) : (memref<64xbf16, 2>)",
+    "wait_all_blocking": "air.wait_all [%t]",
+    "wait_all_async": "%a = air.wait_all async [%t]",
+    "wait_all_nothing": "%a = air.wait_all async",
+    "launch_zero_dims": "air.launch () in () {\n}",
+    "launch_async": "%a = air.launch async [%t] (%i, %j) in (%si=%c0, %sj=%c1) args(%x=%l3) "
+    ": memref<64xbf16> attributes {id = 2 : i32} {\n}",
+    "launch_named": "air.launch @go (%i) in (%si=%c0) {\n  air.segment @here {\n    %a = air.wait_all async\n  }\n}",
+    "segment_unroll": "%a = air.segment @s async [%t] unroll (%i) in (%si=%c0) args(%x=%l3) : memref<64xbf16> "
+    "attributes {x_loc = 0 : i64, x_size = 4 : i64, y_loc = 2 : i64, y_size = 4 : i64} {\n  %b = air.wait_all async\n}",
+    "execute": "%a = air.execute [%t] {\n  memref.dealloc %l1 : memref<64xbf16, 2>\n} {id = 4 : i32}",
+    "execute_values": "%a, %r = air.execute -> (memref<8xf32, 1>) {\n"
+    "  %m = memref.alloc() : memref<8xf32, 1>\n"
+    "  air.execute_terminator %m : memref<8xf32, 1>\n}",
+    "rank": "air.rank (%i) in (%si=%c0) {\n  air.launch () in () {\n  }\n}",
+    "custom": 'air.custom @k operands (%n, %l1) : i32, memref<64xbf16, 2> attributes {latency = "5"}',
+    "translate": "%m = memref.alloc() : memref<2xindex>\n"
+    "%p = air.translate %l3, %c0, %c1, %m : memref<64xbf16>, memref<2xindex>",
+    "symmetric_heap": "%m = memref.alloc() : memref<8xf32, #air.symmetric_heap>",
+    "index": "%a = index.constant -4\n%b = index.maxs %a, %c0\n%d = index.casts %b : index to i32",
+    "integer_vectors": "%a = arith.constant dense<1> : vector<4xi8>\n"
+    "%b = arith.extsi %a : vector<4xi8> to vector<4xi32>\n"
+    "%d = arith.extui %a : vector<4xi8> to vector<4xi16>\n"
+    "%e = arith.trunci %b : vector<4xi32> to vector<4xi8>",
+    "negative_infinity": "%a = arith.constant dense<0xff800000> : vector<8xf32>",
+    "i32_memory_space": "%m = memref.alloc() : memref<8xf32, 2 : i32>",
+    "strided": "%s = memref.subview %l3m[0, 0] [4, 8] [1, 1] : memref<8x8xbf16> to "
+    "memref<4x8xbf16, strided<[8, 1]>>",
+}
+
+
+@pytest.mark.parametrize("statement", UNCHANGED.values(), ids=UNCHANGED.keys())
+def test_statement_prints_as_written(statement: str) -> None:
+    assert reprint(statement) == statement
+
+
+HERD = "%two = arith.constant 2 : index\n"
+
+
+@pytest.mark.parametrize(
+    "herd",
+    [
+        "air.herd tile (%x, %y) in (%sx=%two, %sy=%two) {\n}",
+        "air.herd @h tile (%x, %y) in (%sx=%two, %sy=%two) args(%a=%l1) : memref<64xbf16, 2> "
+        'attributes {link_with = "k.o", x_loc = 1 : i64, y_loc = 2 : i64} {\n'
+        "  %z = arith.addi %x, %sy : index\n}",
+        "air.herd @extern tile (%x, %y) in (%sx=%two, %sy=%two) args(%a=%l1) : memref<64xbf16, 2> "
+        'attributes {link_with = "k.o"}',
+        "%a = air.herd @h async [%t] tile (%x) in (%sx=%two) {\n  %z = arith.addi %x, %sx : index\n}",
+    ],
+    ids=["plain", "everything", "without_body", "async"],
+)
+def test_herd_prints_as_written(herd: str) -> None:
+    assert reprint(HERD + herd) == HERD + herd
+
+
+CHANNELS = {
+    "air.channel @d []": "air.channel @d []",
+    "air.channel @d [2,2]": "air.channel @d [2, 2]",
+    'air.channel @d [] {channel_type = "dma_stream"}': 'air.channel @d [] {channel_type = "npu_dma_stream"}',
+    'air.channel @d [] {channel_type = "dma_packet"}': 'air.channel @d [] {channel_type = "npu_dma_packet"}',
+    'air.channel @d [3] {channel_type = "cascade"}': 'air.channel @d [3] {channel_type = "npu_cascade"}',
+    "air.channel @d [1, 1] {broadcast_shape = [1, 4]}": "air.channel @d [1, 1] {broadcast_shape = [1, 4]}",
+    'air.channel @d [] {channel_type = "npu_dma_packet", packet_ids = [1, 4]}': (
+        'air.channel @d [] {channel_type = "npu_dma_packet", packet_ids = [1, 4]}'
+    ),
+}
+
+
+@pytest.mark.parametrize(("written", "printed"), CHANNELS.items(), ids=CHANNELS.keys())
+def test_channel_declaration(written: str, printed: str) -> None:
+    text = air_dialect.print_module(air_dialect.parse(written))
+    assert text == f"builtin.module {{\n  {printed}\n}}\n"
+
+
+def test_integers_become_constants_before_their_user() -> None:
+    dma = "air.dma_memcpy_nd (%l1[] [] [], %l3[{}] [{}] [{}]) : (memref<64xbf16, 2>, memref<64xbf16>)"
+    assert reprint(dma.format(0, 64, 1)) == (
+        "%c0_1 = arith.constant 0 : index\n"
+        "%c64 = arith.constant 64 : index\n"
+        "%c1_1 = arith.constant 1 : index\n" + dma.format("%c0_1", "%c64", "%c1_1")
+    )
+
+
+def test_integers_as_bundle_indices_and_sizes() -> None:
+    text = reprint("air.channel.put @c[1, 3] (%l1[] [] []) : (memref<64xbf16, 2>)")
+    assert "air.channel.put @c[%c1_1, %c3] (" in text
+
+
+def test_attribute_and_map_aliases_are_resolved() -> None:
+    text = air_dialect.print_module(
+        air_dialect.parse(
+            "#map = affine_map<()[s0] -> (s0 * 64)>\n!buf = memref<8xf32, 1>\n"
+            "func.func @f(%i: index, %b: !buf) {\n%0 = affine.apply #map()[%i]\nreturn\n}"
+        )
+    )
+    assert "affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%i]" in text
+    assert "%b: memref<8xf32, 1>" in text
+
+
+def test_generic_form_is_read() -> None:
+    herd = (
+        '"air.herd"(%t, %two, %two, %l1) <{operandSegmentSizes = array<i32: 1, 2, 1>, sym_name = "h"}> ({\n'
+        "^bb0(%x: index, %y: index, %sx: index, %sy: index, %a: memref<64xbf16, 2>):\n"
+        '  "air.herd_terminator"() : () -> ()\n'
+        "}) : (!air.async.token, index, index, memref<64xbf16, 2>) -> ()"
+    )
+    assert "air.herd @h [%t] tile (%x, %y) in (%sx=%two, %sy=%two) args(%a=%l1)" in reprint(HERD + herd)
+
+
+def test_symbol_name_in_the_attribute_dictionary() -> None:
+    herd = 'air.herd tile (%x, %y) in (%sx=%two, %sy=%two) attributes {sym_name = "h"} {\n}'
+    assert "air.herd @h tile" in reprint(HERD + herd)
+
+
+def test_operations_of_xdsl_itself_print_in_custom_assembly() -> None:
+    """A module built with xDSL's own memref.copy prints like one built with this package's."""
+    from xdsl.dialects import memref
+
+    module = air_dialect.parse(
+        "func.func @f(%a: memref<4xf32>, %b: memref<4xf32>) {\nmemref.copy %a, %b : memref<4xf32> to "
+        "memref<4xf32>\nreturn\n}"
+    )
+    copy = next(op for op in module.walk() if isinstance(op, memref.CopyOp))
+    plain = memref.CopyOp(copy.source, copy.destination)
+    assert copy.parent is not None
+    copy.parent.insert_op_before(plain, copy)
+    copy.detach()
+    assert "memref.copy %a, %b : memref<4xf32> to memref<4xf32>" in air_dialect.print_module(module)

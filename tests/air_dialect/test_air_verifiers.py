@@ -1,0 +1,352 @@
+"""Every rule, broken once: where the error is and what it says."""
+
+# ruff: noqa: E501  (messages are quoted whole)
+
+import re
+
+import pytest
+
+import air_dialect
+from air_dialect import AirParseError
+
+TYPES = "%l3: memref<64xbf16>, %l2: memref<64xbf16, 1>, %l1: memref<64xbf16, 2>, %f: memref<64xf32, 2>"
+HEAD = f"""air.channel @c [2, 4]
+air.channel @wide [1, 4] {{broadcast_shape = [2, 4]}}
+air.channel @mmio [] {{channel_type = "npu_mmio"}}
+air.channel @heap [] {{channel_type = "gpu_symmetric_heap"}}
+func.func @f({TYPES}, %i: index, %t: !air.async.token) {{
+%c0 = arith.constant 0 : index
+%c1 = arith.constant 1 : index
+%c2 = arith.constant 2 : index
+"""
+TAIL = "\nreturn\n}"
+LINE = HEAD.count("\n") + 1
+HERD = "air.herd tile (%x, %y) in (%sx=%c2, %sy=%c2) args(%a=%l2, %b=%l1) : memref<64xbf16, 1>, memref<64xbf16, 2> {\n"
+
+
+def dma(dst: str, src: str, types: str = "memref<64xbf16, 2>, memref<64xbf16>", attributes: str = "") -> str:
+    return f"air.dma_memcpy_nd ({dst}, {src}) {attributes} : ({types})"
+
+
+BROKEN = {
+    # hierarchy
+    "herd_dims": (
+        "air.herd tile (%x, %y, %z) in (%sx=%c2, %sy=%c2, %sz=%c2) {\n}",
+        "air.herd has 3 dimensions: write columns and rows, as in (%x, %y)",
+    ),
+    "herd_size_unknown": (
+        "air.herd tile (%x, %y) in (%sx=%i, %sy=%c2) {\n}",
+        "air.herd number of columns is not a constant: a grid of cores is fixed at compile time, write an "
+        "arith.constant just outside the herd",
+    ),
+    "herd_size_zero": (
+        "air.herd tile (%x, %y) in (%sx=%c2, %sy=%c0) {\n}",
+        "air.herd has 0 rows: it must be at least 1",
+    ),
+    "herd_counts_differ": (
+        "air.herd tile (%x, %y) in (%sx=%c2) {\n}",
+        "air.herd names 2 indices but 1 sizes: write one size per index",
+    ),
+    "herd_without_body": (
+        "air.herd tile (%x, %y) in (%sx=%c2, %sy=%c2)\nreturn",
+        "air.herd without a body needs a @name and link_with: write them, or a body",
+    ),
+    "herd_isolated": (
+        "air.herd tile (%x, %y) in (%sx=%c2, %sy=%c2) {\n%z = arith.addi %x, %c1 : index\n}",
+        "%c1 used in a body that does not define it: a hierarchy body is isolated from above, pass the value "
+        "through args(...) or create the constant inside",
+    ),
+    "herd_alloc": (
+        HERD + "%m = memref.alloc() : memref<8xf32, 1>\n}",
+        "memref.alloc of memref<8xf32, 1 : i64> inside air.herd is in L2: only memory space 2 (L1) or more can "
+        "be allocated there",
+    ),
+    "segment_alloc": (
+        "air.segment @s {\n%m = memref.alloc() : memref<8xf32>\n%n = air.wait_all async\n}",
+        "memref.alloc of memref<8xf32> inside air.segment is in L3: only memory space 1 (L2) or more can be "
+        "allocated there",
+    ),
+    "herd_load": (
+        HERD + "%v = memref.load %a[%x] : memref<64xbf16, 1>\n}",
+        "memref.load inside air.herd accesses memref<64xbf16, 1 : i64> in L2: a core reaches only its own L1 "
+        "(memory space 2), copy the data there with air.dma_memcpy_nd or a channel first",
+    ),
+    "herd_transfer_read": (
+        HERD + "%p = arith.constant 0.0 : bf16\n"
+        "%v = vector.transfer_read %a[%x], %p {in_bounds = [true]} : memref<64xbf16, 1>, vector<8xbf16>\n}",
+        "vector.transfer_read inside air.herd accesses memref<64xbf16, 1 : i64> in L2",
+    ),
+    "herd_vector_load": (
+        HERD + "%v = vector.load %a[%x] : memref<64xbf16, 1>, vector<8xbf16>\n}",
+        "vector.load inside air.herd accesses",
+    ),
+    "async_unnamed": (
+        "air.wait_all async [%t]",
+        "air.wait_all needs to be named when marked 'async': write %token = air.wait_all async ...",
+    ),
+    "rank_in_herd": (
+        HERD + "%c = arith.constant 2 : index\nair.rank (%r) in (%n=%c) {\n}\n}",
+        "air.rank cannot be nested inside air.herd: put it around air.launch, or inside one",
+    ),
+    "execute_values": (
+        "%a, %r = air.execute -> (memref<8xf32, 1>) {\n}",
+        "air.execute returns (memref<8xf32, 1 : i64>) but its terminator hands over (): make the two lists equal",
+    ),
+    # transfers
+    "dma_strides": (
+        dma("%l1[] [] []", "%l3[%c0] [%c2, %c2] [%c1]"),
+        "air.dma_memcpy_nd src has 2 sizes and 1 strides: one each per dimension",
+    ),
+    "dma_offsets": (
+        dma("%l1[%c0, %c0] [%c2] [%c1]", "%l3[%c0] [%c2] [%c1]"),
+        "air.dma_memcpy_nd dst has 2 offsets for 1 sizes: give one per dimension",
+    ),
+    "dma_size_zero": (
+        dma("%l1[] [] []", "%l3[%c0] [%c0] [%c1]"),
+        "air.dma_memcpy_nd src has a size of 0: every size must be at least 1",
+    ),
+    "dma_element_type": (
+        dma("%f[] [] []", "%l3[] [] []", "memref<64xf32, 2>, memref<64xbf16>"),
+        "air.dma_memcpy_nd copies elements of bf16 into elements of f32: a DMA does not convert, make the "
+        "element types equal",
+    ),
+    "dma_counts": (
+        dma("%l1[] [] []", "%l3[%c0] [%c2] [%c1]"),
+        "air.dma_memcpy_nd writes 64 elements to dst but reads 2 from src: the products of the sizes must be equal",
+    ),
+    "pad_alone": (
+        dma("%l1[] [] []", "%l3[] [] []", attributes="{pad_before = array<i32: 1>}"),
+        "air.dma_memcpy_nd lacks pad_after: give both pad_before and pad_after, or none",
+    ),
+    "pad_lengths": (
+        dma(
+            "%l1[] [] []",
+            "%l3[] [] []",
+            attributes="{pad_before = array<i32: 1>, pad_after = array<i32: 1, 2>}",
+        ),
+        "air.dma_memcpy_nd has 1 values in pad_before and 2 in pad_after: give one of each per dimension",
+    ),
+    "pad_range": (
+        dma(
+            "%l1[] [] []",
+            "%l3[] [] []",
+            attributes="{pad_before = array<i32: -1>, pad_after = array<i32: 0>}",
+        ),
+        "air.dma_memcpy_nd pads by -1: padding must be from 0 to 65535",
+    ),
+    "rank_negative": (
+        dma("%l1[] [] []", "%l3[] [] []", attributes="{src_rank = -1 : i64}"),
+        "src_rank is -1: it must be at least 0",
+    ),
+    "rank_missing": (
+        dma("%l1[] [] []", "%l3[] [] []", attributes="{src_rank = 1 : i64}"),
+        "air.dma_memcpy_nd with src_rank needs an enclosing air.rank: only ranks have peers",
+    ),
+    "rank_not_symmetric": (
+        "air.rank (%r) in (%n=%c2) args(%a=%l1) : memref<64xbf16, 2> {\n%m = memref.alloc() : memref<64xbf16>\n"
+        + dma("%a[] [] []", "%m[] [] []", attributes="{src_rank = 1 : i64}")
+        + "\n}",
+        "src_rank names another rank, but the memref.alloc has no air.symmetric: only what every rank allocates "
+        "alike can be reached across ranks",
+    ),
+    # channels
+    "channel_unknown": (
+        "air.channel.put @d[] (%l1[] [] []) : (memref<64xbf16, 2>)",
+        "air.channel.put uses channel @d, which is not declared: add air.channel @d [...] to the module",
+    ),
+    "channel_indices": (
+        "air.channel.put @c[%c0] (%l1[] [] []) : (memref<64xbf16, 2>)",
+        "air.channel.put has 1 indices into @c, a bundle [2, 4]: give one per dimension",
+    ),
+    "put_index_range": (
+        "air.channel.put @c[2, 0] (%l1[] [] []) : (memref<64xbf16, 2>)",
+        "air.channel.put index 0 is 2: @c has 2 there, use 0 to 1",
+    ),
+    "put_index_range_of_broadcast": (
+        "air.channel.put @wide[1, 0] (%l1[] [] []) : (memref<64xbf16, 2>)",
+        "air.channel.put index 0 is 1: @wide has 1 there, use 0 to 0",
+    ),
+    "get_index_range": (
+        "air.channel.get @wide[1, 4] (%l1[] [] []) : (memref<64xbf16, 2>)",
+        "air.channel.get index 1 is 4: @wide has 4 there, use 0 to 3",
+    ),
+    "index_in_time": (
+        "scf.for %k = %c0 to %c2 step %c1 {\nair.channel.put @c[%k, %c0] (%l1[] [] []) : (memref<64xbf16, 2>)\n}",
+        "air.channel.put index 0 is the induction variable of an scf.for: a channel of a bundle is chosen in "
+        "space, use a herd index or an scf.parallel, or unroll the loop",
+    ),
+    "get_strides": (
+        "air.channel.get @c[%c0, %c0] (%l1[%c0] [%c2] []) : (memref<64xbf16, 2>)",
+        "air.channel.get dst has 1 sizes and 0 strides: one each per dimension",
+    ),
+    "mmio_put": (
+        "air.channel.put @mmio[] (%l1[] [] []) : (memref<64xbf16, 2>)",
+        "air.channel.put on an npu_mmio channel has its src in L1: it must be in L3 (memory space 0)",
+    ),
+    "mmio_get": (
+        "air.channel.get @mmio[] (%l2[] [] []) : (memref<64xbf16, 1>)",
+        "air.channel.get on an npu_mmio channel has its dst in L2: it must be in L1 (memory space 2)",
+    ),
+    "heap_outside_rank": (
+        "air.channel.put @heap[] (%l3[] [] []) : (memref<64xbf16>)",
+        "air.channel.put with a gpu_symmetric_heap channel needs an enclosing air.rank: only ranks have peers",
+    ),
+    # upstream operations
+    "contract_maps": (
+        '%v0 = arith.constant dense<0.0> : vector<4xf32>\n%v = "vector.contract"(%v0, %v0, %v0) {} : (vector<4xf32>, vector<4xf32>, vector<4xf32>) -> vector<4xf32>',
+        "property 'indexing_maps' expected in operation 'vector.contract'",
+    ),
+    "use_before_definition": (
+        "%a = arith.addi %b, %c1 : index\n%b = arith.constant 1 : index",
+        "operand 0 of arith.addi is the result of arith.constant, which comes later: define it first",
+    ),
+    "rank_of_load": (
+        "%v = memref.load %l3[%c0, %c1] : memref<64xbf16>",
+        "memref.load does not verify: expected an index for each dimension",
+    ),
+    "copy_shapes": (
+        "%m = memref.alloc() : memref<8xbf16>\nmemref.copy %m, %l3 : memref<8xbf16> to memref<64xbf16>",
+        "Expected source and destination to have the same shape.",
+    ),
+    "extension": (
+        "%a = arith.constant 1 : i32\n%b = arith.extsi %a : i32 to i8",
+        "arith.extsi from i32 to i8: write integers, or vectors of integers of one shape, of which i32 would be "
+        "the narrower",
+    ),
+    "affine_if_operands": (
+        "affine.if affine_set<(d0)[s0] : (d0 - s0 >= 0)>(%i) {\n}",
+        "affine.if has 1 operands but its set takes 1 dimensions and 1 symbols",
+    ),
+    "affine_max_operands": (
+        "%m = affine.max affine_map<(d0) -> (d0, 4)>(%i, %c1)",
+        "affine.max has 2 operands but its map takes 1 dimensions and 0 symbols",
+    ),
+}
+
+
+def error_of(text: str) -> str:
+    with pytest.raises(AirParseError) as caught:
+        air_dialect.parse(text, "bad.mlir")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("statement", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_broken_statement(statement: str, message: str) -> None:
+    error = error_of(HEAD + statement + TAIL)
+    place, _, said = error.partition(": error: ")
+    assert message in said
+    matched = re.fullmatch(r"bad\.mlir:(\d+):(\d+)", place)
+    assert matched is not None
+    assert LINE <= int(matched[1]) <= LINE + statement.count("\n") + 1
+
+
+CHANNELS = {
+    '[] {channel_type = "ddr_stream"}': 'unsupported channel_type "ddr_stream": write one of npu_dma_stream, '
+    "npu_dma_packet, npu_cascade, npu_mmio, gpu_symmetric_heap, or leave it out for npu_dma_stream",
+    "[0, 2]": "air.channel size[0] is 0: it must be at least 1",
+    "[1, 1] {broadcast_shape = [4]}": "broadcast_shape [4] has rank 1, the bundle [1, 1] has rank 2: they must be "
+    "equal",
+    "[4] {broadcast_shape = [2]}": "broadcast_shape[0] is 2, less than size[0] = 4: a broadcast cannot shrink a "
+    "dimension",
+    "[2] {broadcast_shape = [4]}": "size[0] is 2 and broadcast_shape[0] is 4: a size must be 1 or equal to the "
+    "broadcast shape",
+    "[1] {broadcast_shape = 4 : i64}": "broadcast_shape is 4 : i64: write an array of integers, as in [1, 4]",
+    "[] {packet_ids = [1]}": 'packet_ids on a channel of type npu_dma_stream: only a channel_type "npu_dma_packet" '
+    "has them",
+    '[] {channel_type = "npu_dma_packet", packet_ids = [32]}': "packet id 32 is not from 0 to 31 (it has 5 bits)",
+    '[] {channel_type = "npu_dma_packet", packet_ids = [1, 1]}': "packet id 1 is given twice: ids must be unique",
+    "[] {air.refeed_count = 0 : i32}": "air.refeed_count is 0: it must be from 1 to 2147483647",
+    '[] {air.refeed_count = "two"}': 'air.refeed_count is "two": it must be an integer',
+}
+
+
+@pytest.mark.parametrize(("declaration", "message"), CHANNELS.items(), ids=CHANNELS.keys())
+def test_broken_channel(declaration: str, message: str) -> None:
+    error = error_of(f"module {{\n  air.channel @d {declaration}\n}}")
+    assert error == f"bad.mlir:2:3: error: {message}"
+
+
+VECTORS = {
+    "%r = vector.transpose %a, [0, 0] : vector<2x3xf32> to vector<3x2xf32>": "vector.transpose permutation [0, 0] "
+    "is no permutation of 0..1",
+    "%r = vector.transpose %a, [1, 0] : vector<2x3xf32> to vector<2x3xf32>": "vector.transpose of [2, 3] by [1, 0] "
+    "gives [3, 2], not [2, 3]",
+    "%r = vector.shape_cast %a : vector<2x3xf32> to vector<5xf32>": "vector.shape_cast from vector<2x3xf32> to "
+    "vector<5xf32> changes the element type or the number of elements",
+    "%r = vector.multi_reduction <add>, %a, %b [0] : vector<2x3xf32> to vector<2xf32>": "vector.multi_reduction of "
+    "[2, 3] over [0] gives [3], not [2]",
+    "%r = vector.from_elements %s, %s : vector<3xf32>": "vector.from_elements has 2 elements for vector<3xf32>, "
+    "which holds 3",
+    "%r = vector.from_elements %s : f32": "vector.from_elements gives a vector, not f32",
+    "%r = vector.contract {} %a, %a, %b : vector<2x3xf32>, vector<2x3xf32> into vector<2xf32>": "vector.contract "
+    "lacks indexing_maps and iterator_types in its attribute dictionary",
+}
+MAPS = "affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> ({})>, affine_map<(d0, d1) -> (d0)>"
+CONTRACT = (
+    '%r = vector.contract {{indexing_maps = [{}], iterator_types = ["parallel", "reduction"]}} %a, %a, %b '
+    ": vector<2x3xf32>, vector<2x3xf32> into vector<2xf32>"
+)
+VECTORS[CONTRACT.format(MAPS.format("d1, d0"))] = (
+    "vector.contract rhs gives iterator d1 extent 2, another side 3: they must agree"
+)
+VECTORS[CONTRACT.format(MAPS.format("d1"))] = (
+    "vector.contract rhs has shape [2, 3], 2 iterators and map (d0, d1) -> (d1): write one dimension per iterator, "
+    "one result per vector dimension"
+)
+VECTORS[CONTRACT.format(MAPS.format("d0 + 1, d1"))] = "is no projected permutation"
+VECTORS[CONTRACT.format("affine_map<(d0, d1) -> (d0, d1)>")] = (
+    "vector.contract needs 3 indexing maps (lhs, rhs, acc), got 1"
+)
+
+
+@pytest.mark.parametrize(("statement", "message"), VECTORS.items())
+def test_broken_vector_operation(statement: str, message: str) -> None:
+    head = "func.func @f(%a: vector<2x3xf32>, %b: vector<2xf32>, %s: f32) {\n"
+    error = error_of(head + statement + TAIL)
+    assert error.startswith("bad.mlir:2:")
+    assert message in error
+
+
+SYNTAX = {
+    "": "bad.mlir:1:1: error: Could not parse entire input!",
+    "func.func @f() {\nair.nonsense\n}": "bad.mlir:2:1: error: operation air.nonsense is not known to the AIR dialect's reader",
+    "func.func @f() {\nair.wait_all [%x]\nreturn\n}": "values used but not defined: [%x]",
+    "func.func @f() {\n": "error: ",
+    "func.func @f(%a: !air.token) {\nreturn\n}": "'air.token' is not registered",
+    "func.func @f(%a: memref<4xf32>) {\nair.wait_all [%a]\nreturn\n}": "bad.mlir:2:",
+    "%a = arith.constant #linalg.type_fn<signed> : i32": "#linalg.type_fn<signed>: write one of cast_signed, "
+    "cast_unsigned",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), SYNTAX.items())
+def test_broken_syntax(text: str, message: str) -> None:
+    assert message in error_of(text)
+
+
+def test_fragments_may_break_the_strict_rules() -> None:
+    text = HEAD + "air.channel.put @d[] (%l1[] [] []) : (memref<64xbf16, 2>)" + TAIL
+    module = air_dialect.parse(text, strict=False)
+    with pytest.raises(AirParseError, match="uses channel @d, which is not declared"):
+        air_dialect.verify(module)
+
+
+def test_block_arguments_of_a_generic_herd() -> None:
+    herd = (
+        '"air.herd"(%c2, %c2) <{operandSegmentSizes = array<i32: 0, 2, 0>}> ({\n'
+        '^bb0(%x: index):\n"air.herd_terminator"() : () -> ()\n}) : (index, index) -> ()'
+    )
+    assert "air.herd body has 1 block arguments, expected 4: 2 indices, 2 sizes and 0 args" in error_of(
+        HEAD + herd + TAIL
+    )
+
+
+def test_argument_types_of_a_generic_segment() -> None:
+    segment = (
+        '"air.segment"(%l1) <{operandSegmentSizes = array<i32: 0, 0, 1>}> ({\n'
+        '^bb0(%x: memref<64xf32>):\n"air.segment_terminator"() : () -> ()\n}) : (memref<64xbf16, 2>) -> ()'
+    )
+    assert (
+        "air.segment hands a value of type memref<64xbf16, 2 : i64> to an argument of type memref<64xf32>: they "
+        "must be equal"
+    ) in error_of(HEAD + segment + TAIL)
