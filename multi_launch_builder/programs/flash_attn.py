@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from kernel_builder.arguments import Role
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
+from multi_launch_builder.program import CompileOption
 from multi_launch_builder.shapes import ModelShape
+
+OPTIONS = (
+    CompileOption(
+        "--omit-ping-pong-transform=all",
+        "K and V tiles alternate on one channel, so one is loaded while the other is computed on: a second "
+        "copy of each would take L1 and gain nothing; mlir-air's own attention kernels are built this way",
+    ),
+)
+"""What aircc is told. Taken from upstream's practice; this program has not run on hardware."""
 
 
 def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
@@ -27,6 +37,5 @@ def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
         "head_dim": shape.head_dim,
     }
     wiring = {"q": "q_roped", "k": "k_roped", "v": "v", "out": "attn_out"}
-    return ProgramPlan(
-        "flash_attn", arguments, (Step("flash_attention", "flash_attention", parameters, wiring),)
-    )
+    step = Step("flash_attention", "flash_attention", parameters, wiring)
+    return ProgramPlan("flash_attn", arguments, (step,), OPTIONS)

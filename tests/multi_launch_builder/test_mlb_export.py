@@ -1,0 +1,76 @@
+"""`python -m multi_launch_builder mlir`: the files it writes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from air_dialect import parse
+from kernel_builder.kernels import registry
+from multi_launch_builder.__main__ import main
+from multi_launch_builder.programs import PLANS
+
+SMALL = ["--seq-len", "64", "--emb-dim", "64", "--hidden-dim", "64", "--n-heads", "2", "--n-kv-heads", "1"]
+SMALL += ["--head-dim", "32", "--vocab-size", "100"]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mlir")
+    assert main(["mlir", str(folder), *SMALL]) == 0
+    return folder
+
+
+def test_every_program_is_there_with_its_arguments(out):
+    for name in PLANS:
+        parse((out / "programs" / f"{name}.mlir").read_text())
+        table = json.loads((out / "programs" / f"{name}.args.json").read_text())
+        assert table["name"] == name
+        assert [a["slot"] for a in table["arguments"]] == list(range(len(table["arguments"])))
+    assert table["arguments"][1] == {
+        "slot": 1,
+        "name": "lm_head_0",
+        "shape": [64, 64],
+        "dtype": "bf16",
+        "role": "weight",
+    }
+
+
+def test_every_kernel_is_there_at_every_shape(out):
+    names = {path.stem for path in (out / "kernels").glob("*.mlir")}
+    assert set(registry()) <= names
+    assert "rope-rms_gemms_rope-k_rope" in names
+    for path in (out / "kernels").glob("*.mlir"):
+        parse(path.read_text(), str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--emb-dim", "100"], "error: emb_dim=100 is not a positive multiple of 64"),
+        (["--seq-len", "7"], "error: seq_len=7 is not a positive multiple of 64"),
+        (["--config", "nowhere.json"], "error: cannot read nowhere.json: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, words):
+    assert main(["mlir", str(tmp_path / "out"), *arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(words)
+    assert complaint.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["mlir", str(tmp_path / "file"), *SMALL]) == 2
+    assert "error: cannot write to" in capsys.readouterr().err
+
+
+def test_a_config_and_a_flag_over_it(tmp_path):
+    config = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--config", str(tmp_path / "config.json"), "--seq-len", "64", "--hidden-dim", "128"]
+    assert main(["mlir", str(tmp_path / "out"), *flags]) == 0
+    table = json.loads((tmp_path / "out" / "programs" / "o_ffn.args.json").read_text())
+    assert {a["name"]: a["shape"] for a in table["arguments"]}["w_gate"] == [64, 128]
