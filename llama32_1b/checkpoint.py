@@ -60,8 +60,8 @@ def _fetch(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=HUB_FILES))
     except Exception as error:  # network, authentication, disk: the hub raises many unrelated types
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
         raise CheckpointError(
-            f"--model {model} is not a folder here, and fetching it from Hugging Face failed: {reason} "
+            f"--model {model} is not a folder here, and fetching it from Hugging Face failed ({reason}). "
             f"Without a network, give a folder; for a gated model, log in with `hf auth login`"
         ) from error

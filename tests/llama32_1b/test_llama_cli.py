@@ -286,7 +286,9 @@ def test_hub_without_a_network(run, monkeypatch):
         raise ConnectionError("no route to the hub.\nmore")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    message = "--model owner/name is not a folder here, and fetching it from Hugging Face failed: no route to"
+    message = (
+        "owner/name is not a folder here, and fetching it from Hugging Face failed (no route to the hub). "
+    )
     check_refused(run("--prompt", "hi", model="owner/name"), message)
 
 
