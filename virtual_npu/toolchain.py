@@ -20,7 +20,18 @@ PACKAGE = Path(__file__).resolve().parent
 INCLUDE = PACKAGE / "include"
 OWN_KERNELS = PACKAGE.parent / "kernels_cc"
 
-_FLAGS = ["-std=c++20", "-fPIC", "-pthread", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_FLAGS = [
+    "-std=c++20",
+    "-fPIC",
+    "-pthread",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+]
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,8 @@ def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = ()) -> None:
         main.write_text(generated.text)
         if knobs.KEEP.get():
             _keep(main)
-        objects = _compile_all(compiler, folder, main, sources)
+        runtime = [INCLUDE / "vnpu" / name for name in generated.runtime]
+        objects = _compile_all(compiler, folder, [main, *runtime], sources)
         with tempfile.NamedTemporaryFile(
             dir=output.parent, prefix=f".{output.name}.", delete=False
         ) as partial:
@@ -144,12 +156,10 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
 
 
 def _compile_all(
-    compiler: Compiler, folder: Path, main: Path, kernels: Sequence[_KernelObject]
+    compiler: Compiler, folder: Path, own: Sequence[Path], kernels: Sequence[_KernelObject]
 ) -> list[Path]:
     """Compile everything, several files at a time; gives the objects."""
-    runtime = INCLUDE / "vnpu" / "runtime.cc"
-    own = (f"-I{INCLUDE}",)
-    jobs: list[tuple[Path, tuple[str, ...]]] = [(main, own), (runtime, own)]
+    jobs: list[tuple[Path, tuple[str, ...]]] = [(source, (f"-I{INCLUDE}",)) for source in own]
     for kernel in kernels:
         paths = (f"-I{OWN_KERNELS / 'host'}", f"-I{kernel.source.parent}")
         jobs.append((kernel.source, (*paths, *kernel.flags)))

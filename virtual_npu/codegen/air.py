@@ -36,6 +36,13 @@ def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
     body.values[token] = Scalar(name)
 
 
+def suspend(body: Body, awaitable: str) -> None:
+    """Emit a wait of a coroutine. The awaitable gets a name: compilers mishandle temporaries in co_await."""
+    name = body.fresh("pause")
+    body.put(f"auto {name} = {awaitable};")
+    body.put(f"co_await {name};")
+
+
 def _done(body: Body, token: SSAValue | None) -> None:
     """In program order every token is done when it is made."""
     if token is not None:
@@ -51,7 +58,7 @@ def _wait_all(body: Body, op: Operation) -> None:
         define_token(body, op.async_token, joined(body, op.async_dependencies))
     elif op.async_dependencies:
         body.comment(op)
-        body.put(f"co_await sequencer.wait({joined(body, op.async_dependencies)});")
+        suspend(body, f"sequencer.wait({joined(body, op.async_dependencies)})")
 
 
 @emits("air.execute")
@@ -136,7 +143,7 @@ def _transfer(body: Body, op: Operation) -> None:
             f"sequencer.{name}({body.site(op, label)}, {dependencies}, {channel}, {index}, {side})",
         )
     else:
-        body.put(f"co_await vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side});")
+        suspend(body, f"vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side})")
         _done(body, op.async_token)
 
 

@@ -8,12 +8,32 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
 
 _READS_FIRST = frozenset(
-    ["memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read", "vector.maskedload", "vector.gather", "air.channel.put", "memref.dim", "memref.extract_strided_metadata"]
+    [
+        "memref.load",
+        "affine.load",
+        "affine.vector_load",
+        "vector.load",
+        "vector.transfer_read",
+        "vector.maskedload",
+        "vector.gather",
+        "air.channel.put",
+        "memref.dim",
+        "memref.extract_strided_metadata",
+    ]
 )
 _WRITES_SECOND = frozenset(["memref.store", "affine.store", "affine.vector_store", "vector.transfer_write"])
 _WRITES_FIRST = frozenset(["vector.store", "vector.maskedstore", "air.channel.get"])
 _VIEWS = frozenset(
-    ["memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast", "memref.view", "memref.assume_alignment"]
+    [
+        "memref.subview",
+        "memref.collapse_shape",
+        "memref.expand_shape",
+        "memref.cast",
+        "memref.memory_space_cast",
+        "memref.reinterpret_cast",
+        "memref.view",
+        "memref.assume_alignment",
+    ]
 )
 _NO_ACCESS = _VIEWS | {"memref.dim", "air.execute_terminator", "scf.yield", "scf.for", "memref.dealloc"}
 

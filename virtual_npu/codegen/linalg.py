@@ -14,7 +14,38 @@ from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
 from virtual_npu.codegen.memref import access, address, whole
 
-_STRUCTURED = ["linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.div", "linalg.max", "linalg.min", "linalg.exp", "linalg.log", "linalg.sqrt", "linalg.select", "linalg.matmul", "linalg.batch_matmul", "linalg.matvec", "linalg.vecmat", "linalg.dot", "linalg.abs", "linalg.negf", "linalg.rsqrt", "linalg.square", "linalg.tanh", "linalg.erf", "linalg.floor", "linalg.ceil", "linalg.reciprocal", "linalg.elemwise_unary", "linalg.elemwise_binary", "linalg.map", "linalg.reduce", "linalg.broadcast"]
+_STRUCTURED = [
+    "linalg.generic",
+    "linalg.add",
+    "linalg.sub",
+    "linalg.mul",
+    "linalg.div",
+    "linalg.max",
+    "linalg.min",
+    "linalg.exp",
+    "linalg.log",
+    "linalg.sqrt",
+    "linalg.select",
+    "linalg.matmul",
+    "linalg.batch_matmul",
+    "linalg.matvec",
+    "linalg.vecmat",
+    "linalg.dot",
+    "linalg.abs",
+    "linalg.negf",
+    "linalg.rsqrt",
+    "linalg.square",
+    "linalg.tanh",
+    "linalg.erf",
+    "linalg.floor",
+    "linalg.ceil",
+    "linalg.reciprocal",
+    "linalg.elemwise_unary",
+    "linalg.elemwise_binary",
+    "linalg.map",
+    "linalg.reduce",
+    "linalg.broadcast",
+]
 
 
 @emits(*_STRUCTURED)

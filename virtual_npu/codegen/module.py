@@ -17,6 +17,8 @@ from virtual_npu.codegen.body import Body, Emit, MemRef, Mode, Scalar, Value, at
 from virtual_npu.codegen.effects import _accesses, channels_used
 from virtual_npu.errors import UnsupportedOpError
 
+_DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
+
 FORMAT = 1
 """Version of the metadata and of the entries' calling convention."""
 
@@ -47,7 +49,8 @@ class Generated:
 
     text: str
     kernels: list[ExternalKernel]
-    metadata: str
+    runtime: list[str]
+    """The runtime's own sources that it needs, in include/vnpu."""
 
 
 @dataclass
@@ -198,7 +201,7 @@ class Unit:
                 f"{self.channel_struct(body.root)} &channels",
             ]
             result = "vnpu::Process"
-            lines.append("  co_return;" if body.mode is Mode.PROCESS else "  co_await sequencer.drain();")
+            lines.append("  co_return;" if body.mode is Mode.PROCESS else _DRAIN)
         if body.mode is Mode.SEQUENCER:
             lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
         if body.uses_arena:
@@ -216,7 +219,7 @@ class Unit:
         """Emit such an operation in a sequencer: as a task, or, where it has results, after a wait."""
         uses = ", ".join(air.hierarchy_uses(body, op))
         if op.results:
-            body.put(f"co_await sequencer.settle({{{uses}}});")
+            air.suspend(body, f"sequencer.settle({{{uses}}})")
             with body.straight():
                 emit(body, op)
             return
@@ -392,4 +395,5 @@ def generate(module: ModuleOp, text: str) -> Generated:
     parts.append(
         f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
     )
-    return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), metadata)
+    runtime = ["runtime.cc", *(["schedule.cc"] if unit.needs_schedule else [])]
+    return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)

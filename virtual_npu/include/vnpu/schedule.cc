@@ -1,0 +1,488 @@
+// The scheduler: islands, tasks, channels, sequencers. Linked into programs that use channels.
+#include "vnpu/schedule.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "vnpu/entry.h"
+
+namespace vnpu {
+
+// ---- tasks ----
+
+Task::~Task() {
+  for (int i = 0; i < successors_.size(); ++i) successors_[i]->release();
+}
+
+void Task::await(Task *other) {
+  ++pending;
+  retain();
+  other->successors_.push(this);
+}
+
+void Task::finish() {
+  done = true;
+  for (int i = 0; i < successors_.size(); ++i) {
+    Task *next = successors_[i];
+    if (--next->pending == 0) island.ready(next);
+    next->release();
+  }
+  successors_.shrink(0);
+}
+
+namespace {
+
+struct Join final : Task {
+  explicit Join(Island &island) : Task(island) {}
+  void start() override { finish(); }
+};
+
+struct Resume final : Task {
+  Resume(Island &island, Process::Handle handle) : Task(island), handle(handle) {}
+  void start() override {
+    finish();
+    island.ready(handle);
+  }
+  Process::Handle handle;
+};
+
+struct TransferTask final : Task {
+  TransferTask(Island &island, Site site, Where where, Channel &channel, i64 index, const Access &side, bool is_put)
+      : Task(island), transfer{site, where, side, island}, channel(channel), index(index), is_put(is_put) {
+    transfer.task = this;
+  }
+  void start() override {
+    if (is_put ? channel.put(transfer, index) : channel.get(transfer, index)) finish();
+  }
+  Transfer transfer;
+  Channel &channel;
+  i64 index;
+  bool is_put;
+};
+
+}  // namespace
+
+Token join(const Token *const *tokens, int count) {
+  Join *joined = nullptr;
+  for (int i = 0; i < count; ++i) {
+    Task *task = tokens[i]->unfinished();
+    if (!task) continue;
+    if (!joined) joined = new Join(task->island);
+    joined->await(task);
+  }
+  Token token(joined);
+  if (joined) joined->release();
+  return token;
+}
+
+// ---- processes and the island ----
+
+void Spawn::adopt(Process process) { island.adopt(process, this); }
+
+void Island::adopt(Process process, Spawn *owner) {
+  Process::promise_type &promise = process.handle.promise();
+  promise.owner = owner;
+  if (owner) owner->retain();
+  promise.next = live_;
+  if (live_) live_->previous = &promise;
+  live_ = &promise;
+  ready(process.handle);
+}
+
+bool Island::next(Work &work) {
+  if (head_ == queue_.size()) {
+    head_ = 0;
+    queue_.shrink(0);
+    return false;
+  }
+  work = queue_[head_++];
+  if (head_ > 1024 && head_ * 2 > queue_.size()) {
+    const int left = queue_.size() - head_;
+    for (int i = 0; i < left; ++i) queue_[i] = queue_[head_ + i];
+    queue_.shrink(left);
+    head_ = 0;
+  }
+  return true;
+}
+
+void Island::step(Process::Handle process) {
+  process.resume();
+  if (!process.done()) return;
+  Process::promise_type &promise = process.promise();
+  if (promise.previous) promise.previous->next = promise.next;
+  else live_ = promise.next;
+  if (promise.next) promise.next->previous = promise.previous;
+  Spawn *owner = promise.owner;
+  process.destroy();
+  if (!owner) return;
+  if (--owner->left == 0) owner->finish();
+  owner->release();
+}
+
+void Island::run(Process root) {
+  adopt(root, nullptr);
+  Work work;
+  while (next(work)) {
+    if (work.process) {
+      step(work.process);
+    } else {
+      Token keep(work.task);
+      work.task->release();
+      work.task->start();
+    }
+  }
+  if (live_) fail_deadlock();
+}
+
+Island::~Island() {
+  // After a failure, frames and queued work remain.
+  while (live_) {
+    Process::promise_type *promise = live_;
+    live_ = promise->next;
+    Spawn *owner = promise->owner;
+    Process::Handle::from_promise(*promise).destroy();
+    if (owner) owner->release();
+  }
+  for (int i = head_; i < queue_.size(); ++i) {
+    if (queue_[i].task) queue_[i].task->release();
+  }
+}
+
+void Island::fail_deadlock() {
+  Failure failure{Failure::kDeadlock, {}};
+  constexpr int capacity = int(sizeof(failure.text));
+  int used = snprintf(failure.text, size_t(capacity), "deadlock: nothing can make progress. Waiting:");
+  int left = 24;
+  for (int i = 0; i < channels_.size(); ++i) used += channels_[i]->describe(failure.text + used, capacity - used, left);
+  if (left < 0) snprintf(failure.text + used, size_t(capacity - used), "\n  and %d more", -left);
+  throw failure;
+}
+
+// ---- channels ----
+
+void Transfer::complete() {
+  through = true;
+  if (process) island.ready(process);
+  else task->finish();
+}
+
+Channel::Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
+    : name_(name) {
+  for (i64 extent : from) {
+    from_.extents[from_.rank++] = extent;
+    from_.count *= extent;
+  }
+  for (i64 extent : to) {
+    to_.extents[to_.rank++] = extent;
+    to_.count *= extent;
+  }
+  inlets_ = new Inlet[size_t(from_.count)];
+  outlets_ = new Outlet[size_t(to_.count)];
+  for (i64 i = 0; i < to_.count; ++i) outlets_[i].source = source_of(i);
+  island.add(this);
+}
+
+Channel::~Channel() {
+  for (i64 i = 0; i < to_.count; ++i) {
+    for (int b = 0; b < outlets_[i].full; ++b) pool_give(outlets_[i].blocks[b].data);
+  }
+  delete[] outlets_;
+  delete[] inlets_;
+}
+
+// The put index that feeds a get index: dimensions of extent 1 on the putting side are broadcast.
+i64 Channel::source_of(i64 outlet) const {
+  i64 source = 0, inner = 1;
+  for (int d = to_.rank - 1; d >= 0; --d) {
+    const i64 coordinate = outlet % to_.extents[d];
+    outlet /= to_.extents[d];
+    if (from_.extents[d] > 1) source += coordinate * inner;
+    inner *= from_.extents[d];
+  }
+  return source;
+}
+
+i64 Channel::index(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
+  if (indices.size() == 0) {
+    if (shape.count != 1) fail(site, "the channel has %lld members: name one", (long long)shape.count);
+    return 0;
+  }
+  if (int(indices.size()) != shape.rank) {
+    fail(site, "%d indices for a channel of %d dimensions", int(indices.size()), shape.rank);
+  }
+  i64 flat = 0;
+  int d = 0;
+  for (i64 i : indices) {
+    if (i < 0 || i >= shape.extents[d]) {
+      fail(site, "index %lld of dimension %d is outside the channel's extent %lld", (long long)i, d,
+           (long long)shape.extents[d]);
+    }
+    flat = flat * shape.extents[d++] + i;
+  }
+  return flat;
+}
+
+void Channel::Queue::push(Transfer &transfer) {
+  transfer.next = nullptr;
+  if (last) last->next = &transfer;
+  else first = &transfer;
+  last = &transfer;
+}
+
+Transfer *Channel::Queue::pop() {
+  Transfer *transfer = first;
+  first = transfer->next;
+  if (!first) last = nullptr;
+  return transfer;
+}
+
+void Channel::hand_over(Transfer &get, const Access &block, Site from, Where sender) {
+  if (get.side.count != block.count || get.side.element != block.element) {
+    fail(get.site, "takes %lld elements of %d bytes, but the put in line %d (%s) sends %lld of %d bytes",
+         (long long)get.side.count, get.side.element, from.line, sender.name, (long long)block.count, block.element);
+  }
+  vnpu::copy(get.site, get.side, block);
+}
+
+namespace {
+
+Access dense(void *data, i64 count, int element) {
+  Access a;
+  a.first = a.low = static_cast<char *>(data);
+  a.high = a.first + count * element;
+  a.count = count;
+  a.element = element;
+  a.rank = 1;
+  a.sizes[0] = count;
+  a.strides[0] = 1;
+  return a;
+}
+
+}  // namespace
+
+bool Channel::deliver(Transfer &put, i64 index) {
+  // Without broadcast, put index and get index are the same number.
+  const bool is_broadcast = from_.count != to_.count;
+  const i64 begin = is_broadcast ? 0 : index, end = is_broadcast ? to_.count : index + 1;
+  for (i64 o = begin; o < end; ++o) {
+    if (outlets_[o].source == index && outlets_[o].full == kCapacity) return false;
+  }
+  for (i64 o = begin; o < end; ++o) {
+    Outlet &outlet = outlets_[o];
+    if (outlet.source != index) continue;
+    if (outlet.gets.first) {
+      Transfer *get = outlet.gets.pop();
+      hand_over(*get, put.side, put.site, put.where);
+      get->complete();
+    } else {
+      void *data = pool_take(put.side.count * put.side.element);
+      vnpu::copy(put.site, dense(data, put.side.count, put.side.element), put.side);
+      outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where};
+    }
+  }
+  return true;
+}
+
+bool Channel::put(Transfer &transfer, i64 index) {
+  Inlet &inlet = inlets_[index];
+  if (!inlet.puts.first && deliver(transfer, index)) return transfer.through = true;
+  inlet.puts.push(transfer);
+  return false;
+}
+
+bool Channel::get(Transfer &transfer, i64 index) {
+  Outlet &outlet = outlets_[index];
+  if (outlet.gets.first || outlet.full == 0) {
+    outlet.gets.push(transfer);
+    return false;
+  }
+  Block block = outlet.blocks[0];
+  --outlet.full;
+  for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
+  hand_over(transfer, dense(block.data, block.count, block.element), block.site, block.where);
+  pool_give(block.data);
+  // There is room again: a put may be waiting for it.
+  Queue &puts = inlets_[outlet.source].puts;
+  while (puts.first && deliver(*puts.first, outlet.source)) puts.pop()->complete();
+  return transfer.through = true;
+}
+
+int Channel::describe_queue(char *text, int capacity, int &left, const Queue &queue, const Shape &shape, i64 index,
+                            const char *verb) {
+  int used = 0;
+  for (const Transfer *t = queue.first; t; t = t->next) {
+    if (left-- <= 0 || capacity - used < 400) continue;
+    used += snprintf(text + used, size_t(capacity - used), "\n  %s", t->where.name);
+    if (t->where.dims > 0) used += snprintf(text + used, size_t(capacity - used), " (%lld", (long long)t->where.x);
+    if (t->where.dims > 1) used += snprintf(text + used, size_t(capacity - used), ", %lld", (long long)t->where.y);
+    used += snprintf(text + used, size_t(capacity - used), "%s, line %d: %s %s[", t->where.dims > 0 ? ")" : "",
+                     t->site.line, verb, name_);
+    i64 inner = shape.count, rest = index;
+    for (int d = 0; d < shape.rank; ++d) {
+      inner /= shape.extents[d];
+      used += snprintf(text + used, size_t(capacity - used), "%s%lld", d ? ", " : "", (long long)(rest / inner));
+      rest %= inner;
+    }
+    used += snprintf(text + used, size_t(capacity - used), "]");
+  }
+  return used;
+}
+
+int Channel::describe(char *text, int capacity, int &left) {
+  int used = 0;
+  for (i64 i = 0; i < from_.count; ++i) {
+    used += describe_queue(text + used, capacity - used, left, inlets_[i].puts, from_, i,
+                           "no get makes room (2 blocks in flight) for put");
+  }
+  for (i64 i = 0; i < to_.count; ++i) {
+    used += describe_queue(text + used, capacity - used, left, outlets_[i].gets, to_, i, "no put comes for get");
+  }
+  return used;
+}
+
+// ---- sequencers ----
+
+namespace {
+
+bool conflict(const Use &a, const Use &b) { return (a.writes || b.writes) && a.low < b.high && b.low < a.high; }
+
+}  // namespace
+
+Sequencer::~Sequencer() {
+  for (int i = 0; i < claims_.size(); ++i) claims_[i].task->release();
+  for (int i = 0; i < tasks_.size(); ++i) tasks_[i]->release();
+  for (int i = 0; i < ends_.size(); ++i) ends_[i].task->release();
+  for (int i = 0; i < members_.size(); ++i) members_[i]->release();
+  for (int i = 0; i < groups_.size(); ++i) delete groups_[i].after;
+}
+
+// Forgets finished tasks. Called when the lists have doubled since the last time.
+void Sequencer::sweep() {
+  int kept = 0;
+  for (int i = 0; i < claims_.size(); ++i) {
+    if (claims_[i].task->done) claims_[i].task->release();
+    else claims_[kept++] = claims_[i];
+  }
+  claims_.shrink(kept);
+  kept = 0;
+  for (int i = 0; i < tasks_.size(); ++i) {
+    if (tasks_[i]->done) tasks_[i]->release();
+    else tasks_[kept++] = tasks_[i];
+  }
+  tasks_.shrink(kept);
+  swept_ = kept;
+}
+
+bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
+  if (after.unfinished() || (groups_.size() && groups_[groups_.size() - 1].after->unfinished())) return true;
+  for (int i = 0; i < claims_.size(); ++i) {
+    if (claims_[i].task->done) continue;
+    for (const Use &use : uses) {
+      if (conflict(use, claims_[i].use)) return true;
+    }
+  }
+  return false;
+}
+
+void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
+  for (int i = 0; i < claims_.size(); ++i) {
+    if (claims_[i].task->done) continue;
+    for (const Use &use : uses) {
+      if (conflict(use, claims_[i].use)) {
+        task.await(claims_[i].task);
+        break;
+      }
+    }
+  }
+}
+
+Token Sequencer::issue(Task *task, const Token &after, std::initializer_list<Use> uses) {
+  Token token(task);
+  task->release();
+  if (tasks_.size() > 2 * swept_ + 16) sweep();
+  if (Task *other = after.unfinished()) task->await(other);
+  for (int i = 0; i < groups_.size(); ++i) {
+    if (Task *other = groups_[i].after->unfinished()) task->await(other);
+  }
+  await_conflicts(*task, uses);
+  if (task->pending == 0) task->start();
+  if (task->done) return Token();
+  for (const Use &use : uses) {
+    task->retain();
+    claims_.push(Claim{task, use});
+  }
+  task->retain();
+  tasks_.push(task);
+  if (groups_.size()) {
+    task->retain();
+    members_.push(task);
+  }
+  return token;
+}
+
+Token Sequencer::transfer(Site site, const Token &after, Channel &channel, i64 index, const Access &side, bool is_put) {
+  TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
+  task->retain();
+  End *end = nullptr;
+  for (int i = 0; i < ends_.size(); ++i) {
+    if (ends_[i].channel == &channel && ends_[i].index == index && ends_[i].is_put == is_put) end = &ends_[i];
+  }
+  if (end) {
+    if (!end->task->done) task->await(end->task);
+    end->task->release();
+    end->task = task;
+  } else {
+    ends_.push(End{&channel, index, is_put, task});
+  }
+  return issue(task, after, {Use{side.low, side.high, !is_put}});
+}
+
+void Sequencer::open_group(const Token &after) { groups_.push(Group{new Token(after), members_.size()}); }
+
+Token Sequencer::close_group() {
+  const Group group = groups_[groups_.size() - 1];
+  groups_.shrink(groups_.size() - 1);
+  Join *joined = new Join(island_);
+  if (Task *other = group.after->unfinished()) joined->await(other);
+  for (int i = group.first_member; i < members_.size(); ++i) {
+    if (!members_[i]->done) joined->await(members_[i]);
+    // Members of an inner group belong to the outer one too.
+    if (groups_.size() == 0) members_[i]->release();
+  }
+  if (groups_.size() == 0) members_.shrink(group.first_member);
+  delete group.after;
+  Token token(joined->pending ? joined : nullptr);
+  joined->release();
+  return token;
+}
+
+void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
+  Resume *resume = new Resume(island, handle);
+  resume->await(until);
+  resume->release();
+}
+
+Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
+  Join *joined = new Join(island_);
+  await_conflicts(*joined, uses);
+  for (int i = 0; i < groups_.size(); ++i) {
+    if (Task *other = groups_[i].after->unfinished()) joined->await(other);
+  }
+  // What it waits for keeps it alive.
+  Awaiter awaiter{island_, joined->pending ? joined : nullptr};
+  joined->release();
+  return awaiter;
+}
+
+Sequencer::Awaiter Sequencer::drain() {
+  Join *joined = new Join(island_);
+  for (int i = 0; i < tasks_.size(); ++i) {
+    if (!tasks_[i]->done) joined->await(tasks_[i]);
+  }
+  // What it waits for keeps it alive.
+  Awaiter awaiter{island_, joined->pending ? joined : nullptr};
+  joined->release();
+  return awaiter;
+}
+
+}  // namespace vnpu

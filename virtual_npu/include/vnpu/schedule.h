@@ -1,0 +1,402 @@
+// Programs with channels: tiles as coroutines, engines as tasks, channels between them.
+//
+// One thread runs an Island to its end. What is in it takes turns:
+//   Process    a coroutine: the body of a tile, a segment or a launch
+//   Task       an engine operation that a sequencer issued: a copy, a put or get, a herd, a segment
+//   Sequencer  walks a launch or segment body in program order and issues its operations as tasks, each held
+//              back only by earlier, unfinished tasks that touch the same bytes (one of them writing), by
+//              tokens, and by the previous operation on the same end of the same channel
+//   Channel    a bundle of bounded queues; a put copies its block in, a get copies it out
+#pragma once
+
+#include <coroutine>
+#include <initializer_list>
+
+#include "vnpu/memory.h"
+
+namespace vnpu {
+
+class Island;
+class Channel;
+
+// Who executes: `herd @h`, and where in its grid (dims counts the coordinates that mean something).
+struct Where {
+  const char *name;
+  int dims;
+  i64 x, y;
+};
+
+// A growing array of plain values.
+template <class T>
+class List {
+ public:
+  List() = default;
+  List(const List &) = delete;
+  List &operator=(const List &) = delete;
+  ~List() { __builtin_free(items_); }
+  int size() const { return size_; }
+  T &operator[](int i) { return items_[i]; }
+  void push(const T &item) {
+    if (size_ == capacity_) {
+      capacity_ = capacity_ ? 2 * capacity_ : 8;
+      items_ = static_cast<T *>(__builtin_realloc(items_, size_t(capacity_) * sizeof(T)));
+    }
+    items_[size_++] = item;
+  }
+  void shrink(int size) { size_ = size; }
+
+ private:
+  T *items_ = nullptr;
+  int size_ = 0, capacity_ = 0;
+};
+
+// ---- tasks and tokens ----
+
+class Task {
+ public:
+  explicit Task(Island &island) : island(island) {}
+  virtual ~Task();
+  // Called once, when everything the task waits for is done; leads, now or later, to finish().
+  virtual void start() = 0;
+  void finish();
+  void await(Task *other);  // be held back by another task
+  void retain() { ++references_; }
+  void release() {
+    if (--references_ == 0) delete this;
+  }
+
+  Island &island;
+  bool done = false;
+  int pending = 0;  // unfinished tasks it waits for
+
+ private:
+  int references_ = 1;
+  List<Task *> successors_;
+};
+
+// Done, or the task that will be.
+class Token {
+ public:
+  Token() = default;
+  explicit Token(Task *task) : task_(task) {
+    if (task_) task_->retain();
+  }
+  Token(const Token &other) : Token(other.task_) {}
+  Token &operator=(const Token &other) {
+    if (other.task_) other.task_->retain();
+    if (task_) task_->release();
+    task_ = other.task_;
+    return *this;
+  }
+  ~Token() {
+    if (task_) task_->release();
+  }
+  Task *unfinished() const { return task_ && !task_->done ? task_ : nullptr; }
+
+ private:
+  Task *task_ = nullptr;
+};
+
+Token join(const Token *const *tokens, int count);
+
+// A token that is done when all of these are.
+inline Token all() { return Token(); }
+template <class... T>
+inline Token all(const T &...tokens) {
+  const Token *const list[] = {&tokens...};
+  return join(list, int(sizeof...(tokens)));
+}
+
+// ---- processes ----
+
+class Process {
+ public:
+  struct promise_type {
+    template <class... Arguments>
+    explicit promise_type(Island &island, Arguments &&...) : island(island) {}
+    Process get_return_object() { return Process(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    std::suspend_always final_suspend() noexcept { return {}; }
+    void return_void() {}
+    [[noreturn]] void unhandled_exception() { throw; }
+
+    Island &island;
+    class Spawn *owner = nullptr;
+    promise_type *previous = nullptr, *next = nullptr;  // the island's list of live processes
+  };
+  using Handle = std::coroutine_handle<promise_type>;
+  explicit Process(Handle handle) : handle(handle) {}
+  Handle handle;
+};
+
+// Runs `count` processes; done when all of them have ended.
+class Spawn : public Task {
+ public:
+  Spawn(Island &island, i64 count) : Task(island), left(count) {}
+  i64 left;
+
+ protected:
+  void adopt(Process process);
+};
+
+template <class Make>
+class SpawnOf final : public Spawn {
+ public:
+  SpawnOf(Island &island, i64 count, Make make) : Spawn(island, count), make_(make) {}
+  void start() override {
+    if (left == 0) return finish();
+    const i64 count = left;
+    for (i64 i = 0; i < count; ++i) adopt(make_(i));
+  }
+
+ private:
+  Make make_;
+};
+
+// ---- the island ----
+
+class Island {
+ public:
+  Island() = default;
+  Island(const Island &) = delete;
+  ~Island();
+  // Runs a process, and everything it starts, to the end. Throws a Failure; a deadlock is one.
+  void run(Process root);
+
+  struct Work {
+    Process::Handle process;
+    Task *task;
+  };
+  void ready(Process::Handle process) { queue_.push(Work{process, nullptr}); }
+  void ready(Task *task) {
+    task->retain();
+    queue_.push(Work{nullptr, task});
+  }
+  void adopt(Process process, Spawn *owner);
+  void add(Channel *channel) { channels_.push(channel); }
+
+ private:
+  bool next(Work &work);
+  void step(Process::Handle process);
+  [[noreturn]] void fail_deadlock();
+
+  List<Work> queue_;
+  int head_ = 0;
+  Process::promise_type *live_ = nullptr;
+  List<Channel *> channels_;
+};
+
+// ---- channels ----
+
+// One side of a transfer that has arrived at its channel, and whom to wake when it is through.
+struct Transfer {
+  Site site;
+  Where where;
+  Access side;
+  Island &island;
+  Process::Handle process = nullptr;
+  Task *task = nullptr;
+  Transfer *next = nullptr;
+  bool through = false;
+
+  void complete();
+};
+
+class Channel {
+ public:
+  // How many blocks a put may be ahead of its get, per index: the two buffers of a ping-pong pair.
+  static constexpr int kCapacity = 2;
+
+  // `to` has the extents on the receiving side: those of `from`, or larger where one put feeds several gets.
+  Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to);
+  Channel(const Channel &) = delete;
+  ~Channel();
+
+  i64 put_index(Site site, std::initializer_list<i64> indices) const { return index(site, indices, from_); }
+  i64 get_index(Site site, std::initializer_list<i64> indices) const { return index(site, indices, to_); }
+
+  // True when the block went through; else the transfer is queued and completes later.
+  bool put(Transfer &transfer, i64 index);
+  bool get(Transfer &transfer, i64 index);
+
+  // Appends a line for every queued transfer to a report; gives the characters written.
+  int describe(char *text, int capacity, int &left);
+
+ private:
+  struct Shape {
+    int rank = 0;
+    i64 extents[kMaxRank];
+    i64 count = 1;
+  };
+  struct Block {
+    void *data;
+    i64 count;
+    int element;
+    Site site;
+    Where where;
+  };
+  struct Queue {
+    Transfer *first = nullptr, *last = nullptr;
+    void push(Transfer &transfer);
+    Transfer *pop();
+  };
+  struct Inlet {
+    Queue puts;
+  };
+  struct Outlet {
+    Queue gets;
+    Block blocks[kCapacity];
+    int full = 0;
+    i64 source = 0;
+  };
+
+  i64 index(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
+  bool deliver(Transfer &put, i64 index);
+  void hand_over(Transfer &get, const Access &block, Site from, Where sender);
+  i64 source_of(i64 outlet) const;
+  int describe_queue(char *text, int capacity, int &left, const Queue &queue, const Shape &shape, i64 index,
+                     const char *verb);
+
+  const char *name_;
+  Shape from_, to_;
+  Inlet *inlets_;
+  Outlet *outlets_;
+};
+
+// What `co_await put(...)` and `co_await get(...)` wait with, in tiles.
+struct TransferAwaiter : Transfer {
+  Channel &channel;
+  i64 index;
+  bool is_put;
+  bool await_ready() { return is_put ? channel.put(*this, index) : channel.get(*this, index); }
+  void await_suspend(Process::Handle handle) { process = handle; }
+  void await_resume() const {}
+};
+
+inline TransferAwaiter put(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
+  return TransferAwaiter{{site, where, side, island}, channel, index, true};
+}
+inline TransferAwaiter get(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
+  return TransferAwaiter{{site, where, side, island}, channel, index, false};
+}
+
+// ---- sequencers ----
+
+// Bytes that an operation touches.
+struct Use {
+  const char *low, *high;
+  bool writes;
+};
+template <class T>
+inline Use reads(const T *data, i64 extent) {
+  return Use{reinterpret_cast<const char *>(data), reinterpret_cast<const char *>(data + extent), false};
+}
+template <class T>
+inline Use writes(const T *data, i64 extent) {
+  return Use{reinterpret_cast<const char *>(data), reinterpret_cast<const char *>(data + extent), true};
+}
+
+template <class Body>
+class RunTask final : public Task {
+ public:
+  RunTask(Island &island, Body body) : Task(island), body_(body) {}
+  void start() override {
+    body_();
+    finish();
+  }
+
+ private:
+  Body body_;
+};
+
+class Sequencer {
+ public:
+  Sequencer(Island &island, Where where) : island_(island), where_(where) {}
+  Sequencer(const Sequencer &) = delete;
+  ~Sequencer();
+
+  Arena arena;  // the buffers of the body
+
+  // A piece of work that does not suspend.
+  template <class Body>
+  Token run(Site, const Token &after, std::initializer_list<Use> uses, Body body) {
+    if (!held_back(after, uses)) {
+      body();
+      return Token();
+    }
+    return issue(new RunTask<Body>(island_, body), after, uses);
+  }
+
+  Token copy(Site site, const Token &after, const Access &dst, const Access &src) {
+    const Use uses[] = {{dst.low, dst.high, true}, {src.low, src.high, false}};
+    return run(site, after, {uses[0], uses[1]}, [=] { vnpu::copy(site, dst, src); });
+  }
+
+  // A segment, or a herd whose tiles use channels.
+  template <class Make>
+  Token spawn(Site, const Token &after, std::initializer_list<Use> uses, i64 count, Make make) {
+    return issue(new SpawnOf<Make>(island_, count, make), after, uses);
+  }
+
+  Token put(Site site, const Token &after, Channel &channel, i64 index, const Access &side) {
+    return transfer(site, after, channel, index, side, true);
+  }
+  Token get(Site site, const Token &after, Channel &channel, i64 index, const Access &side) {
+    return transfer(site, after, channel, index, side, false);
+  }
+
+  // Gives a buffer back when everything issued before that uses it is done.
+  template <class T>
+  void dealloc(Site site, T *data, i64 extent) {
+    run(site, Token(), {writes(data, extent)}, [this, data] { arena.dealloc(data); });
+  }
+
+  // Everything issued between the two waits for `after`; the token is done when all of it is.
+  void open_group(const Token &after);
+  Token close_group();
+
+  // Suspends the body itself until a token, or everything in conflict with `uses`, or everything, is done.
+  struct Awaiter {
+    Island &island;
+    Task *until;  // null: nothing to wait for
+    bool await_ready() const { return !until; }
+    void await_suspend(Process::Handle handle);
+    void await_resume() const {}
+  };
+  Awaiter wait(const Token &token) { return Awaiter{island_, token.unfinished()}; }
+  Awaiter settle(std::initializer_list<Use> uses);
+  Awaiter drain();
+
+ private:
+  struct Claim {
+    Task *task;
+    Use use;
+  };
+  struct End {  // the last operation on one end of a channel
+    const Channel *channel;
+    i64 index;
+    bool is_put;
+    Task *task;
+  };
+  struct Group {
+    Token *after;
+    int first_member;
+  };
+
+  bool held_back(const Token &after, std::initializer_list<Use> uses);
+  Token issue(Task *task, const Token &after, std::initializer_list<Use> uses);
+  Token transfer(Site site, const Token &after, Channel &channel, i64 index, const Access &side, bool is_put);
+  void await_conflicts(Task &task, std::initializer_list<Use> uses);
+  void sweep();
+
+  Island &island_;
+  Where where_;
+  List<Claim> claims_;    // what unfinished tasks touch
+  List<Task *> tasks_;    // unfinished tasks
+  List<End> ends_;
+  List<Group> groups_;
+  List<Task *> members_;  // of the open groups
+  int swept_ = 0;
+};
+
+}  // namespace vnpu
