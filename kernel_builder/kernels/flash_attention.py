@@ -20,7 +20,7 @@ cascade, each core merging what it gets into its own, and stage 0 normalises and
 - A tile wholly above the diagonal is received and not computed on. Receiving less would need transfer counts
   that depend on the launch.
 - Which tile a row sees where depends on lkp and num_stages alone. So a row's result has the same bits
-  whatever lq and lk are padded to: tiles above the diagonal and stages without a tile change nothing, exactly.
+  whatever lq and lk are padded to: tiles above the diagonal and stages without a tile change no bit of it.
 
 A core learns its launch's place through an index operand of the herd, which mlir-air writes to the core as a
 run-time parameter. The mask is a rule of positions: causal, or none.
@@ -437,8 +437,8 @@ KERNEL = KernelSpec(
     tolerance=Tolerance(
         2.0**-6,
         1e-2,
-        "the weights of the softmax are rounded to bf16 before they meet v (2^-8 each; where v changes sign an "
-        "absolute error remains, 1e-2 for v of size 1)",
+        "the weights of the softmax are rounded to bf16 before they meet v (2^-8 each; where v changes sign "
+        "an absolute error remains, 1e-2 for v of size 1)",
     ),
     random_case=random_case,
 )
