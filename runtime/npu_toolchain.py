@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from runtime.artifacts import BUILD_LOG
 from runtime.errors import BackendError, CompileError
 from runtime.fingerprint import file_digest, text_digest, tool_version
-from runtime.toolchain import program_ingredients, source_of
+from runtime.toolchain import SHOWN_LINES, program_ingredients, source_of
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject, Program
@@ -38,9 +38,6 @@ PEANO_FLAGS = (
     "-Wno-macro-redefined",
     "-Wno-empty-body",
 )
-
-SHOWN_LINES = 20
-"""Lines of a failed tool's output that its error shows; the log has them all."""
 
 TOOLS = {
     "aircc": "it comes with mlir-air",

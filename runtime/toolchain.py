@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import virtual_npu
+from runtime.artifacts import BUILD_LOG
 from runtime.errors import CompileError
-from runtime.fingerprint import cpu_identity, files_digest, text_digest, tree_digest, with_includes
+from runtime.fingerprint import (
+    cpu_identity,
+    files_digest,
+    text_digest,
+    tool_version,
+    tree_digest,
+    with_includes,
+)
+from virtual_npu.toolchain import find_compiler
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject, Program
@@ -19,6 +28,10 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 KERNEL_SOURCES = REPOSITORY / "kernels_cc"
 """C++ for the cores. Data, not a Python package that we import."""
+
+
+SHOWN_LINES = 20
+"""Lines of a failed tool's output that an error shows; the log has them all."""
 
 
 class Toolchain(Protocol):
@@ -32,6 +45,11 @@ class Toolchain(Protocol):
 
         Raises CompileError with the tool's own lines.
         """
+
+
+def first_lines(text: str) -> str:
+    """The first SHOWN_LINES lines."""
+    return "\n".join(text.splitlines()[:SHOWN_LINES])
 
 
 def source_of(external: ExternalObject) -> Path:
@@ -54,14 +72,23 @@ class VirtualToolchain:
     """Compiles for the virtual NPU: AIR text to C++ to a shared object of this machine."""
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
-        return {**program_ingredients(program), **self._own_ingredients}
+        try:
+            compiler = find_compiler()
+        except virtual_npu.VirtualNpuError as error:
+            raise CompileError(program.name, str(error)) from error
+        return {
+            **program_ingredients(program),
+            **self._own_ingredients,
+            "compiler": f"{tool_version(compiler.path)} {' '.join(compiler.flags)}",
+        }
 
     def compile(self, program: Program, work: Path) -> Path:
         output = work / f"{program.name}.elf"
         try:
             virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,))
         except virtual_npu.VirtualNpuError as error:
-            raise CompileError(program.name, str(error)) from error
+            (work / BUILD_LOG).write_text(str(error))
+            raise CompileError(program.name, first_lines(str(error))) from error
         return output
 
     @functools.cached_property

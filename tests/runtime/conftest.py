@@ -83,9 +83,8 @@ def make_program(name="scale", text="scale", shape=SHAPE, options=(), objects=()
 
 
 @pytest.fixture(autouse=True)
-def fake_library(monkeypatch, request):
-    if "real_library" not in request.keywords:
-        monkeypatch.setattr(virtual_npu, "Library", FakeLibrary, raising=False)
+def fake_library(monkeypatch):
+    monkeypatch.setattr(virtual_npu, "Library", FakeLibrary)
     FakeLibrary.fail = None
     return FakeLibrary
 

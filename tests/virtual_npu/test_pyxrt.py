@@ -31,7 +31,7 @@ class FakeEntry:
 
 
 class FakeLibrary:
-    """Entry `double` writes 2 * argument 0 to argument 1; `fill` writes its scalar argument 1 to argument 0."""
+    """`double` writes 2 * argument 0 to argument 1; `fill` writes its scalar argument 1 to argument 0."""
 
     release = threading.Event()
     log: list[str] = []  # noqa: RUF012
@@ -73,7 +73,7 @@ def strict(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fake_library(monkeypatch):
-    monkeypatch.setattr(virtual_npu, "Library", FakeLibrary, raising=False)
+    monkeypatch.setattr(virtual_npu, "Library", FakeLibrary)
     FakeLibrary.release.clear()
     FakeLibrary.log.clear()
 

@@ -1,0 +1,150 @@
+"""KernelCache over the real virtual NPU: built by the system's compiler, run, rebuilt after a change."""
+
+import re
+
+import numpy as np
+import pytest
+
+from kernel_builder.arguments import Argument, ArgumentTable, Role
+from kernel_builder.dtypes import f32, i32
+from multi_launch_builder.program import ExternalObject, Program
+from runtime import CompileError, KernelCache, RunError, select_backend
+from runtime import toolchain as toolchain_module
+from runtime.toolchain import VirtualToolchain
+
+TEXT = """
+module {
+  func.func @scale(%x: memref<4x8xf32>, %w: memref<4x8xf32>, %divisor: memref<1xi32>, %y: memref<4x8xf32>) {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %c4 = arith.constant 4 : index
+    %c8 = arith.constant 8 : index
+    %d = memref.load %divisor[%c0] : memref<1xi32>
+    %one = arith.constant 1 : i32
+    %q = arith.divsi %one, %d : i32
+    scf.for %i = %c0 to %c4 step %c1 {
+      scf.for %j = %c0 to %c8 step %c1 {
+        %a = memref.load %x[%i, %j] : memref<4x8xf32>
+        %b = memref.load %w[%i, %j] : memref<4x8xf32>
+        %p = arith.mulf %a, %b : f32
+        memref.store %p, %y[%i, %j] : memref<4x8xf32>
+      }
+    }
+    return
+  }
+}
+"""
+
+EXTERNAL = """
+module {
+  func.func private @fill(memref<32xf32>) attributes {link_with = "fill.o", link_defines = "VALUE=7"}
+  func.func @external(%y: memref<32xf32>) {
+    func.call @fill(%y) : (memref<32xf32>) -> ()
+    return
+  }
+}
+"""
+
+SOURCE = """
+extern "C" void fill(float *y) {
+  for (int i = 0; i < 32; ++i) y[i] = VALUE;
+}
+"""
+
+
+def external_program(text=EXTERNAL):
+    table = ArgumentTable([Argument("y", (32,), f32, Role.OUTPUT)])
+    fill = ExternalObject("fill.o", "fill.cc", ("VALUE=7",), ("fill",))
+    return Program("external", text, table, (), (fill,))
+
+
+@pytest.fixture(autouse=True)
+def fake_library():
+    """Here the programs are real."""
+
+
+@pytest.fixture
+def real_cache(tmp_path, strict, reports):
+    with KernelCache(tmp_path / "cache", select_backend("virtual"), report=reports.append) as cache:
+        yield cache
+
+
+@pytest.fixture
+def kernel_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "fill.cc").write_text(SOURCE)
+    monkeypatch.setattr(toolchain_module, "KERNEL_SOURCES", folder)
+    return folder
+
+
+@pytest.fixture
+def scale():
+    roles = {"x": Role.INPUT, "w": Role.WEIGHT, "divisor": Role.INPUT, "y": Role.OUTPUT}
+    table = ArgumentTable(
+        Argument(name, (1,) if name == "divisor" else (4, 8), i32 if name == "divisor" else f32, role)
+        for name, role in roles.items()
+    )
+    return Program("scale", TEXT, table, (), ())
+
+
+def test_a_program_is_built_and_run(real_cache, scale, arrays):
+    artifact = real_cache.compile_and_cache(scale)
+    assert artifact.path.read_bytes()[:4] == b"\x7fELF"
+    real_cache.preload(scale, "L0", w=arrays["w"])
+    divisor = np.ones(1, np.int32)
+    result = real_cache.run(scale, bo_key="L0", x=arrays["x"], divisor=divisor)
+    np.testing.assert_array_equal(result["y"], arrays["x"] * arrays["w"])
+    with pytest.raises(RunError, match=r"program 'scale' on buffers 'L0' failed: .*zero"):
+        real_cache.run(scale, bo_key="L0", x=arrays["x"], divisor=0 * divisor)
+    result = real_cache.run(scale, bo_key="L0", x=arrays["x"], divisor=divisor)
+    np.testing.assert_array_equal(result["y"], arrays["x"] * arrays["w"])
+
+
+def test_a_changed_kernel_source_is_compiled_again(tmp_path, kernel_folder):
+    backend = select_backend("virtual")
+    with KernelCache(tmp_path / "cache", backend) as cache:
+        cache.compile_and_cache(external_program())
+        assert (cache.run("external")["y"] == 7).all()
+        assert cache.compile_and_cache(external_program()).reused
+        (kernel_folder / "fill.cc").write_text(SOURCE.replace("= VALUE", "= VALUE + 1"))
+        assert not cache.compile_and_cache(external_program()).reused
+        assert (cache.run("external")["y"] == 8).all()
+
+
+def test_what_the_compiler_says_is_shown_and_kept(tmp_path, kernel_folder):
+    (kernel_folder / "fill.cc").write_text(SOURCE.replace("VALUE;", "VALU;"))
+    cache = KernelCache(tmp_path / "cache", select_backend("virtual"))
+    with pytest.raises(
+        CompileError, match=r"(?s)program 'external' was not compiled: .*fill.cc.*VALU"
+    ) as caught:
+        cache.compile_and_cache(external_program())
+    assert "VALU" in caught.value.log.read_text()
+
+
+def test_text_that_does_not_parse(tmp_path):
+    cache = KernelCache(tmp_path / "cache", select_backend("virtual"))
+    with pytest.raises(CompileError, match=r"program 'external' was not compiled: .*:3:"):
+        cache.compile_and_cache(external_program("module {\n func.func\n )"))
+
+
+def test_no_compiler_names_the_package(tmp_path, monkeypatch, scale):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("VNPU_CXX", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    cache = KernelCache(tmp_path / "cache", select_backend("virtual"))
+    with pytest.raises(
+        CompileError, match=r"program 'scale' was not compiled: no C\+\+ compiler.*apt install g\+\+"
+    ):
+        cache.compile_and_cache(scale)
+
+
+def test_ingredients(scale, monkeypatch):
+    ingredients = VirtualToolchain().ingredients(scale)
+    assert list(ingredients) == [
+        *["program text", "kernel sources", "kernel macros", "air_dialect", "virtual_npu"],
+        *["AIE API for the host", "xdsl", "CPU", "compiler"],
+    ]
+    assert re.search(r"\d+\.\d+.* -O3 -march=native$", ingredients["compiler"])
+    monkeypatch.setenv("VNPU_OPT", "1")
+    assert VirtualToolchain().ingredients(scale)["compiler"].endswith("-O1 -march=native")
