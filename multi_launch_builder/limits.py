@@ -9,7 +9,7 @@ from multi_launch_builder.errors import UnsupportedShapeError
 from multi_launch_builder.shapes import ModelShape
 
 LM_HEAD_PARTITIONS = 8
-"""Launches of lm_head_gemv: with less than 255 trips each, vocabularies up to 1000000 fit comfortably."""
+"""Launches of lm_head_gemv."""
 LM_HEAD_ROWS = 64
 """A partition is whole rounds of eight cores with eight rows each, so that every tile is full."""
 SEQ_LEN_STEP = 64
@@ -17,20 +17,41 @@ SEQ_LEN_STEP = 64
 
 
 @dataclass(frozen=True)
-class Multiple:
-    """A quantity that must be a multiple of `step`, because of `why`."""
+class Rule:
+    """A size must be a multiple of `step` and at most `most`, because of `why_step` and `why_most`."""
 
     name: str
     value: Callable[[ModelShape], int]
     step: int
-    why: str
+    why_step: str
+    most: int
+    why_most: str
+
+    def check(self, shape: ModelShape) -> None:
+        """Raises UnsupportedShapeError with the nearest legal value."""
+        value = self.value(shape)
+        _check_multiple(self.name, value, self.step, self.why_step)
+        if value > self.most:
+            raise UnsupportedShapeError(
+                f"{self.name}={value} is more than {self.most} ({self.why_most}); the nearest legal value is "
+                f"{self.most}"
+            )
 
 
-MULTIPLES = (
-    Multiple("emb_dim", lambda s: s.emb_dim, 64, "a GEMV reads its row 64 elements at a time"),
-    Multiple("hidden_dim", lambda s: s.hidden_dim, 64, "a GEMV reads its row 64 elements at a time"),
-    Multiple("head_dim", lambda s: s.head_dim, 32, "RoPE turns 16 pairs of a head at a time"),
-    Multiple("n_heads * head_dim", lambda s: s.q_dim, 64, "a GEMV reads its row 64 elements at a time"),
+_GEMV_STEP = (64, "a GEMV reads its row 64 elements at a time")
+_GEMV_MOST = (10688, "a core holds x once and two rows of the weight in 63 KiB of L1")
+RULES = (
+    Rule(
+        "head_dim",
+        lambda s: s.head_dim,
+        32,
+        "RoPE turns 16 pairs of a head at a time",
+        160,
+        "attention holds K and V tiles of a head in L1",
+    ),
+    Rule("emb_dim", lambda s: s.emb_dim, *_GEMV_STEP, 6400, "RMSNorm holds a row five times in 63 KiB of L1"),
+    Rule("hidden_dim", lambda s: s.hidden_dim, *_GEMV_STEP, *_GEMV_MOST),
+    Rule("n_heads * head_dim", lambda s: s.q_dim, *_GEMV_STEP, *_GEMV_MOST),
 )
 
 
@@ -48,8 +69,8 @@ def check_shape(shape: ModelShape) -> None:
             f"n_kv_heads={shape.n_kv_heads} does not divide n_heads={shape.n_heads}, so the query heads "
             f"cannot share them evenly; the nearest legal n_kv_heads is {nearest}"
         )
-    for rule in MULTIPLES:
-        _check_step(rule.name, rule.value(shape), rule.step, rule.why)
+    for rule in RULES:
+        rule.check(shape)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero; "
@@ -59,10 +80,10 @@ def check_shape(shape: ModelShape) -> None:
 
 def check_seq_len(seq_len: int) -> None:
     """Raises UnsupportedShapeError, naming the nearest legal length, for a length nothing is built for."""
-    _check_step("seq_len", seq_len, SEQ_LEN_STEP, "flash_attn takes K and V in tiles of 64 positions")
+    _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, "flash_attn takes K and V in tiles of 64 positions")
 
 
-def _check_step(name: str, value: int, step: int, why: str) -> None:
+def _check_multiple(name: str, value: int, step: int, why: str) -> None:
     if value < 1 or value % step:
         nearest = max(step, round(value / step) * step)
         raise UnsupportedShapeError(

@@ -1,6 +1,6 @@
 """The logits of one row: the vocabulary, padded, in eight partitions, one GEMV launch each.
 
-Partitions keep a launch below 255 trips, the most that one task of a shim DMA queue repeats.
+In partitions, as mlir-air runs its LM heads, because one task of a shim DMA queue repeats at most 255 times.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from kernel_builder.errors import IllegalShapeError
+from kernel_builder.kernels import registry
 from multi_launch_builder import (
     ConfigError,
     ModelShape,
@@ -87,6 +89,9 @@ def test_known_shapes_are_legal(shape):
             {"n_heads": 3, "n_kv_heads": 3, "head_dim": 32},
             "n_heads * head_dim=96 is not a positive multiple of 64",
         ),
+        ({"head_dim": 192}, "head_dim=192 is more than 160 (attention holds K and V tiles"),
+        ({"emb_dim": 8192}, "emb_dim=8192 is more than 6400 (RMSNorm holds a row five times"),
+        ({"hidden_dim": 11008}, "hidden_dim=11008 is more than 10688 (a core holds x once and two rows"),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
         ({"n_kv_heads": 3}, "the nearest legal n_kv_heads is 2"),
         ({"vocab_size": 0}, "vocab_size=0 is not positive"),
@@ -96,6 +101,27 @@ def test_known_shapes_are_legal(shape):
 def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
     with pytest.raises(UnsupportedShapeError, match=re.escape(words)):
         check_shape(dataclasses.replace(DEMO, **change))
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "step", "kernel", "parameters"),
+    [
+        ("emb_dim", 6400, 64, "rms_norm", lambda size: {"rows": 8, "cols": size}),
+        ("hidden_dim", 10688, 64, "gemv", lambda size: {"m": 64, "k": size}),
+        (
+            "head_dim",
+            160,
+            32,
+            "flash_attention",
+            lambda size: {"lq": 64, "lk": 64, "n_heads": 1, "n_kv_heads": 1, "head_dim": size},
+        ),
+    ],
+)
+def test_the_limits_are_those_of_the_kernels(field, most, step, kernel, parameters):
+    check_shape(dataclasses.replace(DEMO, **{field: most}))
+    registry()[kernel].build(**parameters(most))
+    with pytest.raises(IllegalShapeError):
+        registry()[kernel].build(**parameters(most + step))
 
 
 @pytest.mark.parametrize(("seq_len", "nearest"), [(0, 64), (-5, 64), (100, 128), (129, 128), (31, 64)])

@@ -1,0 +1,201 @@
+"""The six programs: their tables, their launches, and what they compute on the virtual NPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+
+import virtual_npu
+from air_dialect import parse
+from air_dialect.ops import LaunchOp
+from kernel_builder.arguments import ArgumentTable, Role
+from kernel_builder.kernels import registry
+from multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs
+from multi_launch_builder.plan import ProgramPlan, Step, build_program
+from multi_launch_builder.programs import PLANS, plan_programs
+from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+
+LAUNCHES = {
+    "rms_gemms_rope": 6,
+    "flash_attn": 1,
+    "o_ffn": 8,
+    "rms_gemv_rope": 6,
+    "o_gemv_ffn": 8,
+    "lm_head_gemv": 8,
+}
+NARROW = ModelShape(
+    emb_dim=64, n_heads=2, n_kv_heads=1, head_dim=32, hidden_dim=192, vocab_size=500, rms_norm_eps=1e-6
+)
+"""One KV head for all, an odd FFN width, a vocabulary that needs padding."""
+WIDE_HEADS = ModelShape(
+    emb_dim=192, n_heads=4, n_kv_heads=4, head_dim=128, hidden_dim=320, vocab_size=1024, rms_norm_eps=1e-5
+)
+"""No grouping, heads wider than the model (n_heads * head_dim is not emb_dim)."""
+MODELS = {"demo": (DEMO, DEMO_SEQ_LEN), "narrow": (NARROW, 64), "wide_heads": (WIDE_HEADS, 192)}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def demo_programs():
+    return build_programs(DEMO, DEMO_SEQ_LEN)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_program_parses_and_has_its_launches(demo_programs, name):
+    program = demo_programs[name]
+    module = parse(program.text)
+    launches = [op.sym_name for op in module.walk() if isinstance(op, LaunchOp)]
+    assert tuple(launches) == program.launches == tuple(step.label for step in PLANS[name](DEMO, 128).steps)
+    assert len(launches) == LAUNCHES[name]
+    assert f"func.func @{name}(" in program.text
+
+
+def signature(program, role):
+    return {a.name: a.shape for a in program.arguments if a.role is role}
+
+
+def test_the_argument_table_of_rms_gemms_rope(demo_programs):
+    program = demo_programs["rms_gemms_rope"]
+    assert signature(program, Role.INPUT) == {"x": (128, 256)}
+    assert signature(program, Role.WEIGHT) == {
+        "attn_norm": (256,),
+        "wq": (256, 256),
+        "wk": (256, 128),
+        "wv": (256, 128),
+    }
+    assert signature(program, Role.LUT) == {"rope_lut": (128, 64)}
+    assert signature(program, Role.OUTPUT) == {"v": (128, 128), "q_roped": (128, 256), "k_roped": (128, 128)}
+
+
+def test_the_argument_table_of_o_ffn(demo_programs):
+    program = demo_programs["o_ffn"]
+    assert signature(program, Role.INPUT) == {"attn_out": (128, 256), "x": (128, 256)}
+    assert signature(program, Role.WEIGHT) == {
+        "wo": (256, 256),
+        "ffn_norm": (256,),
+        "w_gate": (256, 768),
+        "w_up": (256, 768),
+        "w_down": (768, 256),
+    }
+    assert signature(program, Role.OUTPUT) == {"x_next": (128, 256)}
+
+
+def test_decode_takes_vectors_and_hugging_face_weights(demo_programs):
+    before, after = demo_programs["rms_gemv_rope"], demo_programs["o_gemv_ffn"]
+    assert signature(before, Role.INPUT) == {"x": (256,), "rope_row": (64,)}
+    assert signature(before, Role.WEIGHT)["wk"] == (128, 256)
+    assert signature(before, Role.OUTPUT) == {"v": (128,), "q_roped": (256,), "k_roped": (128,)}
+    assert signature(after, Role.WEIGHT)["w_down"] == (256, 768)
+    assert signature(after, Role.OUTPUT) == {"x_next": (256,)}
+
+
+def test_the_lm_head_is_padded_to_eight_partitions():
+    program = build_programs(NARROW, 64, only=["lm_head_gemv"])["lm_head_gemv"]
+    assert signature(program, Role.WEIGHT) == {f"lm_head_{i}": (64, 64) for i in range(8)}
+    assert signature(program, Role.OUTPUT) == {f"logits_{i}": (64,) for i in range(8)}
+
+
+def test_the_down_projection_has_an_object_of_its_own(demo_programs):
+    objects = {o.name: o for o in demo_programs["o_gemv_ffn"].objects}
+    gemv = [o for o in objects.values() if o.source == "mv.cc"]
+    assert len(gemv) == 2
+    assert not set(gemv[0].symbols) & set(gemv[1].symbols)
+    assert gemv[0].defines != gemv[1].defines
+
+
+def test_every_option_has_its_reason(demo_programs):
+    for program in demo_programs.values():
+        assert all(option.flag.startswith("--") and option.reason for option in program.options)
+        assert program.flags == tuple(option.flag for option in program.options)
+
+
+def test_only_what_was_asked_for_is_built():
+    assert list(build_programs(DEMO, 128, only={"o_ffn"})) == ["o_ffn"]
+
+
+def test_parameters_that_a_kernel_refuses_name_program_and_launch():
+    step = Step("q_gemm", "gemm", {"m": 7, "k": 64, "n": 64}, {})
+    with pytest.raises(
+        UnsupportedShapeError, match="program p, launch q_gemm: gemm: m=7 is no positive multiple"
+    ):
+        build_program(ProgramPlan("p", ArgumentTable([]), (step,)))
+
+
+def fill(plan, rng):
+    """Arrays for every argument: what the kernel's own test inputs are, else normal numbers; results NaN."""
+    arrays = {a.name: np.full(a.shape, np.nan, a.dtype.numpy) for a in plan.arguments}
+    for step in reversed(plan.steps):
+        special = registry()[step.kernel].random_inputs
+        drawn = special(step.parameters, rng) if special else {}
+        for inner, name in step.wiring.items():
+            if plan.arguments[name].role in (Role.INPUT, Role.WEIGHT, Role.LUT):
+                shape = plan.arguments[name].shape
+                normal = rng.standard_normal(shape) / (shape[0] ** 0.5 if len(shape) > 1 else 1)
+                arrays[name] = np.asarray(drawn.get(inner, normal)).astype(plan.arguments[name].dtype.numpy)
+    return arrays
+
+
+def run(program, arrays, folder):
+    path = folder / f"{program.name}.so"
+    virtual_npu.build(program.text, path)
+    buffers = [np.ascontiguousarray(arrays[a.name]) for a in program.arguments]
+    virtual_npu.Library(path).run(program.name, [b.ctypes.data_as(ctypes.c_void_p).value for b in buffers])
+    return dict(zip(program.arguments.names, buffers, strict=True))
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_every_launch_computes_its_reference_from_what_it_was_given(model, name, tmp_path):
+    """Intermediates stay in their buffers, so each launch is compared on the very numbers it read."""
+    shape, seq_len = model
+    plan = plan_programs(shape, seq_len)[name]
+    program = build_programs(shape, seq_len, only=[name])[name]
+    found = run(program, fill(plan, np.random.default_rng(7)), tmp_path)
+    for step in plan.steps:
+        kernel = registry()[step.kernel]
+        given = {inner: found[outer] for inner, outer in step.wiring.items()}
+        for inner, want in kernel.reference(step.parameters, given).items():
+            got = found[step.wiring[inner]]
+            assert np.isfinite(got.astype(np.float32)).all(), f"{name}/{step.label}"
+            assert kernel.tolerance.excess(got, want) <= 1, f"{name}/{step.label}"
+
+
+def compose(plan, arrays):
+    """The program in numpy: the references of its launches, one after the other."""
+    arrays = dict(arrays)
+    for step in plan.steps:
+        given = {inner: arrays[outer] for inner, outer in step.wiring.items()}
+        for inner, value in registry()[step.kernel].reference(step.parameters, given).items():
+            arrays[step.wiring[inner]] = value
+    return arrays
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_program_computes_the_composition_of_its_references(name, tmp_path):
+    plan = plan_programs(NARROW, 64)[name]
+    arrays = fill(plan, np.random.default_rng(3))
+    want = compose(plan, arrays)
+    found = run(build_programs(NARROW, 64, only=[name])[name], arrays, tmp_path)
+    for output in signature(plan, Role.OUTPUT):
+        left, right = (x[output].astype(np.float64) for x in (found, want))
+        assert np.abs(left - right).sum() <= 1e-2 * np.abs(right).sum(), output
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_llama_3_2_1b_at_2048_fits_the_device(name):
+    from kernel_builder.device import NPU2
+    from kernel_builder.preflight import preflight
+
+    program = build_programs(LLAMA_3_2_1B, 2048, only=[name])[name]
+    assert len(program.launches) == LAUNCHES[name]
+    preflight(parse(program.text), NPU2).check()
+
+
+def test_the_names_of_launches_are_no_bare_numbers(demo_programs):
+    assert all(re.fullmatch(r"[a-z_]+[0-9]?", label) for p in demo_programs.values() for label in p.launches)
