@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -20,14 +22,17 @@ READ = (Role.INPUT, Role.WEIGHT, Role.LUT)
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="aerie-kernels-")
+def _folder() -> Path:
+    """Where kernels are built; removed when the process ends."""
+    path = Path(tempfile.mkdtemp(prefix="aerie-kernels-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 def library(kernel: KernelModule) -> virtual_npu.Library:
     """The kernel built for the virtual NPU; built once per text and process."""
     digest = hashlib.sha256(kernel.text.encode()).hexdigest()[:16]
-    path = Path(_folder().name) / f"{kernel.name}-{digest}.so"
+    path = _folder() / f"{kernel.name}-{digest}.so"
     if not path.exists():
         virtual_npu.build(kernel.text, path)
     return virtual_npu.Library(path)
