@@ -13,7 +13,6 @@ from xdsl.dialects import vector
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
-    BoolAttr,
     DenseArrayBase,
     IntegerAttr,
     VectorType,
@@ -96,7 +95,7 @@ class _Transfer:
         self.view = body.memref(op.source)
         self.indices = body.texts(op.indices)
         self.pointer = at(self.view, self.indices)
-        bounds = [b.value.data != 0 for b in op.in_bounds if isinstance(b, BoolAttr)]
+        bounds = [bound.value.data != 0 for bound in op.in_bounds]
         self.strides: list[str] = []
         self.limits: list[str] = []
         shape = type_.get_shape()
