@@ -69,6 +69,7 @@ void f32_to_bf16(const float* a, bfloat16* out) {  // 32 lanes
   aie::store_v(out, aie::accum<accfloat, 32>(aie::load_v<32>(a)).to_vector<bfloat16>());
 }
 void scalar_to_bf16(const float* a, bfloat16* out) { *out = bfloat16(*a); }
+void spread_scalar(const float* a, float* out) { aie::store_v(out, aie::broadcast<float, 16>(*a)); }
 void constant_to_bf16(bfloat16* out) {
   constexpr bfloat16 third = 1.0f / 3.0f;
   *out = third;

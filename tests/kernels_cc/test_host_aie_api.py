@@ -155,6 +155,13 @@ def test_nan_and_infinity_survive_rounding(api: Any) -> None:
     np.testing.assert_array_equal(as_f32(out), values)
 
 
+def test_broadcast_keeps_the_sign_of_zero(api: Any) -> None:
+    out = np.ones(16, np.float32)
+    api.spread_scalar(np.array([-0.0], np.float32), out)
+    assert (out == 0).all()
+    assert np.signbit(out).all()
+
+
 def test_exp2_is_the_nearest_bf16_and_exact_for_integers(api: Any) -> None:
     x = np.array(
         np.r_[np.linspace(-130, 130, 4000), np.arange(-126, 128), [np.inf, -np.inf], [-1e30] * 16][:4256],

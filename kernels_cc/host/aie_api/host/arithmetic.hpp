@@ -153,7 +153,7 @@ template <typename Tag, unsigned N, typename E>
   requires Elem<E>
 AIE_HOST_INLINE auto factor(E value) {
   using L = typename accum_lane<Tag>::type;
-  return lanes<L, N>{} + L(value);
+  return L(value) - lanes<L, N>{};
 }
 
 template <typename A>
@@ -173,6 +173,10 @@ inline constexpr unsigned factor_lanes =
 template <typename A, typename B>
 concept Factors = (Vector<A> || Vector<B>)&&(Vector<A> || Elem<A>)&&(Vector<B> || Elem<B>)&&(
     !Vector<A> || !Vector<B> || factor_traits<A>::size == factor_traits<B>::size);
+
+template <typename A, typename B>
+inline constexpr bool exact_product =
+    std::is_same_v<typename factor_traits<A>::type, bfloat16> && std::is_same_v<typename factor_traits<B>::type, bfloat16>;
 
 template <typename Tag, typename A, typename B>
 using tag_for = tag_or_default<Tag, typename factor_traits<A>::type, typename factor_traits<B>::type>;
@@ -194,7 +198,11 @@ AIE_HOST_INLINE auto negmul(const A& a, const B& b) {
 template <typename Tag, unsigned N, typename A, typename B>
   requires host::Factors<A, B>
 AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B& b) {
-  return accum<Tag, N>(acc.data + host::factor<Tag, N>(a) * host::factor<Tag, N>(b));
+  const auto x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
+  if constexpr (host::exact_product<A, B>)
+    return accum<Tag, N>(host::multiply_add_bf16<N>(x, y, acc.data));
+  else
+    return accum<Tag, N>(acc.data + x * y);
 }
 template <typename Tag, unsigned N, typename A, typename B>
   requires host::Factors<A, B>

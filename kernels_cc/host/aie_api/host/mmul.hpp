@@ -98,7 +98,13 @@ struct mmul {
 #pragma GCC unroll 8
     for (unsigned m = 0; m < M; ++m)
 #pragma GCC unroll 16
-      for (unsigned k = 0; k < K; ++k) rows_.row[m] += a_lane[m * K + k] * b_row[k];
+      for (unsigned k = 0; k < K; ++k) {
+        const row_type factor = a_lane[m * K + k] - row_type{};
+        if constexpr (host::exact_product<TypeA, TypeB>)
+          rows_.row[m] = host::multiply_add_bf16<N>(factor, b_row[k], rows_.row[m]);
+        else
+          rows_.row[m] += factor * b_row[k];
+      }
   }
 
  private:

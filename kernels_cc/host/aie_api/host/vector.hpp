@@ -249,9 +249,9 @@ template <typename T, unsigned N = native_vector_length_v<T>>
 AIE_HOST_INLINE vector<T, N> broadcast(std::type_identity_t<T> value) {
   vector<T, N> v;
   if constexpr (std::is_same_v<T, bfloat16>)
-    v.data = typename vector<T, N>::storage_t{} + value.bits;
+    v.data = value.bits - typename vector<T, N>::storage_t{};
   else
-    v.data = typename vector<T, N>::storage_t{} + value;
+    v.data = value - typename vector<T, N>::storage_t{};
   return v;
 }
 
