@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AirParseError as error:
         print(error, file=sys.stderr)
         return INVALID_IR
-    sys.stdout.write(print_module(module))
+    return _write(print_module(module))
+
+
+def _write(text: str) -> int:
+    """Write to standard output; a reader that has gone away, such as `head`, is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

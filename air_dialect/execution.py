@@ -97,8 +97,7 @@ class ExecuteOp(IRDLOperation):
 
     def verify_(self) -> None:
         terminator = self.body.block.last_op
-        if not isinstance(terminator, ExecuteTerminatorOp):
-            raise VerifyException("air.execute must end with air.execute_terminator")
+        assert isinstance(terminator, ExecuteTerminatorOp), "the trait has checked this"
         returned, declared = terminator.values.types, self.values.types
         if returned != declared:
             raise VerifyException(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+
 from xdsl.context import Context
 from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import (
@@ -48,6 +52,8 @@ class AirParser(Parser):
     that `dense<0xFF800000> : vector<8xf32>` would be 4286578688, not minus infinity.
     """
 
+    _line_starts: Sequence[int] = ()
+
     def _parse_tensor_literal_element(self) -> Parser._TensorLiteralElement:
         element = super()._parse_tensor_literal_element()
         if element.span.text.startswith(("0x", "0X")):
@@ -74,9 +80,16 @@ class AirParser(Parser):
                 f"{op.name} needs to be named when marked 'async': write %token = {op.name} async ...", span
             )
         if isinstance(op.location, UnknownLoc):
-            place = span.get_location()
-            op.location = FileLineColLoc(StringAttr(place.file), IntAttr(place.line), IntAttr(place.col))
+            op.location = self._place(span.start)
         return op
+
+    def _place(self, position: int) -> FileLineColLoc:
+        source = self.lexer.input
+        if not self._line_starts:
+            self._line_starts = [0, *(match.end() for match in re.finditer("\n", source.content))]
+        line = bisect_right(self._line_starts, position)
+        column = position - self._line_starts[line - 1] + 1
+        return FileLineColLoc(StringAttr(source.name), IntAttr(line), IntAttr(column))
 
 
 def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> ModuleOp:

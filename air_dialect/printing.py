@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, MemRefType, ModuleOp, NoneAttr, i64
-from xdsl.ir import Attribute, Operation
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ArrayAttr,
+    DenseIntOrFPElementsAttr,
+    IntegerAttr,
+    MemRefType,
+    ModuleOp,
+    NoneAttr,
+    i64,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.printer import Printer
 
 from air_dialect.upstream import ADDED
+
+_NUMBERING = re.compile(r"(_\d+)+$")
 
 
 def print_module(module: ModuleOp) -> str:
@@ -30,8 +42,25 @@ class AirPrinter(Printer):
         elif isinstance(attribute, ArrayAttr) and attribute and all(_is_i64(value) for value in attribute):
             with self.in_square_brackets():
                 self.print_list(attribute.data, self._print_i64)
+        elif isinstance(attribute, DenseIntOrFPElementsAttr) and _is_zeros_of_two_signs(attribute):
+            self.print_string(f'dense<"0x{attribute.data.data.hex().upper()}"> : ')
+            self.print_attribute(attribute.type)
         else:
             super().print_attribute(attribute)
+
+    def print_ssa_value(self, value: SSAValue) -> str:
+        """Print a value's name: its hint, numbered where values in view share it.
+
+        xDSL takes one `_<number>` off a hint that it read; here all are taken off, for `x_1_1` leaves
+        `x_1`, which is also what the second value of hint `x` is called.
+        """
+        base = _NUMBERING.sub("", value.name_hint or "")
+        if value in self._ssa_values or not base:
+            return super().print_ssa_value(value)
+        count = self.ssa_names.get(base, 0)
+        self.ssa_names[base] = count + 1
+        self._ssa_values[value] = f"{base}_{count}" if count else base
+        return super().print_ssa_value(value)
 
     def print_op(self, op: Operation) -> None:
         assembly = ADDED.get(op.name)
@@ -60,6 +89,15 @@ class AirPrinter(Printer):
     def _print_i64(self, attribute: Attribute) -> None:
         assert isinstance(attribute, IntegerAttr)
         self.print_string(str(attribute.value.data))
+
+
+def _is_zeros_of_two_signs(attribute: DenseIntOrFPElementsAttr) -> bool:
+    """Whether xDSL would print a mixture of 0.0 and -0.0, which compare equal, as a single value."""
+    if not isinstance(attribute.get_element_type(), AnyFloat) or not len(attribute):
+        return False
+    size = attribute.get_element_type().compile_time_size
+    data = attribute.data.data
+    return attribute.is_splat() and data != data[:size] * len(attribute)
 
 
 def _is_i64(attribute: Attribute) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from xdsl.dialects.builtin import FileLineColLoc, ModuleOp
 from xdsl.dialects.linalg.abstract_ops import NamedOperation
@@ -31,9 +31,12 @@ def verify(module: ModuleOp, *, strict: bool = True) -> None:
     `strict=False` accepts what mlir-air's verifiers accept, such as a transfer over a channel that the
     module does not declare: a fragment that cannot run, but can be parsed and transformed.
     """
+    seen: set[Operation] = set()
     for op in _written_operations(module):
         try:
             _check(op)
+            _check_operands(op, seen)
+            seen.add(op)
             if strict:
                 check_runnable(op)
         except VerifyException as error:
@@ -62,7 +65,6 @@ def _check(op: Operation) -> None:
     except Exception as error:  # xDSL's verifiers also raise bare Exception and AssertionError
         raise VerifyException(f"{op.name} does not verify: {error}") from error
     _check_blocks(op)
-    _check_order(op)
 
 
 def _check_blocks(op: Operation) -> None:
@@ -71,17 +73,29 @@ def _check_blocks(op: Operation) -> None:
             raise VerifyException(f"{op.name} has an empty body, which needs at least its terminator")
 
 
-def _check_order(op: Operation) -> None:
-    """Within a block an operation uses only values that earlier operations define."""
+def _check_operands(op: Operation, seen: Set[Operation]) -> None:
+    """An operation uses only values that it sees and that, in its own block, come before it.
+
+    `seen` are the operations met so far. Between the blocks of one region dominance is not checked.
+    """
     for number, operand in enumerate(op.operands):
         owner = operand.owner
-        if isinstance(owner, Block):
-            continue
+        region = owner.parent if isinstance(owner, Block) else owner.parent_region()
         user: Operation | None = op
-        while user is not None and user.parent is not owner.parent:
+        while user is not None and user.parent_region() is not region:
             user = user.parent_op()
-        if user is None or (user is not owner and owner.is_before_in_block(user)):
-            continue
-        raise VerifyException(
-            f"operand {number} of {op.name} is the result of {owner.name}, which comes later: define it first"
-        )
+        if user is None or region is None:
+            raise VerifyException(
+                f"operand {number} of {op.name} is {_described(owner)}, which it cannot see: the value is "
+                "of a body that does not enclose the use"
+            )
+        if isinstance(owner, Operation) and user.parent is owner.parent and owner not in seen:
+            raise VerifyException(
+                f"operand {number} of {op.name} is {_described(owner)}, which comes later: define it first"
+            )
+        if user is owner:
+            raise VerifyException(f"operand {number} of {op.name} is a result of the operation around it")
+
+
+def _described(owner: Operation | Block) -> str:
+    return "a block argument" if isinstance(owner, Block) else f"the result of {owner.name}"
