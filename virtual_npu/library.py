@@ -76,6 +76,7 @@ def _entry(name: str, arguments: Sequence[dict[str, object]]) -> Entry:
     types = []
     for argument in arguments:
         shape, dtype = argument["shape"], argument["dtype"]
-        assert isinstance(shape, list) and isinstance(dtype, str)
+        assert isinstance(shape, list)
+        assert isinstance(dtype, str)
         types.append(ArgumentType(tuple(shape), dtype))
     return Entry(name, tuple(types))

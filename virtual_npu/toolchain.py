@@ -81,15 +81,15 @@ def emit(text: str, filename: str = "<string>") -> Generated:
     return generate(module, text)
 
 
-def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = ()) -> None:
+def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = (), filename: str = "<string>") -> None:
     """Build AIR text into the shared object `output`, which appears complete or not at all.
 
-    External kernels come from `kernel_dirs`, then from the project's kernels_cc. Raises subclasses of
-    VirtualNpuError: text that does not parse, an operation that is not supported, a kernel source that
+    `filename` names the text in messages. External kernels come from `kernel_dirs`, then from the
+    project's kernels_cc. Raises subclasses of VirtualNpuError: text that does not parse, an operation that is not supported, a kernel source that
     is not found, a missing compiler, what the compiler refused.
     """
     compiler = find_compiler()
-    generated = emit(text)
+    generated = emit(text, filename)
     sources = _kernel_objects(generated.kernels, kernel_dirs)
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -125,6 +125,11 @@ class _KernelObject:
     source: Path
     flags: tuple[str, ...]
 
+    @property
+    def described(self) -> str:
+        """File name and defines, for messages."""
+        return " ".join([self.source.name, *self.flags])
+
 
 def _kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path]) -> list[_KernelObject]:
     """One object per link_with name; its source is looked up in `kernel_dirs`, then in kernels_cc."""
@@ -136,9 +141,9 @@ def _kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Pat
         known = found.setdefault(kernel.object_name, (kernel, item))
         if known[1] != item:
             raise KernelSourceError(
-                f"@{known[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name different "
-                f"sources or defines ({known[1].source.name} {' '.join(known[1].flags)} and {item.source.name} "
-                f"{' '.join(item.flags)}): give one of them another link_with"
+                f"@{known[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
+                f"different sources or defines ({known[1].described} and {item.described}): give one of them "
+                "another link_with"
             )
     return [item for _, item in found.values()]
 
@@ -150,8 +155,8 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
             return path
     looked = ", ".join(str(folder) for folder in folders)
     raise KernelSourceError(
-        f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is in none of: "
-        f"{looked}. Put it into one of them, name its folder with --kernel-dir, or set link_source"
+        f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is in "
+        f"none of: {looked}. Put it into one of them, name its folder with --kernel-dir, or set link_source"
     )
 
 

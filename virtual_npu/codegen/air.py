@@ -177,19 +177,22 @@ def _hierarchy(body: Body, op: Operation) -> None:
     elif uses_channels:
         _island(body, op, function)
     elif body.mode is Mode.SEQUENCER:
-        uses = ", ".join(hierarchy_uses(body, op))
-        head = f"sequencer.run({body.site(op, label(op))}, {joined(body, op.async_dependencies)}, {{{uses}}}, [=] {{"
-        token = body.fresh(op.async_token.name_hint if op.async_token else "token")
-        body.put(f"{'const vnpu::Token ' + token + ' = ' if op.async_token else ''}{head}")
-        body.depth += 1
-        _plain_grid(body, op, function, capture="=")
-        body.depth -= 1
-        body.put("});")
-        if op.async_token is not None:
-            body.values[op.async_token] = Scalar(token)
+        _issue_grid(body, op, function)
     else:
         _plain_grid(body, op, function, capture="&")
         _done(body, op.async_token)
+
+
+def _issue_grid(body: Body, op: HierarchyOp, function: str) -> None:
+    """Issue a hierarchy without channels: one task that runs every point."""
+    uses = ", ".join(hierarchy_uses(body, op))
+    call = f"sequencer.run({body.site(op, label(op))}, {joined(body, op.async_dependencies)}, {{{uses}}}, [=]"
+    if op.async_token is not None:
+        name = body.name_for(op.async_token)
+        call = f"const vnpu::Token {name} = {call}"
+        body.values[op.async_token] = Scalar(name)
+    with body.block(call, "});"):
+        _plain_grid(body, op, function, capture="=")
 
 
 def label(op: HierarchyOp) -> str:

@@ -39,9 +39,13 @@ _DIVISIONS = {
     "index.divs": "divsi", "index.divu": "divui", "index.rems": "remsi", "index.remu": "remui",
     "index.floordivs": "floordivsi", "index.ceildivs": "ceildivsi", "index.ceildivu": "ceildivui",
 }  # fmt: skip
+_MATH = (
+    "ceil floor round roundeven trunc sqrt rsqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin "
+    "acos atan sinh cosh tanh erf"
+).split()  # fmt: skip
 _UNARY = {
     "arith.negf": "negf", "math.absf": "absf", "math.absi": "absi",
-    **{f"math.{name}": name for name in ["ceil", "floor", "round", "roundeven", "trunc", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf"]},
+    **{f"math.{name}": name for name in _MATH},
 }  # fmt: skip
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 _CMPI = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"]
@@ -242,12 +246,12 @@ def _constant(body: Body, op: Operation) -> None:
         raise unsupported(op, f"a constant of type {result.type} is not supported")
 
 
-def _dense(body: Body, op: Operation, value: DenseIntOrFPElementsAttr) -> None:  # type: ignore[type-arg]
+def _dense(body: Body, op: Operation, value: DenseIntOrFPElementsAttr) -> None:
     type_ = op.results[0].type
     if not isinstance(type_, VectorType):
         raise unsupported(op, f"a constant of type {type_} is not supported; use memref.global for buffers")
     count, scalar_type = types.lanes(type_), types.scalar(type_.element_type)
-    numbers = value.get_values()
+    numbers = [number for number in value.get_values() if not isinstance(number, tuple)]
     if value.is_splat():
         body.define(
             op.results[0], f"vnpu::splat<{scalar_type}, {count}>({literal(type_.element_type, numbers[0])})"

@@ -318,9 +318,9 @@ class Body:
                 self.operation(op)
 
     @staticmethod
-    def is_terminator(op: Operation) -> bool:
+    def is_terminator(op: Operation | None) -> bool:
         """Whether an operation ends its block and is read by the operation around it."""
-        return op.name in _TERMINATORS
+        return op is not None and op.name in _TERMINATORS
 
     def operation(self, op: Operation) -> None:
         """Emit one operation."""

@@ -23,13 +23,13 @@ def declare(
     names = []
     for value, start in zip(values, initial, strict=True):
         name = body.name_for(value)
-        body.put(f"{_variable_type(op, value.type)} {name}{'' if start is None else f' = {start}'};")
+        body.put(f"{_variable_type(value.type)} {name}{'' if start is None else f' = {start}'};")
         body.values[value] = _as_value(op, name, value.type)
         names.append(name)
     return names
 
 
-def _variable_type(op: Operation, type_: Attribute) -> str:
+def _variable_type(type_: Attribute) -> str:
     if isinstance(type_, AsyncTokenType):
         return "vnpu::Token"
     if isinstance(type_, MemRefType):
@@ -154,7 +154,7 @@ def _while(body: Body, op: Operation) -> None:
         condition = before.last_op
         assert isinstance(condition, scf.ConditionOp)
         assign(body, outputs, condition.args)
-        body.put(f"if (!{body.text(condition.cond)}) break;")
+        body.put(f"if (!{body.text(condition.condition)}) break;")
         region(body, after, inputs)
     for result, argument in zip(op.results, after.args, strict=True):
         body.values[result] = body.values[argument]
@@ -243,7 +243,7 @@ def _apply(body: Body, op: Operation) -> None:
     body.define(op.results[0], text)
 
 
-def _extreme(body: Body, op: Operation, map_: AffineMapAttr, operands: Sequence[str], function: str) -> str:
+def _extreme(map_: AffineMapAttr, operands: Sequence[str], function: str) -> str:
     first, *rest = affine_text.results(map_.data, operands)
     for text in rest:
         first = f"vnpu::{function}<vnpu::i64>({first}, {text})"
@@ -253,14 +253,14 @@ def _extreme(body: Body, op: Operation, map_: AffineMapAttr, operands: Sequence[
 @emits("affine.min", "affine.max")
 def _min_max(body: Body, op: Operation) -> None:
     function = "minsi" if op.name == "affine.min" else "maxsi"
-    body.define(op.results[0], _extreme(body, op, _map(op, "map"), body.texts(op.operands), function))
+    body.define(op.results[0], _extreme(_map(op, "map"), body.texts(op.operands), function))
 
 
 @emits("affine.for")
 def _affine_for(body: Body, op: Operation) -> None:
     assert isinstance(op, affine.ForOp)
-    low = _extreme(body, op, op.lowerBoundMap, body.texts(op.lowerBoundOperands), "maxsi")
-    high = _extreme(body, op, op.upperBoundMap, body.texts(op.upperBoundOperands), "minsi")
+    low = _extreme(op.lowerBoundMap, body.texts(op.lowerBoundOperands), "maxsi")
+    high = _extreme(op.upperBoundMap, body.texts(op.upperBoundOperands), "minsi")
     bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
     _loop(body, op, bounds, op.body.block, op.inits, op.results)
 

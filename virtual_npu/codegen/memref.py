@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import memref
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, MemRefType
+from xdsl.dialects.builtin import DYNAMIC_INDEX, ArrayAttr, IntegerAttr, MemRefType
 from xdsl.ir import Operation, SSAValue
 
 from virtual_npu.codegen import types
@@ -105,7 +105,7 @@ def _dim(body: Body, op: Operation) -> None:
 def _mixed(body: Body, static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[str]:
     """The texts of a list that mixes integers and values."""
     rest = iter(body.texts(dynamic))
-    return [next(rest) if number == memref.DYNAMIC_INDEX else str(number) for number in static]
+    return [next(rest) if number == DYNAMIC_INDEX else str(number) for number in static]
 
 
 @emits("memref.subview")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp, StringAttr
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 
 from air_dialect.ops import ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
 from virtual_npu.codegen import air, arith, control, linalg, types, vector  # noqa: F401 - they register
@@ -327,37 +327,40 @@ class Unit:
         """Emit the exported entry of a public function; gives its metadata."""
         name = op.sym_name.data
         function = self.function(op)
-        arguments, described = [], []
-        for i, type_ in enumerate(op.function_type.inputs):
-            scalar = types.scalar(types.element(type_))
-            is_memref = isinstance(type_, MemRefType)
-            shape = list(type_.get_shape()) if isinstance(type_, MemRefType) else []
-            if types.DYNAMIC in shape or (isinstance(type_, MemRefType) and not _is_dense(type_)):
-                raise unsupported(
-                    op, f"argument {i} has type {type_}: an entry takes dense memrefs of static shape"
-                )
-            pointer = f"static_cast<{scalar} *>(arguments[{i}])"
-            arguments.append(pointer if is_memref else f"*{pointer}")
-            described.append({"shape": shape, "dtype": types.dtype_name(types.element(type_))})
+        described = [_described(op, i) for i in range(len(op.function_type.inputs))]
+        arguments = [_unpacked(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
         lines = [f"static void entry_{name}(void *const *arguments) {{"]
         if self._function_mode(op) is Mode.SEQUENCER:
             struct = self.channel_struct(op)
             call = ", ".join(["island", f'vnpu::Where{{"func @{name}", 0, 0, 0}}', "channels", *arguments])
-            lines += [
-                "  vnpu::Island island;",
-                f"  {struct} channels(island);",
-                f"  island.run({function}({call}));",
-            ]
+            lines += ["  vnpu::Island island;", f"  {struct} channels(island);"]
+            lines += [f"  island.run({function}({call}));"]
         else:
             lines.append(f"  {function}({', '.join(arguments)});")
-        lines += [
-            "}",
-            f"VNPU_EXPORT int vnpu_entry_{name}(void *const *arguments, int threads, char *message, int64_t capacity) {{",
-            f"  return vnpu::call_entry(entry_{name}, arguments, threads, message, capacity);",
-            "}",
-        ]
+        parameters = "void *const *arguments, int threads, char *message, int64_t capacity"
+        lines += ["}", f"VNPU_EXPORT int vnpu_entry_{name}({parameters}) {{"]
+        lines += [f"  return vnpu::call_entry(entry_{name}, arguments, threads, message, capacity);", "}"]
         self.functions.append("\n".join(lines))
         return {"arguments": described}
+
+
+def _described(op: func.FuncOp, index: int) -> dict[str, object]:
+    """Metadata of an argument of an entry; shape [] is a scalar."""
+    type_ = op.function_type.inputs.data[index]
+    shape: list[int] = []
+    if isinstance(type_, MemRefType):
+        shape = list(type_.get_shape())
+        if types.DYNAMIC in shape or not _is_dense(type_):
+            raise unsupported(
+                op, f"argument {index} has type {type_}: an entry takes dense memrefs of static shape"
+            )
+    return {"shape": shape, "dtype": types.dtype_name(types.element(type_))}
+
+
+def _unpacked(type_: Attribute, index: int) -> str:
+    """C++ text of an argument taken from the array of addresses that an entry is called with."""
+    pointer = f"static_cast<{types.scalar(types.element(type_))} *>(arguments[{index}])"
+    return pointer if isinstance(type_, MemRefType) else f"*{pointer}"
 
 
 def _is_dense(type_: MemRefType) -> bool:

@@ -99,7 +99,7 @@ def row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 def memref_strides(type_: MemRefType) -> list[int]:
-    """Strides of a memref type in elements, outermost first; DYNAMIC where they are known only at run time."""
+    """Strides of a memref type in elements, outermost first; DYNAMIC if known only at run time."""
     if isinstance(type_.layout, NoneAttr):
         return row_major(type_.get_shape())
     if isinstance(type_.layout, StridedLayoutAttr):

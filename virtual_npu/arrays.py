@@ -1,0 +1,93 @@
+"""Arguments of an entry as numpy arrays, and in .npz files: bf16 is held as uint16 bit patterns."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virtual_npu.errors import ArgumentError
+from virtual_npu.library import Entry, Library
+
+Array = NDArray[Any]
+
+NUMPY_NAMES = {
+    "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "uint16", "i1": "bool", "i8": "int8",
+    "i16": "int16", "i32": "int32", "i64": "int64", "index": "int64", "ui8": "uint8", "ui16": "uint16",
+    "ui32": "uint32", "ui64": "uint64",
+}  # fmt: skip
+"""numpy's name of the dtype that holds elements of an MLIR type."""
+
+
+def read(path: Path, entry: Entry) -> list[Array]:
+    """The arrays `arg0`, `arg1`, ... of a .npz file, checked against an entry.
+
+    Raises ArgumentError naming what is missing, or both shapes or dtypes where they differ.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            given = {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise ArgumentError(f"{path} does not exist: give an .npz file with arg0, arg1, ...") from error
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ArgumentError(
+            f"{path} is no readable .npz file ({error}): write it with numpy.savez"
+        ) from error
+    return check(given, entry)
+
+
+def check(given: Mapping[str, Array], entry: Entry) -> list[Array]:
+    """Fresh, contiguous copies of the arrays an entry takes, in order. Raises ArgumentError."""
+    names = [f"arg{i}" for i in range(len(entry.arguments))]
+    missing = [name for name in names if name not in given]
+    extra = [name for name in given if name not in names]
+    if missing or extra:
+        problem = f"{', '.join(missing)} missing" if missing else f"{', '.join(extra)} not taken"
+        raise ArgumentError(
+            f"{entry.name} takes {len(names)} arguments, arg0 to arg{len(names) - 1}: {problem}"
+        )
+    return [_checked(name, given[name], entry, i) for i, name in enumerate(names)]
+
+
+def _checked(name: str, array: Array, entry: Entry, index: int) -> Array:
+    wanted = entry.arguments[index]
+    dtype = np.dtype(NUMPY_NAMES[wanted.dtype])
+    if array.dtype != dtype:
+        held = f"{wanted.dtype}, held as {dtype}" if wanted.dtype != dtype.name else wanted.dtype
+        raise ArgumentError(f"{name} of {entry.name} is {held}; the array given is {array.dtype}")
+    if array.shape != wanted.shape:
+        raise ArgumentError(
+            f"{name} of {entry.name} has shape {wanted.shape}; the array given has shape {array.shape}"
+        )
+    return np.array(array, order="C")
+
+
+def run(library: Library, entry: Entry, arrays: Sequence[Array]) -> None:
+    """Run an entry on arrays that `check` passed; outputs are written in place."""
+    library.run(entry.name, [array.ctypes.data for array in arrays])
+
+
+def write(path: Path, arrays: Sequence[Array]) -> None:
+    """Write arrays as `arg0`, `arg1`, ... to a .npz file that appears complete or not at all."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise ArgumentError(f"cannot write {path}: the folder {folder} does not exist")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                named: dict[str, Any] = {f"arg{i}": array for i, array in enumerate(arrays)}
+                np.savez(file, **named)
+                file.close()
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}") from error
