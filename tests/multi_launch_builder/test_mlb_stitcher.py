@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.dialects.memref import AllocOp
 
+import virtual_npu
 from air_dialect import parse, print_module
 from air_dialect.ops import ChannelOp, ChannelPutOp, HerdOp, LaunchOp, SegmentOp
 from kernel_builder.arguments import ArgumentTable
+from kernel_builder.dtypes import bf16
 from multi_launch_builder.errors import StitchError
 from multi_launch_builder.stitcher import Stitcher
 
@@ -213,6 +216,22 @@ def test_arguments_are_named_in_the_text(double_twice):
     assert "func.func @twice(%x: memref<128xbf16>, %mid: memref<128xbf16>, %y: memref<128xbf16>)" in (
         print_module(double_twice)
     )
+
+
+def test_stitched_kernels_run_one_after_the_other(text, table, tmp_path):
+    """z = 2x + x on 128 elements, then copied: channels, DMA and wrapped herds in one program."""
+    small = text("add").replace("256", "128").replace("%c4 = arith.constant 4", "%c4 = arith.constant 2")
+    copy = text("pass_through").replace("64", "128")
+    rows = {"x": (128, "input"), "twice": (128, "intermediate"), "sum": (128, "intermediate")}
+    stitcher = Stitcher("p", table(**rows, z=(128, "output")))
+    stitcher.add(text("double"), {"x": "x", "y": "twice"}, label="double")
+    stitcher.add(small, {"a": "twice", "b": "x", "c": "sum"}, label="add")
+    stitcher.add(copy, {"src": "sum", "dst": "z"}, label="copy")
+    virtual_npu.build(print_module(stitcher.finish()), tmp_path / "p.so")
+    x = np.arange(128).astype(bf16.numpy)
+    results = [np.zeros_like(x) for _ in range(3)]
+    virtual_npu.Library(tmp_path / "p.so").run("p", [array.ctypes.data for array in (x, *results)])
+    assert np.array_equal(results[-1], (3 * x.astype(np.float32)).astype(bf16.numpy))
 
 
 def test_bad_text_is_refused_with_its_place(table):
