@@ -63,5 +63,5 @@ class Contexts:
     def _attempt(self, what: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, TypeError, AttributeError) as error:  # the last two: an older pyxrt
             raise RunError(f"backend '{self._backend}' could not {what}: {error}") from error

@@ -261,6 +261,23 @@ def test_a_program_that_cannot_be_loaded(cache, open_cache, program):
             other.run("scale", x=X)
 
 
+def test_a_device_that_cannot_be_opened(cache, arrays, monkeypatch):
+    def device(index):
+        raise OSError("no /dev/accel/accel0")
+
+    monkeypatch.setattr(cache.backend.pyxrt, "device", device)
+    with pytest.raises(RunError, match="backend 'virtual' could not open the device: no /dev/accel/accel0"):
+        cache.run("scale", **arrays)
+
+
+def test_a_pyxrt_without_the_elf_flow(cache, arrays, monkeypatch):
+    monkeypatch.delattr(cache.backend.pyxrt, "ext")
+    with pytest.raises(
+        RunError, match=r"backend 'virtual' could not load 'scale' from .*: .* no attribute 'ext'"
+    ):
+        cache.run("scale", **arrays)
+
+
 def test_no_memory_for_a_buffer(cache, variant):
     huge = ArgumentTable([Argument("x", (1 << 60,), f32, Role.INPUT)])
     cache.compile_and_cache(variant(name="huge", arguments=huge))
