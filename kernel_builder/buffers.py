@@ -246,7 +246,11 @@ def _merge(dims: Sequence[Dim], view: View) -> Dim:
 
 
 def _split(dim: Dim, shape: Sequence[int]) -> list[Dim]:
-    """One dimension as several; the offset stays with the innermost."""
+    """One dimension as several.
+
+    The offset stays with the innermost, whose stride is that of the memref's own dimension: by that mlir-air
+    finds the dimension along which it spreads an L2 buffer over memtiles (`getMemrefDimFromOffsetDim`).
+    """
     parts = [Dim(Index({}), size, dim.stride * math.prod(shape[i + 1 :])) for i, size in enumerate(shape)]
     parts[-1] = replace(parts[-1], offset=dim.offset)
     return parts

@@ -46,7 +46,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, DmaMemcpyNdOp
 from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.buffers import L1, L2, L3, Buffer, BufferType, Space, View
+from kernel_builder.buffers import L1, L2, L3, Buffer, BufferType, Dim, Space, View
 from kernel_builder.dtypes import DType, bf16, f32, i32
 from kernel_builder.errors import DslError
 from kernel_builder.external import ArgumentType, External, declaration
@@ -158,12 +158,16 @@ class Kernel(Regions):
         buffer = [self.scopes.use(view.buffer.ssa)]
         if view.whole:
             return buffer, [], [], []
+        dims = view.dims
+        if dims[-1].stride != 1:
+            # mlir-air's get1DOffset takes the last offset without its stride: give it one of stride 1.
+            dims = (*dims, Dim(Index({}), 1, 1))
         constant = self.scopes.index_constant
         return (
             buffer,
-            self.scopes.indices([dim.offset for dim in view.dims]),
-            [constant(dim.size) for dim in view.dims],
-            [constant(dim.stride) for dim in view.dims],
+            self.scopes.indices([dim.offset for dim in dims]),
+            [constant(dim.size) for dim in dims],
+            [constant(dim.stride) for dim in dims],
         )
 
     def channel(

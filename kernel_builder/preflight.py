@@ -263,7 +263,11 @@ class _Launch:
         return total
 
     def _endpoints(self) -> list[Usage]:
-        """Channels that the shim and the memtiles must offer to this launch, over all columns."""
+        """Channels that the shim and the memtiles must offer to this launch, over all columns.
+
+        The least that will do: where the compiler spreads an L2 buffer over memtiles it takes more of the
+        shim's, and keeps within the limit by itself (aircc passes it as `max-launch-channels`).
+        """
         device, columns = self.device, self.device.columns
         limits = {
             (0, True): ("shim channels from L3", device.launch_mm2s),

@@ -11,7 +11,6 @@ from kernel_builder.kernels import registry
 from kernel_builder.testing import random_arrays, run, worst_excess
 
 CASES = [(name, case) for name, spec in registry().items() for case in range(len(spec.cases))]
-SEEDS = range(3)
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
@@ -20,12 +19,23 @@ def test_case(name: str, case: int) -> None:
     assert worst_excess(spec, spec.cases[case]) <= 1, spec.tolerance
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", list(registry()))
-def test_random_shape(name: str, seed: int) -> None:
+def check_random_shape(name: str, seed: int) -> None:
     spec = registry()[name]
     parameters = spec.random_case(np.random.default_rng(seed))
     assert worst_excess(spec, parameters, seed) <= 1, parameters
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", list(registry()))
+def test_random_shape(name: str, seed: int) -> None:
+    check_random_shape(name, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 14))
+@pytest.mark.parametrize("name", list(registry()))
+def test_more_random_shapes(name: str, seed: int) -> None:
+    check_random_shape(name, seed)
 
 
 @pytest.mark.parametrize(

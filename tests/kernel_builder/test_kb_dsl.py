@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from air_dialect import parse, print_module
+from kernel_builder import dsl
 from kernel_builder.dsl import L1, L2, L3, Kernel, Role, bf16, contract, f32, fma, i32
 from kernel_builder.errors import DslError
 from kernel_builder.kernels import eltwise_add
+from kernel_builder.testing import run
 
 
 class Sketch(Kernel):
@@ -282,6 +285,57 @@ def test_arguments_come_before_launches() -> None:
         pass
     with pytest.raises(DslError, match="argument y of sketch is declared after the first launch"):
         k.argument("y", (8,), bf16, Role.INPUT)
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    lines = [line[4:] for line in (dsl.__doc__ or "").splitlines() if line.startswith("    ")]
+    names = {**vars(dsl), "rows": 16, "cols": 64}
+    exec("\n".join(lines), names)
+    kernel = names["module"]
+    a, b = (np.random.default_rng(i).standard_normal((16, 64)).astype(bf16.numpy) for i in range(2))
+    (out,) = run(kernel, {"a": a, "b": b}).values()
+    assert (out == (a.astype(np.float32) + b.astype(np.float32)).astype(bf16.numpy)).all()
+
+
+def test_f32_columns_may_be_walked() -> None:
+    """A transposed walk ends in a dimension of stride 1, and moves what it says."""
+    k = Kernel("transpose")
+    a = k.argument("a", (8, 16), f32, Role.INPUT)
+    out = k.argument("out", (16, 8), f32, Role.OUTPUT)
+    with k.launch(), k.segment(), k.herd(2, 1) as (tx, _):
+        near = k.alloc(L1, (8, 8), f32)
+        k.dma(near, a[:, tx * 8 : tx * 8 + 8].permute(1, 0))
+        k.dma(out[tx * 8 : tx * 8 + 8, :], near)
+    kernel = k.finish()
+    x = np.arange(128, dtype=np.float32).reshape(8, 16)
+    assert (run(kernel, {"a": x})["out"] == x.T).all()
+
+
+def test_what_the_dsl_writes_computes_what_it_says() -> None:
+    """Branches, carried values, scalars and blocks, run on the virtual NPU."""
+    k = Kernel("sketch")
+    a = k.argument("a", (32, 64), bf16, Role.INPUT)
+    out = k.argument("out", (4, 64), f32, Role.OUTPUT)
+    with k.launch(), k.segment(), k.herd(4, 1) as (tx, _):
+        near, far = k.alloc(L1, (8, 64), bf16), k.alloc(L1, (64,), f32)
+        k.dma(near, a[tx * 8 : tx * 8 + 8, :])
+        for j in k.loop(0, 64, 16):
+            total = k.carried(k.constant(0.0, f32, 16))
+            for row in k.loop(8, carry=[total]):
+                total.set(total.value + k.load(near[row, j : j + 16]).to(f32))
+            with k.when(tx == 0):
+                k.store(far[j : j + 16], total.value * 2.0)
+            with k.otherwise():
+                with k.when(j >= 32):
+                    k.store(far[j : j + 16], total.value.maximum(0.0))
+                with k.otherwise():
+                    k.store(far[j : j + 16], -total.value)
+        k.dma(out[tx, :], far)
+    x = np.random.default_rng(0).standard_normal((32, 64)).astype(bf16.numpy)
+    sums = x.astype(np.float32).reshape(4, 8, 64).sum(axis=1)
+    expected = np.concatenate([-sums[:, :32], np.maximum(sums[:, 32:], 0)], axis=1)
+    expected[0] = 2 * sums[0]
+    np.testing.assert_allclose(run(k.finish(), {"a": x})["out"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_kernel_module_carries_its_table() -> None:
