@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -16,21 +17,42 @@ from xdsl.dialects.builtin import (
     ModuleOp,
     StringAttr,
     UnknownLoc,
+    UnregisteredAttr,
 )
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Dialect, Operation
 from xdsl.parser import AttrParser, Parser
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from air_dialect.ops import AIR
+from air_dialect.schedules import TRANSFORM
 from air_dialect.upstream import BUILTIN, DIALECTS
 from air_dialect.verification import AirParseError, verify
 
 
+class _Context(Context):
+    """A context that keeps an attribute of an unknown dialect as it is written, such as `#llvm.loop_unroll`.
+
+    Attributes are annotations; an unknown operation or type remains an error.
+    """
+
+    def get_optional_attr(self, name: str) -> type[Attribute] | None:
+        known = super().get_optional_attr(name)
+        if known is None and Dialect.split_name(name)[0] not in self._loaded_dialects:
+            known = _unknown_attribute(name)
+        return known
+
+
+@functools.cache
+def _unknown_attribute(name: str) -> type[Attribute]:
+    """The class of an unknown attribute: one for all contexts, so that attributes of two texts compare."""
+    return UnregisteredAttr.with_name_and_type(name, False)
+
+
 def context() -> Context:
     """A fresh context with the AIR dialect and every upstream dialect an AIR program uses."""
-    ctx = Context()
-    for dialect in (BUILTIN, AIR, *DIALECTS):
+    ctx = _Context()
+    for dialect in (BUILTIN, AIR, TRANSFORM, *DIALECTS):
         ctx.load_dialect(dialect)
     return ctx
 

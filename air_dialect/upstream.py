@@ -22,6 +22,7 @@ from xdsl.ir import Attribute, Dialect, Operation
 
 from air_dialect import (
     upstream_arith,
+    upstream_bufferization,
     upstream_control,
     upstream_index,
     upstream_linalg,
@@ -31,7 +32,14 @@ from air_dialect import (
 
 ADDED: dict[str, type[Operation]] = {
     op.name: op
-    for module in (upstream_arith, upstream_control, upstream_index, upstream_memref, upstream_vector)
+    for module in (
+        upstream_arith,
+        upstream_bufferization,
+        upstream_control,
+        upstream_index,
+        upstream_memref,
+        upstream_vector,
+    )
     for op in module.OPERATIONS
 }
 """Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""

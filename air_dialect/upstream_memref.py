@@ -29,6 +29,7 @@ from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import NoMemoryEffect
+from xdsl.utils.exceptions import VerifyException
 
 
 def parse_conversion(parser: Parser) -> tuple[SSAValue, Attribute, dict[str, Attribute]]:
@@ -70,6 +71,23 @@ class CopyOp(memref.CopyOp):
 
     def print(self, printer: Printer) -> None:
         print_conversion(printer, self, self.destination.type)
+
+    def verify_(self) -> None:
+        source, destination = self.operands[0].type, self.operands[1].type
+        if not isinstance(source, MemRefType) or not isinstance(destination, MemRefType):
+            return
+        if source.element_type != destination.element_type or not _may_agree(source, destination):
+            raise VerifyException(
+                f"memref.copy from {source} to {destination}: shape and element type must be equal"
+            )
+
+
+def _may_agree(one: MemRefType, other: MemRefType) -> bool:
+    """Whether two shapes are equal wherever both are known at compile time."""
+    pairs = zip(one.get_shape(), other.get_shape(), strict=False)
+    return one.get_num_dims() == other.get_num_dims() and all(
+        left == right or DYNAMIC_INDEX in (left, right) for left, right in pairs
+    )
 
 
 class CastOp(memref.CastOp):

@@ -66,6 +66,16 @@ UNCHANGED = {
     "%d = arith.extui %a : vector<4xi8> to vector<4xi16>\n"
     "%e = arith.trunci %b : vector<4xi32> to vector<4xi8>",
     "negative_infinity": "%a = arith.constant dense<0xff800000> : vector<8xf32>",
+    "tensors": "%a = bufferization.to_tensor %l1 restrict writable : memref<64xbf16, 2> to tensor<64xbf16>\n"
+    "%b = bufferization.to_buffer %a read_only : tensor<64xbf16> to memref<64xbf16, 1>\n"
+    "bufferization.materialize_in_destination %a in writable %b : (tensor<64xbf16>, memref<64xbf16, 1>) -> ()",
+    "reshape": "%s = memref.alloc() : memref<2xindex>\n"
+    "%m = memref.reshape %l3(%s) : (memref<64xbf16>, memref<2xindex>) -> memref<8x8xbf16>",
+    "reinterpret": "%u = memref.cast %l3 : memref<64xbf16> to memref<*xbf16>\n"
+    "%m = memref.reinterpret_cast %u to offset: [0], sizes: [4, %c1], strides: [%c1, 1] : memref<*xbf16> to "
+    "memref<4x?xbf16, strided<[?, 1]>>",
+    "space_cast": "%m = memref.memory_space_cast %l3 : memref<64xbf16> to memref<64xbf16, 1>",
+    "foreign_attribute": "%m = memref.alloc() {loop = #llvm.loop_unroll<disable = true>} : memref<4xf32>",
     "i32_memory_space": "%m = memref.alloc() : memref<8xf32, 2 : i32>",
     "strided": "%s = memref.subview %l3m[0, 0] [4, 8] [1, 1] : memref<8x8xbf16> to "
     "memref<4x8xbf16, strided<[8, 1]>>",
@@ -154,6 +164,28 @@ def test_generic_form_is_read() -> None:
 def test_symbol_name_in_the_attribute_dictionary() -> None:
     herd = 'air.herd tile (%x, %y) in (%sx=%two, %sy=%two) attributes {sym_name = "h"} {\n}'
     assert "air.herd @h tile" in reprint(HERD + herd)
+
+
+def test_schedule_is_kept_word_for_word() -> None:
+    schedule = (
+        "transform.named_sequence @main(%arg: !transform.any_op {transform.readonly}) {\n"
+        '      // a brace } in a comment, and "one" {\n'
+        '      %0 = transform.structured.match ops{["linalg.fill", "}"]} in %arg\n'
+        "    transform.yield\n  }"
+    )
+    text = f"module {{\n  {schedule}\n  air.channel @c []\n}}"
+    module = air_dialect.parse(text)
+    assert air_dialect.print_module(module) == f"builtin.{text}\n"
+
+
+def test_globals_initialised_uninitialised_and_elsewhere() -> None:
+    text = (
+        "builtin.module {\n"
+        '  memref.global "private" constant @a : memref<2xi32, 1> = dense<[1, 2]> {alignment = 64 : i64}\n'
+        "  memref.global @b : memref<2xi32> = uninitialized\n"
+        '  memref.global "private" @c : memref<2xi32>\n}\n'
+    )
+    assert air_dialect.print_module(air_dialect.parse(text)) == text
 
 
 def test_operations_of_xdsl_itself_print_in_custom_assembly() -> None:

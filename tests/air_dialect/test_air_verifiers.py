@@ -206,7 +206,15 @@ BROKEN = {
     ),
     "copy_shapes": (
         "%m = memref.alloc() : memref<8xbf16>\nmemref.copy %m, %l3 : memref<8xbf16> to memref<64xbf16>",
-        "Expected source and destination to have the same shape.",
+        "memref.copy from memref<8xbf16> to memref<64xbf16>: shape and element type must be equal",
+    ),
+    "to_tensor": (
+        "%v = bufferization.to_tensor %l1 : memref<64xbf16, 2> to tensor<8xbf16>",
+        "bufferization.to_tensor from memref<64xbf16, 2 : i64> to tensor<8xbf16>: shape and element type must be equal",
+    ),
+    "global_type": (
+        "}\nmemref.global @g : tensor<4xi32> = dense<0>\nfunc.func @g2() {",
+        "memref.global declares a memref, not tensor<4xi32>",
     ),
     "extension": (
         "%a = arith.constant 1 : i32\n%b = arith.extsi %a : i32 to i8",
@@ -314,6 +322,8 @@ SYNTAX = {
     "func.func @f() {\n": "error: ",
     "func.func @f(%a: !air.token) {\nreturn\n}": "'air.token' is not registered",
     "func.func @f(%a: memref<4xf32>) {\nair.wait_all [%a]\nreturn\n}": "bad.mlir:2:",
+    "transform.named_sequence @s(%a: !transform.any_op) {\n": "bad.mlir:1:26: error: this "
+    "transform.named_sequence has no closing brace",
     "%a = arith.constant #linalg.type_fn<signed> : i32": "#linalg.type_fn<signed>: write one of cast_signed, "
     "cast_unsigned",
 }
