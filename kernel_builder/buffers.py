@@ -74,6 +74,10 @@ class BufferType:
     shape: tuple[int, ...]
     dtype: DType
 
+    def __post_init__(self) -> None:
+        if not self.shape or any(not isinstance(extent, int) or extent <= 0 for extent in self.shape):
+            raise DslError(f"a buffer has shape {self.shape}; give at least one extent, all positive ints")
+
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize

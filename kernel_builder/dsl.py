@@ -101,10 +101,6 @@ class Kernel(Regions):
 
     def argument(self, name: str, shape: Sequence[int], dtype: DType, role: Role) -> Buffer:
         """The next argument: a row-major buffer in L3. Declare all before the first launch."""
-        if not shape or min(shape) <= 0:
-            raise DslError(
-                f"argument {name} of {self.name} has shape {tuple(shape)}; every extent must be positive"
-            )
         if len(self.scopes.stack) != 1 or self._block.first_op is not None:
             raise DslError(
                 f"argument {name} of {self.name} is declared after the first launch; declare it before"

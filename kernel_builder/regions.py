@@ -141,6 +141,8 @@ class Regions:
         Conditions on tile ids alone become `affine.if`, which mlir-air decides for each core while it builds;
         others become `scf.if`.
         """
+        if isinstance(condition, bool):
+            raise DslError("this condition is decided while the kernel is written; use a Python `if`")
         if isinstance(condition, Value):
             op: Operation = scf.IfOp(condition.here(), [], Region(Block()), Region())
         elif all(v.kind == "herd" for c in condition.comparisons for v in c.left.variables()):

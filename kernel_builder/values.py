@@ -136,6 +136,9 @@ class Value:
         return self._binary("minimum", other)
 
     def _compare(self, symbol: str, other: Operand) -> Value:
+        if self.shape is not None:
+            # xDSL 0.73's arith.cmpf and arith.select know scalars only.
+            raise DslError(f"{self} cannot be compared lane by lane; use .maximum and .minimum, or scalars")
         right = self.like(other)
         predicate = _COMPARE[symbol][0 if self.is_float else 1]
         kind = arith.CmpfOp if self.is_float else arith.CmpiOp

@@ -187,6 +187,7 @@ REFUSED_IN_HERD = [
     (lambda k, tx, ty: k.constant(1, i32).rsqrt(), "math.rsqrt needs a float, not a scalar of i32"),
     (lambda k, tx, ty: k.constant(1, f32).reduce("add"), "reduce needs a 1-D vector, not a scalar of f32"),
     (lambda k, tx, ty: k.constant(1, f32).transpose(), "transpose needs a 2-D vector"),
+    (lambda k, tx, ty: k.constant(1, f32, 8) < 2, "a 8 vector of f32 cannot be compared lane by lane"),
     (lambda k, tx, ty: k.constant(1, f32, 8).broadcast(8), "is a vector already; only a scalar is broadcast"),
     (lambda k, tx, ty: bool(k.constant(1, f32) > 0), "has no truth while the kernel is written"),
     (
@@ -200,6 +201,7 @@ REFUSED_IN_HERD = [
         "contract of a 4x8 vector of f32 with a 4x8 vector of f32 gives 4x8",
     ),
     (lambda k, tx, ty: k.loop(0, 8, 0), "a loop has step 0; it must be positive"),
+    (lambda k, tx, ty: k.when(True).__enter__(), "decided while the kernel is written; use a Python `if`"),
     (lambda k, tx, ty: k.otherwise().__enter__(), "must directly follow its `with k.when"),
     (lambda k, tx, ty: k.herd(1, 1).__enter__(), "a herd stands in a segment, not in another herd"),
     (lambda k, tx, ty: k.launch(1).__enter__(), "a launch is opened inside another region"),
@@ -272,10 +274,14 @@ def test_calls_need_a_core() -> None:
         f(1)
 
 
-def test_shapes_and_extents_are_positive() -> None:
-    with pytest.raises(DslError, match=r"argument x of k has shape \(0, 8\); every extent must be positive"):
-        Kernel("k").argument("x", (0, 8), bf16, Role.INPUT)
-    with pytest.raises(DslError, match="a launch of 2x0 has no points"):
+@pytest.mark.parametrize("shape", [(), (0, 8), (8, -1), (8.0,)])
+def test_shapes_are_positive_ints(shape: tuple[int, ...]) -> None:
+    with pytest.raises(DslError, match=r"a buffer has shape \(.*\); give at least one extent, all pos"):
+        Kernel("k").argument("x", shape, bf16, Role.INPUT)
+
+
+def test_hierarchies_have_points() -> None:
+    with pytest.raises(DslError, match="a launch of 2x0 has no points; every extent must be positive"):
         Sketch().launch(2, 0).__enter__()
 
 
@@ -336,6 +342,36 @@ def test_what_the_dsl_writes_computes_what_it_says() -> None:
     expected = np.concatenate([-sums[:, :32], np.maximum(sums[:, 32:], 0)], axis=1)
     expected[0] = 2 * sums[0]
     np.testing.assert_allclose(run(k.finish(), {"a": x})["out"], expected, rtol=1e-5, atol=1e-6)
+
+
+FUNCTIONS = {
+    "exp": (lambda v: v.exp(), np.exp),
+    "exp2": (lambda v: v.exp2(), np.exp2),
+    "tanh": (lambda v: v.tanh(), np.tanh),
+    "sqrt": (lambda v: (v * v).sqrt(), np.abs),
+    "rsqrt": (lambda v: (v * v + 1.0).rsqrt(), lambda x: 1 / np.sqrt(x * x + 1)),
+    "minimum": (lambda v: v.minimum(0.5), lambda x: np.minimum(x, 0.5)),
+    "select": (lambda v: (v.reduce("add") <= 0).select(v, 1 - v), lambda x: x if x.sum() <= 0 else 1 - x),
+    "quotient": (lambda v: 1 / (v * v + 2), lambda x: 1 / (x * x + 2)),
+    "max": (lambda v: v.reduce("max").broadcast(16), lambda x: np.full(16, x.max())),
+    "min": (lambda v: v.reduce("min").broadcast(16), lambda x: np.full(16, x.min())),
+}
+
+
+def test_functions_of_vectors() -> None:
+    k = Kernel("functions")
+    x = k.argument("x", (16,), f32, Role.INPUT)
+    out = k.argument("out", (len(FUNCTIONS), 16), f32, Role.OUTPUT)
+    with k.launch(), k.segment(), k.herd(1, 1):
+        near, far = k.alloc(L1, (16,), f32), k.alloc(L1, out.shape, f32)
+        k.dma(near, x)
+        for row, (on_core, _) in enumerate(FUNCTIONS.values()):
+            k.store(far[row, :], on_core(k.load(near[:])))
+        k.dma(out, far)
+    values = np.random.default_rng(1).standard_normal(16).astype(np.float32)
+    got = run(k.finish(), {"x": values})["out"]
+    for row, (name, (_, in_numpy)) in enumerate(FUNCTIONS.items()):
+        np.testing.assert_allclose(got[row], in_numpy(values), rtol=1e-6, err_msg=name)
 
 
 def test_kernel_module_carries_its_table() -> None:
