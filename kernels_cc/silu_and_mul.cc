@@ -16,10 +16,6 @@ using Bf16 = aie::vector<bfloat16, lanes>;
 using F32 = aie::vector<float, lanes>;
 using Acc = aie::accum<accfloat, lanes>;
 
-// log2(e) as the sum of two bf16, so that the product with a bf16 gate is good to 2^-17.
-constexpr bfloat16 log2e_high = 1.4453125f;
-constexpr bfloat16 log2e_low = -0.00262451f;
-
 inline F32 as_f32(const Bf16& v) { return Acc(v).to_vector<float>(); }
 
 // 1 / d for d in [1, 2]: the bf16 inverse and one Newton step, r (2 - d r).
@@ -35,6 +31,8 @@ inline Bf16 magnitude_of(const Bf16& v) {
 }
 
 inline F32 sigmoid(const Bf16& gate) {
+  // log2(e) as the sum of two bf16, so that its product with a bf16 gate is good to 2^-17.
+  const bfloat16 log2e_high = 1.4453125f, log2e_low = -0.00262451171875f;
   const Bf16 magnitude = magnitude_of(gate);
   const Acc exponent = aie::msc(aie::negmul(magnitude, log2e_high), magnitude, log2e_low);
   const F32 e = as_f32(aie::exp2<bfloat16>(exponent.to_vector<float>()));

@@ -100,6 +100,14 @@ void unaligned_and_floor(const bfloat16* a, bfloat16* out) {  // 48 lanes to 3 x
   aie::store_v(out + 16, aie::load_floor_v<16>(a + 21));
   aie::store_unaligned_v(out + 32, aie::load_v<16>(a + 16));
 }
+void double_by_iterators(const bfloat16* a, bfloat16* out) {  // 48 lanes
+  auto from = aie::cbegin_vector<16>(a);
+  auto to = aie::begin_restrict_vector<16>(out);
+  for (int i = 0; i < 3; ++i) {
+    const aie::vector<bfloat16, 16> v = *from++;
+    *to++ = aie::add(v, v);
+  }
+}
 unsigned mask_words(unsigned word) {
   aie::mask<16> m = aie::mask<16>::from_uint32(word);
   m.set(3);

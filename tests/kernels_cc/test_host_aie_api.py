@@ -237,6 +237,12 @@ def test_unaligned_and_floor_accesses(api: Any) -> None:
     np.testing.assert_array_equal(out, np.r_[3:19, 16:32, 16:32])
 
 
+def test_iterators_walk_a_buffer(api: Any) -> None:
+    a, out = np.array(np.arange(48), BF16), np.zeros(48, BF16)
+    api.double_by_iterators(a, out)
+    np.testing.assert_array_equal(out, 2 * as_f32(a))
+
+
 MMULS = [
     *((f"mmul_{shape}", BF16, np.float32) for shape in ("8x8x8", "8x8x4", "4x8x8", "4x8x4", "8x1x8")),
     ("mmul_f32_4x8x4", np.float32, np.float32),

@@ -186,10 +186,14 @@ AIE_HOST_INLINE lanes<std::uint16_t, N> narrow(const lanes<float, N>& value) {
 template <unsigned N>
 AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, const lanes<float, N>& b,
                                                   const lanes<float, N>& c) {
+#if !defined(__FMA__)
+  return a * b + c;
+#elif __has_builtin(__builtin_elementwise_fma)
+  return __builtin_elementwise_fma(a, b, c);
+#else
 #ifdef __AVX512F__
   if constexpr (N == 16) return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);
 #endif
-#ifdef __FMA__
   if constexpr (N == 8) return __builtin_ia32_vfmaddps256(a, b, c);
   if constexpr (N == 4) return __builtin_ia32_vfmaddps(a, b, c);
   if constexpr (N > 8) {
@@ -203,7 +207,6 @@ AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, cons
     return out;
   }
 #endif
-  return a * b + c;
 }
 
 template <typename T>

@@ -236,10 +236,65 @@ AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
   return to;
 }
 
-template <typename T, unsigned N>
+template <unsigned N, typename T>
 AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
   std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
   return to;
+}
+
+// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps.
+template <typename T, unsigned N>
+class vector_iterator {
+ public:
+  using element = std::remove_const_t<T>;
+  struct reference {
+    T* at;
+    AIE_HOST_INLINE operator vector<element, N>() const { return load_v<N, element>(at); }
+    AIE_HOST_INLINE const reference& operator=(const vector<element, N>& v) const {
+      store_v(at, v);
+      return *this;
+    }
+  };
+
+  AIE_HOST_INLINE explicit vector_iterator(T* at) : at_(at) {}
+  AIE_HOST_INLINE auto operator*() const {
+    if constexpr (std::is_const_v<T>)
+      return load_v<N, element>(at_);
+    else
+      return reference{at_};
+  }
+  AIE_HOST_INLINE vector_iterator& operator++() { return *this += 1; }
+  AIE_HOST_INLINE vector_iterator operator++(int) {
+    vector_iterator before = *this;
+    ++*this;
+    return before;
+  }
+  AIE_HOST_INLINE vector_iterator& operator+=(int vectors) {
+    at_ += vectors * int(N);
+    return *this;
+  }
+  AIE_HOST_INLINE vector_iterator operator+(int vectors) const { return vector_iterator(*this) += vectors; }
+  AIE_HOST_INLINE bool operator==(const vector_iterator& other) const { return at_ == other.at_; }
+
+ private:
+  T* at_;
+};
+
+template <unsigned N, typename T>
+AIE_HOST_INLINE auto begin_vector(T* at) {
+  return vector_iterator<T, N>(at);
+}
+template <unsigned N, typename T>
+AIE_HOST_INLINE auto begin_restrict_vector(T* at) {
+  return vector_iterator<T, N>(at);
+}
+template <unsigned N, typename T>
+AIE_HOST_INLINE auto cbegin_vector(const T* at) {
+  return vector_iterator<const T, N>(at);
+}
+template <unsigned N, typename T>
+AIE_HOST_INLINE auto cbegin_restrict_vector(const T* at) {
+  return vector_iterator<const T, N>(at);
 }
 
 // ---- making and joining vectors ------------------------------------------------------------------------------------
