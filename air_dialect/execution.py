@@ -30,6 +30,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import parse_async, parse_dependencies, print_async, print_attributes
+from air_dialect.printing import attribute_text
 from air_dialect.types import AsyncTokenType
 
 
@@ -107,7 +108,7 @@ class ExecuteOp(IRDLOperation):
 
 
 def _types(types: Sequence[Attribute]) -> str:
-    return "(" + ", ".join(str(type_) for type_ in types) + ")"
+    return "(" + ", ".join(map(attribute_text, types)) + ")"
 
 
 @irdl_op_definition

@@ -30,6 +30,13 @@ def print_module(module: ModuleOp) -> str:
     return stream.getvalue() + "\n"
 
 
+def attribute_text(attribute: Attribute) -> str:
+    """A type or attribute as `print_module` writes it, for messages."""
+    stream = StringIO()
+    AirPrinter(stream=stream).print_attribute(attribute)
+    return stream.getvalue()
+
+
 class AirPrinter(Printer):
     """xDSL's printer, closer to MLIR's: `memref<64xbf16, 2>` and `[1, 4]` without `: i64`.
 

@@ -20,6 +20,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.printing import attribute_text
 from air_dialect.types import MemorySpace, memory_space, memory_space_name
 
 MAX_PADDING = 65535
@@ -65,8 +66,8 @@ def check_body_arguments(op: Operation, body: Region, dims: int, captured: Seque
     for argument, value in zip(arguments[2 * dims :], captured, strict=True):
         if argument.type != value.type:
             raise VerifyException(
-                f"{op.name} hands a value of type {value.type} to an argument of type {argument.type}: they "
-                "must be equal"
+                f"{op.name} hands a value of type {attribute_text(value.type)} to an argument of type "
+                f"{attribute_text(argument.type)}: they must be equal"
             )
 
 
@@ -93,8 +94,9 @@ def check_allocations(op: Operation, body: Region, least: MemorySpace) -> None:
         space = _integer_space(inner.memref.type)
         if space is not None and space < least:
             raise VerifyException(
-                f"memref.alloc of {inner.memref.type} inside {op.name} is in {memory_space_name(space)}: "
-                f"only memory space {int(least)} ({least.name}) or more can be allocated there"
+                f"memref.alloc of {attribute_text(inner.memref.type)} inside {op.name} is in "
+                f"{memory_space_name(space)}: only memory space {int(least)} ({least.name}) or "
+                "more can be allocated there"
             )
 
 
@@ -118,9 +120,9 @@ def check_core_accesses(body: Region) -> None:
         space = _integer_space(accessed.type)
         if space is not None and space < MemorySpace.L1:
             raise VerifyException(
-                f"{inner.name} inside air.herd accesses {accessed.type} in {memory_space_name(space)}: a "
-                "core reaches only its own L1 (memory space 2), copy the data there with air.dma_memcpy_nd "
-                "or a channel first"
+                f"{inner.name} inside air.herd accesses {attribute_text(accessed.type)} in "
+                f"{memory_space_name(space)}: a core reaches only its own L1 (memory space 2), "
+                "copy the data there with air.dma_memcpy_nd or a channel first"
             )
 
 

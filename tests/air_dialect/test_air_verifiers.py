@@ -58,7 +58,7 @@ BROKEN = {
     ),
     "herd_alloc": (
         HERD + "%m = memref.alloc() : memref<8xf32, 1>\n}",
-        "memref.alloc of memref<8xf32, 1 : i64> inside air.herd is in L2: only memory space 2 (L1) or more can "
+        "memref.alloc of memref<8xf32, 1> inside air.herd is in L2: only memory space 2 (L1) or more can "
         "be allocated there",
     ),
     "segment_alloc": (
@@ -68,13 +68,13 @@ BROKEN = {
     ),
     "herd_load": (
         HERD + "%v = memref.load %a[%x] : memref<64xbf16, 1>\n}",
-        "memref.load inside air.herd accesses memref<64xbf16, 1 : i64> in L2: a core reaches only its own L1 "
+        "memref.load inside air.herd accesses memref<64xbf16, 1> in L2: a core reaches only its own L1 "
         "(memory space 2), copy the data there with air.dma_memcpy_nd or a channel first",
     ),
     "herd_transfer_read": (
         HERD + "%p = arith.constant 0.0 : bf16\n"
         "%v = vector.transfer_read %a[%x], %p {in_bounds = [true]} : memref<64xbf16, 1>, vector<8xbf16>\n}",
-        "vector.transfer_read inside air.herd accesses memref<64xbf16, 1 : i64> in L2",
+        "vector.transfer_read inside air.herd accesses memref<64xbf16, 1> in L2",
     ),
     "herd_vector_load": (
         HERD + "%v = vector.load %a[%x] : memref<64xbf16, 1>, vector<8xbf16>\n}",
@@ -90,7 +90,7 @@ BROKEN = {
     ),
     "execute_values": (
         "%a, %r = air.execute -> (memref<8xf32, 1>) {\n}",
-        "air.execute returns (memref<8xf32, 1 : i64>) but its terminator hands over (): make the two lists equal",
+        "air.execute returns (memref<8xf32, 1>) but its terminator hands over (): make the two lists equal",
     ),
     # transfers
     "dma_strides": (
@@ -357,6 +357,6 @@ def test_argument_types_of_a_generic_segment() -> None:
         '^bb0(%x: memref<64xf32>):\n"air.segment_terminator"() : () -> ()\n}) : (memref<64xbf16, 2>) -> ()'
     )
     assert (
-        "air.segment hands a value of type memref<64xbf16, 2 : i64> to an argument of type memref<64xf32>: they "
+        "air.segment hands a value of type memref<64xbf16, 2> to an argument of type memref<64xf32>: they "
         "must be equal"
     ) in error_of(HEAD + segment + TAIL)
