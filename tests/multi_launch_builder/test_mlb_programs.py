@@ -15,7 +15,7 @@ from kernel_builder.arguments import ArgumentTable, Role
 from kernel_builder.device import NPU2
 from kernel_builder.kernels import registry
 from kernel_builder.preflight import preflight
-from multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs
+from multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
 from multi_launch_builder.plan import ProgramPlan, Step, build_program
 from multi_launch_builder.programs import PLANS, plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
@@ -139,24 +139,28 @@ def fill(plan, rng):
     return arrays
 
 
+def run(program, given, folder):
+    """The arrays of every argument after one run on the virtual NPU."""
+    path = folder / f"{program.name}.so"
+    virtual_npu.build(program.text, path)
+    found = {a.name: np.ascontiguousarray(given[a.name]).copy() for a in program.arguments}
+    virtual_npu.Library(path).run(program.name, [found[a.name].ctypes.data for a in program.arguments])
+    return found
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """runs(model, name): the plan, its arrays before and its arrays after one run on the virtual NPU."""
-    folder = tmp_path_factory.mktemp("programs")
 
     @functools.cache
-    def run(model, name):
+    def run_model(model, name):
         shape, seq_len = MODELS[model]
         plan = plan_programs(shape, seq_len)[name]
-        program = build_programs(shape, seq_len, only=[name])[name]
         given = fill(plan, np.random.default_rng(7))
-        path = folder / f"{model}_{name}.so"
-        virtual_npu.build(program.text, path)
-        found = {a.name: np.ascontiguousarray(given[a.name]).copy() for a in program.arguments}
-        virtual_npu.Library(path).run(name, [found[a.name].ctypes.data for a in program.arguments])
-        return plan, given, found
+        program = build_programs(shape, seq_len, only=[name])[name]
+        return plan, given, run(program, given, tmp_path_factory.mktemp(model))
 
-    return run
+    return run_model
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
@@ -201,6 +205,42 @@ def test_a_program_leaves_what_it_only_reads(runs, model, name):
     for argument in plan.arguments:
         if argument.role in (Role.INPUT, Role.WEIGHT, Role.LUT):
             assert np.array_equal(given[argument.name], found[argument.name]), argument.name
+
+
+@pytest.mark.parametrize("name", ["rms_gemms_rope", "flash_attn", "o_ffn"])
+def test_rows_do_not_depend_on_the_length_they_are_padded_to(runs, tmp_path, name):
+    """The 64 rows of the short program come out of a longer one bit for bit, whatever stands below them."""
+    plan, given, short = runs("narrow", name)
+    longer = build_programs(NARROW, 192, only=[name])[name]
+    padded = {}
+    for argument in longer.arguments:
+        rows = given[argument.name]
+        below = np.full((argument.shape[0] - len(rows), *argument.shape[1:]), 3.5, rows.dtype)
+        padded[argument.name] = np.concatenate([rows, below])
+    found = run(longer, padded, tmp_path)
+    for output in signature(plan, Role.OUTPUT):
+        assert short[output].tobytes() == found[output][:64].tobytes(), output
+
+
+def random_shape(rng):
+    """Any shape that check_shape lets pass, within the limits."""
+    head_dim, n_kv_heads = 64 * int(rng.integers(1, 3)), int(rng.integers(1, 9))
+    return ModelShape(
+        emb_dim=64 * int(rng.integers(1, 101)),
+        n_heads=n_kv_heads * int(rng.integers(1, 6)),
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        hidden_dim=64 * int(rng.integers(1, 168)),
+        vocab_size=int(rng.integers(1, 200000)),
+        rms_norm_eps=1e-5,
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_shape_that_passes_the_check_builds(seed):
+    rng = np.random.default_rng(seed)
+    shape, seq_len = random_shape(rng), legal_seq_len(DEMO, int(rng.integers(1, 4097)))
+    assert list(build_programs(shape, seq_len)) == list(PLANS)
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
