@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     try:
         return int(options.run(options, rest))
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stdout = None
+        return 0
     except (KernelBuilderError, AirParseError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -73,7 +76,7 @@ def _show(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
     path = Path(options.target)
-    if options.target not in registry() and path.suffix == ".mlir":
+    if options.target not in registry() and (path.suffix or path.exists()):
         _nothing_more(rest)
         module = parse(_read(path), str(path))
     else:
@@ -87,8 +90,9 @@ def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; name an .mlir file or a kernel") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"cannot read {path}: {reason}; name an .mlir file or a kernel") from error
 
 
 def _nothing_more(rest: list[str]) -> None:

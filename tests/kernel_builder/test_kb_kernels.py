@@ -12,6 +12,7 @@ from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import eltwise_add, gemm, registry, rms_norm
 from kernel_builder.preflight import preflight
 from kernel_builder.spec import Tolerance
+from kernel_builder.testing import random_arrays
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -110,6 +111,33 @@ def test_tolerance_counts_in_allowed_distances() -> None:
     want = np.array([10.0, 0.0])
     assert tolerance.excess(np.array([12.0, 0.0]), want) == pytest.approx(1.0)
     assert tolerance.excess(np.array([10.0, np.nan]), want) == np.inf
+    assert tolerance.excess(want, np.array([np.nan, 0.0])) == np.inf
+    assert tolerance.excess(want, np.array([np.inf, 0.0])) == np.inf
+    assert tolerance.excess(np.array([np.inf, np.nan]), np.array([np.inf, np.nan])) == 0
     exact = Tolerance(0.0, 0.0, "for the test")
     assert exact.excess(want, want) == 0
     assert exact.excess(want + 1e-9, want) > 1
+
+
+def test_tolerance_counts_differing_elements() -> None:
+    few = Tolerance(1.0, 1.0, "for the test", differing=0.1)
+    want = np.ones(100)
+    assert few.excess(want + (np.arange(100) < 12) * 0.5, want) == pytest.approx(1.0)
+    assert few.excess(want + (np.arange(100) < 13) * 0.5, want) > 1
+
+
+WRONG = {
+    "eltwise_add": lambda x: {**x, "b": x["b"] * 1.01},
+    "rms_norm": lambda x: {**x, "x": np.concatenate([x["x"][:, :-1], x["x"][:, :1]], axis=1)},
+    "gemm": lambda x: {**x, "b": np.concatenate([x["b"][:-1], np.zeros_like(x["b"][:1])])},
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_slightly_wrong_result_is_noticed(name: str) -> None:
+    """One of 256 products left out, one element of a norm swapped, a factor of 1.01: all beyond tolerance."""
+    spec = registry()[name]
+    arrays = random_arrays(spec, spec.cases[0], np.random.default_rng(0))
+    right = spec.reference(spec.cases[0], arrays)
+    wrong = spec.reference(spec.cases[0], WRONG[name](arrays))
+    assert all(spec.tolerance.excess(wrong[out], right[out]) > 1 for out in right)
