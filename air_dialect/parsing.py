@@ -27,7 +27,7 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 from air_dialect.ops import AIR
 from air_dialect.schedules import TRANSFORM
 from air_dialect.upstream import BUILTIN, DIALECTS
-from air_dialect.verification import AirParseError, verify
+from air_dialect.verification import AirParseError, one_line, verify
 
 
 class _Context(Context):
@@ -63,8 +63,12 @@ class _BitPattern(Parser._TensorLiteralElement):
     def to_type(self, parser: AttrParser, type: AnyDenseElement) -> object:
         if not isinstance(type, AnyFloat):
             return super().to_type(parser, type)
-        bits = self.to_int(parser).to_bytes(type.compile_time_size, "little")
-        return type.unpack(bits, 1)[0]
+        bits = self.to_int(parser)
+        if not 0 <= bits < 2 ** (8 * type.compile_time_size):
+            parser.raise_error(
+                f"{self.span.text} does not fit into the {type.bitwidth} bits of {type}", self.span
+            )
+        return type.unpack(bits.to_bytes(type.compile_time_size, "little"), 1)[0]
 
 
 class AirParser(Parser):
@@ -97,7 +101,7 @@ class AirParser(Parser):
             raise
         except Exception as error:  # xDSL's formats let VerifyException and others through
             self.raise_error(str(error) or type(error).__name__, span)
-        if getattr(op, "async_token", None) is not None and not is_named:
+        if getattr(op, "async_token_result", None) is not None and not is_named:
             self.raise_error(
                 f"{op.name} needs to be named when marked 'async': write %token = {op.name} async ...", span
             )
@@ -123,7 +127,7 @@ def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> Modu
     try:
         module = AirParser(context(), text, filename).parse_module()
     except ParseError as error:
-        raise AirParseError(f"{error.span.get_location()}: error: {error.msg}") from error
+        raise AirParseError(f"{error.span.get_location()}: error: {one_line(error.msg)}") from error
     _insert_constants(module)
     verify(module, strict=strict)
     return module

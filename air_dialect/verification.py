@@ -25,6 +25,11 @@ def location(op: Operation) -> str:
     return "<built>"
 
 
+def one_line(message: str) -> str:
+    """A message without line breaks: one error is one line."""
+    return " ".join(message.split())
+
+
 def verify(module: ModuleOp, *, strict: bool = True) -> None:
     """Check every rule of every operation in a module; raises AirParseError at the first broken one.
 
@@ -40,7 +45,7 @@ def verify(module: ModuleOp, *, strict: bool = True) -> None:
             if strict:
                 check_runnable(op)
         except VerifyException as error:
-            raise AirParseError(f"{location(op)}: error: {error}") from error
+            raise AirParseError(f"{location(op)}: error: {one_line(str(error))}") from error
 
 
 def _written_operations(op: Operation) -> Iterator[Operation]:

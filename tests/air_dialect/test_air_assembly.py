@@ -161,6 +161,10 @@ def test_generic_form_is_read() -> None:
     assert "air.herd @h [%t] tile (%x, %y) in (%sx=%two, %sy=%two) args(%a=%l1)" in reprint(HERD + herd)
 
 
+def test_execute_may_leave_its_token_unnamed() -> None:
+    assert reprint("air.execute [%t] {\n}") == "%0 = air.execute [%t] {\n}"
+
+
 def test_symbol_name_in_the_attribute_dictionary() -> None:
     herd = 'air.herd tile (%x, %y) in (%sx=%two, %sy=%two) attributes {sym_name = "h"} {\n}'
     assert "air.herd @h tile" in reprint(HERD + herd)

@@ -324,6 +324,7 @@ SYNTAX = {
     "func.func @f(%a: memref<4xf32>) {\nair.wait_all [%a]\nreturn\n}": "bad.mlir:2:",
     "transform.named_sequence @s(%a: !transform.any_op) {\n": "bad.mlir:1:26: error: this "
     "transform.named_sequence has no closing brace",
+    "%a = arith.constant dense<0x1FF800000> : vector<2xf32>": "0x1FF800000 does not fit into the 32 bits of f32",
     "%a = arith.constant #linalg.type_fn<signed> : i32": "#linalg.type_fn<signed>: write one of cast_signed, "
     "cast_unsigned",
 }
