@@ -198,6 +198,14 @@ def test_functions_of_one_variable(api: Any) -> None:
     np.testing.assert_array_equal(out, (1 / np.sqrt(as_f32(wide))).astype(BF16))
 
 
+@pytest.mark.parametrize(("suffix", "dtype"), [("f32", np.float32), ("bf16", BF16), ("i32", np.int32)])
+def test_magnitudes(api: Any, suffix: str, dtype: Any) -> None:
+    values, out = np.r_[-0.0, random(31)].astype(dtype), np.zeros(32, dtype)
+    getattr(api, f"magnitude_{suffix}")(values, out)
+    np.testing.assert_array_equal(out, np.abs(values))
+    assert not np.signbit(as_f32(out)).any()
+
+
 def test_reductions(api: Any) -> None:
     v, out = random(16), np.zeros(5, np.float32)
     api.sums(v, out)

@@ -8,6 +8,19 @@
 
 namespace aie {
 
+namespace host {
+
+template <typename L, unsigned N>
+AIE_HOST_INLINE lanes<L, N> greater(const lanes<L, N>& x, const lanes<L, N>& y) {
+  return by_registers<L, N>([](const auto& a, const auto& b) { return a < b ? b : a; }, x, y);
+}
+template <typename L, unsigned N>
+AIE_HOST_INLINE lanes<L, N> lesser(const lanes<L, N>& x, const lanes<L, N>& y) {
+  return by_registers<L, N>([](const auto& a, const auto& b) { return b < a ? b : a; }, x, y);
+}
+
+}  // namespace host
+
 #define AIE_HOST_VECTOR_OP(name, expression)                            \
   template <typename A, typename B>                                     \
     requires Operands<A, B>                                             \
@@ -21,8 +34,8 @@ namespace aie {
   }
 AIE_HOST_VECTOR_OP(add, x + y)
 AIE_HOST_VECTOR_OP(sub, x - y)
-AIE_HOST_VECTOR_OP(max, x < y ? y : x)
-AIE_HOST_VECTOR_OP(min, y < x ? y : x)
+AIE_HOST_VECTOR_OP(max, (host::greater<host::wide_t<T>, N>(x, y)))
+AIE_HOST_VECTOR_OP(min, (host::lesser<host::wide_t<T>, N>(x, y)))
 #undef AIE_HOST_VECTOR_OP
 
 #define AIE_HOST_BIT_OP(name, op)                                                                        \
@@ -69,8 +82,10 @@ AIE_HOST_INLINE vector<T, N> abs(const vector<T, N>& v) {
     return vector<T, N>(v.data & std::uint16_t(0x7fff));
   else if constexpr (std::is_unsigned_v<T>)
     return v;
+  else if constexpr (std::is_same_v<T, float>)
+    return bit_and(0x7fffffffu, v.template cast_to<uint32>()).template cast_to<float>();
   else
-    return vector<T, N>(v.data < 0 ? -v.data : v.data);
+    return max(v, neg(v));
 }
 template <Vector V, Elem L, Elem H>
 AIE_HOST_INLINE V clamp(const V& v, L low, H high) {

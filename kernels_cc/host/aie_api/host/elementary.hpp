@@ -49,7 +49,9 @@ AIE_HOST_INLINE vector<T, N> map(const vector<T, N>& v, Function function) {
 template <typename TR = bfloat16, unsigned N>
 AIE_HOST_INLINE vector<TR, N> exp2(const vector<float, N>& v) {
   static_assert(std::is_same_v<TR, bfloat16>, "aie::exp2 gives bfloat16 on AIE2P: aie::exp2<bfloat16>(float vector)");
-  return vector<bfloat16, N>(host::narrow_even<N>(host::exp2_f32<N>(v.data)));
+  const auto value = host::by_registers<float, N>(
+      [](const auto& x) { return host::exp2_f32<host::lane_count<float, std::remove_cvref_t<decltype(x)>>>(x); }, v.data);
+  return vector<bfloat16, N>(host::narrow_even<N>(value));
 }
 template <typename TR = bfloat16, unsigned N>
 AIE_HOST_INLINE vector<TR, N> tanh(const vector<float, N>& v) {

@@ -70,11 +70,6 @@ class mask {
 
 namespace host {
 
-template <unsigned N, typename Truth>
-AIE_HOST_INLINE mask<N> to_mask(const Truth& lanes) {
-  return mask<N>(__builtin_convertvector(lanes, typename mask<N>::storage_t));
-}
-
 // The second operand of a comparison, maximum, ...: a vector as it is, a scalar in every lane.
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> as_vector(const vector<T, N>& v) {
@@ -108,15 +103,19 @@ using common_t = typename common<std::remove_cvref_t<A>, std::remove_cvref_t<B>>
 template <typename A, typename B>
 concept Operands = requires { typename host::common_t<A, B>; };
 
-#define AIE_HOST_COMPARISON(name, op)                                     \
-  template <typename A, typename B>                                       \
-    requires Operands<A, B>                                               \
-  AIE_HOST_INLINE auto name(const A& a, const B& b) {                     \
-    using V = host::common_t<A, B>;                                       \
-    using T = typename V::value_type;                                     \
-    constexpr unsigned N = V::size();                                     \
-    return host::to_mask<N>(host::wide(host::as_vector<T, N>(a)) op       \
-                            host::wide(host::as_vector<T, N>(b)));        \
+#define AIE_HOST_COMPARISON(name, op)                                                                     \
+  template <typename A, typename B>                                                                       \
+    requires Operands<A, B>                                                                               \
+  AIE_HOST_INLINE auto name(const A& a, const B& b) {                                                     \
+    using V = host::common_t<A, B>;                                                                       \
+    using T = typename V::value_type;                                                                     \
+    constexpr unsigned N = V::size();                                                                     \
+    return mask<N>(host::by_registers<std::int8_t, N>(                                                    \
+        [](const auto& x, const auto& y) {                                                                \
+          constexpr unsigned M = host::lane_count<host::wide_t<T>, std::remove_cvref_t<decltype(x)>>;     \
+          return __builtin_convertvector(x op y, host::lanes<std::int8_t, M>);                            \
+        },                                                                                                \
+        host::wide(host::as_vector<T, N>(a)), host::wide(host::as_vector<T, N>(b))));                     \
   }
 AIE_HOST_COMPARISON(lt, <)
 AIE_HOST_COMPARISON(le, <=)
@@ -144,8 +143,12 @@ AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
   using V = host::common_t<A, B>;
   using T = typename V::value_type;
   using L = typename V::lane_type;
-  const auto chosen = __builtin_convertvector(m.data, host::truth<L, N>);
-  return V(chosen ? host::as_vector<T, N>(b).data : host::as_vector<T, N>(a).data);
+  return V(host::by_registers<L, N>(
+      [](const auto& bits, const auto& zero, const auto& one) {
+        constexpr unsigned M = host::lane_count<L, std::remove_cvref_t<decltype(zero)>>;
+        return __builtin_convertvector(bits, host::truth<L, M>) ? one : zero;
+      },
+      m.data, host::as_vector<T, N>(a).data, host::as_vector<T, N>(b).data));
 }
 
 }  // namespace aie

@@ -158,6 +158,44 @@ using lanes = typename lanes_of<T, N>::type;
 template <typename T, unsigned N>
 using truth = decltype(lanes<T, N>{} < lanes<T, N>{});
 
+#if defined(__AVX512F__)
+inline constexpr unsigned register_bytes = 64;
+#elif defined(__AVX__)
+inline constexpr unsigned register_bytes = 32;
+#else
+inline constexpr unsigned register_bytes = 16;
+#endif
+
+// Part `i` of M lanes.
+template <unsigned M, typename V>
+AIE_HOST_INLINE auto part_of(const V& whole, unsigned i) {
+  using L = std::remove_cvref_t<decltype(whole[0])>;
+  lanes<L, M> out;
+  std::memcpy(&out, reinterpret_cast<const char*>(&whole) + i * sizeof(out), sizeof(out));
+  return out;
+}
+
+// f(in...) of N lanes, a CPU register of 4-byte lanes at a time. g++ 12 takes comparisons and choices of wider vectors
+// apart into single lanes; sums and products it does not.
+template <typename L, unsigned N, typename F, typename... In>
+AIE_HOST_INLINE lanes<L, N> by_registers(F f, const In&... in) {
+  constexpr unsigned M = N < register_bytes / 4 ? N : register_bytes / 4;
+  if constexpr (M == N) {
+    return f(in...);
+  } else {
+    lanes<L, N> out;
+    for (unsigned i = 0; i < N / M; ++i) {
+      const lanes<L, M> piece = f(part_of<M>(in, i)...);
+      std::memcpy(reinterpret_cast<char*>(&out) + i * sizeof(piece), &piece, sizeof(piece));
+    }
+    return out;
+  }
+}
+
+// How many lanes a vector of lanes of L has.
+template <typename L, typename V>
+inline constexpr unsigned lane_count = sizeof(V) / sizeof(L);
+
 template <unsigned N>
 AIE_HOST_INLINE lanes<float, N> widen(const lanes<std::uint16_t, N>& bits) {
   return (lanes<float, N>)(__builtin_convertvector(bits, lanes<std::uint32_t, N>) << 16);
@@ -165,10 +203,15 @@ AIE_HOST_INLINE lanes<float, N> widen(const lanes<std::uint16_t, N>& bits) {
 
 template <unsigned N>
 AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even(const lanes<float, N>& value) {
-  const auto bits = (lanes<std::uint32_t, N>)value;
-  const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const auto nan = (bits >> 16) | 0x40u;
-  return __builtin_convertvector(value == value ? rounded : nan, lanes<std::uint16_t, N>);
+  return by_registers<std::uint16_t, N>(
+      [](const auto& v) {
+        constexpr unsigned M = lane_count<float, std::remove_cvref_t<decltype(v)>>;
+        const auto bits = (lanes<std::uint32_t, M>)v;
+        const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const auto nan = (bits >> 16) | 0x40u;
+        return __builtin_convertvector(v == v ? rounded : nan, lanes<std::uint16_t, M>);
+      },
+      value);
 }
 
 // f32 lanes to bf16 lanes in the core's rounding mode.
