@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import affine, arith, memref, scf
-from xdsl.dialects.builtin import IntegerAttr, MemRefType
+from xdsl.dialects.builtin import FixedBitwidthType, IndexType, IntegerAttr, MemRefType, UnrankedMemRefType
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import (
     AffineBinaryOpExpr,
@@ -20,6 +20,7 @@ from xdsl.ir.affine import (
 
 from air_dialect.ops import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp, ExecuteOp, HierarchyOp, memory_space
 from kernel_builder.device import DmaLimits
+from kernel_builder.errors import ResourceError
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Side:
 
     @property
     def space(self) -> int:
-        return memory_space(self.type)
+        return space_of(self.type)
 
     @property
     def width(self) -> int:
@@ -54,29 +55,49 @@ class Side:
 
 
 def element_bytes(type_: MemRefType[Attribute]) -> int:
-    """Bytes of one element of a memref."""
-    size: int = type_.element_type.size  # type: ignore[attr-defined]
-    return size
+    """Bytes of one element of a memref; an index counts as 8. ResourceError where a DMA could not move it."""
+    element = type_.element_type
+    if isinstance(element, IndexType):
+        return 8
+    if not isinstance(element, FixedBitwidthType):
+        raise ResourceError(f"{type_} holds {element}, which no DMA can move; use integers or floats")
+    return element.size
 
 
 def memref_bytes(type_: Attribute) -> int:
-    """Bytes of a whole memref."""
-    assert isinstance(type_, MemRefType)
+    """Bytes of a whole memref; ResourceError where its shape is known only at run time."""
+    if not isinstance(type_, MemRefType) or min(type_.get_shape(), default=1) < 0:
+        raise ResourceError(
+            f"{type_} has a size known only at run time; memory of the array is laid out before"
+        )
     return math.prod(type_.get_shape()) * element_bytes(type_)
+
+
+def space_of(type_: Attribute) -> int:
+    """0, 1 or 2 for L3, L2 and L1; ResourceError for a memory that this device does not have."""
+    try:
+        space = memory_space(type_)
+    except ValueError as error:
+        raise ResourceError(str(error)) from error
+    if space not in (0, 1, 2):
+        raise ResourceError(f"{type_} is in memory {space}; there are L3 (0 or none), L2 (1) and L1 (2)")
+    return space
 
 
 def sides(op: Operation) -> tuple[Side, ...]:
     """The memrefs that a transfer operation walks; empty for any other operation."""
+    if not isinstance(op, DmaMemcpyNdOp | ChannelPutOp | ChannelGetOp):
+        return ()
+    if any(isinstance(operand.type, UnrankedMemRefType) for operand in op.operands):
+        raise ResourceError(f"{op.name} moves a memref of unknown rank; give it a shape")
     if isinstance(op, DmaMemcpyNdOp):
-        to, start = memory_space(op.dst.type), memory_space(op.src.type)
+        to, start = space_of(op.dst.type), space_of(op.src.type)
         return (
             _side(op, op.src, True, op.src_offsets, op.src_sizes, op.src_strides, to),
             _side(op, op.dst, False, op.dst_offsets, op.dst_sizes, op.dst_strides, start),
         )
-    if isinstance(op, ChannelPutOp | ChannelGetOp):
-        reads = isinstance(op, ChannelPutOp)
-        return (_side(op, op.memref, reads, op.offsets, op.sizes, op.strides, None),)
-    return ()
+    reads = isinstance(op, ChannelPutOp)
+    return (_side(op, op.memref, reads, op.offsets, op.sizes, op.strides, None),)
 
 
 def _side(
@@ -93,7 +114,7 @@ def _side(
     if not extents:
         assert isinstance(memref_.type, MemRefType)
         shape = memref_.type.get_shape()
-        extents = tuple(shape)
+        extents = tuple(extent if extent >= 0 else None for extent in shape)
         steps = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return Side(op, memref_, reads, extents, steps, tuple(offsets), other)
 

@@ -29,12 +29,20 @@ from air_dialect.ops import (
     HierarchyOp,
     LaunchOp,
     SegmentOp,
-    memory_space,
     memory_space_name,
 )
 from kernel_builder.device import NPU2, Device, DmaLimits
 from kernel_builder.errors import ResourceError
-from kernel_builder.patterns import Side, constant, descriptor_faults, leaves, memref_bytes, origin, sides
+from kernel_builder.patterns import (
+    Side,
+    constant,
+    descriptor_faults,
+    leaves,
+    memref_bytes,
+    origin,
+    sides,
+    space_of,
+)
 
 CASCADE = ("npu_cascade", "cascade")
 
@@ -95,6 +103,7 @@ class Report:
 def preflight(module: ModuleOp, device: Device = NPU2, ping_pong: bool = True) -> Report:
     """Count what every launch of `module` takes of `device`.
 
+    Raises ResourceError for memory that is not the device's or of unknown size.
     ping_pong: whether the compiler double-buffers, as it does unless told `--omit-ping-pong-transform`.
     """
     usages: list[Usage] = []
@@ -215,11 +224,11 @@ class _Launch:
             origin(operand): herd
             for herd in herds
             for operand in herd.kernel_operands
-            if isinstance(operand.type, MemRefType) and memory_space(operand.type) == 2
+            if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2
         }
         total = self.device.stack_bytes
         for value in own:
-            if memory_space(value.type) == 2:
+            if space_of(value.type) == 2:
                 total += memref_bytes(value.type) * self._copies_in_l1(value)
         for value, herd in shared.items():
             if value not in own:
@@ -256,7 +265,7 @@ class _Launch:
     def _l2_bytes(self) -> int:
         total = 0
         for op in self.ops:
-            if isinstance(op, memref.AllocOp) and memory_space(op.memref.type) == 1:
+            if isinstance(op, memref.AllocOp) and space_of(op.memref.type) == 1:
                 value = op.memref
                 looped = any(_in_loop(s.op, SegmentOp) for s in self.sides if origin(s.memref) is value)
                 total += memref_bytes(value.type) * (2 if looped and self.ping_pong else 1) * self._copies(op)

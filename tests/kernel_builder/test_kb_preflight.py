@@ -219,6 +219,44 @@ def test_a_bare_herd_counts_as_a_launch() -> None:
     assert used(report, "cores") == 1
 
 
+@pytest.mark.parametrize(
+    ("memref", "message"),
+    [
+        ("memref<?xbf16, 2>", "has a size known only at run time; memory of the array is laid out before"),
+        (
+            "memref<8xbf16, 3>",
+            "is in memory 3; there are L3 .0 or none., L2 .1. and L1 .2.",
+        ),
+        (
+            "memref<8xvector<2xbf16>, 2>",
+            "holds vector<2xbf16>, which no DMA can move; use integers or floats",
+        ),
+        ("memref<*xbf16, 2>", "air.channel.get moves a memref of unknown rank; give it a shape"),
+        ('memref<8xbf16, "near">', "is not an integer: write none .L3., 1 .L2. or 2 .L1."),
+    ],
+)
+def test_memory_that_cannot_be_counted_is_refused(memref: str, message: str) -> None:
+    size = "%c1" if "?" in memref else ""
+    make = f"memref.alloc({size}) : {memref}"
+    if "*" in memref:
+        make = f"memref.cast %start : memref<8xbf16, 2> to {memref}"
+    text = f"""air.channel @c [1]
+    func.func @f() {{
+      %c1 = arith.constant 1 : index
+      air.herd tile (%x, %y) in (%sx=%c1, %sy=%c1) {{
+        %c0 = arith.constant 0 : index
+        %c1_0 = arith.constant 1 : index
+        %start = memref.alloc() : memref<8xbf16, 2>
+        %near = {make.replace("%c1", "%c1_0")}
+        air.channel.get @c[%c0] (%near[] [] []) : ({memref})
+        air.channel.put @c[%c0] (%near[] [] []) : ({memref})
+      }}
+      return
+    }}"""
+    with pytest.raises(ResourceError, match=message):
+        preflight(parse(text))
+
+
 def test_the_table_has_a_line_per_resource() -> None:
     report = preflight(registry()["eltwise_add"].build(64, 256).module)
     lines = report.table().splitlines()
