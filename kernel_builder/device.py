@@ -59,8 +59,9 @@ class Device:
     l2_bytes: one memtile; there is one per column.
     shim: limits of one column's shim tile; launch_mm2s/launch_s2mm: all columns together, the number of
     launch-level endpoints per direction that aircc allows (`cols * 2`).
-    repeat_limit: most trips of a launch's outer loop: airrt-to-npu writes trips to the task queue's 8-bit
-    repeat count, and a launch of more than 255 trips fails (mlir-air kernel registry, GEMV).
+    repeat_limit: most trips of one dimension of a launch: airrt-to-npu writes them to the task queue's 8-bit
+    repeat count, and a GEMV launch of more than 255 trips fails, while a GEMM of 4 x 74 launch points is
+    known to run (mlir-air kernel registry, GEMV_bf16 and GEMM_bf16_in_bf16_out).
     granule_bytes: DMA lengths, strides and offsets are whole multiples of this.
     """
 

@@ -176,9 +176,9 @@ class _Launch:
         device = self.device
         found = []
         if isinstance(self.root, LaunchOp):
-            trips = math.prod(_extents(self.root))
+            trips = max(_extents(self.root), default=1)
             note = "run it in parts: larger tiles, or several launches"
-            found.append(self._usage("launch trips", trips, device.repeat_limit, note))
+            found.append(self._usage("launch trips of one dimension", trips, device.repeat_limit, note))
         for name, herds in self.herds.items():
             found += self._herd(name, herds)
         cores = sum(math.prod(_extents(herds[0])) * self._copies(herds[0]) for herds in self.herds.values())
@@ -244,7 +244,10 @@ class _Launch:
         return 2 if looped and _owned_by_herd(target) else 1
 
     def _core_streams(self, herds: list[HerdOp]) -> tuple[int, int]:
-        """Most input and output streams of any one core, each source or destination counted once."""
+        """Most input and output streams of any one core, each source or destination counted once.
+
+        On the safe side: mlir-air can let several transfers take turns on one channel in some programs.
+        """
         most = [0, 0]
         columns, rows = (*_extents(herds[0]), 1)[:2]
         for x in range(columns):
