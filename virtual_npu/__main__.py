@@ -22,16 +22,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m virtual_npu",
         description="Runs AIR-dialect programs on the CPU.",
-        epilog=f"environment:\n{table}\n\nexit status: 0 done, 1 the program failed while it ran, 2 wrong input",
+        epilog=f"environment:\n{table}\n\nexit status: 0 done, 1 the program failed at run, 2 wrong input",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="build a program and run one of its functions")
     _add_source(run)
     run.add_argument("--args", type=Path, required=True, help="npz file with arg0, arg1, ...")
-    run.add_argument(
-        "--out", type=Path, required=True, help="npz file that gets every argument after the run"
-    )
+    run.add_argument("--out", type=Path, required=True, help="npz file for every argument after the run")
     run.add_argument("--entry", help="the public function to run; may be left out when there is one")
     make = commands.add_parser("build", help="build a program into a shared object")
     _add_source(make)

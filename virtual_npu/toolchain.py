@@ -85,8 +85,8 @@ def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = (), filename
     """Build AIR text into the shared object `output`, which appears complete or not at all.
 
     `filename` names the text in messages. External kernels come from `kernel_dirs`, then from the
-    project's kernels_cc. Raises subclasses of VirtualNpuError: text that does not parse, an operation that is not supported, a kernel source that
-    is not found, a missing compiler, what the compiler refused.
+    project's kernels_cc. Raises subclasses of VirtualNpuError: text that does not parse, an operation
+    that is not supported, a kernel source that is not found, a missing compiler, what it refused.
     """
     compiler = find_compiler()
     generated = emit(text, filename)
@@ -110,7 +110,7 @@ def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = (), filename
             os.chmod(partial.name, 0o755)
             os.replace(partial.name, output)
         except BaseException:
-            os.unlink(partial.name)
+            Path(partial.name).unlink(missing_ok=True)
             raise
 
 
@@ -155,8 +155,8 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
             return path
     looked = ", ".join(str(folder) for folder in folders)
     raise KernelSourceError(
-        f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is in "
-        f"none of: {looked}. Put it into one of them, name its folder with --kernel-dir, or set link_source"
+        f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is "
+        f"in none of: {looked}. Put it there, name its folder with --kernel-dir, or set link_source"
     )
 
 

@@ -39,10 +39,10 @@ _DIVISIONS = {
     "index.divs": "divsi", "index.divu": "divui", "index.rems": "remsi", "index.remu": "remui",
     "index.floordivs": "floordivsi", "index.ceildivs": "ceildivsi", "index.ceildivu": "ceildivui",
 }  # fmt: skip
-_MATH = (
-    "ceil floor round roundeven trunc sqrt rsqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin "
-    "acos atan sinh cosh tanh erf"
-).split()  # fmt: skip
+_MATH = [
+    "ceil", "floor", "round", "roundeven", "trunc", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log",
+    "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf",
+]  # fmt: skip
 _UNARY = {
     "arith.negf": "negf", "math.absf": "absf", "math.absi": "absi",
     **{f"math.{name}": name for name in _MATH},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects import linalg
 from xdsl.dialects.builtin import AffineMapAttr, MemRefType, TensorType
 from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
+from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
@@ -115,7 +115,7 @@ def _scalar_body(
 
 @emits("linalg.index")
 def _index(body: Body, op: Operation) -> None:
-    assert isinstance(op, linalg.IndexOp)
+    assert isinstance(op, IndexOp)
     body.alias(op.results[0], body.loop_indices[-1][op.dim.value.data])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     BFloat16Type,
     Float16Type,
     Float32Type,
@@ -21,7 +22,7 @@ from xdsl.ir import Attribute
 
 from virtual_npu.errors import UnsupportedOpError
 
-DYNAMIC = -1
+DYNAMIC = DYNAMIC_INDEX
 
 _FLOATS: dict[type[Attribute], tuple[str, str, int]] = {
     Float32Type: ("float", "f32", 4),

@@ -1,0 +1,190 @@
+# ruff: noqa: E501 - MLIR has long lines
+"""Building: external kernels, what is refused and how, atomicity."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import virtual_npu
+
+KERNEL = """
+#include <cstdint>
+#ifndef STEP
+#define STEP 1
+#endif
+extern "C" void NAME(float *x, int32_t n, float by) {
+  for (int i = 0; i < n; ++i) x[i] += by * STEP;
+}
+"""
+
+TILE = """
+module {{
+  func.func private @{symbol}(memref<16xf32, 2>, i32, f32) attributes {{{attributes}}}
+  func.func @main(%x: memref<16xf32>) {{
+    air.launch () in () args(%a=%x) : memref<16xf32> {{
+      air.segment @s args(%b=%a) : memref<16xf32> {{
+        %c1 = arith.constant 1 : index
+        air.herd @h tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%c=%b) : memref<16xf32> {{
+          %n = arith.constant 16 : i32
+          %by = arith.constant 2.5 : f32
+          %t = memref.alloc() : memref<16xf32, 2>
+          air.dma_memcpy_nd (%t[] [] [], %c[] [] []) : (memref<16xf32, 2>, memref<16xf32>)
+          func.call @{symbol}(%t, %n, %by) : (memref<16xf32, 2>, i32, f32) -> ()
+          air.dma_memcpy_nd (%c[] [] [], %t[] [] []) : (memref<16xf32>, memref<16xf32, 2>)
+        }}
+      }}
+    }}
+    return
+  }}
+}}
+"""
+
+COPY = """
+func.func @copy(%x: memref<4xf32>, %y: memref<4xf32>) {
+  memref.copy %x, %y : memref<4xf32> to memref<4xf32>
+  return
+}
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "shift.cc").write_text(KERNEL.replace("NAME", "shift"))
+    (folder / "many.cc").write_text(KERNEL)
+    (folder / "broken.cc").write_text("this is no C++\n")
+    return folder
+
+
+def tile(symbol: str, attributes: str) -> str:
+    return TILE.format(symbol=symbol, attributes=attributes)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "attributes", "added"),
+    [
+        ("shift", 'link_with = "shift.o"', 2.5),
+        ("wide", 'link_with = "w.o", link_source = "many.cc", link_defines = "NAME=wide STEP=4"', 10),
+    ],
+)
+def test_external_kernel_with_source_and_defines(program, run, kernels, symbol, attributes, added):
+    library = program(tile(symbol, attributes), kernel_dirs=(kernels,))
+    assert list(library.entries) == ["main"]
+    np.testing.assert_array_equal(run(library, "main", np.zeros(16, np.float32))[0], np.full(16, added))
+
+
+def build(text: str, folder: Path, *kernel_dirs: Path) -> None:
+    virtual_npu.build(text, folder / "p.so", kernel_dirs=kernel_dirs)
+
+
+def test_missing_kernel_source_says_where_it_looked(tmp_path, kernels):
+    message = r"line \d+: @shift links with gone.o, but gone.cc is in none of: .*kernels, .*kernels_cc. Put it there"
+    with pytest.raises(virtual_npu.KernelSourceError, match=message):
+        build(tile("shift", 'link_with = "gone.o"'), tmp_path, kernels)
+
+
+def test_declaration_without_link_with(tmp_path):
+    with pytest.raises(
+        virtual_npu.UnsupportedOpError, match=r"line 13: func.call: @shift has no body and no link_with"
+    ):
+        build(tile("shift", "llvm.emit_c_interface"), tmp_path)
+
+
+def test_one_object_from_two_sources(tmp_path, kernels):
+    text = tile("a", 'link_with = "k.o", link_source = "many.cc", link_defines = "NAME=a"')
+    other = 'link_with = "k.o", link_source = "many.cc", link_defines = "NAME=b"'
+    declared = f"func.func private @b(memref<16xf32, 2>, i32, f32) attributes {{{other}}}\n  func.func @main"
+    call = "func.call @b(%t, %n, %by) : (memref<16xf32, 2>, i32, f32) -> ()\n          func.call @a"
+    text = text.replace("func.func @main", declared).replace("func.call @a", call)
+    with pytest.raises(
+        virtual_npu.KernelSourceError, match=r"@b and @a both link with k.o, but name different"
+    ):
+        build(text, tmp_path, kernels)
+
+
+def test_the_compilers_own_words_are_shown(tmp_path, kernels):
+    text = tile("shift", 'link_with = "broken.o"')
+    with pytest.raises(
+        virtual_npu.ToolchainError, match=r"compiling broken.cc failed; .* says:\n.*broken.cc:1"
+    ):
+        build(text, tmp_path, kernels)
+    assert not (tmp_path / "p.so").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_undefined_symbol_is_refused_when_linking(tmp_path, kernels):
+    text = tile("nowhere", 'link_with = "shift.o"')
+    with pytest.raises(virtual_npu.ToolchainError, match=r"(?s)linking failed; .*nowhere"):
+        build(text, tmp_path, kernels)
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_missing_compiler_names_the_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
+    message = r"no C\+\+ compiler: looked for no-such-compiler. Install one \(Debian, Ubuntu: apt install g\+\+; Fedora: dnf"
+    with pytest.raises(virtual_npu.ToolchainError, match=message):
+        build(COPY, tmp_path)
+    monkeypatch.delenv("VNPU_CXX")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(virtual_npu.ToolchainError, match=r"looked for c\+\+, g\+\+, clang\+\+"):
+        build(COPY, tmp_path)
+
+
+def refused(text: str, message: str) -> None:
+    with pytest.raises(virtual_npu.VirtualNpuError, match=message):
+        virtual_npu.emit(text)
+
+
+def test_unsupported_operations_name_themselves_and_their_line():
+    refused(
+        """func.func @f(%x: memref<4xf32>) {
+             %t = tensor.empty() : tensor<4xf32>
+             return
+           }""",
+        r"line 2: tensor.empty: the virtual NPU does not execute this operation",
+    )
+    refused(
+        """func.func @f(%x: memref<4xf32>) {
+             air.launch () in () args(%a=%x) : memref<4xf32> {
+               air.herd @h tile (%i, %j) in (%n=%one, %m=%one) { }
+             }
+             return
+           }""",
+        "error: ",
+    )
+
+
+def test_forms_that_are_not_supported():
+    refused(
+        "func.func @f(%x: memref<?xf32>) { return }", r"line 1: func.func: argument 0 has type memref<\?xf32>"
+    )
+    refused("func.func private @f(%x: memref<4xf32>) { return }", r"no public func\.func with a body")
+    refused("func.func @f(%x: memref<4xi24>) { return }", r"type i24 is not supported: use f32")
+
+
+def test_generated_code_carries_source_lines_and_can_be_kept(tmp_path, monkeypatch):
+    generated = virtual_npu.emit(COPY)
+    assert "// 3: memref.copy %x, %y" in generated.text
+    monkeypatch.setenv("VNPU_KEEP", str(tmp_path / "keep"))
+    build(COPY, tmp_path)
+    assert (tmp_path / "keep" / "p.cc").read_text() == generated.text
+    assert os.access(tmp_path / "p.so", os.X_OK)
+
+
+def test_library_refuses_what_is_no_program(tmp_path):
+    path = tmp_path / "x.so"
+    path.write_bytes(b"not an object")
+    with pytest.raises(virtual_npu.VirtualNpuError, match=r"x\.so is not a program of the virtual NPU"):
+        virtual_npu.Library(path)
+    build(COPY, tmp_path)
+    library = virtual_npu.Library(tmp_path / "p.so")
+    with pytest.raises(virtual_npu.ArgumentError, match=r"no entry gone in p\.so: it has copy"):
+        library.run("gone", [])
+    with pytest.raises(virtual_npu.ArgumentError, match="copy takes 2 arguments, 1 given"):
+        library.run("copy", [0])

@@ -1,0 +1,389 @@
+# ruff: noqa: E501 - MLIR has long lines
+"""Channels: order, broadcast, cascades, tokens, and what goes wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import virtual_npu
+
+CONSTANTS = "\n".join(f"    %c{n} = arith.constant {n} : index" for n in (0, 1, 2, 3, 4, 8, 16, 32, 64))
+
+
+def herd(name: str, x: int, y: int, body: str, args: str = "") -> str:
+    return f"""
+      %{name}x = arith.constant {x} : index
+      %{name}y = arith.constant {y} : index
+      air.herd @{name} tile (%tx, %ty) in (%sx=%{name}x, %sy=%{name}y) {args} {{
+{CONSTANTS}
+{body}
+      }}"""
+
+
+DOUBLE = """
+    %b = memref.alloc() : memref<16xf32, 2>
+    scf.for %r = %c0 to %c4 step %c1 {
+      air.channel.get @CH_in[%tx, %ty] (%b[] [] []) : (memref<16xf32, 2>)
+      scf.for %j = %c0 to %c16 step %c1 {
+        %v = memref.load %b[%j] : memref<16xf32, 2>
+        %w = arith.addf %v, %v : f32
+        memref.store %w, %b[%j] : memref<16xf32, 2>
+      }
+      air.channel.put @CH_out[%tx, %ty] (%b[] [] []) : (memref<16xf32, 2>)
+    }
+    memref.dealloc %b : memref<16xf32, 2>"""
+
+# The get of the result is written before the segment that makes it; the puts are asynchronous.
+BEFORE = f"""
+  air.channel @b_in [2, 1]
+  air.channel @b_out [2, 1]
+  func.func @before(%x: memref<128xf32>, %y: memref<128xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<128xf32>, memref<128xf32> {{
+{CONSTANTS}
+      scf.parallel (%t) = (%c0) to (%c2) step (%c1) {{
+        %o = affine.apply affine_map<(d0) -> (d0 * 64)>(%t)
+        scf.for %r = %c0 to %c64 step %c16 {{
+          %p = affine.apply affine_map<(d0, d1) -> (d0 + d1)>(%o, %r)
+          air.channel.get @b_out[%t, %c0] (%b[%p] [%c16] [%c1]) : (memref<128xf32>)
+        }}
+      }}
+      scf.parallel (%t) = (%c0) to (%c2) step (%c1) {{
+        %o = affine.apply affine_map<(d0) -> (d0 * 64)>(%t)
+        %start = air.wait_all async
+        %end = scf.for %r = %c0 to %c64 step %c16 iter_args(%tok = %start) -> (!air.async.token) {{
+          %p = affine.apply affine_map<(d0, d1) -> (d0 + d1)>(%o, %r)
+          %next = air.channel.put async [%tok] @b_in[%t, %c0] (%a[%p] [%c16] [%c1]) : (memref<128xf32>)
+          scf.yield %next : !air.async.token
+        }}
+      }}
+      air.segment @s {{
+        {herd("h", 2, 1, DOUBLE.replace("CH", "b"))}
+      }}
+    }}
+    return
+  }}"""
+
+# L3 -> L2 -> two herds -> L2 -> L3, with tokens and execute regions as the compiler writes them.
+ASYNC = f"""
+  air.channel @l2_in [1]
+  air.channel @a_in [1, 1]
+  air.channel @a_mid [1, 1] {{channel_type = "npu_cascade"}}
+  air.channel @a_out [1, 1]
+  air.channel @l2_out [1]
+  func.func @async(%x: memref<64xf32>, %y: memref<64xf32>) {{
+    %0 = air.launch async (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {{
+{CONSTANTS}
+      %1 = air.channel.put async @l2_in[%c0] (%a[] [] []) : (memref<64xf32>)
+      %2 = air.segment @s async {{
+{CONSTANTS}
+        %t0, %buf = air.execute -> (memref<64xf32, 1>) {{
+          %m = memref.alloc() : memref<64xf32, 1>
+          air.execute_terminator %m : memref<64xf32, 1>
+        }}
+        %t1, %res = air.execute -> (memref<64xf32, 1>) {{
+          %m = memref.alloc() : memref<64xf32, 1>
+          air.execute_terminator %m : memref<64xf32, 1>
+        }}
+        %t2 = air.channel.get async [%t0] @l2_in[%c0] (%buf[] [] []) : (memref<64xf32, 1>)
+        %t3 = scf.for %r = %c0 to %c64 step %c16 iter_args(%k = %t2) -> (!air.async.token) {{
+          %p = air.channel.put async [%k] @a_in[%c0, %c0] (%buf[%r] [%c16] [%c1]) : (memref<64xf32, 1>)
+          %g = air.channel.get async [%t1] @a_out[%c0, %c0] (%res[%r] [%c16] [%c1]) : (memref<64xf32, 1>)
+          %w = air.wait_all async [%p, %g]
+          scf.yield %w : !air.async.token
+        }}
+        %h1 = arith.constant 1 : index
+        %t4 = air.herd @first async tile (%tx, %ty) in (%sx=%h1, %sy=%h1) {{
+{CONSTANTS}
+{DOUBLE.replace("@CH_in", "@a_in").replace("@CH_out", "@a_mid")}
+        }}
+        %t5 = air.herd @second async tile (%tx, %ty) in (%sx=%h1, %sy=%h1) {{
+{CONSTANTS}
+{DOUBLE.replace("@CH_in", "@a_mid").replace("@CH_out", "@a_out")}
+        }}
+        %t6 = air.channel.put async [%t3] @l2_out[%c0] (%res[] [] []) : (memref<64xf32, 1>)
+        %t7 = air.execute [%t6] {{
+          memref.dealloc %res : memref<64xf32, 1>
+        }}
+        air.wait_all [%t7]
+        memref.dealloc %buf : memref<64xf32, 1>
+      }}
+      %3 = air.channel.get async @l2_out[%c0] (%b[] [] []) : (memref<64xf32>)
+      air.wait_all [%1, %2, %3]
+    }}
+    return
+  }}"""
+
+# One put feeds a row of four tiles; every tile of both rows adds its own number.
+BROADCAST = f"""
+  air.channel @w [1, 2] {{broadcast_shape = [4, 2]}}
+  air.channel @r [4, 2]
+  func.func @broadcast(%x: memref<2x16xf32>, %y: memref<4x2x16xf32>) {{
+    %four = arith.constant 4 : index
+    air.launch (%i) in (%n=%four) args(%a=%x, %b=%y) : memref<2x16xf32>, memref<4x2x16xf32> {{
+{CONSTANTS}
+      %last = arith.cmpi eq, %i, %c3 : index
+      air.channel.put @w[%c0, %c0] (%a[%c0, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
+      air.channel.put @w[%c0, %c1] (%a[%c1, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
+      air.segment @s {{
+        {
+    herd(
+        "h",
+        4,
+        2,
+        '''
+    %m = memref.alloc() : memref<16xf32, 2>
+    air.channel.get @w[%tx, %ty] (%m[] [] []) : (memref<16xf32, 2>)
+    %k = arith.index_cast %tx : index to i32
+    %f = arith.sitofp %k : i32 to f32
+    scf.for %j = %c0 to %c16 step %c1 {
+      %v = memref.load %m[%j] : memref<16xf32, 2>
+      %w = arith.addf %v, %f : f32
+      memref.store %w, %m[%j] : memref<16xf32, 2>
+    }
+    air.channel.put @r[%tx, %ty] (%m[] [] []) : (memref<16xf32, 2>)
+''',
+    )
+}
+      }}
+      %l2 = memref.alloc() : memref<4x2x16xf32, 1>
+      scf.parallel (%p, %q) = (%c0, %c0) to (%c4, %c2) step (%c1, %c1) {{
+        air.channel.get @r[%p, %q] (%l2[%p, %q, %c0] [%c1, %c1, %c16] [%c32, %c16, %c1]) : (memref<4x2x16xf32, 1>)
+      }}
+      scf.if %last {{
+        memref.copy %l2, %b : memref<4x2x16xf32, 1> to memref<4x2x16xf32>
+      }}
+      memref.dealloc %l2 : memref<4x2x16xf32, 1>
+    }}
+    return
+  }}"""
+
+# Neighbours hand a running sum on: tile i gets from i - 1 and puts to i + 1. Written at function scope.
+CASCADE = f"""
+  air.channel @feed [4]
+  air.channel @chain [3] {{channel_type = "npu_cascade"}}
+  air.channel @total []
+  func.func @cascade(%x: memref<4x16xf32>, %y: memref<16xf32>) {{
+{CONSTANTS}
+    scf.parallel (%t) = (%c0) to (%c4) step (%c1) {{
+      air.channel.put @feed[%t] (%x[%t, %c0] [%c1, %c16] [%c16, %c1]) : (memref<4x16xf32>)
+    }}
+    {
+    herd(
+        "chain",
+        1,
+        4,
+        '''
+    %m = memref.alloc() : memref<16xf32, 2>
+    %p = memref.alloc() : memref<16xf32, 2>
+    air.channel.get @feed[%ty] (%m[] [] []) : (memref<16xf32, 2>)
+    %first = arith.cmpi eq, %ty, %c0 : index
+    scf.if %first {
+    } else {
+      %o = arith.subi %ty, %c1 : index
+      air.channel.get @chain[%o] (%p[] [] []) : (memref<16xf32, 2>)
+      scf.for %j = %c0 to %c16 step %c1 {
+        %v = memref.load %m[%j] : memref<16xf32, 2>
+        %u = memref.load %p[%j] : memref<16xf32, 2>
+        %w = arith.addf %v, %u : f32
+        memref.store %w, %m[%j] : memref<16xf32, 2>
+      }
+    }
+    %last = arith.cmpi eq, %ty, %c3 : index
+    scf.if %last {
+      air.channel.put @total[] (%m[] [] []) : (memref<16xf32, 2>)
+    } else {
+      air.channel.put @chain[%ty] (%m[] [] []) : (memref<16xf32, 2>)
+    }
+''',
+    )
+}
+    air.channel.get @total[] (%y[] [] []) : (memref<16xf32>)
+    return
+  }}"""
+
+# Two tiles each wait for the other's block.
+DEADLOCK = f"""
+  air.channel @d [2]
+  func.func @deadlock(%x: memref<16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
+      air.segment @s {{
+        {
+    herd(
+        "h",
+        2,
+        1,
+        '''
+    %m = memref.alloc() : memref<16xf32, 2>
+    %o = arith.subi %c1, %tx : index
+    air.channel.get @d[%tx] (%m[] [] []) : (memref<16xf32, 2>)
+    air.channel.put @d[%o] (%m[] [] []) : (memref<16xf32, 2>)
+''',
+    )
+}
+      }}
+    }}
+    return
+  }}"""
+
+# Nobody takes what is put: two blocks fit, the third waits.
+FULL = f"""
+  air.channel @f [1]
+  func.func @full(%x: memref<16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
+      air.segment @s {{
+        {
+    herd(
+        "h",
+        1,
+        1,
+        '''
+    %m = memref.alloc() : memref<16xf32, 2>
+    scf.for %r = %c0 to %c3 step %c1 {
+      air.channel.put @f[%c0] (%m[] [] []) : (memref<16xf32, 2>)
+    }
+''',
+    )
+}
+      }}
+    }}
+    return
+  }}"""
+
+MISMATCH = f"""
+  air.channel @m [1]
+  func.func @mismatch(%x: memref<16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
+{CONSTANTS}
+      air.channel.put @m[%c0] (%a[] [] []) : (memref<16xf32>)
+      air.segment @s {{
+        {
+    herd(
+        "h",
+        1,
+        1,
+        '''
+    %m = memref.alloc() : memref<8xf32, 2>
+    air.channel.get @m[%c0] (%m[] [] []) : (memref<8xf32, 2>)
+''',
+    )
+}
+      }}
+    }}
+    return
+  }}
+  func.func @index(%x: memref<16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
+{CONSTANTS}
+      %two = affine.apply affine_map<(d0) -> (d0 + 2)>(%i)
+      air.channel.put @m[%two] (%a[] [] []) : (memref<16xf32>)
+    }}
+    return
+  }}"""
+
+# A copy reads what an asynchronous get writes, and a second get overwrites what the copy reads.
+CONFLICT = f"""
+  air.channel @q [1]
+  func.func @conflict(%x: memref<2x16xf32>, %y: memref<2x16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<2x16xf32>, memref<2x16xf32> {{
+{CONSTANTS}
+      %l2 = memref.alloc() : memref<16xf32, 1>
+      scf.for %r = %c0 to %c2 step %c1 {{
+        air.channel.get @q[%c0] (%l2[] [] []) : (memref<16xf32, 1>)
+        air.dma_memcpy_nd (%b[%r, %c0] [%c1, %c16] [%c16, %c1], %l2[] [] []) : (memref<2x16xf32>, memref<16xf32, 1>)
+      }}
+      scf.for %r = %c0 to %c2 step %c1 {{
+        air.channel.put @q[%c0] (%a[%r, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
+      }}
+      memref.dealloc %l2 : memref<16xf32, 1>
+    }}
+    return
+  }}"""
+
+
+@pytest.fixture(scope="module")
+def library(program):
+    text = "\n".join((BEFORE, ASYNC, BROADCAST, CASCADE, DEADLOCK, FULL, MISMATCH, CONFLICT))
+    text = text.replace(
+        "    air.launch (%i) in (%n=%one)",
+        "    %one = arith.constant 1 : index\n    air.launch (%i) in (%n=%one)",
+    )
+    text = text.replace(
+        "    %0 = air.launch async", "    %one = arith.constant 1 : index\n    %0 = air.launch async"
+    )
+    return program("module {" + text + "}")
+
+
+def normal(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def test_get_may_be_written_before_what_feeds_it(library, run):
+    x = normal(128)
+    np.testing.assert_array_equal(run(library, "before", x, np.zeros_like(x))[1], 2 * x)
+
+
+def test_tokens_execute_regions_and_two_herds_in_a_row(library, run):
+    x = normal(64)
+    np.testing.assert_array_equal(run(library, "async", x, np.zeros_like(x))[1], 4 * x)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_broadcast_feeds_every_tile_of_a_row_whatever_the_threads(library, run, threads, monkeypatch):
+    monkeypatch.setenv("VNPU_THREADS", threads)
+    x = normal(2, 16)
+    want = x[None] + np.arange(4, dtype=np.float32)[:, None, None]
+    np.testing.assert_array_equal(run(library, "broadcast", x, np.zeros((4, 2, 16), np.float32))[1], want)
+
+
+def test_cascade_between_tiles_without_a_launch(library, run):
+    x = normal(4, 16)
+    got = run(library, "cascade", x, np.zeros(16, np.float32))[1]
+    np.testing.assert_array_equal(got, ((x[0] + x[1]) + x[2]) + x[3])
+
+
+def test_operations_on_one_buffer_keep_their_order(library, run):
+    x = normal(2, 16)
+    np.testing.assert_array_equal(run(library, "conflict", x, np.zeros_like(x))[1], x)
+
+
+def test_deadlock_lists_who_waits_for_what(library, run):
+    with pytest.raises(virtual_npu.VirtualNpuDeadlock) as caught:
+        run(library, "deadlock", np.zeros(16, np.float32))
+    first, *rest = str(caught.value).splitlines()
+    assert first == "deadlock: deadlock: nothing can make progress. Waiting:"
+    assert [line.split(", line")[0] for line in rest] == ["  herd @h (0, 0)", "  herd @h (1, 0)"]
+    assert rest[0].endswith("no put comes for get @d[0]")
+
+
+def test_deadlock_on_a_full_channel(library, run):
+    with pytest.raises(
+        virtual_npu.VirtualNpuDeadlock,
+        match=r"herd @h \(0, 0\), line \d+: no get makes room \(2 blocks in flight\) for put @f\[0\]",
+    ):
+        run(library, "full", np.zeros(16, np.float32))
+
+
+def test_mismatched_sides_name_both(library, run):
+    with pytest.raises(
+        virtual_npu.VirtualNpuRuntimeError,
+        match=r"line \d+: air.channel.get @m: takes 8 elements of 4 bytes, but the put in line \d+ \(launch\) sends "
+        "16 of 4 bytes",
+    ):
+        run(library, "mismatch", np.zeros(16, np.float32))
+
+
+def test_index_outside_a_bundle(library, run):
+    with pytest.raises(
+        virtual_npu.VirtualNpuRuntimeError,
+        match="index 2 of dimension 0 is outside the channel's extent 1",
+    ):
+        run(library, "index", np.zeros(16, np.float32))
+
+
+def test_a_failed_run_leaves_the_program_usable(library, run):
+    for _ in range(3):
+        with pytest.raises(virtual_npu.VirtualNpuDeadlock):
+            run(library, "deadlock", np.zeros(16, np.float32))
+    x = normal(128)
+    np.testing.assert_array_equal(run(library, "before", x, np.zeros_like(x))[1], 2 * x)

@@ -1,0 +1,152 @@
+"""python -m virtual_npu: what it does, and one line and a status for what it cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from virtual_npu.__main__ import main
+
+PROGRAM = """
+module {
+  air.channel @c [1]
+  func.func @add(%x: memref<2x8xbf16>, %y: memref<2x8xbf16>) {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %c2 = arith.constant 2 : index
+    scf.for %i = %c0 to %c2 step %c1 {
+      %a = vector.load %x[%i, %c0] : memref<2x8xbf16>, vector<8xbf16>
+      %b = arith.addf %a, %a : vector<8xbf16>
+      vector.store %b, %y[%i, %c0] : memref<2x8xbf16>, vector<8xbf16>
+    }
+    return
+  }
+  func.func @stuck(%x: memref<4xf32>) {
+    air.launch () in () args(%a=%x) : memref<4xf32> {
+      %c0 = arith.constant 0 : index
+      air.channel.get @c[%c0] (%a[] [] []) : (memref<4xf32>)
+    }
+    return
+  }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setenv("VNPU_OPT", "0")
+    monkeypatch.setenv("VNPU_MARCH", "none")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "p.mlir").write_text(PROGRAM)
+    np.savez(tmp_path / "in.npz", arg0=bits(), arg1=np.zeros((2, 8), np.uint16))
+    return tmp_path
+
+
+def bits() -> np.ndarray:
+    return np.arange(16).reshape(2, 8).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+def command(folder: Path, *extra: str, program: str = "p.mlir", arguments: str = "in.npz") -> list[str]:
+    paths = ["--args", str(folder / arguments), "--out", str(folder / "out.npz")]
+    return ["run", str(folder / program), *paths, *extra]
+
+
+def fails(capsys, arguments: list[str], status: int, message: str) -> None:
+    assert main(arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_run_writes_every_argument(files):
+    assert main(command(files, "--entry", "add")) == 0
+    with np.load(files / "out.npz") as out:
+        assert sorted(out.files) == ["arg0", "arg1"]
+        np.testing.assert_array_equal(out["arg0"], bits())
+        doubled = out["arg1"].view(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(doubled, 2 * np.arange(16).reshape(2, 8))
+    assert sorted(path.name for path in files.iterdir()) == ["in.npz", "out.npz", "p.mlir"]
+
+
+def test_entry_defaults_to_the_only_function(files):
+    (files / "one.mlir").write_text(PROGRAM.replace("func.func @stuck", "func.func private @stuck"))
+    assert main(command(files, program="one.mlir")) == 0
+
+
+def test_build_and_emit(files, capsys):
+    assert main(["build", str(files / "p.mlir"), "-o", str(files / "p.so")]) == 0
+    assert (files / "p.so").stat().st_size > 0
+    assert main(["emit", str(files / "p.mlir")]) == 0
+    assert "func_add(vnpu::bf16 *x, vnpu::bf16 *y)" in capsys.readouterr().out
+    assert main(["ops"]) == 0
+    assert "vector.contract\n" in capsys.readouterr().out
+
+
+def test_a_program_that_fails_gives_status_1_and_no_output(files, capsys):
+    np.savez(files / "in.npz", arg0=np.zeros(4, np.float32))
+    fails(capsys, command(files, "--entry", "stuck"), 1, "launch, line 18: no put comes for get @c[0]")
+    assert not (files / "out.npz").exists()
+
+
+def test_which_function(files, capsys):
+    fails(capsys, command(files), 2, "several public functions (add, stuck): choose one with --entry")
+    fails(capsys, command(files, "--entry", "x"), 2, "no public function @x: the program has add, stuck")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"arg0": np.zeros((2, 8), np.uint16)}, "add takes 2 arguments, arg0 to arg1: arg1 missing"),
+        (
+            {f"arg{i}": np.zeros((2, 8), np.uint16) for i in range(3)},
+            "add takes 2 arguments, arg0 to arg1: arg2 not taken",
+        ),
+        (
+            {"arg0": np.zeros((8, 2), np.uint16), "arg1": np.zeros((2, 8), np.uint16)},
+            "arg0 of add has shape (2, 8); the array given has shape (8, 2)",
+        ),
+        (
+            {"arg0": np.zeros((2, 8), np.float32), "arg1": np.zeros((2, 8), np.uint16)},
+            "arg0 of add is bf16, held as uint16; the array given is float32",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(files, capsys, given, message):
+    np.savez(files / "in.npz", **given)
+    fails(capsys, command(files, "--entry", "add"), 2, message)
+    assert not (files / "out.npz").exists()
+
+
+def test_files_that_cannot_be_read_or_written(files, capsys):
+    fails(capsys, command(files, program="gone.mlir"), 2, "gone.mlir: No such file or directory")
+    fails(capsys, command(files, "--entry", "add", arguments="gone.npz"), 2, "gone.npz does not exist")
+    (files / "in.npz").write_text("no archive")
+    fails(capsys, command(files, "--entry", "add"), 2, "in.npz is no readable .npz file")
+    (files / "bad.mlir").write_text("func.func @f( {")
+    fails(capsys, command(files, program="bad.mlir"), 2, "bad.mlir:1:")
+
+
+def test_output_folder_must_exist(files, capsys):
+    arguments = command(files, "--entry", "add")
+    arguments[5] = str(files / "nowhere" / "out.npz")
+    fails(capsys, arguments, 2, "nowhere does not exist")
+
+
+def test_missing_compiler(files, capsys, monkeypatch):
+    monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
+    fails(capsys, command(files, "--entry", "add"), 2, "apt install g++")
+
+
+def test_help_lists_the_knobs(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "VNPU_THREADS" in capsys.readouterr().out
