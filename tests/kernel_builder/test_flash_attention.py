@@ -77,7 +77,7 @@ def small() -> tuple[dict[str, Any], Any]:
 
 
 def test_padding_to_another_length_leaves_every_bit_of_a_row(small: tuple[dict[str, Any], Any]) -> None:
-    """Padded to 256 and to 320 (tiles of 8 rows instead of 16), with other numbers in the padding each time."""
+    """Padded to 256 and to 320 (tiles of 8 rows, not 16), with other numbers in the padding each time."""
     arrays, out = small
     for length, seed in ((256, 1), (320, 2)):
         longer = {**SMALL, "lq": length, "lk": length}

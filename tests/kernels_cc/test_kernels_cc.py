@@ -128,12 +128,12 @@ class Tile:
     """One tile of Q rows going through K and V tiles by the functions of the kernel."""
 
     def __init__(self, attn: Any, q: Array, first_q: int = 0) -> None:
-        self.attn, self.q, self.first_q = attn, q, first_q
-        self.acc, self.stats = np.ones(Q * D, np.float32), np.ones(4 * Q, np.float32)
+        self.attn, self.q, self.first_q, self.rows = attn, q, first_q, len(q)
+        self.acc, self.stats = np.ones(q.size, np.float32), np.ones(4 * self.rows, np.float32)
         attn.attn_init(self.acc, self.stats)
 
     def see(self, k: Array, v: Array, first_k: int | None = None) -> Tile:
-        scores, p = np.zeros(Q * KV, np.float32), np.zeros(Q * KV, BF16)
+        scores, p = np.zeros(self.rows * len(k), np.float32), np.zeros(self.rows * len(k), BF16)
         self.attn.attn_scores(panels(self.q), panels(k), scores)
         if first_k is not None:
             self.attn.attn_causal_mask(scores, self.first_q, first_k)
@@ -146,16 +146,16 @@ class Tile:
         return self
 
     def state(self) -> bytes:
-        return self.acc.tobytes() + self.stats[: 2 * Q].tobytes()
+        return self.acc.tobytes() + self.stats[: 2 * self.rows].tobytes()
 
     def result(self) -> Array:
-        out = np.zeros(Q * D, BF16)
+        out = np.zeros(self.q.size, BF16)
         self.attn.attn_store(self.acc, self.stats, out)
-        return f32(from_panels(out, Q))
+        return f32(from_panels(out, self.rows))
 
 
 def attention(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    scores = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(D)
+    scores = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(q.shape[1])
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -212,6 +212,18 @@ def test_merged_partials_are_the_whole(attn: Any) -> None:
     q, k, v = normal(Q, D), normal(2 * KV, D, seed=1), normal(2 * KV, D, seed=2)
     first, second = Tile(attn, q, KV).see(k[:KV], v[:KV], 0), Tile(attn, q, KV).see(k[KV:], v[KV:], KV)
     mask = np.arange(2 * KV)[None, :] <= KV + np.arange(Q)[:, None]
+    np.testing.assert_allclose(first.merge(second).result(), attention(q, k, v, mask), atol=0.02)
+
+
+@pytest.mark.parametrize(("rows", "keys", "dim"), [(8, 8, 8), (8, 16, 32), (24, 32, 128), (16, 40, 96)])
+def test_other_tile_sizes(build_cc: Any, kernels_folder: Path, rows: int, keys: int, dim: int) -> None:
+    """Two causal tiles, merged; every access aligned."""
+    defines = {"ATTN_Q_ROWS": rows, "ATTN_KV_ROWS": keys, "ATTN_HEAD_DIM": dim}
+    attn = build_cc(kernels_folder / "attn_npu2.cc", defines)
+    q, k, v = normal(rows, dim), normal(2 * keys, dim, seed=1), normal(2 * keys, dim, seed=2)
+    first, second = Tile(attn, q, keys).see(k[:keys], v[:keys], 0), Tile(attn, q, keys)
+    second.see(k[keys:], v[keys:], keys)
+    mask = np.arange(2 * keys)[None, :] <= keys + np.arange(rows)[:, None]
     np.testing.assert_allclose(first.merge(second).result(), attention(q, k, v, mask), atol=0.02)
 
 
