@@ -98,6 +98,7 @@ class Kernel(Regions):
         super().__init__(self._block)
         self._arguments: list[Argument] = []
         self._declarations: dict[str, Operation] = {}
+        self._objects: dict[str, tuple[str | None, dict[str, object]]] = {}
 
     def argument(self, name: str, shape: Sequence[int], dtype: DType, role: Role) -> Buffer:
         """The next argument: a row-major buffer in L3. Declare all before the first launch."""
@@ -208,8 +209,14 @@ class Kernel(Regions):
 
         types: a `BufferType` (`L1((64,), bf16)`) for a pointer, a dtype for a scalar.
         source: the C++ file in kernels_cc/, where it is not the object's name with .cc.
-        defines: -D macros it is built with. One object file must mean one set of macros.
+        defines: -D macros it is built with; the same for every function of one object file.
         """
+        built = (source, dict(defines or {}))
+        if self._objects.setdefault(link_with, built) != built:
+            raise DslError(
+                f"{link_with} is built in two ways, for {name} and before: one object file has one source "
+                "and one set of macros; name a second object file"
+            )
         self._declare(name, declaration(name, types, link_with, source, defines or {}))
         return External(name, tuple(types), self.scopes)
 
