@@ -92,26 +92,35 @@ def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = (), filename
     generated = emit(text, filename)
     sources = _kernel_objects(generated.kernels, kernel_dirs)
     output = Path(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="vnpu-") as scratch:
-        folder = Path(scratch)
-        main = folder / f"{output.stem}.cc"
-        main.write_text(generated.text)
-        if knobs.KEEP.get():
-            _keep(main)
-        runtime = [INCLUDE / "vnpu" / name for name in generated.runtime]
-        objects = _compile_all(compiler, folder, [main, *runtime], sources)
-        with tempfile.NamedTemporaryFile(
-            dir=output.parent, prefix=f".{output.name}.", delete=False
-        ) as partial:
-            pass
-        try:
-            compiler.link(objects, Path(partial.name))
-            os.chmod(partial.name, 0o755)
-            os.replace(partial.name, output)
-        except BaseException:
-            Path(partial.name).unlink(missing_ok=True)
-            raise
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="vnpu-") as scratch:
+            _build_in(Path(scratch), compiler, generated, sources, output)
+    except OSError as error:
+        raise ToolchainError(
+            f"cannot build {output}: {error}. Free space, or choose another folder"
+        ) from error
+
+
+def _build_in(
+    folder: Path, compiler: Compiler, generated: Generated, kernels: Sequence[_KernelObject], output: Path
+) -> None:
+    """Compile in a scratch folder, link next to the output, and move the result into place."""
+    main = folder / f"{output.stem}.cc"
+    main.write_text(generated.text)
+    if knobs.KEEP.get():
+        _keep(main)
+    runtime = [INCLUDE / "vnpu" / name for name in generated.runtime]
+    objects = _compile_all(compiler, folder, [main, *runtime], kernels)
+    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    os.close(descriptor)
+    try:
+        compiler.link(objects, Path(name))
+        os.chmod(name, 0o755)
+        os.replace(name, output)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _keep(source: Path) -> None:

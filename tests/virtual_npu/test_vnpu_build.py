@@ -117,6 +117,14 @@ def test_the_compilers_own_words_are_shown(tmp_path, kernels):
     assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
 
 
+def test_output_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        virtual_npu.ToolchainError, match=r"cannot build .*p\.so: .*Free space, or choose another"
+    ):
+        build(COPY, tmp_path / "file")
+
+
 def test_undefined_symbol_is_refused_when_linking(tmp_path, kernels):
     text = tile("nowhere", 'link_with = "shift.o"')
     with pytest.raises(virtual_npu.ToolchainError, match=r"(?s)linking failed; .*nowhere"):

@@ -35,7 +35,8 @@ _VIEWS = frozenset(
         "memref.assume_alignment",
     ]
 )
-_NO_ACCESS = _VIEWS | {"memref.dim", "air.execute_terminator", "scf.yield", "scf.for", "memref.dealloc"}
+_NO_ACCESS = _VIEWS | {"memref.dim", "memref.dealloc", "air.execute_terminator"}
+_CONTROL = ("scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return")
 
 
 def channels_used(op: Operation) -> list[str]:
@@ -44,10 +45,10 @@ def channels_used(op: Operation) -> list[str]:
     return list(names)
 
 
-def _accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
+def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
     """(memref, writes) for every memref operand that this operation itself touches."""
     memrefs = [value for value in op.operands if isinstance(value.type, MemRefType)]
-    if op.name in _NO_ACCESS or isinstance(op, HierarchyOp):
+    if op.name in _NO_ACCESS or op.name.startswith(_CONTROL) or isinstance(op, HierarchyOp):
         return []
     if op.name in _READS_FIRST:
         return [(value, False) for value in memrefs]
@@ -77,7 +78,7 @@ def operand_effects(op: Operation) -> list[tuple[SSAValue, bool]]:
         if isinstance(inner, HierarchyOp):
             outside.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
     for inner in op.walk():
-        for value, writes in _accesses(inner):
+        for value, writes in accesses(inner):
             root = base(value) if inner is not op else value
             while root in outside:
                 inner_operand = outside[root]

@@ -14,7 +14,7 @@ from air_dialect.ops import ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, L
 from virtual_npu.codegen import air, arith, control, linalg, types, vector  # noqa: F401 - they register
 from virtual_npu.codegen import memref as memref_emitters  # noqa: F401
 from virtual_npu.codegen.body import Body, Emit, MemRef, Mode, Scalar, Value, attribute, unsupported
-from virtual_npu.codegen.effects import _accesses, channels_used
+from virtual_npu.codegen.effects import accesses, channels_used
 from virtual_npu.errors import UnsupportedOpError
 
 _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
@@ -213,7 +213,7 @@ class Unit:
 
     def is_memory_work(self, op: Operation) -> bool:
         """Whether an operation that is no AIR operation reads or writes buffers itself."""
-        return not op.name.startswith("air.") and bool(_accesses(op))
+        return not op.name.startswith("air.") and bool(accesses(op))
 
     def issue_memory_work(self, body: Body, op: Operation, emit: Emit) -> None:
         """Emit such an operation in a sequencer: as a task, or, where it has results, after a wait."""

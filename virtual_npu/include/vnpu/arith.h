@@ -314,9 +314,6 @@ VNPU_INLINE Vec<float, N> fma(const Vec<float, N> &a, const Vec<float, N> &b, co
 #if defined(VNPU_FMA_LEAF)
     return {VNPU_FMA_LEAF(a.v, b.v, c.v)};
 #else
-#if defined(__AVX512F__)
-    if constexpr (N == 16) return {__builtin_ia32_vfmaddps512_mask(a.v, b.v, c.v, (unsigned short)-1, 4)};
-#endif
 #if defined(__FMA__)
     if constexpr (N == 8) return {__builtin_ia32_vfmaddps256(a.v, b.v, c.v)};
     if constexpr (N == 4) return {__builtin_ia32_vfmaddps(a.v, b.v, c.v)};

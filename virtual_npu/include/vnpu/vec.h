@@ -1,7 +1,8 @@
 // Fixed-size vectors. An n-d MLIR vector is held flat, in row-major order.
 //
-// A vector of up to 64 bytes with a power-of-two length is one compiler vector (a leaf); every other one is
-// a pair of smaller vectors. No arrays are involved, so values stay in registers.
+// A vector of up to 32 bytes with a power-of-two length is one compiler vector (a leaf); every other one is
+// a pair of smaller vectors. No arrays are involved, so values stay in registers. 32 bytes, also where there
+// are 64-byte registers: a row of an 8x8 block of floats is then one leaf, and takes no shuffles to reach.
 #pragma once
 
 #include <utility>
@@ -44,7 +45,7 @@ constexpr int low_part(int n) {
   return p;
 }
 template <class T, int N>
-inline constexpr bool is_leaf = is_power_of_two(N) && N * int(sizeof(T)) <= 64;
+inline constexpr bool is_leaf = is_power_of_two(N) && N * int(sizeof(T)) <= 32;
 
 template <class T, int N, bool Leaf = is_leaf<T, N>>
 struct Vec;
@@ -225,6 +226,11 @@ VNPU_INLINE Vec<float, N> widen(const Vec<T, N> &a) {
   } else if constexpr (is_leaf<T, N> && is_leaf<float, N>) {
     typedef uint32_t U __attribute__((vector_size(N * 4)));
     typedef float F __attribute__((vector_size(N * 4)));
+#if defined(__AVX2__) && !defined(__clang__)
+    // g++ makes three instructions of this conversion where there is one.
+    typedef short S __attribute__((vector_size(16)));
+    if constexpr (N == 8) return {(F)(__builtin_ia32_pmovzxwd256((S)a.v) << 16)};
+#endif
     return {(F)(__builtin_convertvector(a.v, U) << 16)};
   } else {
     constexpr int P = low_part(N);
