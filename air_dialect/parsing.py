@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Dialect, Operation
 from xdsl.parser import AttrParser, Parser
 from xdsl.utils.exceptions import ParseError
+from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from air_dialect.ops import AIR
@@ -124,13 +125,25 @@ def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> Modu
     Text without an enclosing `module { }` becomes the body of one. Integers written as offsets, sizes
     or strides become `arith.constant` operations. Raises AirParseError with the place and the fix.
     """
+    source = Input(text, filename)
     try:
+        _check_quotes(source)
         module = AirParser(context(), text, filename).parse_module()
     except ParseError as error:
         raise AirParseError(f"{error.span.get_location()}: error: {one_line(error.msg)}") from error
     _insert_constants(module)
     verify(module, strict=strict)
     return module
+
+
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|"')
+
+
+def _check_quotes(source: Input) -> None:
+    """Find a string without a closing quote, over which xDSL's lexer would spend exponential time."""
+    for piece in _STRING_OR_COMMENT.finditer(source.content):
+        if piece[0] == '"':
+            raise ParseError(Span(piece.start(), piece.end(), source), "this string has no closing quote")
 
 
 def _insert_constants(module: ModuleOp) -> None:

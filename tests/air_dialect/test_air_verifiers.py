@@ -325,6 +325,9 @@ SYNTAX = {
     "transform.named_sequence @s(%a: !transform.any_op) {\n": "bad.mlir:1:26: error: this "
     "transform.named_sequence has no closing brace",
     "%a = arith.constant dense<0x1FF800000> : vector<2xf32>": "0x1FF800000 does not fit into the 32 bits of f32",
+    'air.channel @c [] {a = "'
+    + "unterminated and long, with words in it }\\n": "bad.mlir:1:24: error: this string has "
+    "no closing quote",
     "%a = arith.constant #linalg.type_fn<signed> : i32": "#linalg.type_fn<signed>: write one of cast_signed, "
     "cast_unsigned",
 }
