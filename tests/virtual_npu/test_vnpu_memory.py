@@ -50,6 +50,70 @@ module {
     memref.copy %c, %z : memref<24xi32> to memref<24xi32>
     return
   }
+  func.func @index(%y: memref<8xindex>, %a: index, %b: index) {
+    %c0 = index.constant 0
+    %c1 = index.constant 1
+    %c2 = index.constant 2
+    %c3 = index.constant 3
+    %c4 = index.constant 4
+    %c5 = index.constant 5
+    %r0 = index.add %a, %b
+    %r1 = index.mul %a, %b
+    %r2 = index.floordivs %a, %b
+    %r3 = index.rems %a, %b
+    %r4 = index.maxs %a, %b
+    %n = index.casts %a : index to i32
+    %r5 = index.casts %n : i32 to index
+    memref.store %r0, %y[%c0] : memref<8xindex>
+    memref.store %r1, %y[%c1] : memref<8xindex>
+    memref.store %r2, %y[%c2] : memref<8xindex>
+    memref.store %r3, %y[%c3] : memref<8xindex>
+    memref.store %r4, %y[%c4] : memref<8xindex>
+    memref.store %r5, %y[%c5] : memref<8xindex>
+    return
+  }
+  func.func @forall(%x: memref<4x8xi32>, %y: memref<4x8xi32>) {
+    scf.forall (%i, %j) in (4, 8) {
+      %v = memref.load %x[%i, %j] : memref<4x8xi32>
+      %w = arith.addi %v, %v : i32
+      memref.store %w, %y[%i, %j] : memref<4x8xi32>
+    }
+    return
+  }
+  func.func @transposed(%x: memref<4x8xi32>, %y: memref<8x4xi32>, %z: memref<8x4xi32>) {
+    %t = memref.transpose %x (d0, d1) -> (d1, d0) : memref<4x8xi32> to memref<8x4xi32, strided<[1, 8]>>
+    memref.copy %t, %y : memref<8x4xi32, strided<[1, 8]>> to memref<8x4xi32>
+    linalg.transpose ins(%x : memref<4x8xi32>) outs(%z : memref<8x4xi32>) permutation = [1, 0]
+    return
+  }
+  func.func @bytes(%x: memref<64xi8>, %y: memref<2x4xf32>) {
+    %c16 = arith.constant 16 : index
+    %v = memref.view %x[%c16][] : memref<64xi8> to memref<2x4xf32>
+    memref.copy %v, %y : memref<2x4xf32> to memref<2x4xf32>
+    return
+  }
+  func.func @switch(%x: memref<4xi32>) {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %c4 = arith.constant 4 : index
+    scf.for %i = %c0 to %c4 step %c1 {
+      %v = scf.index_switch %i -> i32
+      case 1 {
+        %a = arith.constant 10 : i32
+        scf.yield %a : i32
+      }
+      case 3 {
+        %a = arith.constant 30 : i32
+        scf.yield %a : i32
+      }
+      default {
+        %a = arith.constant -1 : i32
+        scf.yield %a : i32
+      }
+      memref.store %v, %x[%i] : memref<4xi32>
+    }
+    return
+  }
   func.func @reinterpret(%x: memref<24xi32>, %y: memref<3x4xi32>) {
     %t = memref.reinterpret_cast %x to offset: [1], sizes: [3, 4], strides: [2, 6] : memref<24xi32> to memref<3x4xi32, strided<[2, 6], offset: 1>>
     memref.copy %t, %y : memref<3x4xi32, strided<[2, 6], offset: 1>> to memref<3x4xi32>
@@ -241,6 +305,23 @@ def test_branches_while_parallel_and_calls(library, run):
     x = iota(4, 8, dtype=np.float32)
     assert run(library, "parallel", x, np.zeros(1, np.float32))[1][0] == x.sum()
     assert run(library, "calls", np.array([3], np.float32))[0][0] == 6
+
+
+def test_index_operations(library, run):
+    got = run(library, "index", np.zeros(8, np.int64), np.int64(-17), np.int64(5))[0]
+    np.testing.assert_array_equal(got[:6], [-12, -85, -4, -2, 5, -17])
+
+
+def test_forall_switch_and_views(library, run):
+    x = iota(4, 8)
+    np.testing.assert_array_equal(run(library, "forall", x, np.zeros_like(x))[1], 2 * x)
+    _, y, z = run(library, "transposed", x, *[np.zeros((8, 4), np.int32)] * 2)
+    np.testing.assert_array_equal(y, x.T)
+    np.testing.assert_array_equal(z, x.T)
+    np.testing.assert_array_equal(run(library, "switch", np.zeros(4, np.int32))[0], [-1, 10, -1, 30])
+    x = np.arange(16, dtype=np.float32)
+    got = run(library, "bytes", x.view(np.int8), np.zeros((2, 4), np.float32))[1]
+    np.testing.assert_array_equal(got, x[4:12].reshape(2, 4))
 
 
 def test_affine_loads_and_stores(library, run):

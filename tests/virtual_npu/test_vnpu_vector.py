@@ -61,6 +61,28 @@ module {
     vector.store %b, %o[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
     return
   }
+  func.func @slices(%x: memref<4x8xf32>, %y: memref<4x8xf32>, %m: memref<8xf32>, %s: memref<8xf32>) {
+    %c0 = arith.constant 0 : index
+    %c5 = arith.constant 5 : index
+    %v = vector.load %x[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
+    %w = vector.load %y[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
+    %p = vector.extract_strided_slice %v {offsets = [1, 2], sizes = [2, 4], strides = [1, 1]} : vector<4x8xf32> to vector<2x4xf32>
+    %q = vector.insert_strided_slice %p, %w {offsets = [2, 3], strides = [1, 1]} : vector<2x4xf32> into vector<4x8xf32>
+    %row = vector.extract %v[3] : vector<8xf32> from vector<4x8xf32>
+    %r = vector.insert %row, %q [0] : vector<8xf32> into vector<4x8xf32>
+    vector.store %r, %y[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
+    %mask = vector.create_mask %c5 : vector<8xi1>
+    %pass = arith.constant dense<-1.0> : vector<8xf32>
+    %l = vector.maskedload %x[%c0, %c0], %mask, %pass : memref<4x8xf32>, vector<8xi1>, vector<8xf32> into vector<8xf32>
+    %neg = arith.negf %l : vector<8xf32>
+    vector.maskedstore %m[%c0], %mask, %neg : memref<8xf32>, vector<8xi1>, vector<8xf32>
+    %a = vector.extract %l[0] : f32 from vector<8xf32>
+    %b = vector.extract %l[7] : f32 from vector<8xf32>
+    %e = vector.from_elements %a, %b, %b, %a : vector<4xf32>
+    %f = vector.shuffle %e, %e [0, 5, 1, 6, 3, 3, 7, 2] : vector<4xf32>, vector<4xf32>
+    vector.store %f, %s[%c0] : memref<8xf32>, vector<8xf32>
+    return
+  }
   func.func @reductions(%x: memref<16xf32>, %y: memref<4xf32>, %z: memref<4xf32>) {
     %c0 = arith.constant 0 : index
     %c1 = arith.constant 1 : index
@@ -167,6 +189,18 @@ def test_lanes_move(library, run):
     row = x[2].copy()
     row[0] = x[1, 3]
     np.testing.assert_array_equal(o, np.tile(row, (4, 1)))
+
+
+def test_slices_masks_and_shuffles(library, run):
+    x, y = normal(4, 8), normal(4, 8, seed=2)
+    _, r, m, s = run(library, "slices", x, y, *[np.zeros(8, np.float32)] * 2)
+    want = y.copy()
+    want[2:4, 3:7] = x[1:3, 2:6]
+    want[0] = x[3]
+    np.testing.assert_array_equal(r, want)
+    np.testing.assert_array_equal(m, [*-x[0, :5], 0, 0, 0])
+    a = x[0, 0]
+    np.testing.assert_array_equal(s, [a, -1, -1, -1, a, a, a, -1])
 
 
 def test_reductions_are_in_order(library, run):

@@ -7,34 +7,18 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
 
-_READS_FIRST = frozenset(
-    [
-        "memref.load",
-        "affine.load",
-        "affine.vector_load",
-        "vector.load",
-        "vector.transfer_read",
-        "vector.maskedload",
-        "vector.gather",
-        "air.channel.put",
-        "memref.dim",
-        "memref.extract_strided_metadata",
-    ]
-)
-_WRITES_SECOND = frozenset(["memref.store", "affine.store", "affine.vector_store", "vector.transfer_write"])
-_WRITES_FIRST = frozenset(["vector.store", "vector.maskedstore", "air.channel.get"])
-_VIEWS = frozenset(
-    [
-        "memref.subview",
-        "memref.collapse_shape",
-        "memref.expand_shape",
-        "memref.cast",
-        "memref.memory_space_cast",
-        "memref.reinterpret_cast",
-        "memref.view",
-        "memref.assume_alignment",
-    ]
-)
+_READS = frozenset([
+    "memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read",
+    "vector.maskedload", "air.channel.put",
+])  # fmt: skip
+_WRITES = frozenset([
+    "memref.store", "affine.store", "affine.vector_store", "vector.store", "vector.transfer_write",
+    "vector.maskedstore", "air.channel.get",
+])  # fmt: skip
+_VIEWS = frozenset([
+    "memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.view",
+    "memref.memory_space_cast", "memref.reinterpret_cast", "memref.assume_alignment", "memref.transpose",
+])  # fmt: skip
 _NO_ACCESS = _VIEWS | {"memref.dim", "memref.dealloc", "air.execute_terminator"}
 _CONTROL = ("scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return")
 
@@ -50,9 +34,9 @@ def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
     memrefs = [value for value in op.operands if isinstance(value.type, MemRefType)]
     if op.name in _NO_ACCESS or op.name.startswith(_CONTROL) or isinstance(op, HierarchyOp):
         return []
-    if op.name in _READS_FIRST:
+    if op.name in _READS:
         return [(value, False) for value in memrefs]
-    if op.name in _WRITES_SECOND or op.name in _WRITES_FIRST:
+    if op.name in _WRITES:
         return [(value, True) for value in memrefs]
     if op.name == "air.dma_memcpy_nd":
         return [(memrefs[0], True), (memrefs[1], False)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import memref
-from xdsl.dialects.builtin import DYNAMIC_INDEX, ArrayAttr, IntegerAttr, MemRefType
+from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, IntegerAttr, MemRefType
 from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr
 
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
@@ -193,6 +194,15 @@ def _memref_cast(body: Body, op: Operation) -> None:
     source = body.memref(op.operands[0])
     if op.results:
         body.define_memref(op.results[0], source.pointer, source.sizes, source.strides)
+
+
+@emits("memref.transpose")
+def _transpose(body: Body, op: Operation) -> None:
+    source, permutation = body.memref(op.operands[0]), op.properties["permutation"]
+    assert isinstance(permutation, AffineMapAttr)
+    order = [expr.position for expr in permutation.data.results if isinstance(expr, AffineDimExpr)]
+    sizes, strides = [source.sizes[dim] for dim in order], [source.strides[dim] for dim in order]
+    body.define_memref(op.results[0], source.pointer, sizes, strides)
 
 
 @emits("memref.reinterpret_cast")

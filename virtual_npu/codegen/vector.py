@@ -180,10 +180,10 @@ def _masked_store(body: Body, op: Operation) -> None:
     body.put(f"vnpu::write_within<{scalar}, {n}>({pointer}, {{1}}, {{{n}}}, {value}, &{body.text(op.mask)});")
 
 
-@emits("vector.create_mask", "vector.constant_mask")
+@emits("vector.create_mask")
 def _create_mask(body: Body, op: Operation) -> None:
     shape = _shape(op.results[0])
-    limits = body.texts(op.operands) or [str(n) for n in _integers(op, "mask_dim_sizes")]
+    limits = body.texts(op.operands)
     coordinates = _coordinates("i", shape)
     tests = [f"{c} < {limit}" for c, limit in zip(coordinates, limits, strict=True)]
     all_on = f"vnpu::splat<bool, {prod(shape)}>(true)"
@@ -252,7 +252,7 @@ def _shape_cast(body: Body, op: Operation) -> None:
     body.alias(op.results[0], body.text(op.operands[0]))
 
 
-@emits("vector.broadcast", "vector.splat")
+@emits("vector.broadcast")
 def _broadcast(body: Body, op: Operation) -> None:
     source, type_ = op.operands[0], op.results[0].type
     assert isinstance(type_, VectorType)
@@ -301,18 +301,6 @@ def _insert(body: Body, op: Operation) -> None:
     body.define(op.result, expression)
 
 
-@emits("vector.extractelement")
-def _extract_element(body: Body, op: Operation) -> None:
-    index = body.text(op.operands[1]) if len(op.operands) > 1 else "0"
-    body.define(op.results[0], f"vnpu::lane({body.text(op.operands[0])}, {index})")
-
-
-@emits("vector.insertelement")
-def _insert_element(body: Body, op: Operation) -> None:
-    value, dest, *index = body.texts(op.operands)
-    body.define(op.results[0], f"vnpu::with_lane({dest}, {index[0] if index else '0'}, {value})")
-
-
 @emits("vector.extract_strided_slice")
 def _extract_slice(body: Body, op: Operation) -> None:
     source, shape = op.operands[0], _shape(op.operands[0])
@@ -350,22 +338,13 @@ def _shuffle(body: Body, op: Operation) -> None:
     body.define(op.result, f"vnpu::pick<{count}>(vnpu::join({left}, {right}), [](int i) {{ {index} }})")
 
 
-@emits("vector.interleave")
-def _interleave(body: Body, op: Operation) -> None:
-    left, right = body.texts(op.operands)
-    count = prod(_shape(op.results[0]))
-    joined = f"vnpu::join({left}, {right})"
-    body.define(op.results[0], _pick(joined, count, f"(i % 2) * {count // 2} + i / 2"))
-
-
-@emits("vector.step")
-def _step(body: Body, op: Operation) -> None:
+@emits("vector.from_elements")
+def _from_elements(body: Body, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, VectorType)
-    name, count = body.fresh("steps"), types.lanes(type_)
-    body.put(f"vnpu::Lanes<{types.scalar(type_.element_type)}, {count}> {name};")
-    body.put(f"for (int i = 0; i < {count}; ++i) {name}.at[i] = i;")
-    body.define(op.results[0], f"{name}.vec()")
+    scalar, name = types.scalar(type_.element_type), body.fresh("elements")
+    body.put(f"const {scalar} {name}[{types.lanes(type_)}] = {_braces(body.texts(op.operands))};")
+    body.define(op.results[0], f"vnpu::load<{scalar}, {types.lanes(type_)}>({name})")
 
 
 # ---- reductions ----
@@ -437,26 +416,6 @@ def _multi_reduction(body: Body, op: Operation) -> None:
     index = f"[]([[maybe_unused]] int i) {{ return {target}; }}"
     text = f"vnpu::fold({body.text(source)}, {start}, {index}, {_combine(op)})"
     body.define(op.results[0], f"vnpu::lane({text}, 0)" if is_scalar else text)
-
-
-@emits("vector.outerproduct")
-def _outer_product(body: Body, op: Operation) -> None:
-    left, right, *accumulator = op.operands
-    m, n = prod(_shape(left)), prod(_shape(right)) if _shape(right) else 1
-    a = _pick(body.text(left), m * n, f"i / {n}")
-    scalar = types.scalar(types.element(left.type))
-    if _shape(right):
-        b = _pick(body.text(right), m * n, f"i % {n}")
-    else:
-        b = f"vnpu::splat<{scalar}, {m}>({body.text(right)})"
-    if accumulator and types.is_float(types.element(left.type)):
-        body.define(op.results[0], f"vnpu::fma({a}, {b}, {body.text(accumulator[0])})")
-        return
-    product = f"vnpu::mul({a}, {b})"
-    body.define(
-        op.results[0],
-        f"vnpu::{_kind(op)}({body.text(accumulator[0])}, {product})" if accumulator else product,
-    )
 
 
 # ---- contraction ----
