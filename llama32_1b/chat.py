@@ -55,6 +55,9 @@ def typed_line() -> str:
     except KeyboardInterrupt:
         print("\nCtrl-D or /exit leaves.", file=sys.stderr)
         return ""
+    except EOFError:
+        print(file=sys.stderr)  # what follows starts on a line of its own
+        raise
 
 
 def piped_line() -> str:

@@ -22,6 +22,7 @@ from llama32_1b.session import Session, prepare_runtime
 from multi_launch_builder.export import write_mlir
 
 DONE = 0
+TABLE_WIDTH = 120  # characters
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -55,7 +56,8 @@ def chat(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> int:
     """Answer one prompt, and show where the time went."""
     session, generation, _ = _answer(arguments, Reporter())
-    session.cache.profiler.print(Console())
+    # Not on a terminal, rich would squeeze the table into 80 columns.
+    session.cache.profiler.print(Console(width=None if sys.stdout.isatty() else TABLE_WIDTH))
     return _exit_code(generation)
 
 

@@ -43,7 +43,11 @@ class Session:
         """Run `generation` and give its text as it is made, without the tokens that end it."""
         stream = self.tokenizer.stream()
         for token in generation:
-            if token not in self.model.config.eos_token_ids and (piece := stream.feed(token)):
+            if token in self.model.config.eos_token_ids:
+                continue
+            with self.model.host_timer("detokenization"):
+                piece = stream.feed(token)
+            if piece:
                 yield piece
         if piece := stream.flush():
             yield piece

@@ -160,6 +160,16 @@ def test_interrupt_at_the_prompt_does_not_leave(monkeypatch, capsys):
     assert tuple(capsys.readouterr()) == ("", "\nCtrl-D or /exit leaves.\n")
 
 
+def test_end_of_typed_input_ends_the_line(monkeypatch, capsys):
+    def ended(prompt):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    with pytest.raises(EOFError):
+        typed_line()
+    assert tuple(capsys.readouterr()) == ("", "\n")
+
+
 def test_piped_lines(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nlast"))
     assert [piped_line() for _ in range(3)] == ["one\n", "\n", "last"]

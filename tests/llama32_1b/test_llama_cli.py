@@ -157,7 +157,14 @@ def test_options_reach_the_runtime(run, prepared, tmp_path):
 def test_profile_prints_a_table(run):
     code, out, err = run("--prompt", "hi", "--n-tokens", "3", command="profile")
     assert code == 0
-    for operation in ("decode attention", "KV cache write", "embedding", "final RMSNorm", "sampling"):
+    for operation in (
+        "detokenization",
+        "decode attention",
+        "KV cache write",
+        "embedding",
+        "final RMSNorm",
+        "sampling",
+    ):
         assert operation in out
     assert "prompt 5 tokens" in err
 

@@ -5,8 +5,12 @@ Programs are compiled into the project's own build folder, where `make run` find
 
 import json
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -193,6 +197,65 @@ def test_chat_from_a_pipe(session):
     assert answers[0] == answers[1]
     assert "Paris" in answers[0]
     assert "compiled for at most 128" in done.stderr
+
+
+class Terminal:
+    """A process on a pseudo-terminal, read until an expected text comes; killed if it is left running."""
+
+    def __init__(self, *arguments):
+        self.process, self.file = pty.fork()
+        if self.process == 0:
+            os.execv(sys.executable, [sys.executable, *arguments])
+        self.status = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.status is None:
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+        os.close(self.file)
+
+    def expect(self, text, timeout=120):
+        """What came up to and with `text`, since the last time."""
+        end, new = time.monotonic() + timeout, b""
+        while text.encode() not in new:
+            assert time.monotonic() < end, f"waited for {text!r} and got {new!r}"
+            if select.select([self.file], [], [], 0.2)[0]:
+                new += os.read(self.file, 4096)  # OSError once the process has ended
+        return new.decode(errors="replace")
+
+    def type(self, keys):
+        os.write(self.file, keys.encode())
+
+    def leave(self):
+        """Wait for the end; the exit code."""
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        return self.status
+
+
+def test_chat_on_a_terminal(session):
+    """Streaming, Ctrl-C at the prompt and in an answer, commands, Ctrl-D."""
+    with Terminal("-m", "llama32_1b", "chat", "--backend", "virtual") as terminal:
+        terminal.expect(">>> ")
+        terminal.type(f"{QUESTION}\n")
+        assert "Paris" in terminal.expect(">>> ")
+        terminal.type("half a line")
+        terminal.expect("half a line")
+        terminal.type("\x03")
+        terminal.expect("Ctrl-D or /exit leaves.")
+        terminal.expect(">>> ")
+        terminal.type("/stats\n")
+        assert "conversation: 1 turns" in terminal.expect(">>> ")
+        terminal.type("Who are you?\n")
+        terminal.expect("I am")
+        terminal.type("\x03")
+        assert "[stopped]" in terminal.expect(">>> ")
+        terminal.type("/stats\n")
+        assert "conversation: 2 turns" in terminal.expect(">>> ")
+        terminal.type("\x04")
+        assert terminal.leave() == 0
 
 
 def test_reader_that_goes_away(session):
