@@ -15,6 +15,7 @@ from llama32_1b.demo.tokenizer import (
     END_OF_TEXT,
     END_OF_TURN,
     MAX_LENGTH,
+    SPECIAL_TOKENS,
     START_HEADER,
     special_id,
 )
@@ -51,9 +52,10 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._special = {token: special_id(tokenizer, token) for token in SPECIAL_TOKENS}
 
     def _id(self, special: str) -> int:
-        return special_id(self._tokenizer, special)
+        return self._special[special]
 
     def _text(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

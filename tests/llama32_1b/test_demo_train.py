@@ -122,7 +122,8 @@ def test_a_few_steps_of_both_stages_write_a_checkpoint_and_report(
     monkeypatch.setattr(train, "LEARN_STEPS", 2)
     monkeypatch.setattr(train, "SETTLE_STEPS", 1)
     monkeypatch.setattr(train, "learn_tokenizer", lambda texts: _TOKENIZER)
-    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "new"), "--threads", str(torch.get_num_threads())])
+    threads = str(torch.get_num_threads())
+    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "new"), "--threads", threads])
     train.main()
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         path.name for path in CHECKPOINT.iterdir()
