@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtual_npu import knobs
-from virtual_npu.codegen.module import FORMAT
+from virtual_npu.abi import FORMAT, entry_symbol
 from virtual_npu.errors import ArgumentError, VirtualNpuDeadlock, VirtualNpuError, VirtualNpuRuntimeError
 
 _DEADLOCK = 2
@@ -63,7 +63,7 @@ class Library:
             raise ArgumentError(f"no entry {entry} in {self.path.name}: it has {', '.join(self.entries)}")
         if len(pointers) != len(found.arguments):
             raise ArgumentError(f"{entry} takes {len(found.arguments)} arguments, {len(pointers)} given")
-        function = getattr(self._library, f"vnpu_entry_{entry}")
+        function = getattr(self._library, entry_symbol(entry))
         arguments = (ctypes.c_void_p * len(pointers))(*pointers)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         status = function(arguments, ctypes.c_int(knobs.threads()), message, ctypes.c_int64(_MESSAGE_BYTES))

@@ -236,6 +236,17 @@ module {
     %r = arith.addf %v, %v : f32
     return %r : f32
   }
+  func.func @"names.of-mlir"(%herd: memref<4xi32>, %twice: index, %class: memref<4xi32>) {
+    %c0 = arith.constant 0 : index
+    %i = arith.addi %twice, %c0 : index
+    %flat = arith.constant 7 : i32
+    %v = vector.load %herd[%c0] : memref<4xi32>, vector<4xi32>
+    %lane = vector.extract %v[%i] : i32 from vector<4xi32>
+    %w = vector.insert %flat, %v [%i] : i32 into vector<4xi32>
+    vector.store %w, %class[%c0] : memref<4xi32>, vector<4xi32>
+    memref.store %lane, %herd[%c0] : memref<4xi32>
+    return
+  }
   func.func @calls(%x: memref<1xf32>) {
     %c0 = arith.constant 0 : index
     %v = memref.load %x[%c0] : memref<1xf32>
@@ -305,6 +316,13 @@ def test_branches_while_parallel_and_calls(library, run):
     x = iota(4, 8, dtype=np.float32)
     assert run(library, "parallel", x, np.zeros(1, np.float32))[1][0] == x.sum()
     assert run(library, "calls", np.array([3], np.float32))[0][0] == 6
+
+
+def test_names_that_cpp_would_misread(library, run):
+    x = np.array([5, 6, 7, 8], np.int32)
+    x, _, y = run(library, "names.of-mlir", x, np.int64(2), np.zeros(4, np.int32))
+    np.testing.assert_array_equal(x, [7, 6, 7, 8])
+    np.testing.assert_array_equal(y, [5, 6, 7, 8])
 
 
 def test_index_operations(library, run):

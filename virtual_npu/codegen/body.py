@@ -83,79 +83,20 @@ def grouped(text: str) -> str:
     return text if text.isidentifier() or _is_integer(text) else f"({text})"
 
 
-_KEYWORDS = frozenset(
-    [
-        "alignas",
-        "alignof",
-        "and",
-        "asm",
-        "auto",
-        "bool",
-        "break",
-        "case",
-        "catch",
-        "char",
-        "class",
-        "const",
-        "continue",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "explicit",
-        "export",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "friend",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "mutable",
-        "namespace",
-        "new",
-        "not",
-        "operator",
-        "or",
-        "private",
-        "protected",
-        "public",
-        "register",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "throw",
-        "true",
-        "try",
-        "typedef",
-        "typename",
-        "union",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "while",
-        "xor",
-        "channels",
-        "island",
-        "where",
-        "sequencer",
-        "arena",
-        "vnpu",
-    ]
-)
+_KEYWORDS = frozenset([
+    "alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
+    "const", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export",
+    "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable",
+    "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return",
+    "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true",
+    "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while",
+    "xor",
+    # names that generated code uses itself
+    "channels", "island", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane", "vnpu",
+])  # fmt: skip
+
+_FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")
+"""How the names of generated functions and globals begin."""
 
 Emit = Callable[["Body", Operation], None]
 _REGISTRY: dict[str, Emit] = {}
@@ -226,7 +167,13 @@ class Body:
     def fresh(self, hint: str | None) -> str:
         """A C++ identifier that this function does not use yet."""
         base = "".join(char if char.isalnum() else "_" for char in hint or "v")
-        if not base[0].isalpha() or base in _KEYWORDS:
+        # A local name must not hide a function that the body calls.
+        if (
+            not base[0].isalpha()
+            or base in _KEYWORDS
+            or base in self.unit.symbols
+            or base.startswith(_FUNCTIONS)
+        ):
             base = f"v{base}"
         name, count = base, 1
         while name in self.names:

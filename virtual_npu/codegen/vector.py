@@ -276,7 +276,7 @@ def _extract(body: Body, op: Operation) -> None:
     source = body.text(op.vector)
     if isinstance(op.result.type, VectorType):
         count = types.lanes(op.result.type)
-        expression = f"vnpu::pick<{count}>({source}, [=](int i) {{ return int({start}) + i; }})"
+        expression = f"vnpu::pick<{count}>({source}, [=](int lane) {{ return int({start}) + lane; }})"
         body.define(op.result, source if count == prod(shape) else expression)
     else:
         body.define(op.result, f"vnpu::lane({source}, {start})")
@@ -295,7 +295,7 @@ def _insert(body: Body, op: Operation) -> None:
     start = _flat([*position, *["0"] * (len(shape) - len(position))], shape)
     source, dest = body.text(op.source), body.text(op.dest)
     if isinstance(op.source.type, VectorType):
-        expression = f"vnpu::place({source}, {dest}, [=](int i) {{ return int({start}) + i; }})"
+        expression = f"vnpu::place({source}, {dest}, [=](int lane) {{ return int({start}) + lane; }})"
     else:
         expression = f"vnpu::with_lane({dest}, {start}, {source})"
     body.define(op.result, expression)
