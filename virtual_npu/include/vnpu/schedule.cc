@@ -296,11 +296,11 @@ bool Channel::get(Transfer &transfer, i64 index) {
     outlet.gets.push(transfer);
     return false;
   }
-  Block block = outlet.blocks[0];
-  --outlet.full;
-  for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
+  const Block block = outlet.blocks[0];
   hand_over(transfer, dense(block.data, block.count, block.element), block.site, block.where);
   pool_give(block.data);
+  --outlet.full;
+  for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
   // There is room again: a put may be waiting for it.
   Queue &puts = inlets_[outlet.source].puts;
   while (puts.first && deliver(*puts.first, outlet.source)) puts.pop()->complete();
