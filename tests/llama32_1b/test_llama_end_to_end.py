@@ -21,7 +21,6 @@ from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.decode import decode_step
 from llama32_1b.generate import FinishReason
 from llama32_1b.lm_head import next_token_logits
-from llama32_1b.model import assemble, preload
 from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
@@ -60,6 +59,16 @@ def reference():
     return LlamaForCausalLM.from_pretrained(DEMO_FOLDER, dtype=torch.bfloat16).eval()
 
 
+def reference_logits(folder, dtype, token_ids):
+    """transformers' logits at every position, in float32."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0].float().numpy()
+
+
 def ask(session, question):
     return session.tokenizer.encode_chat([{"role": "user", "content": question}])
 
@@ -94,21 +103,20 @@ def test_same_text_as_transformers(session, reference, question):
     assert list(generation) == theirs[0].tolist()[prompt.shape[1] :]
 
 
-def test_programs_compute_what_their_tables_say(session, numpy_runner_class):
-    """The rows after every layer, against the same driver over programs in numpy."""
-    checkpoint = open_checkpoint(DEMO_FOLDER)
-    runner = numpy_runner_class(checkpoint.config)
-    model = assemble(checkpoint, session.model.programs, runner, session.model.seq_len)
-    list(preload(model, checkpoint.weights))
-    prompt, results = ask(session, QUESTION), []
-    for each in (session.model, model):
-        cache = each.new_cache(len(prompt) + 1)
-        hidden = prefill(each, prompt, cache)
-        step = decode_step(each, prompt[0], cache)
-        results.append([hidden, step, next_token_logits(each, step)])
-    for ours, expected in zip(*results, strict=True):
-        error = np.abs(ours.astype(np.float32) - expected.astype(np.float32))
-        assert error.mean() < 0.01 * expected.astype(np.float32).std()
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_logits_are_as_near_to_exact_as_those_of_transformers(session, phase):
+    """Mean distance to float32, over every position: ours and that of transformers' bf16 (both 0.4 % of the
+    logits' standard deviation when this was written)."""
+    prompt = ask(session, QUESTION)
+    fed = session.tokenizer.encode("The capital of France is Paris.")
+    exact, theirs = (reference_logits(DEMO_FOLDER, kind, prompt + fed) for kind in ("float32", "bfloat16"))
+    model = session.model
+    cache = model.new_cache(len(prompt) + len(fed))
+    hidden = [*prefill(model, prompt, cache), *(decode_step(model, token, cache) for token in fed)]
+    ours = np.stack([next_token_logits(model, row) for row in hidden])
+    rows = slice(0, len(prompt)) if phase == "prefill" else slice(len(prompt), None)
+    our_error, their_error = (np.abs(logits - exact)[rows].mean() for logits in (ours, theirs))
+    assert our_error < 1.3 * their_error < 0.01 * exact.std()
 
 
 def test_a_second_prompt_is_as_in_a_fresh_session(session):
@@ -118,7 +126,6 @@ def test_a_second_prompt_is_as_in_a_fresh_session(session):
     assert once == again[::-1]
 
 
-@pytest.mark.long
 def test_padding_changes_no_bit(session):
     """Prefill compiled for 128 and for 256 positions: the same rows, the same cache."""
     longer = open_session(open_checkpoint(DEMO_FOLDER), 256)
@@ -132,7 +139,6 @@ def test_padding_changes_no_bit(session):
         np.testing.assert_array_equal(short.view(np.uint16), long.view(np.uint16))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -143,22 +149,12 @@ def test_padding_changes_no_bit(session):
 )
 def test_other_shapes(changes, make_checkpoint):
     """Random models: logits as near to float32 as transformers' bf16 comes."""
-    import torch
-    from transformers import LlamaForCausalLM
-
     folder = make_checkpoint(**changes)
     model = open_session(open_checkpoint(folder), 64).model
     prompt = [0, 17, 300, 41, 9, 250, 2, 88, 131]
     cache = model.new_cache(len(prompt))
     ours = np.stack([next_token_logits(model, row) for row in prefill(model, prompt, cache)])
-    with torch.no_grad():
-        exact, theirs = (
-            LlamaForCausalLM.from_pretrained(folder, dtype=dtype)(torch.tensor([prompt]))
-            .logits[0]
-            .float()
-            .numpy()
-            for dtype in (torch.float32, torch.bfloat16)
-        )
+    exact, theirs = (reference_logits(folder, kind, prompt) for kind in ("float32", "bfloat16"))
     assert np.abs(ours - exact).mean() < 1.5 * np.abs(theirs - exact).mean()
 
 
