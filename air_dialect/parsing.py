@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -119,20 +120,25 @@ class AirParser(Parser):
         return FileLineColLoc(StringAttr(source.name), IntAttr(line), IntAttr(column))
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""xDSL swaps a method of Operation while it adds an implicit terminator, for all threads at once."""
+
+
 def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> ModuleOp:
-    """Parse and verify a module; `strict` as in `verify`.
+    """Parse and verify a module; `strict` as in `verify`. Threads may call this; they take turns.
 
     Text without an enclosing `module { }` becomes the body of one. Integers written as offsets, sizes
     or strides become `arith.constant` operations. Raises AirParseError with the place and the fix.
     """
     source = Input(text, filename)
-    try:
-        _check_quotes(source)
-        module = AirParser(context(), text, filename).parse_module()
-    except ParseError as error:
-        raise AirParseError(f"{error.span.get_location()}: error: {one_line(error.msg)}") from error
-    _insert_constants(module)
-    verify(module, strict=strict)
+    with _ONE_AT_A_TIME:
+        try:
+            _check_quotes(source)
+            module = AirParser(context(), text, filename).parse_module()
+        except ParseError as error:
+            raise AirParseError(f"{error.span.get_location()}: error: {one_line(error.msg)}") from error
+        _insert_constants(module)
+        verify(module, strict=strict)
     return module
 
 
