@@ -30,7 +30,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import parse_async, parse_dependencies, print_async, print_attributes
-from air_dialect.printing import attribute_text
+from air_dialect.attributes import attribute_text
 from air_dialect.types import AsyncTokenType
 
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 import re
 from io import StringIO
 
-from xdsl.dialects.builtin import (
-    AnyFloat,
-    ArrayAttr,
-    DenseIntOrFPElementsAttr,
-    IntegerAttr,
-    MemRefType,
-    ModuleOp,
-    NoneAttr,
-    i64,
-)
-from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.printer import Printer
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
 
+from air_dialect.attributes import AttributePrinter
 from air_dialect.upstream import ADDED
 
 _NUMBERING = re.compile(r"(_\d+)+$")
@@ -30,30 +21,8 @@ def print_module(module: ModuleOp) -> str:
     return stream.getvalue() + "\n"
 
 
-def attribute_text(attribute: Attribute) -> str:
-    """A type or attribute as `print_module` writes it, for messages."""
-    stream = StringIO()
-    AirPrinter(stream=stream).print_attribute(attribute)
-    return stream.getvalue()
-
-
-class AirPrinter(Printer):
-    """xDSL's printer, closer to MLIR's: `memref<64xbf16, 2>` and `[1, 4]` without `: i64`.
-
-    Operations of an upstream dialect print with this package's assembly, whoever built them.
-    """
-
-    def print_attribute(self, attribute: Attribute) -> None:
-        if isinstance(attribute, MemRefType) and _is_i64(attribute.memory_space):
-            self._print_memref(attribute)
-        elif isinstance(attribute, ArrayAttr) and attribute and all(_is_i64(value) for value in attribute):
-            with self.in_square_brackets():
-                self.print_list(attribute.data, self._print_i64)
-        elif isinstance(attribute, DenseIntOrFPElementsAttr) and _is_zeros_of_two_signs(attribute):
-            self.print_string(f'dense<"0x{attribute.data.data.hex().upper()}"> : ')
-            self.print_attribute(attribute.type)
-        else:
-            super().print_attribute(attribute)
+class AirPrinter(AttributePrinter):
+    """Prints operations of an upstream dialect with this package's assembly, whoever built them."""
 
     def print_ssa_value(self, value: SSAValue) -> str:
         """Print a value's name: its hint, numbered where values in view share it.
@@ -79,33 +48,3 @@ class AirPrinter(Printer):
             self.print_string(" = ")
         self.print_string(op.name)
         assembly.print(op, self)  # the same definition, so the same accessors
-
-    def _print_memref(self, memref_type: MemRefType) -> None:
-        self.print_string("memref<")
-        if memref_type.get_num_dims():
-            self.print_dimension_list(memref_type.get_shape())
-            self.print_string("x")
-        self.print_attribute(memref_type.element_type)
-        if not isinstance(memref_type.layout, NoneAttr):
-            self.print_string(", ")
-            self.print_attribute(memref_type.layout)
-        self.print_string(", ")
-        self._print_i64(memref_type.memory_space)
-        self.print_string(">")
-
-    def _print_i64(self, attribute: Attribute) -> None:
-        assert isinstance(attribute, IntegerAttr)
-        self.print_string(str(attribute.value.data))
-
-
-def _is_zeros_of_two_signs(attribute: DenseIntOrFPElementsAttr) -> bool:
-    """Whether xDSL would print a mixture of 0.0 and -0.0, which compare equal, as a single value."""
-    if not isinstance(attribute.get_element_type(), AnyFloat) or not len(attribute):
-        return False
-    size = attribute.get_element_type().compile_time_size
-    data = attribute.data.data
-    return attribute.is_splat() and data != data[:size] * len(attribute)
-
-
-def _is_i64(attribute: Attribute) -> bool:
-    return isinstance(attribute, IntegerAttr) and attribute.type == i64

@@ -8,6 +8,8 @@ from xdsl.dialects.builtin import IntegerAttr, MemRefType, NoneAttr, UnrankedMem
 from xdsl.ir import Attribute, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
 
+from air_dialect.attributes import attribute_text
+
 
 @irdl_attr_definition
 class AsyncTokenType(ParametrizedAttribute, TypeAttribute):
@@ -33,14 +35,15 @@ def memory_space(memref_type: Attribute) -> int:
     Raises ValueError when `memref_type` is no memref, or its space is not an integer.
     """
     if not isinstance(memref_type, MemRefType | UnrankedMemRefType):
-        raise ValueError(f"{memref_type} is not a memref: only a memref has a memory space")
+        raise ValueError(f"{attribute_text(memref_type)} is not a memref: only a memref has a memory space")
     space: Attribute = memref_type.memory_space
     if isinstance(space, NoneAttr):
         return int(MemorySpace.L3)
     if isinstance(space, IntegerAttr):
         return int(space.value.data)
     raise ValueError(
-        f"memory space {space} of {memref_type} is not an integer: write none (L3), 1 (L2) or 2 (L1)"
+        f"memory space {space} of {attribute_text(memref_type)} is not an integer: write none (L3), 1 (L2) or 2 "
+        "(L1)"
     )
 
 

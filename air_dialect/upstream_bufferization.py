@@ -16,6 +16,8 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.attributes import attribute_text
+
 
 def _parse_flags(parser: Parser, *flags: str) -> dict[str, Attribute]:
     """Parse the optional keywords, in this order, as unit properties."""
@@ -31,7 +33,9 @@ def _check_same_data(op: Operation, one: Attribute, other: Attribute) -> None:
     if not isinstance(one, TensorType | MemRefType) or not isinstance(other, TensorType | MemRefType):
         return
     if one.element_type != other.element_type or one.get_shape() != other.get_shape():
-        raise VerifyException(f"{op.name} from {one} to {other}: shape and element type must be equal")
+        raise VerifyException(
+            f"{op.name} from {attribute_text(one)} to {attribute_text(other)}: shape and element type must be equal"
+        )
 
 
 class ToTensorOp(bufferization.ToTensorOp):

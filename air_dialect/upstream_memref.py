@@ -31,6 +31,8 @@ from xdsl.printer import Printer
 from xdsl.traits import NoMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.attributes import attribute_text
+
 
 def parse_conversion(parser: Parser) -> tuple[SSAValue, Attribute, dict[str, Attribute]]:
     """Parse `%v {attributes} : from to to`: the operand, the target type and the attributes."""
@@ -78,7 +80,8 @@ class CopyOp(memref.CopyOp):
             return
         if source.element_type != destination.element_type or not _may_agree(source, destination):
             raise VerifyException(
-                f"memref.copy from {source} to {destination}: shape and element type must be equal"
+                f"memref.copy from {attribute_text(source)} to {attribute_text(destination)}: shape and element type "
+                "must be equal"
             )
 
 
@@ -167,7 +170,7 @@ def _parse_initial_value(parser: Parser, type_: Attribute) -> Attribute:
         return UnitAttr()
     parser.parse_keyword("dense")
     if not isinstance(type_, MemRefType):
-        parser.raise_error(f"memref.global declares a memref, not {type_}")
+        parser.raise_error(f"memref.global declares a memref, not {attribute_text(type_)}")
     return parser.parse_dense_int_or_fp_elements_attr(TensorType(type_.element_type, type_.shape))
 
 

@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.printing import attribute_text
+from air_dialect.attributes import attribute_text
 from air_dialect.types import MemorySpace, memory_space, memory_space_name
 
 MAX_PADDING = 65535

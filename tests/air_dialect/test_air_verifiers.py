@@ -210,7 +210,7 @@ BROKEN = {
     ),
     "to_tensor": (
         "%v = bufferization.to_tensor %l1 : memref<64xbf16, 2> to tensor<8xbf16>",
-        "bufferization.to_tensor from memref<64xbf16, 2 : i64> to tensor<8xbf16>: shape and element type must be equal",
+        "bufferization.to_tensor from memref<64xbf16, 2> to tensor<8xbf16>: shape and element type must be equal",
     ),
     "global_type": (
         "}\nmemref.global @g : tensor<4xi32> = dense<0>\nfunc.func @g2() {",
