@@ -42,8 +42,8 @@ def memory_space(memref_type: Attribute) -> int:
     if isinstance(space, IntegerAttr):
         return int(space.value.data)
     raise ValueError(
-        f"memory space {space} of {attribute_text(memref_type)} is not an integer: write none (L3), 1 (L2) or 2 "
-        "(L1)"
+        f"memory space {space} of {attribute_text(memref_type)} is not an integer: write none (L3), "
+        "1 (L2) or 2 (L1)"
     )
 
 

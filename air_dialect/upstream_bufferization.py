@@ -34,7 +34,8 @@ def _check_same_data(op: Operation, one: Attribute, other: Attribute) -> None:
         return
     if one.element_type != other.element_type or one.get_shape() != other.get_shape():
         raise VerifyException(
-            f"{op.name} from {attribute_text(one)} to {attribute_text(other)}: shape and element type must be equal"
+            f"{op.name} from {attribute_text(one)} to {attribute_text(other)}: shape and element "
+            "type must be equal"
         )
 
 

@@ -80,8 +80,8 @@ class CopyOp(memref.CopyOp):
             return
         if source.element_type != destination.element_type or not _may_agree(source, destination):
             raise VerifyException(
-                f"memref.copy from {attribute_text(source)} to {attribute_text(destination)}: shape and element type "
-                "must be equal"
+                f"memref.copy from {attribute_text(source)} to {attribute_text(destination)}: shape and "
+                "element type must be equal"
             )
 
 

@@ -65,6 +65,28 @@ UNCHANGED = {
     "%b = arith.extsi %a : vector<4xi8> to vector<4xi32>\n"
     "%d = arith.extui %a : vector<4xi8> to vector<4xi16>\n"
     "%e = arith.trunci %b : vector<4xi32> to vector<4xi8>",
+    "lanes_compared": "%a = arith.constant dense<1> : vector<4xi32>\n"
+    "%b = arith.sitofp %a : vector<4xi32> to vector<4xf32>\n"
+    "%i = arith.cmpi slt, %a, %a : vector<4xi32>\n"
+    "%m = arith.cmpf olt, %b, %b fastmath<nnan> : vector<4xf32>\n"
+    "%e = arith.select %m, %b, %b : vector<4xi1>, vector<4xf32>\n"
+    "%o = arith.cmpi ult, %c0, %c1 : index\n"
+    "%g = arith.select %o, %e, %b : vector<4xf32>\n"
+    "%s = arith.select %o, %c0, %c1 : index",
+    "lanes_converted": "%a = arith.constant dense<1> : vector<4xi32>\n"
+    "%f = arith.uitofp %a : vector<4xi32> to vector<4xf32>\n"
+    "%h = arith.truncf %f : vector<4xf32> to vector<4xbf16>\n"
+    "%w = arith.extf %h : vector<4xbf16> to vector<4xf32>\n"
+    "%s = arith.fptosi %w : vector<4xf32> to vector<4xi32>\n"
+    "%u = arith.fptoui %w : vector<4xf32> to vector<4xi8>\n"
+    "%i = arith.index_cast %s : vector<4xi32> to vector<4xindex>\n"
+    "%j = arith.index_cast %c0 : index to i32\n"
+    "%b = arith.bitcast %f : vector<4xf32> to vector<4xi32>",
+    "lanes_of_floats": "%f = arith.constant dense<1.000000e+00> : vector<4xf32>\n"
+    + "\n".join(
+        f"%{number} = arith.{name} %f, %f : vector<4xf32>"
+        for number, name in enumerate(("maximumf", "minimumf", "maxnumf", "minnumf", "remf"))
+    ),
     "negative_infinity": "%a = arith.constant dense<0xff800000> : vector<8xf32>",
     "tensors": "%a = bufferization.to_tensor %l1 restrict writable : memref<64xbf16, 2> to tensor<64xbf16>\n"
     "%b = bufferization.to_buffer %a read_only : tensor<64xbf16> to memref<64xbf16, 1>\n"

@@ -218,8 +218,59 @@ BROKEN = {
     ),
     "extension": (
         "%a = arith.constant 1 : i32\n%b = arith.extsi %a : i32 to i8",
-        "arith.extsi from i32 to i8: write integers, or vectors of integers of one shape, of which i32 would be "
-        "the narrower",
+        "arith.extsi from i32 to i8: write an integer and a wider integer, both scalars or both vectors of one "
+        "shape",
+    ),
+    "conversion_shapes": (
+        "%a = arith.constant dense<1> : vector<4xi32>\n%b = arith.sitofp %a : vector<4xi32> to vector<2xf32>",
+        "arith.sitofp from vector<4xi32> to vector<2xf32>: write an integer and a float, both scalars or both "
+        "vectors of one shape",
+    ),
+    "conversion_to_integer": (
+        "%b = arith.fptosi %c1 : index to i32",
+        "arith.fptosi from index to i32: write a float and an integer, both",
+    ),
+    "conversion_of_index": (
+        "%b = arith.index_cast %c1 : index to index",
+        "arith.index_cast from index to index: write an index and an integer, in either order, both",
+    ),
+    "truncation": (
+        "%a = arith.constant 1 : i8\n%b = arith.trunci %a : i8 to i8",
+        "arith.trunci from i8 to i8: write an integer and a narrower integer, both",
+    ),
+    "float_extension": (
+        "%a = arith.constant 1.0 : f32\n%b = arith.extf %a : f32 to bf16",
+        "arith.extf from f32 to bf16: write a float and a wider float, both",
+    ),
+    "float_truncation": (
+        "%a = arith.constant 1.0 : bf16\n%b = arith.truncf %a : bf16 to f16",
+        "arith.truncf from bf16 to f16: write a float and a narrower float, both",
+    ),
+    "comparison_of_floats": (
+        "%a = arith.constant 1.0 : bf16\n%b = arith.cmpi slt, %a, %a : bf16",
+        "arith.cmpi of bf16 and bf16: write integers or indices, or vectors of them, of one type",
+    ),
+    "comparison_of_integers": (
+        "%b = arith.cmpf olt, %c1, %c1 : index",
+        "arith.cmpf of index and index: write floats, or vectors of them, of one type",
+    ),
+    "comparison_predicate": (
+        "%b = arith.cmpi lt, %c1, %c1 : index",
+        "no comparison is called lt: write one of eq, ne, slt, sle, sgt, sge, ult, ule, ugt, uge",
+    ),
+    "comparison_result": (
+        "%a = arith.constant dense<1> : vector<4xi32>\n"
+        '%b = "arith.cmpi"(%a, %a) <{predicate = 2 : i64}> : (vector<4xi32>, vector<4xi32>) -> i1',
+        "arith.cmpi of vector<4xi32> gives vector<4xi1>, not i1",
+    ),
+    "select_condition": (
+        "%a = arith.constant dense<1> : vector<4xi32>\n%b = arith.constant dense<1> : vector<2xi1>\n"
+        "%c = arith.select %b, %a, %a : vector<2xi1>, vector<4xi32>",
+        "arith.select of vector<4xi32> by vector<2xi1>: the condition must be an i1 or a vector<4xi1>",
+    ),
+    "select_types": (
+        '%b = arith.constant 1 : i1\n%c = "arith.select"(%b, %c1, %b) : (i1, index, i1) -> index',
+        "arith.select of index or i1 as index: the three types must be equal",
     ),
     "affine_if_operands": (
         "affine.if affine_set<(d0)[s0] : (d0 - s0 >= 0)>(%i) {\n}",
