@@ -15,7 +15,7 @@ from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
 from xdsl.ir import Attribute, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
-from air_dialect import upstream_vector
+from air_dialect import upstream_arith, upstream_vector
 from kernel_builder.buffers import element_type
 from kernel_builder.dtypes import DType, i1
 from kernel_builder.errors import DslError
@@ -136,12 +136,9 @@ class Value:
         return self._binary("minimum", other)
 
     def _compare(self, symbol: str, other: Operand) -> Value:
-        if self.shape is not None:
-            # xDSL 0.73's arith.cmpf and arith.select know scalars only.
-            raise DslError(f"{self} cannot be compared lane by lane; use .maximum and .minimum, or scalars")
         right = self.like(other)
         predicate = _COMPARE[symbol][0 if self.is_float else 1]
-        kind = arith.CmpfOp if self.is_float else arith.CmpiOp
+        kind: Any = upstream_arith.CmpfOp if self.is_float else upstream_arith.CmpiOp
         return self._made(kind(self.here(), right.here(), predicate), i1)
 
     def __lt__(self, other: Operand) -> Value:
@@ -160,8 +157,17 @@ class Value:
         raise DslError("a value on a core has no truth while the kernel is written; use .select or `k.when`")
 
     def select(self, then: Value, otherwise: Operand) -> Value:
-        """`then` where this condition (a comparison's result) holds, else `otherwise`."""
-        return then._made(arith.SelectOp(self.here(), then.here(), then.like(otherwise).here()))
+        """`then` where this condition (a comparison's result) holds, else `otherwise`.
+
+        A vector condition chooses lane by lane between vectors of its shape, a scalar one between any two.
+        """
+        if self.dtype != i1 or self.shape not in (None, then.shape):
+            raise DslError(
+                f"{self} cannot choose for {then}; select with a comparison of scalars, or of vectors of the "
+                "same shape"
+            )
+        chosen = upstream_arith.SelectOp(self.here(), then.here(), then.like(otherwise).here())
+        return then._made(chosen)
 
     def to(self, dtype: DType) -> Value:
         """Converted to `dtype`: exact when widening, round to nearest even when narrowing a float."""
@@ -254,13 +260,18 @@ def _type(dtype: DType, shape: Sequence[int] | None) -> Attribute:
 
 
 def _conversion(source: DType, target: DType) -> Any:
-    """The arith operation that converts one element type into another."""
+    """The arith operation that converts one element type into another; true becomes 1."""
+    if target == i1:
+        raise DslError(f"{source} does not convert to i1; write a comparison, such as x > 0")
+    if source == i1:
+        return upstream_arith.UIToFPOp if target.name in FLOATS else upstream_arith.ExtUIOp
     if source.name in FLOATS and target.name in FLOATS:
         if _WIDTH[source.name] == _WIDTH[target.name]:
             raise DslError(f"no direct conversion from {source} to {target}; go through f32")
-        return arith.ExtFOp if _WIDTH[source.name] < _WIDTH[target.name] else arith.TruncFOp
+        widens = _WIDTH[source.name] < _WIDTH[target.name]
+        return upstream_arith.ExtFOp if widens else upstream_arith.TruncFOp
     if source.name in FLOATS:
-        return arith.FPToSIOp
+        return upstream_arith.FPToSIOp
     if target.name in FLOATS:
-        return arith.SIToFPOp
-    return arith.ExtSIOp if source.itemsize < target.itemsize else arith.TruncIOp
+        return upstream_arith.SIToFPOp
+    return upstream_arith.ExtSIOp if source.itemsize < target.itemsize else upstream_arith.TruncIOp

@@ -187,7 +187,18 @@ REFUSED_IN_HERD = [
     (lambda k, tx, ty: k.constant(1, i32).rsqrt(), "math.rsqrt needs a float, not a scalar of i32"),
     (lambda k, tx, ty: k.constant(1, f32).reduce("add"), "reduce needs a 1-D vector, not a scalar of f32"),
     (lambda k, tx, ty: k.constant(1, f32).transpose(), "transpose needs a 2-D vector"),
-    (lambda k, tx, ty: k.constant(1, f32, 8) < 2, "a 8 vector of f32 cannot be compared lane by lane"),
+    (
+        lambda k, tx, ty: (k.constant(1, f32, 8) < 2).select(k.constant(1, f32), 2),
+        "a 8 vector of i1 cannot choose for a scalar of f32; select with a comparison of scalars, or of vectors",
+    ),
+    (
+        lambda k, tx, ty: k.constant(1, f32).select(k.constant(1, f32), 2),
+        "a scalar of f32 cannot choose for a scalar of f32; select with a comparison",
+    ),
+    (
+        lambda k, tx, ty: k.constant(1, f32).to(i1),
+        "f32 does not convert to i1; write a comparison, such as x > 0",
+    ),
     (lambda k, tx, ty: k.constant(1, f32, 8).broadcast(8), "is a vector already; only a scalar is broadcast"),
     (lambda k, tx, ty: bool(k.constant(1, f32) > 0), "has no truth while the kernel is written"),
     (
@@ -356,6 +367,16 @@ FUNCTIONS = {
     "rsqrt": (lambda v: (v * v + 1.0).rsqrt(), lambda x: 1 / np.sqrt(x * x + 1)),
     "minimum": (lambda v: v.minimum(0.5), lambda x: np.minimum(x, 0.5)),
     "select": (lambda v: (v.reduce("add") <= 0).select(v, 1 - v), lambda x: x if x.sum() <= 0 else 1 - x),
+    "select_lanes": (lambda v: (v > 0.5).select(v, -v), lambda x: np.where(x > 0.5, x, -x)),
+    "select_scalar": (
+        lambda v: (v.reduce("max") > 0).select(v, 2 * v),
+        lambda x: x if x.max() > 0 else 2 * x,
+    ),
+    "comparison": (lambda v: (v <= 0).to(f32), lambda x: (x <= 0).astype(np.float32)),
+    "integer_lanes": (
+        lambda v: ((v * 4).to(i32) >= 2).select((v * 4).to(i32), (v < 0).to(i32)).to(f32),
+        lambda x: np.where(np.trunc(x * 4) >= 2, np.trunc(x * 4), (x < 0).astype(np.float32)),
+    ),
     "quotient": (lambda v: 1 / (v * v + 2), lambda x: 1 / (x * x + 2)),
     "max": (lambda v: v.reduce("max").broadcast(16), lambda x: np.full(16, x.max())),
     "min": (lambda v: v.reduce("min").broadcast(16), lambda x: np.full(16, x.min())),
