@@ -5,8 +5,13 @@ keeps it; its rows of the weight stream past it, `m_input` at a time, straight f
 once and by one core, so a stop in a memtile would buy nothing. Results leave in runs of `tile_m`. One input
 channel of a core carries the weight and the other x. The product is bound by the DMA of the weight.
 
-The compute is `mv.cc`. Its symbols are renamed for each tile shape, so that products of different shapes can
-stand in one program: MLIR declares a function with the shapes of its buffers, once.
+A row that does not fit L1 beside x comes in pieces of `k_piece` elements, and its 64 partial sums stay in L1,
+in f32, from piece to piece. Pieces are of one row at a time, so the weight is still read in memory order, and
+they are summed in the order of k: whatever the piece, the result has the same bits.
+
+The compute is `mv.cc`, and for pieces `mv_pieces.cc`. Symbols are renamed for each tile shape, so that
+products of different shapes can stand in one program: MLIR declares a function with the shapes of its
+buffers, once.
 """
 
 from __future__ import annotations
@@ -16,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from kernel_builder.buffers import Buffer
 from kernel_builder.device import NPU2
-from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
+from kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.external import ArgumentType, External
 from kernel_builder.module import KernelModule
@@ -25,7 +31,7 @@ from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
 
 LANES = 64
-"""Elements of one vector step of mv.cc; k is a multiple of it."""
+"""Elements of one vector step, and partial sums of a row; k is a multiple of it."""
 TILE_M = 8
 """Preferred rows of one result run. One number for all m keeps the shapes of a program's products alike."""
 WEIGHT_BYTES = 16 * 1024
@@ -33,46 +39,89 @@ WEIGHT_BYTES = 16 * 1024
 
 
 def build(
-    m: int, k: int, tile_m: int | None = None, m_input: int | None = None, herd_m: int | None = None
+    m: int,
+    k: int,
+    tile_m: int | None = None,
+    m_input: int | None = None,
+    herd_m: int | None = None,
+    k_piece: int | None = None,
 ) -> KernelModule:
     """weight is (m, k) bf16 in Hugging Face's layout (out, in), x is (k,) bf16, out is (m,) bf16.
 
     k is a multiple of 64, m of 2. herd_m: cores; m / herd_m is even (default: the most up to 8). tile_m: rows
     of one result transfer, even, divides m / herd_m. m_input: rows of one weight transfer, divides tile_m.
-    Raises IllegalShapeError.
+    k_piece: elements of each, a multiple of 64 that divides k (default: all, or for rows that do not fit L1
+    the most that do); less than k only where m_input is 1. Raises IllegalShapeError.
     """
     require_multiple("gemv", "k", k, LANES, "mv.cc steps through 64 elements at a time")
     require_multiple("gemv", "m", m, 2, "a DMA moves pairs of bf16")
     herd_m = _cores(m, herd_m)
-    share = m // herd_m
-    tile_m = _tile(share, tile_m)
-    m_input = _rows_at_once(k, tile_m, m_input)
+    tile_m = _tile(m // herd_m, tile_m)
+    m_input, k_piece = _weight_transfer(k, tile_m, m_input, k_piece)
     kernel = Kernel("gemv")
     weight = kernel.argument("weight", (m, k), bf16, Role.WEIGHT)
     x = kernel.argument("x", (k,), bf16, Role.INPUT)
     out = kernel.argument("out", (m,), bf16, Role.OUTPUT)
-    matvec = _external(kernel, k, tile_m, m_input)
+    product = _Rows(kernel, k, tile_m, m_input) if k_piece == k else _Pieces(kernel, k, tile_m, k_piece)
     with kernel.launch(), kernel.segment("gemv_segment"), kernel.herd(herd_m, 1, name="gemv_herd") as (tx, _):
         l1_x = kernel.alloc(L1, (k,), bf16, "l1_x")
-        l1_weight = kernel.alloc(L1, (m_input, k), bf16, "l1_weight")
+        product.alloc()
         l1_out = kernel.alloc(L1, (tile_m,), bf16, "l1_out")
         kernel.dma(l1_x, x)
-        for run in kernel.loop(0, share, tile_m):
-            first = tx * share + run
-            for row in kernel.loop(0, tile_m, m_input):
-                kernel.dma(l1_weight, weight[first + row : first + row + m_input, :])
-                matvec(m_input, k, row, l1_weight, l1_x, l1_out)
+        for run in kernel.loop(0, m // herd_m, tile_m):
+            first = tx * (m // herd_m) + run
+            product.run(weight, first, l1_x, l1_out)
             kernel.dma(out[first : first + tile_m], l1_out)
     return kernel.finish()
 
 
-def _external(kernel: Kernel, k: int, tile_m: int, m_input: int) -> External:
-    """mv.cc under symbols of its own for this shape."""
-    shape, matvec, fill = f"{m_input}x{k}_{tile_m}", "matvec_vectorized_bf16_bf16", "linalg_fill_bf16"
-    buffers = (L1((m_input, k), bf16), L1((k,), bf16), L1((tile_m,), bf16))
-    defines = {"DIM_M_OUTPUT": tile_m, matvec: f"{matvec}_{shape}", fill: f"{fill}_{shape}"}
-    types: list[ArgumentType] = [i32, i32, i32, *buffers]
-    return kernel.external(f"{matvec}_{shape}", f"mv_{shape}.o", types, source="mv.cc", defines=defines)
+class _Rows:
+    """A run of results from whole rows of the weight, `m_input` per transfer."""
+
+    def __init__(self, kernel: Kernel, k: int, tile_m: int, m_input: int) -> None:
+        self.kernel, self.k, self.tile_m, self.m_input = kernel, k, tile_m, m_input
+        buffers = (L1((m_input, k), bf16), L1((k,), bf16), L1((tile_m,), bf16))
+        shape = f"{m_input}x{k}_{tile_m}"
+        names = ("matvec_vectorized_bf16_bf16", "linalg_fill_bf16")
+        defines = {"DIM_M_OUTPUT": tile_m, **{name: f"{name}_{shape}" for name in names}}
+        types: list[ArgumentType] = [i32, i32, i32, *buffers]
+        self.matvec = kernel.external(f"{names[0]}_{shape}", f"mv_{shape}.o", types, "mv.cc", defines)
+
+    def alloc(self) -> None:
+        self.l1_weight = self.kernel.alloc(L1, (self.m_input, self.k), bf16, "l1_weight")
+
+    def run(self, weight: Buffer, first: Index, l1_x: Buffer, l1_out: Buffer) -> None:
+        for row in self.kernel.loop(0, self.tile_m, self.m_input):
+            self.kernel.dma(self.l1_weight, weight[first + row : first + row + self.m_input, :])
+            self.matvec(self.m_input, self.k, row, self.l1_weight, l1_x, l1_out)
+
+
+class _Pieces:
+    """A run of results from rows that come in pieces of `k_piece` elements."""
+
+    def __init__(self, kernel: Kernel, k: int, tile_m: int, k_piece: int) -> None:
+        self.kernel, self.k, self.tile_m, self.k_piece = kernel, k, tile_m, k_piece
+        piece, x, out = (L1((extent,), bf16) for extent in (k_piece, k, tile_m))
+        sums = L1((LANES,), f32)
+        self.add = self._external("matvec_piece_bf16_f32", [i32, i32, piece, x, sums])
+        self.finish = self._external("matvec_row_f32_bf16", [i32, sums, out])
+
+    def _external(self, name: str, types: list[ArgumentType]) -> External:
+        shape = f"{self.k_piece}of{self.k}_{self.tile_m}"
+        names = ("matvec_piece_bf16_f32", "matvec_row_f32_bf16")
+        defines = {each: f"{each}_{shape}" for each in names}
+        return self.kernel.external(f"{name}_{shape}", f"mv_{shape}.o", types, "mv_pieces.cc", defines)
+
+    def alloc(self) -> None:
+        self.l1_weight = self.kernel.alloc(L1, (self.k_piece,), bf16, "l1_weight")
+        self.l1_sums = self.kernel.alloc(L1, (LANES,), f32, "l1_sums")
+
+    def run(self, weight: Buffer, first: Index, l1_x: Buffer, l1_out: Buffer) -> None:
+        for row in self.kernel.loop(self.tile_m):
+            for at in self.kernel.loop(0, self.k, self.k_piece):
+                self.kernel.dma(self.l1_weight, weight[first + row, at : at + self.k_piece])
+                self.add(self.k_piece, at, self.l1_weight, l1_x, self.l1_sums)
+            self.finish(row, self.l1_sums, l1_out)
 
 
 def _cores(m: int, herd_m: int | None) -> int:
@@ -98,26 +147,62 @@ def _tile(share: int, tile_m: int | None) -> int:
     return tile_m
 
 
-def _l1_bytes(k: int, tile_m: int, m_input: int) -> int:
-    """Buffers of a core: x, and double-buffered the weight and the result."""
-    return bf16.itemsize * (k + 2 * m_input * k + 2 * tile_m)
+def _l1_bytes(k: int, tile_m: int, m_input: int, k_piece: int) -> int:
+    """Buffers of a core: x, double-buffered the weight and the result, and the sums of a row in pieces."""
+    sums = f32.itemsize * LANES if k_piece < k else 0
+    return bf16.itemsize * (k + 2 * m_input * k_piece + 2 * tile_m) + sums
 
 
-def _rows_at_once(k: int, tile_m: int, m_input: int | None) -> int:
+def _weight_transfer(k: int, tile_m: int, m_input: int | None, k_piece: int | None) -> tuple[int, int]:
+    """m_input and k_piece, as given or chosen: whole rows where one fits, else pieces of one."""
     default = largest_divisor(tile_m, max(1, WEIGHT_BYTES // (k * bf16.itemsize)))
-    if m_input is None:
-        m_input = default
-    if m_input <= 0 or tile_m % m_input:
+    rows = default if m_input is None else m_input
+    if rows <= 0 or tile_m % rows:
         raise IllegalShapeError(f"gemv: m_input={m_input} does not divide tile_m={tile_m}; use {default}")
-    used = _l1_bytes(k, tile_m, m_input)
-    if used > NPU2.l1_budget:
-        most = (NPU2.l1_budget // bf16.itemsize - 2 * tile_m) // (2 * m_input + 1) // LANES * LANES
-        advice = f"use m_input={default}" if m_input > default else f"use a k of at most {most}"
+    if k_piece is not None:
+        return _as_given(k, tile_m, 1 if m_input is None and k_piece < k else rows, k_piece)
+    used = _l1_bytes(k, tile_m, rows, k)
+    if used <= NPU2.l1_budget:
+        return rows, k
+    if rows > 1:
         raise IllegalShapeError(
-            f"gemv: k={k} with m_input={m_input} and tile_m={tile_m} takes {used} bytes of L1, a core has "
-            f"{NPU2.l1_budget}; {advice}"
+            f"gemv: k={k} with m_input={rows} and tile_m={tile_m} takes {used} bytes of L1, a core has "
+            f"{NPU2.l1_budget}; use m_input={default}"
         )
-    return m_input
+    return rows, _piece(k, tile_m)
+
+
+def _as_given(k: int, tile_m: int, rows: int, k_piece: int) -> tuple[int, int]:
+    """Refuse a piece that does not cut the row evenly, is of several rows, or does not fit."""
+    if k_piece <= 0 or k_piece % LANES or k % k_piece:
+        raise IllegalShapeError(
+            f"gemv: k_piece={k_piece} is no divisor of k={k} that is a multiple of {LANES}; "
+            f"use {_piece(k, tile_m)}"
+        )
+    if rows > 1 and k_piece < k:
+        raise IllegalShapeError(
+            f"gemv: m_input={rows} rows at a time come whole, and k_piece={k_piece} is less than k={k}; "
+            f"use m_input=1, or k_piece={k}"
+        )
+    used = _l1_bytes(k, tile_m, rows, k_piece)
+    if used > NPU2.l1_budget:
+        raise IllegalShapeError(
+            f"gemv: k={k} in pieces of k_piece={k_piece} takes {used} bytes of L1, a core has "
+            f"{NPU2.l1_budget}; use k_piece={_piece(k, tile_m)}"
+        )
+    return rows, k_piece
+
+
+def _piece(k: int, tile_m: int) -> int:
+    """The largest piece of a row that fits L1 beside x, up to the preferred size of a transfer."""
+    sums = f32.itemsize * LANES
+    room = (NPU2.l1_budget - sums) // bf16.itemsize - 2 * tile_m
+    if room - k < 2 * LANES:
+        raise IllegalShapeError(
+            f"gemv: x of k={k} elements leaves no room in L1 for a piece of a row (a core has "
+            f"{NPU2.l1_budget} bytes); use a k of at most {(room - 2 * LANES) // LANES * LANES}"
+        )
+    return largest_divisor(k, min((room - k) // 2, WEIGHT_BYTES // bf16.itemsize), LANES)
 
 
 def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -127,10 +212,13 @@ def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
-    """Up to 512 rows of up to 1024 elements, on any legal number of cores."""
-    m = 2 * int(rng.integers(1, 257))
+    """Up to 512 rows of up to 1024 elements, whole or in pieces, on any legal number of cores."""
+    m, steps = 2 * int(rng.integers(1, 257)), int(rng.integers(1, 17))
     legal = [herd for herd in range(1, NPU2.columns + 1) if m % (2 * herd) == 0]
-    return {"m": m, "k": LANES * int(rng.integers(1, 17)), "herd_m": int(rng.choice(legal))}
+    case = {"m": m, "k": LANES * steps, "herd_m": int(rng.choice(legal))}
+    if rng.random() < 0.25:
+        case["k_piece"] = LANES * largest_divisor(steps, int(rng.integers(1, steps + 1)))
+    return case
 
 
 KERNEL = KernelSpec(
@@ -144,7 +232,9 @@ KERNEL = KernelSpec(
         {"m": 256, "k": 768},
         {"m": 1024, "k": 2048},
         {"m": 64, "k": 8192},
+        {"m": 32, "k": 14336},
         {"m": 128, "k": 256, "tile_m": 4, "m_input": 2, "herd_m": 4},
+        {"m": 64, "k": 576, "k_piece": 192},
     ),
     tolerance=Tolerance(
         2.0**-7,

@@ -4,9 +4,9 @@ Numerics are those of Hugging Face's LlamaRMSNorm in bf16: squares, sum, mean, r
 that rounded to bf16, then the product with the weight rounded to bf16 again. Two roundings, on purpose.
 
 Rows (prefill): eight cores in a row (herd 8x1), each with its own rows, a few per DMA. Every core reads the
-weight once. Vector (decode, rows=None): every core reads the whole vector, because each needs its mean, and
-writes its own slice. The weight comes in over the second input channel of a core, so two L3 streams in and
-one out.
+weight once. Rows too long to stand in L1 five times go one by one and leave in pieces. Vector (decode,
+rows=None): every core reads the whole vector, because each needs its mean, and writes its own slice. The
+weight comes in over the second input channel of a core, so two L3 streams in and one out.
 
 The mean is a product with 1/cols: a scalar division costs more stack than a core has by default (about 1152
 bytes against 1024, mlir-air's xrt.py). Upstream's own kernel scales in bf16 vectors, saying that f32 vector
@@ -32,8 +32,10 @@ from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""
-MAX_COLS = (NPU2.l1_budget // (5 * bf16.itemsize)) // LANES * LANES
-"""A row must fit in L1 five times: x and out double-buffered, and the weight."""
+L1_ELEMENTS = NPU2.l1_budget // bf16.itemsize
+"""What L1 holds. Rows that fit five times go whole: x and out double-buffered, and the weight."""
+MAX_COLS = (L1_ELEMENTS - 2 * LANES) // 3 // LANES * LANES
+"""x twice and the weight must fit, and two pieces of a result of 16 elements."""
 
 
 def build(rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = None) -> KernelModule:
@@ -45,7 +47,7 @@ def build(rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = N
     require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
     if cols > MAX_COLS:
         raise IllegalShapeError(
-            f"rms_norm: cols={cols} does not fit L1, where a row is held five times; use at most {MAX_COLS}"
+            f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {MAX_COLS}"
         )
     work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
     herd_x = cores("rms_norm", unit, work, herd_x)
@@ -55,10 +57,8 @@ def build(rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = N
     weight = k.argument("weight", (cols,), bf16, Role.WEIGHT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     with k.launch(), k.segment("rms_norm_segment"), k.herd(herd_x, 1, name="rms_norm_herd") as (tx, _):
-        if rows is None:
-            _vector(k, x, weight, out, eps, herd_x, tx)
-        else:
-            _rows(k, x, weight, out, eps, herd_x, tx)
+        form = _vector if rows is None else _rows if 5 * cols <= L1_ELEMENTS else _long_rows
+        form(k, x, weight, out, eps, herd_x, tx)
     return k.finish()
 
 
@@ -80,6 +80,24 @@ def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x:
                 lanes = slice(j, j + LANES)
                 k.store(l1_out[row, lanes], _scaled(k, l1_x[row, lanes], scale, l1_weight[lanes]))
         k.dma(out[window, :], l1_out)
+
+
+def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
+    """Each core normalizes its own rows, one per DMA in; a result leaves in the largest pieces that fit."""
+    rows, cols = x.shape
+    share = rows // herd_x
+    piece = largest_divisor(cols, (L1_ELEMENTS - 3 * cols) // 2, LANES)
+    l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
+    l1_out = k.alloc(L1, (piece,), bf16, "l1_out")
+    k.dma(l1_weight, weight)
+    for row in k.loop(tx * share, (tx + 1) * share):
+        k.dma(l1_x, x[row, :])
+        scale = _inverse_rms(k, l1_x, eps)
+        for at in k.loop(0, cols, piece):
+            for j in k.loop(0, piece, LANES):
+                lanes = slice(at + j, at + j + LANES)
+                k.store(l1_out[j : j + LANES], _scaled(k, l1_x[lanes], scale, l1_weight[lanes]))
+            k.dma(out[row, at : at + piece], l1_out)
 
 
 def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
@@ -139,6 +157,8 @@ KERNEL = KernelSpec(
         {"rows": 16, "cols": 2048, "eps": 1e-5},
         {"rows": None, "cols": 2048, "eps": 1e-5},
         {"rows": 5, "cols": 48, "eps": 1e-6},
+        {"rows": 16, "cols": 8192, "eps": 1e-5},
+        {"rows": None, "cols": 8192, "eps": 1e-5},
     ),
     tolerance=Tolerance(
         2**-6,

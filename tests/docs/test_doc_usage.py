@@ -144,7 +144,7 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "qwen": _with("config.json", architectures=["Qwen3ForCausalLM"], model_type="qwen3"),
     "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
     "head-dim-80": _with("config.json", head_dim=80),
-    "too-wide": _with("config.json", intermediate_size=14336),
+    "too-wide": _with("config.json", intermediate_size=53248),
 }
 REFUSALS = [pair for language, _, body in blocks(PAGE) if language == "console" for pair in session(body)]
 

@@ -20,7 +20,18 @@ REFUSED = [
     ({"m": 256, "k": 64, "tile_m": 3}, r"tile_m=3 is no even divisor of the 32 rows of a core; use 8"),
     ({"m": 256, "k": 64, "m_input": 3}, r"m_input=3 does not divide tile_m=8; use 8"),
     ({"m": 256, "k": 8192, "m_input": 4}, r"takes 147488 bytes of L1, a core has 64512; use m_input=1"),
-    ({"m": 256, "k": 16384}, r"takes 98336 bytes of L1, a core has 64512; use a k of at most 10688"),
+    ({"m": 256, "k": 32000}, r"x of k=32000 elements leaves no room in L1 .* use a k of at most 31936"),
+    ({"m": 256, "k": 768, "k_piece": 96}, r"k_piece=96 is no divisor of k=768 .* of 64; use 768"),
+    ({"m": 256, "k": 768, "k_piece": 512}, r"k_piece=512 is no divisor of k=768 .* of 64; use 768"),
+    ({"m": 256, "k": 768, "k_piece": 0}, r"k_piece=0 is no divisor of k=768"),
+    (
+        {"m": 256, "k": 768, "k_piece": 384, "m_input": 2},
+        r"m_input=2 rows at a time come whole, and k_piece=384 is less .*; use m_input=1, or k_piece=768",
+    ),
+    (
+        {"m": 256, "k": 14336, "k_piece": 14336},
+        r"k=14336 in pieces of k_piece=14336 takes 86048 bytes of L1, .* use k_piece=7168",
+    ),
 ]
 
 
@@ -30,12 +41,22 @@ def test_illegal_shapes_are_refused(parameters: dict[str, Any], message: str) ->
         gemv.build(**parameters)
 
 
-def test_the_advised_k_is_legal() -> None:
-    preflight(gemv.build(256, 10688).module).check()
+@pytest.mark.parametrize("k", [10688, 10752, 31936])
+def test_the_longest_rows_are_legal(k: int) -> None:
+    """The longest that fits whole, the next longer one, and the longest beside which a piece fits."""
+    preflight(gemv.build(256, k).module).check()
+
+
+@pytest.mark.parametrize(
+    ("k", "piece"), [(8192, 8192), (10688, 10688), (10752, 5376), (11008, 5504), (14336, 7168), (28672, 1024)]
+)
+def test_rows_that_do_not_fit_come_in_pieces(k: int, piece: int) -> None:
+    assert gemv.build(64, k).text == gemv.build(64, k, m_input=1, k_piece=piece).text
+    assert ("mv_pieces.cc" in gemv.build(64, k).text) == (piece < k)
 
 
 @pytest.mark.parametrize("m", [128, 256, 512, 768, 1024, 2048, 8192, 16032])
-@pytest.mark.parametrize("k", [256, 768, 2048, 8192])
+@pytest.mark.parametrize("k", [256, 768, 2048, 8192, 11008, 14336, 28672])
 def test_shapes_of_the_models_fit_the_device(m: int, k: int) -> None:
     preflight(gemv.build(m, k).module).check()
 
@@ -61,6 +82,9 @@ def test_result_does_not_depend_on_tiles_or_cores() -> None:
     plain = run(gemv.build(64, 512), arrays)["out"]
     other = run(gemv.build(64, 512, tile_m=4, m_input=2, herd_m=2), arrays)["out"]
     assert plain.tobytes() == other.tobytes()
+    for piece in (64, 128, 256):
+        in_pieces = run(gemv.build(64, 512, k_piece=piece), arrays)["out"]
+        assert plain.tobytes() == in_pieces.tobytes()
 
 
 def test_a_wrong_row_is_noticed() -> None:

@@ -63,6 +63,22 @@ def test_gemv_builds_twice_with_other_symbols(mv: Any) -> None:
         _ = renamed.matvec_vectorized_bf16_bf16
 
 
+@pytest.mark.parametrize("cuts", [(768,), (64, 704), (256, 256, 256), (64,) * 12])
+def test_gemv_in_pieces_has_the_bits_of_whole_rows(
+    mv: Any, build_cc: Any, kernels_folder: Path, cuts: tuple[int, ...]
+) -> None:
+    pieces = build_cc(kernels_folder / "mv_pieces.cc")
+    w, x, sums = normal(768), normal(768, seed=1), np.full(64, np.nan, np.float32)
+    whole, out = np.full(4, 7, BF16), np.full(4, 7, BF16)
+    mv[0].matvec_vectorized_bf16_bf16(1, 768, 2, w, x, whole)
+    first = 0
+    for piece in cuts:
+        pieces.matvec_piece_bf16_f32(piece, first, w[first : first + piece].copy(), x, sums)
+        first += piece
+    pieces.matvec_row_f32_bf16(2, sums, out)
+    np.testing.assert_array_equal(out, whole)
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_rope_turns_halves_of_a_head(build_cc: Any, kernels_folder: Path, head_dim: int) -> None:
     rope = build_cc(kernels_folder / "rope_halfsplit.cc").rope

@@ -90,8 +90,8 @@ def test_known_shapes_are_legal(shape):
             "n_heads * head_dim=96 is not a positive multiple of 64",
         ),
         ({"head_dim": 192}, "head_dim=192 is more than 160 (attention holds K and V tiles"),
-        ({"emb_dim": 8192}, "emb_dim=8192 is more than 6400 (RMSNorm holds a row five times"),
-        ({"hidden_dim": 11008}, "hidden_dim=11008 is more than 10688 (a core holds x once and two rows"),
+        ({"emb_dim": 12288}, "emb_dim=12288 is more than 10688 (RMSNorm holds a row three times"),
+        ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31936 (a core holds all of x"),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
         ({"n_kv_heads": 3}, "the nearest legal n_kv_heads is 2"),
         ({"vocab_size": 0}, "vocab_size=0 is not positive"),
@@ -106,8 +106,8 @@ def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
 @pytest.mark.parametrize(
     ("field", "most", "step", "kernel", "parameters"),
     [
-        ("emb_dim", 6400, 64, "rms_norm", lambda size: {"rows": 8, "cols": size}),
-        ("hidden_dim", 10688, 64, "gemv", lambda size: {"m": 64, "k": size}),
+        ("emb_dim", 10688, 64, "rms_norm", lambda size: {"rows": 8, "cols": size}),
+        ("hidden_dim", 31936, 64, "gemv", lambda size: {"m": 64, "k": size}),
         (
             "head_dim",
             160,
