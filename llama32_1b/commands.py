@@ -20,6 +20,7 @@ from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime
 from multi_launch_builder.export import write_mlir
+from runtime import select_backend
 
 DONE = 0
 TABLE_WIDTH = 120  # characters
@@ -28,8 +29,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile the six programs for a model, so that a later run finds them ready."""
+    options = _runtime_options(arguments)
     config = load_config(find_checkpoint(arguments.model))
-    compile_programs(config, _runtime_options(arguments), Reporter())
+    compile_programs(config, options, Reporter())
     return DONE
 
 
@@ -44,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
 def chat(arguments: argparse.Namespace) -> int:
     """Talk with the model; the conversation is kept until /reset."""
     report = Reporter()
-    sampler = _sampler(arguments, report)
+    sampler, options = _sampler(arguments, report), _runtime_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     require_chat_template(checkpoint.tokenizer)
-    session = prepare_runtime(checkpoint, _runtime_options(arguments), report)
+    session = prepare_runtime(checkpoint, options, report)
     read = typed_line if sys.stdin.isatty() else piped_line
     Chat(session, sampler, arguments.n_tokens, note=report.note, out=sys.stdout, read=read).run()
     return DONE
@@ -75,9 +77,8 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, Generation, str]:
     """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
-    sampler = _sampler(arguments, report)
+    sampler, options = _sampler(arguments, report), _runtime_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    options = _runtime_options(arguments)
     prompt_ids = _prompt_ids(checkpoint, arguments.prompt, arguments.raw)
     config = checkpoint.config
     longest = min(choose_seq_len(config, options.seq_len), config.max_position_embeddings)
@@ -138,4 +139,5 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
 
 
 def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
-    return RuntimeOptions(arguments.seq_len, arguments.backend, arguments.cache_dir)
+    """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
+    return RuntimeOptions(arguments.seq_len, select_backend(arguments.backend), arguments.cache_dir)

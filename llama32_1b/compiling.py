@@ -11,15 +11,15 @@ from llama32_1b.errors import UserError
 from llama32_1b.profiling import program_flops
 from llama32_1b.progress import Reporter, Step
 from multi_launch_builder import Program, build_programs, legal_seq_len
-from runtime import KernelCache, Profiler, Progress, Stage, select_backend
+from runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """Prefill length in tokens (None: the model's default), backend (auto, virtual, npu), artifact folder."""
+    """Prefill length in tokens (None: the model's default), where programs run, artifact folder."""
 
     seq_len: int | None
-    backend: str
+    backend: Backend
     cache_dir: Path
 
 
@@ -43,10 +43,10 @@ def compile_programs(
 ) -> tuple[dict[str, Program], KernelCache]:
     """The six programs, and the cache that holds each of them compiled.
 
-    Raises UnsupportedShapeError before anything is compiled or written; BackendError, CompileError, and
-    DiskFullError, which leave the cache usable.
+    Raises UnsupportedShapeError before anything is compiled or written; CompileError and DiskFullError,
+    which leave the cache usable.
     """
-    backend = select_backend(options.backend)
+    backend = options.backend
     programs = build_programs(config.shape, choose_seq_len(config, options.seq_len))
     report.note(backend.reason)
     cache = KernelCache(options.cache_dir, backend, Profiler(), report.note)

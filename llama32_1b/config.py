@@ -177,14 +177,25 @@ def _check_supported(config: _Entries) -> None:
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "quantization_config": None,
         "partial_rotary_factor": 1.0,
     }
     for name, value in supported.items():
         given = config.get(name, value)
         if given != value:
-            only = "unquantised checkpoints" if value is None else f"{name} {value!r}"
-            raise ConfigError(f"{config.path}: {name} is {given!r}; only {only} is supported")
+            raise ConfigError(f"{config.path}: {name} is {given!r}; only {name} {value!r} is supported")
+    _check_unquantised(config)
+
+
+def _check_unquantised(config: _Entries) -> None:
+    given = config.get("quantization_config")
+    if given is None:
+        return
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    how = f"quantised with {method}" if method else "quantised"
+    raise ConfigError(
+        f"{config.path}: the checkpoint is {how} (quantization_config); only unquantised checkpoints are "
+        "supported, in BF16, F16 or F32"
+    )
 
 
 def _head_dim(config: _Entries, hidden: int, heads: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ class Tokenizer:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        # transformers would warn of a prompt longer than the tokenizer was made for. What counts is how
+        # long the programs and the model's context are, and check_prompt refuses what is longer.
+        self._inner.model_max_length = sys.maxsize
 
     @property
     def has_chat_template(self) -> bool:

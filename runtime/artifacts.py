@@ -34,6 +34,9 @@ Compile = Callable[[Path], Path]
 """Compiles inside the given empty folder and gives the artifact's path in it; may leave BUILD_LOG there."""
 
 BUILD_LOG = "build.log"
+PROGRAM_TEXT = "program text"
+"""The ingredient that tells apart programs of one name: a program is built for one shape."""
+
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -88,14 +91,18 @@ class ArtifactStore:
         return Artifact(recipe.name, recipe.key, path, entry.seconds, reused=True)
 
     def why(self, recipe: Recipe) -> str:
-        """Why this recipe has to be compiled, against the newest artifact of the same program."""
+        """Why this recipe has to be compiled, against the newest artifact of the same text."""
         entries = self._manifest.read()
         if recipe.stem in entries:
             return "its artifact is missing or damaged"
         others = [e for e in entries.values() if (e.name, e.backend) == (recipe.name, recipe.backend)]
         if not others:
             return "not compiled before"
-        newest = max(others, key=lambda entry: entry.created).made_from
+        text = recipe.ingredients.get(PROGRAM_TEXT)
+        same = [e for e in others if e.made_from.get(PROGRAM_TEXT) == text]
+        if not same:
+            return "new text: another shape, or an edited kernel"
+        newest = max(same, key=lambda entry: entry.created).made_from
         changed = [name for name, value in recipe.ingredients.items() if newest.get(name) != value]
         return f"changed: {', '.join(changed)}"
 

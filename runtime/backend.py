@@ -9,6 +9,8 @@ from types import ModuleType
 from runtime.errors import BackendError
 from runtime.npu_toolchain import NpuToolchain, missing_npu_tools
 from runtime.toolchain import Toolchain, VirtualToolchain
+from virtual_npu import knobs
+from virtual_npu.errors import KnobError
 
 CHOICES = ("auto", "virtual", "npu")
 
@@ -26,13 +28,15 @@ class Backend:
 def select_backend(choice: str = "auto") -> Backend:
     """The backend of that name; "auto" is the NPU where pyxrt, a device and the toolchain are found.
 
-    Raises BackendError for an unknown name, and for "npu" where something that it needs is missing.
+    Raises BackendError for an unknown name, for "npu" where something that it needs is missing, and for the
+    virtual NPU where one of its environment variables (virtual_npu/knobs.py) makes no sense.
     """
     if choice == "virtual":
         return _virtual("asked for")
     if choice not in CHOICES:
         raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
-    missing = missing_npu_parts()
+    no_device = _missing_device()
+    missing = [*no_device, *missing_npu_tools()]
     if not missing:
         why = "asked for" if choice == "npu" else "pyxrt opened a device"
         pyxrt = importlib.import_module("pyxrt")
@@ -41,12 +45,8 @@ def select_backend(choice: str = "auto") -> Backend:
         raise BackendError(
             f"backend 'npu' cannot be used here: {'; '.join(missing)}. BACKEND=virtual runs the same programs"
         )
-    return _virtual(f"no NPU in use ({missing[0]})")
-
-
-def missing_npu_parts() -> list[str]:
-    """What the NPU backend lacks on this machine, the device first, then the tools; one line each."""
-    return [*_missing_device(), *missing_npu_tools()]
+    lacking = "no NPU is set up here" if no_device else "this machine has an NPU and not its compilers"
+    return _virtual(f"{lacking}; BACKEND=npu lists what is missing")
 
 
 def _missing_device() -> list[str]:
@@ -62,5 +62,9 @@ def _missing_device() -> list[str]:
 
 
 def _virtual(why: str) -> Backend:
+    try:
+        knobs.check()
+    except KnobError as error:
+        raise BackendError(str(error)) from error
     pyxrt = importlib.import_module("virtual_npu.pyxrt")
     return Backend("virtual", VirtualToolchain(), pyxrt, f"backend virtual: {why}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import virtual_npu
-from runtime.artifacts import BUILD_LOG
+from runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
 from runtime.errors import CompileError
 from runtime.fingerprint import (
     cpu_identity,
@@ -62,7 +62,7 @@ def program_ingredients(program: Program) -> dict[str, str]:
     sources = with_includes(source_of(external) for external in program.objects)
     objects = [repr(dataclasses.astuple(external)) for external in program.objects]
     return {
-        "program text": text_digest(program.text),
+        PROGRAM_TEXT: text_digest(program.text),
         "kernel sources": files_digest(sources, KERNEL_SOURCES),
         "kernel macros": text_digest("\n".join(objects)),
     }

@@ -97,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit status."""
     options = _parser().parse_args(arguments)
     try:
+        knobs.check()
         _COMMANDS[options.command](options)
     except VirtualNpuError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,6 +7,10 @@ class VirtualNpuError(Exception):
     """Anything that keeps a program from being built or run."""
 
 
+class KnobError(VirtualNpuError):
+    """An environment variable of the virtual NPU has a value that makes no sense."""
+
+
 class UnsupportedOpError(VirtualNpuError):
     """The program has an operation, or a form of one, that the virtual NPU does not execute."""
 

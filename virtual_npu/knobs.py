@@ -1,50 +1,108 @@
-"""Every environment variable that the virtual NPU reads, with its default and its meaning."""
+"""Every environment variable that the virtual NPU reads, with its default, its meaning and what it may be."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from virtual_npu.errors import VirtualNpuError
+from virtual_npu.errors import KnobError
+
+MOST_THREADS = 1024
+
+
+def _anything(_: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One environment variable."""
+    """One environment variable. `wanted` says in words which values `accepts` passes."""
 
     name: str
     default: str
     meaning: str
+    wanted: str = ""
+    accepts: Callable[[str], bool] = _anything
 
     def get(self) -> str:
-        """The value in the environment, else the default."""
-        return os.environ.get(self.name) or self.default
+        """The value in the environment, else the default. Raises KnobError for one that makes no sense."""
+        text = os.environ.get(self.name) or self.default
+        if text != self.default and not self.accepts(text):
+            unset = f"unset it for the default ({self.default})" if self.default else "or unset it"
+            raise KnobError(f"{self.name}='{text}' cannot be used: give {self.wanted}; {unset}")
+        return text
 
 
-THREADS = Knob("VNPU_THREADS", "", "threads that run tiles and launch iterations; empty: one per CPU")
-STRICT = Knob("VNPU_STRICT", "0", "1: host and device memory of virtual_npu.pyxrt are separate")
+def _is_thread_count(text: str) -> bool:
+    return re.fullmatch("0*[0-9]{1,4}", text) is not None and 1 <= int(text) <= MOST_THREADS
+
+
+def _is_march(text: str) -> bool:
+    return re.fullmatch(r"\w[\w.+=-]*", text) is not None
+
+
+def _may_be_folder(text: str) -> bool:
+    path = Path(text)
+    return path.is_dir() or not path.exists()
+
+
+THREADS = Knob(
+    "VNPU_THREADS",
+    "",
+    "threads that run tiles and launch iterations; empty: one per CPU",
+    f"a whole number from 1 to {MOST_THREADS}",
+    _is_thread_count,
+)
+STRICT = Knob(
+    "VNPU_STRICT",
+    "0",
+    "1: host and device memory of virtual_npu.pyxrt are separate",
+    "1 for separate memories, 0 for a shared one",
+    {"0", "1"}.__contains__,
+)
 CXX = Knob("VNPU_CXX", "", "C++ compiler; empty: CXX, then c++, g++, clang++")
 MARCH = Knob(
-    "VNPU_MARCH", "native", "value of -march for generated code and external kernels; none: not given"
+    "VNPU_MARCH",
+    "native",
+    "value of -march for generated code and external kernels; none: not given",
+    "one word that the compiler's -march takes, such as x86-64-v3, or none",
+    _is_march,
 )
-OPT = Knob("VNPU_OPT", "3", "optimisation level of generated code and external kernels: 0, 1, 2, 3")
-KEEP = Knob("VNPU_KEEP", "", "folder that receives a copy of the generated C++; empty: none is kept")
+OPT = Knob(
+    "VNPU_OPT",
+    "3",
+    "optimisation level of generated code and external kernels: 0, 1, 2, 3, s",
+    "one of 0, 1, 2, 3, s (fast would change results)",
+    {"0", "1", "2", "3", "s"}.__contains__,
+)
+KEEP = Knob(
+    "VNPU_KEEP",
+    "",
+    "folder that receives a copy of the generated C++; empty: none is kept",
+    "a folder; this is a file",
+    _may_be_folder,
+)
 
 TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP)
 
 
+def check() -> None:
+    """Raises KnobError, naming the first knob whose value makes no sense, before work is done in vain."""
+    for knob in TABLE:
+        knob.get()
+
+
 def threads() -> int:
-    """How many threads a run uses. Raises VirtualNpuError when VNPU_THREADS is no positive integer."""
+    """How many threads a run uses. Raises KnobError when VNPU_THREADS is no number of threads."""
     text = THREADS.get()
-    if not text:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
-        raise VirtualNpuError(
-            f"VNPU_THREADS={text} is not a positive integer: unset it, or give a number such as 2"
-        )
-    return int(text)
+    if text:
+        return int(text)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def strict() -> bool:
-    """Whether host and device memory are separate."""
-    return STRICT.get() not in ("", "0")
+    """Whether host and device memory are separate. Raises KnobError when VNPU_STRICT is neither 0 nor 1."""
+    return STRICT.get() == "1"

@@ -6,6 +6,10 @@ The programs run in numpy here; test_llama_end_to_end.py runs them on the virtua
 import json
 import shutil
 import signal
+import subprocess
+import sys
+import subprocess
+import sys
 import types
 
 import pytest
@@ -151,7 +155,8 @@ def test_options_reach_the_runtime(run, prepared, tmp_path):
         "--cache-dir",
         str(tmp_path),
     )
-    assert (prepared[0].seq_len, prepared[0].backend, prepared[0].cache_dir) == (64, "virtual", tmp_path)
+    options = prepared[0]
+    assert (options.seq_len, options.backend.name, options.cache_dir) == (64, "virtual", tmp_path)
 
 
 def test_profile_prints_a_table(run):
@@ -217,6 +222,17 @@ def check_refused(result, message):
     assert err.count("\n") == 1
 
 
+def test_a_knob_that_makes_no_sense(run, prepared, monkeypatch):
+    """Said before a model is fetched: this one would have to be."""
+    monkeypatch.setenv("VNPU_THREADS", "0")
+    message = "VNPU_THREADS='0' cannot be used: give a whole number from 1 to 1024; or unset it"
+    for command in ("run", "profile"):
+        check_refused(run("--prompt", "hi", model="owner/name", command=command), message)
+    for command in ("chat", "compile"):
+        check_refused(run(model="owner/name", command=command), message)
+    assert prepared == []
+
+
 @pytest.mark.parametrize("prompt", ["", "   ", "\n"])
 def test_empty_prompt(run, prepared, prompt):
     check_refused(run("--prompt", prompt), "the prompt is empty; give it some text with --prompt")
@@ -235,6 +251,30 @@ def test_prompt_over_the_compiled_length(run, prepared):
     message = "the prompt is 204 tokens long and the programs are compiled for at most 128; shorten it"
     check_refused(run("--prompt", "x" * 200), message)
     assert prepared == []
+
+
+def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
+    """transformers would print a warning of its own beside our line. In a process: it does so once."""
+    checkpoints.edit_json(damaged / "tokenizer_config.json", model_max_length=16)
+    done = subprocess.run(
+        [sys.executable, "-m", "llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 200],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    check_refused((done.returncode, done.stdout, done.stderr), "the prompt is 204 tokens long")
+
+
+def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
+    """transformers would print a warning of its own beside our line. In a process: it does so once."""
+    checkpoints.edit_json(damaged / "tokenizer_config.json", model_max_length=16)
+    done = subprocess.run(
+        [sys.executable, "-m", "llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 200],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    check_refused((done.returncode, done.stdout, done.stderr), "the prompt is 204 tokens long")
 
 
 def test_prompt_of_the_compiled_length_is_run(run):

@@ -104,7 +104,15 @@ def test_shape_for_the_builders(load):
         ({"attention_bias": True}, "attention_bias is True; only attention_bias False is supported"),
         ({"mlp_bias": True}, "mlp_bias is True; only mlp_bias False is supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only hidden_act 'silu' is supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is .*; only unquantised checkpoints"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"the checkpoint is quantised with gptq \(quantization_config\); only unquantised checkpoints "
+            "are supported, in BF16, F16 or F32$",
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            r"the checkpoint is quantised \(quantization_config\); only unquantised checkpoints are",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only partial_rotary_factor 1.0"),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},

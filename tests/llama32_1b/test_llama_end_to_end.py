@@ -25,6 +25,7 @@ from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import prepare_runtime
+from runtime import select_backend
 
 QUESTION = "What is the capital of France?"
 QUESTIONS = [
@@ -42,7 +43,8 @@ QUESTIONS = [
 
 
 def open_session(checkpoint, seq_len=None):
-    return prepare_runtime(checkpoint, RuntimeOptions(seq_len, "virtual", default_cache_dir()), Reporter())
+    options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
+    return prepare_runtime(checkpoint, options, Reporter())
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from llama32_1b.config import load_config
 from llama32_1b.errors import UserError
 from llama32_1b.profiling import program_flops
 from llama32_1b.progress import Reporter
-from runtime import BackendError, Progress, Stage
+from runtime import Progress, Stage, select_backend
 
-VIRTUAL = RuntimeOptions(128, "virtual", Path("unused"))
+VIRTUAL = RuntimeOptions(128, select_backend("virtual"), Path("unused"))
 
 
 def reporter(terminal):
@@ -110,11 +110,6 @@ def test_prefill_length_of_a_model_of_few_positions(config):
     assert choose_seq_len(few, 128) == 128
     with pytest.raises(UserError, match=r"model's 100 positions .* ask for at most 128"):
         choose_seq_len(few, 192)
-
-
-def test_unknown_backend(config):
-    with pytest.raises(BackendError, match="unknown backend 'tpu'"):
-        compile_programs(config, dataclasses.replace(VIRTUAL, backend="tpu"), reporter(False)[0])
 
 
 def test_notes_are_not_marked_up():

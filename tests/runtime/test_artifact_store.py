@@ -62,7 +62,7 @@ def test_any_ingredient_makes_another_artifact(open_cache, program, variant, too
     assert cache.compile_and_cache(program).reused
 
 
-def test_why_a_program_is_compiled(open_cache, program, toolchain):
+def test_why_a_program_is_compiled(open_cache, program, variant, toolchain):
     cache, reasons = open_cache(), []
     tell = lambda progress: reasons.append(progress.detail)  # noqa: E731
     cache.compile_all([program], progress=tell)
@@ -70,10 +70,15 @@ def test_why_a_program_is_compiled(open_cache, program, toolchain):
     artifact = cache.compile_all([program], progress=tell)["scale"]
     artifact.path.unlink()
     cache.compile_all([program], progress=tell)
+    cache.compile_all([variant(text="scale 2")], progress=tell)
+    toolchain.flags = "-O1"
+    cache.compile_all([program], progress=tell)
     assert [reason for reason in reasons if reason] == [
         "not compiled before",
         "changed: flags",
         "its artifact is missing or damaged",
+        "new text: another shape, or an edited kernel",
+        "changed: flags",
     ]
 
 

@@ -41,22 +41,26 @@ def test_virtual():
 def test_auto_without_pyxrt_is_virtual_and_says_why(no_pyxrt):
     backend = select_backend("auto")
     assert backend.name == "virtual"
-    assert backend.reason.startswith("backend virtual: no NPU in use (Python module pyxrt is missing (")
+    assert backend.reason == "backend virtual: no NPU is set up here; BACKEND=npu lists what is missing"
 
 
-def test_auto_without_a_device_is_virtual_and_says_why(monkeypatch):
+def test_auto_without_a_device_is_virtual_and_says_why(monkeypatch, no_tools):
     def device(index):
         raise RuntimeError("No such device with index '0'")
 
     monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(device))
-    assert select_backend().reason == (
-        "backend virtual: no NPU in use (pyxrt opens no device (No such device with index '0'))"
-    )
+    assert select_backend().reason.startswith("backend virtual: no NPU is set up here; ")
+    with pytest.raises(
+        BackendError, match=r"pyxrt opens no device \(No such device with index '0'\); aircc is"
+    ):
+        select_backend("npu")
 
 
 def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(monkeypatch, no_tools):
     monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(lambda index: object()))
-    assert select_backend().reason.startswith("backend virtual: no NPU in use (aircc is not on PATH")
+    assert select_backend().reason == (
+        "backend virtual: this machine has an NPU and not its compilers; BACKEND=npu lists what is missing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,13 @@ def test_npu_without_anything_says_what_is_missing(no_pyxrt, no_tools):
     ):
         assert part in message
     assert message.endswith("BACKEND=virtual runs the same programs")
+
+
+@pytest.mark.parametrize("choice", ["auto", "virtual"])
+def test_a_knob_that_makes_no_sense_is_refused_at_once(no_pyxrt, monkeypatch, choice):
+    monkeypatch.setenv("VNPU_OPT", "9")
+    with pytest.raises(BackendError, match="VNPU_OPT='9' cannot be used: give one of 0, 1, 2, 3, s"):
+        select_backend(choice)
 
 
 def test_unknown_backend_lists_the_legal_ones():

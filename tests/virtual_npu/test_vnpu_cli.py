@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from virtual_npu import knobs
 from virtual_npu.__main__ import main
 
 PROGRAM = """
@@ -143,6 +144,42 @@ def test_output_folder_must_exist(files, capsys):
 def test_missing_compiler(files, capsys, monkeypatch):
     monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
     fails(capsys, command(files, "--entry", "add"), 2, "apt install g++")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *[("VNPU_OPT", value, "give one of 0, 1, 2, 3, s (fast") for value in ("4", "fast", "03", " ")],
+        *[("VNPU_STRICT", value, "give 1 for separate memories, 0 for a") for value in ("yes", "2", "-1")],
+        *[
+            ("VNPU_THREADS", value, "give a whole number from 1 to 1024; or unset it")
+            for value in ("0", "-2", "2.5", "four", "1025", "٣")
+        ],
+        *[("VNPU_MARCH", value, "give one word that the compiler's") for value in (" ", "-O3", "a b")],
+        ("VNPU_KEEP", __file__, "give a folder; this is a file; or unset it"),
+    ],
+)
+def test_knobs_that_make_no_sense(files, capsys, monkeypatch, name, value, message):
+    """Refused whatever is to be done, naming variable and value."""
+    monkeypatch.setenv(name, value)
+    for arguments in (command(files, "--entry", "add"), ["ops"]):
+        fails(capsys, arguments, 2, f"{name}='{value}' cannot be used: {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("VNPU_OPT", ["", "0", "1", "2", "3", "s"]),
+        ("VNPU_STRICT", ["", "0", "1"]),
+        ("VNPU_THREADS", ["", "1", "04", "1024"]),
+        ("VNPU_MARCH", ["", "native", "none", "x86-64-v3", "armv8.2-a+fp16"]),
+        ("VNPU_KEEP", ["", "not-yet-there", "."]),
+    ],
+)
+def test_knobs_that_are_accepted(monkeypatch, name, values):
+    for value in values:
+        monkeypatch.setenv(name, value)
+        knobs.check()
 
 
 def test_help_lists_the_knobs(capsys):
