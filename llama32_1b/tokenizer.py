@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

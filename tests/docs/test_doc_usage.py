@@ -143,7 +143,6 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "wrong-shape": _with("config.json", intermediate_size=832),
     "qwen": _with("config.json", architectures=["Qwen3ForCausalLM"], model_type="qwen3"),
     "quantised": _with("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
-    "quantised": _with("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
     "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
     "head-dim-80": _with("config.json", head_dim=80),
     "too-wide": _with("config.json", intermediate_size=53248),
