@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kernel_builder.device import NPU2
+from kernel_builder.kernels import gemm
 from multi_launch_builder.errors import UnsupportedShapeError
 from multi_launch_builder.shapes import ModelShape
 
@@ -39,7 +41,7 @@ class Rule:
 
 
 _GEMV_STEP = (64, "a GEMV reads its row 64 elements at a time")
-_GEMV_MOST = (31936, "a core holds all of x, and pieces of the weight, in 63 KiB of L1")
+_GEMV_MOST = (31872, "a core holds all of x, and pieces of the weight, in 63 KiB of L1")
 RULES = (
     Rule(
         "head_dim",
@@ -71,6 +73,9 @@ def check_shape(shape: ModelShape) -> None:
         )
     for rule in RULES:
         rule.check(shape)
+    _check_launch("hidden_dim", shape.hidden_dim, _GEMV_STEP[0], gemm.serves_columns)
+    _check_launch("n_heads * head_dim", shape.q_dim, _GEMV_STEP[0], gemm.serves_columns)
+    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm.serves_columns)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero; "
@@ -81,6 +86,16 @@ def check_shape(shape: ModelShape) -> None:
 def check_seq_len(seq_len: int) -> None:
     """Raises UnsupportedShapeError, naming the nearest legal length, for a length nothing is built for."""
     _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, "flash_attn takes K and V in tiles of 64 positions")
+    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm.serves_rows)
+
+
+def _check_launch(name: str, value: int, step: int, serves: Callable[[int], bool]) -> None:
+    if not serves(value):
+        raise UnsupportedShapeError(
+            f"{name}={value} does not divide into tiles so that a GEMM is one launch of at most "
+            f"{NPU2.repeat_limit} blocks in each direction; the nearest legal value is "
+            f"{gemm.nearest(value, step, serves)}"
+        )
 
 
 def _check_multiple(name: str, value: int, step: int, why: str) -> None:

@@ -24,7 +24,8 @@ from k alone: rows of a padded prompt come out bit for bit the same at any compi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,28 @@ class Tiles:
         return self.l2_m * self.l2_n * bf16.itemsize + 2 * inputs
 
 
+def blocks(extent: int, most_cores: int, widest: int) -> int:
+    """Launch trips that the default tiles make of m or n, a multiple of 8."""
+    herd = largest_divisor(extent // BLOCK, most_cores)
+    return extent // (herd * largest_divisor(extent // herd, widest, BLOCK))
+
+
+def serves_rows(m: int) -> bool:
+    """Whether the default tiles cut m, a multiple of 8, into no more blocks than a launch has trips."""
+    return blocks(m, NPU2.columns, MAX_TILE_M) <= NPU2.repeat_limit
+
+
+def serves_columns(n: int) -> bool:
+    """Whether the default tiles cut n, a multiple of 8, into no more blocks than a launch has trips."""
+    return blocks(n, NPU2.rows, MAX_TILE_N) <= NPU2.repeat_limit
+
+
+def nearest(extent: int, step: int, serves: Callable[[int], bool]) -> int:
+    """The multiple of `step` nearest to `extent`, itself one, that the default tiles serve."""
+    around = (extent + sign * step * far for far in itertools.count() for sign in (-1, 1))
+    return next(candidate for candidate in around if candidate > 0 and serves(candidate))
+
+
 def choose_tiles(m: int, k: int, n: int, **given: int | None) -> Tiles:
     """The largest tiles that divide the shape, with what is given kept; the K tiles depend on k alone.
 
@@ -124,6 +147,17 @@ def _check(tiles: Tiles, m: int, k: int, n: int) -> None:
             raise IllegalShapeError(f"gemm: herd_{side}={herd}, but {NPU2.name} has {most}; use 1 to {most}")
     require_multiple("gemm", "m", m, tiles.l2_m, "herd_m * tile_m; otherwise rows would be left out")
     require_multiple("gemm", "n", n, tiles.l2_n, "herd_n * tile_n; otherwise columns would be left out")
+    for side, extent, block, serves in (
+        ("m", m, tiles.l2_m, serves_rows),
+        ("n", n, tiles.l2_n, serves_columns),
+    ):
+        if extent // block > NPU2.repeat_limit:
+            legal = nearest(extent, BLOCK, serves)
+            advice = "let the tiles be chosen" if legal == extent else f"use {legal}"
+            raise IllegalShapeError(
+                f"gemm: {side}={extent} makes {extent // block} blocks of {block}, a launch has at most "
+                f"{NPU2.repeat_limit} in one direction; {advice}"
+            )
     require_multiple("gemm", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")
     require_multiple("gemm", "k", k, tiles.tile_k_l2, "whole L2 tiles")
     if tiles.l1_bytes > NPU2.l1_budget:

@@ -63,6 +63,15 @@ def test_golden_text(name: str, parameters: dict[str, int]) -> None:
             "tile_k_l2=32 is no positive multiple of 24",
         ),
         (
+            lambda: gemm.build(2056, 8, 8),
+            "m=2056 makes 257 blocks of 8, a launch has at most 255 .*; use 2048",
+        ),
+        (lambda: gemm.build(8, 8, 31936), "n=31936 makes 499 blocks of 64, .* at most 255 .*; use 31944"),
+        (
+            lambda: gemm.build(4096, 8, 8, tile_m=8, herd_m=1),
+            "m=4096 makes 512 blocks of 8, .*; let the tiles be chosen",
+        ),
+        (
             lambda: gemm.build(512, 512, 512, tile_m=64, tile_n=128),
             "tiles 64x32x128 take 73728 bytes of L1, 64512 are free on a core; use at most 32x32x128",
         ),
@@ -91,6 +100,19 @@ def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
 def test_long_norms_fit(rows: int | None, cols: int) -> None:
     """The longest row that goes whole, the next longer one, and the longest of all."""
     preflight(rms_norm.build(rows, cols).module).check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gemm_takes_multiples_of_8(seed: int) -> None:
+    """Multiples of 8 fit the device by default tiles, or are refused and the nearest that do are named."""
+    rng = np.random.default_rng(seed)
+    for most in [40, 600, 5000] * 8:
+        m, k, n = (8 * int(rng.integers(1, most)) for _ in range(3))
+        legal_m, legal_n = gemm.nearest(m, 8, gemm.serves_rows), gemm.nearest(n, 8, gemm.serves_columns)
+        if (m, n) != (legal_m, legal_n):
+            with pytest.raises(IllegalShapeError, match=f"use ({legal_m}|{legal_n})$"):
+                gemm.build(m, k, n)
+        preflight(gemm.build(legal_m, k, legal_n).module).check()
 
 
 def test_gemm_k_tiles_depend_on_k_alone() -> None:
@@ -131,6 +153,28 @@ def test_tolerance_counts_differing_elements() -> None:
     want = np.ones(100)
     assert few.excess(want + (np.arange(100) < 12) * 0.5, want) == pytest.approx(1.0)
     assert few.excess(want + (np.arange(100) < 13) * 0.5, want) > 1
+
+
+def test_a_difference_says_how_many_where_and_what() -> None:
+    want = np.arange(6.0).reshape(2, 3)
+    wrong = want + [[0, 0, 0], [0.5, 0, -2]]
+    exact, loose = Tolerance(0.0, 0.0, "for the test"), Tolerance(0.1, 0.5, "for the test", differing=0.0)
+    assert str(exact.compare(wrong, want)) == (
+        "2 of 6 elements differ, worst at index [1, 2]: got 3, wanted 5"
+    )
+    assert not exact.compare(wrong, want).passes
+    assert str(loose.compare(wrong, want)) == (
+        "2 of 6 elements differ, worst at index [1, 2]: got 3, wanted 5, allowed error 1"
+    )
+    assert loose.compare(wrong, want).excess == 2
+    assert str(loose.compare(want + 0.25, want)).startswith("6 of 6 elements differ, at most 2 may, worst at")
+    assert loose.compare(want, want).passes
+    assert "got nan, wanted 0" in str(loose.compare(np.array([1.0, np.nan]), np.array([1.0, 0.0])))
+
+
+def test_shapes_that_differ_are_no_result() -> None:
+    with pytest.raises(ValueError, match=r"the result has shape \(2,\), its reference \(2, 1\)"):
+        Tolerance(0.0, 0.0, "for the test").compare(np.zeros(2), np.zeros((2, 1)))
 
 
 WRONG = {

@@ -16,6 +16,7 @@ from kernel_builder.device import NPU2
 from kernel_builder.kernels import registry
 from kernel_builder.preflight import preflight
 from multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
+from multi_launch_builder.limits import check_shape
 from multi_launch_builder.plan import ProgramPlan, Step, build_program
 from multi_launch_builder.programs import PLANS, plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
@@ -224,23 +225,32 @@ def test_rows_do_not_depend_on_the_length_they_are_padded_to(runs, tmp_path, nam
 
 def random_shape(rng):
     """Any shape that check_shape lets pass, within the limits."""
-    head_dim, n_kv_heads = 64 * int(rng.integers(1, 3)), int(rng.integers(1, 9))
-    return ModelShape(
-        emb_dim=64 * int(rng.integers(1, 101)),
-        n_heads=n_kv_heads * int(rng.integers(1, 6)),
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        hidden_dim=64 * int(rng.integers(1, 168)),
-        vocab_size=int(rng.integers(1, 200000)),
-        rms_norm_eps=1e-5,
-    )
+    while True:
+        head_dim, n_kv_heads = 32 * int(rng.integers(1, 6)), int(rng.integers(1, 9))
+        shape = ModelShape(
+            emb_dim=64 * int(rng.integers(1, 168)),
+            n_heads=n_kv_heads * int(rng.integers(1, 9)),
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            hidden_dim=64 * int(rng.integers(1, 499)),
+            vocab_size=int(rng.integers(1, 200000)),
+            rms_norm_eps=1e-5,
+        )
+        try:
+            check_shape(shape)
+        except UnsupportedShapeError:
+            continue
+        return shape
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_shape_that_passes_the_check_builds(seed):
+def test_every_shape_that_passes_the_check_builds_and_fits(seed):
     rng = np.random.default_rng(seed)
     shape, seq_len = random_shape(rng), legal_seq_len(DEMO, int(rng.integers(1, 4097)))
-    assert list(build_programs(shape, seq_len)) == list(PLANS)
+    programs = build_programs(shape, seq_len)
+    assert list(programs) == list(PLANS)
+    for program in programs.values():
+        preflight(parse(program.text), NPU2).check()
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

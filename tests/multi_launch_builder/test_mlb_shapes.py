@@ -8,8 +8,10 @@ import re
 
 import pytest
 
+from air_dialect import parse
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import registry
+from kernel_builder.preflight import preflight
 from multi_launch_builder import (
     ConfigError,
     ModelShape,
@@ -91,7 +93,22 @@ def test_known_shapes_are_legal(shape):
         ),
         ({"head_dim": 192}, "head_dim=192 is more than 160 (attention holds K and V tiles"),
         ({"emb_dim": 12288}, "emb_dim=12288 is more than 10688 (RMSNorm holds a row three times"),
-        ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31936 (a core holds all of x"),
+        ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31872 (a core holds all of x"),
+        (
+            {"hidden_dim": 64 * 397},
+            "hidden_dim=25408 does not divide into tiles so that a GEMM is one launch",
+        ),
+        ({"hidden_dim": 64 * 397}, "at most 255 blocks in each direction; the nearest legal value is 25344"),
+        ({"n_heads": 514, "n_kv_heads": 257, "head_dim": 32}, "n_heads * head_dim=16448 does not divide"),
+        ({"n_heads": 514, "n_kv_heads": 514, "head_dim": 32}, "the nearest legal value is 16384"),
+        (
+            {"n_heads": 771, "n_kv_heads": 257, "head_dim": 32, "emb_dim": 64},
+            "n_heads * head_dim=24672 is not a positive multiple of 64",
+        ),
+        (
+            {"n_heads": 514 * 2, "n_kv_heads": 257, "head_dim": 32},
+            "n_heads * head_dim=32896 is more than 31872",
+        ),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
         ({"n_kv_heads": 3}, "the nearest legal n_kv_heads is 2"),
         ({"vocab_size": 0}, "vocab_size=0 is not positive"),
@@ -107,7 +124,8 @@ def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
     ("field", "most", "step", "kernel", "parameters"),
     [
         ("emb_dim", 10688, 64, "rms_norm", lambda size: {"rows": 8, "cols": size}),
-        ("hidden_dim", 31936, 64, "gemv", lambda size: {"m": 64, "k": size}),
+        ("hidden_dim", 31872, 64, "gemm", lambda size: {"m": 64, "k": 64, "n": size}),
+        ("hidden_dim", 31872, 128, "gemv", lambda size: {"m": 64, "k": size}),
         (
             "head_dim",
             160,
@@ -129,6 +147,38 @@ def test_an_unsupported_length_names_the_nearest_legal_one(seq_len, nearest):
     words = f"seq_len={seq_len} is not a positive multiple of 64 .*the nearest legal value is {nearest}"
     with pytest.raises(UnsupportedShapeError, match=words):
         check_seq_len(seq_len)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "nearest"), [(64 * 257, 64 * 256), (64 * 1021, 64 * 1020), (131072, 65280)]
+)
+def test_a_length_of_more_blocks_than_a_launch_has(seq_len, nearest):
+    words = f"seq_len={seq_len} does not divide into tiles .* the nearest legal value is {nearest}$"
+    with pytest.raises(UnsupportedShapeError, match=words):
+        check_seq_len(seq_len)
+    check_seq_len(nearest)
+
+
+def model_shape(emb_dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size):
+    return ModelShape(emb_dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size, 1e-5)
+
+
+PUBLISHED = {
+    "Llama-3.2-3B": model_shape(3072, 24, 8, 128, 8192, 128256),
+    "Llama-3.1-8B": model_shape(4096, 32, 8, 128, 14336, 128256),
+    "Llama-3.1-70B": model_shape(8192, 64, 8, 128, 28672, 128256),
+    "Llama-2-7B": model_shape(4096, 32, 32, 128, 11008, 32000),
+    "TinyLlama-1.1B": model_shape(2048, 32, 4, 64, 5632, 32000),
+    "SmolLM2-135M": model_shape(576, 9, 3, 64, 1536, 49152),
+    "SmolLM2-360M": model_shape(960, 15, 5, 64, 2560, 49152),
+}
+"""Sizes from the config.json files of these models."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_programs_of_published_models_fit_the_device(name):
+    for program in build_programs(PUBLISHED[name], 2048).values():
+        preflight(parse(program.text)).check()
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(0, 64), (1, 64), (64, 64), (65, 128), (2000, 2048)])
