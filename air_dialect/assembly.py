@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, ClassVar
 
+from typing_extensions import Self
 from xdsl.dialects.arith import ConstantOp
-from xdsl.dialects.builtin import IndexType, IntegerAttr
+from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseArrayBase, IndexType, IntegerAttr, i32
 from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from air_dialect.types import AsyncTokenType
 
 SEGMENTS = "operandSegmentSizes"
+RESULT_SEGMENTS = "resultSegmentSizes"
 
 
 def parse_async(parser: Parser) -> tuple[bool, list[SSAValue]]:
@@ -47,7 +54,11 @@ def parse_index(parser: Parser) -> SSAValue:
     operand = parser.parse_optional_unresolved_operand()
     if operand is not None:
         return parser.resolve_operand(operand, IndexType())
-    value = parser.parse_integer(allow_boolean=False, context_msg="an index operand or an integer")
+    return _constant(parser.parse_integer(allow_boolean=False, context_msg="an index operand or an integer"))
+
+
+def _constant(value: int) -> SSAValue:
+    """The result of a new index constant, called %c4 or, below zero, %cm4."""
     constant = ConstantOp(IntegerAttr(value, IndexType()))
     constant.result.name_hint = f"c{value}" if value >= 0 else f"cm{-value}"
     return constant.result
@@ -71,6 +82,55 @@ def print_pattern(printer: Printer, memref: SSAValue, *lists: Sequence[SSAValue]
         if position:
             printer.print_string(" ")
         print_index_list(printer, values)
+
+
+class StaticLists(IRDLOperation, ABC):
+    """An operation whose generic form may hold integers of its lists in attributes, as mlir-air's does.
+
+    `static_src_sizes = array<i64: 4, -9223372036854775808>` says: first 4, then the group's next operand.
+    The integers become constants, like those written in the lists of the custom form.
+    """
+
+    STATIC_LISTS: ClassVar[Mapping[str, int]]
+    """The attributes, each with the number of the operand group it completes."""
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        operands: Sequence[SSAValue] = (),
+        properties: Mapping[str, Attribute] = MappingProxyType({}),
+        **others: Any,
+    ) -> Self:
+        lists = {name: properties[name] for name in cls.STATIC_LISTS if name in properties}
+        segments = properties.get(SEGMENTS)
+        if isinstance(segments, DenseArrayBase):
+            groups = _split(operands, segments.get_values(), len(cls.get_irdl_definition().operands))
+            for name, integers in lists.items():
+                if isinstance(integers, DenseArrayBase):
+                    group = cls.STATIC_LISTS[name]
+                    groups[group] = _interleave(integers.get_values(), groups[group])
+            operands = [value for group in groups for value in group]
+            sizes = DenseArrayBase.from_list(i32, [len(group) for group in groups])
+            properties = {**properties, SEGMENTS: sizes}
+        kept = {name: value for name, value in properties.items() if name not in lists}
+        return super().create(operands=operands, properties=kept, **others)
+
+
+def _split(values: Sequence[SSAValue], sizes: Sequence[int], count: int) -> list[list[SSAValue]]:
+    """The groups of a flat operand list, as many as `count`: groups at the end may be left out."""
+    remaining = iter(values)
+    groups = [list(islice(remaining, size)) for size in sizes]
+    return groups + [[] for _ in range(count - len(groups))]
+
+
+def _interleave(integers: Sequence[int], dynamic: Sequence[SSAValue]) -> list[SSAValue]:
+    """A list whose integers are constants, and whose placeholders are the dynamic values in turn."""
+    remaining = iter(dynamic)
+    values = [
+        next(remaining, None) if integer == DYNAMIC_INDEX else _constant(integer) for integer in integers
+    ]
+    return [value for value in values if value is not None] + list(remaining)
 
 
 def split_properties(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from typing_extensions import Self
 from xdsl.dialects.builtin import (
@@ -32,8 +33,10 @@ from xdsl.irdl import (
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import SymbolOpInterface, SymbolTable
+from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import (
+    StaticLists,
     parse_async,
     parse_index,
     parse_index_list,
@@ -157,7 +160,7 @@ def _integers(attribute: Attribute | None) -> list[int] | None:
     return [value.value.data for value in attribute if isinstance(value, IntegerAttr)]
 
 
-class ChannelTransferOp(IRDLOperation, ABC):
+class ChannelTransferOp(StaticLists, ABC):
     """What put and get share: the channel, its bundle indices and the memref's access pattern."""
 
     async_dependencies = var_operand_def(AsyncTokenType)
@@ -276,6 +279,11 @@ class ChannelPutOp(ChannelTransferOp):
     """`air.channel.put @c[%i, %j] (%src[o] [s] [t]) : (T)`: sends the memref into the channel."""
 
     name = "air.channel.put"
+    STATIC_LISTS: ClassVar[Mapping[str, int]] = {
+        "static_src_offsets": 3,
+        "static_src_sizes": 4,
+        "static_src_strides": 5,
+    }
 
     def verify_(self) -> None:
         self._verify_transfer("src", MemorySpace.L3)
@@ -286,6 +294,13 @@ class ChannelGetOp(ChannelTransferOp):
     """`air.channel.get @c[%i, %j] (%dst[o] [s] [t]) : (T)`: receives from the channel into the memref."""
 
     name = "air.channel.get"
+    STATIC_LISTS: ClassVar[Mapping[str, int]] = {
+        "static_dst_offsets": 3,
+        "static_dst_sizes": 4,
+        "static_dst_strides": 5,
+    }
 
     def verify_(self) -> None:
         self._verify_transfer("dst", MemorySpace.L1)
+        if self.dest is not None:
+            raise VerifyException("air.channel.get has a dest: only the put chooses which get receives")

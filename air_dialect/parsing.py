@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from xdsl.context import Context
-from xdsl.dialects.arith import ConstantOp
+from xdsl.dialects.arith import ConstantOp, FastMathFlagsAttr
 from xdsl.dialects.builtin import (
     AnyDenseElement,
     AnyFloat,
@@ -21,11 +21,13 @@ from xdsl.dialects.builtin import (
     UnregisteredAttr,
 )
 from xdsl.ir import Attribute, Dialect, Operation
+from xdsl.irdl import IRDLOperation
 from xdsl.parser import AttrParser, Parser
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from air_dialect.assembly import RESULT_SEGMENTS, SEGMENTS
 from air_dialect.ops import AIR
 from air_dialect.schedules import TRANSFORM
 from air_dialect.upstream import BUILTIN, DIALECTS
@@ -107,6 +109,7 @@ class AirParser(Parser):
             self.raise_error(
                 f"{op.name} needs to be named when marked 'async': write %token = {op.name} async ...", span
             )
+        _keep_unknown_properties(op)
         if isinstance(op.location, UnknownLoc):
             op.location = self._place(span.start)
         return op
@@ -122,6 +125,19 @@ class AirParser(Parser):
 
 _ONE_AT_A_TIME = threading.RLock()
 """xDSL swaps a method of Operation while it adds an implicit terminator, for all threads at once."""
+
+
+def _keep_unknown_properties(op: Operation) -> None:
+    """Make properties that xDSL's definition lacks, such as a new flag of MLIR's, discardable attributes.
+
+    A flag that says nothing is left out.
+    """
+    if not isinstance(op, IRDLOperation):
+        return
+    for name in op.properties.keys() - op.get_irdl_definition().properties - {SEGMENTS, RESULT_SEGMENTS}:
+        value = op.properties.pop(name)
+        if value != FastMathFlagsAttr("none"):
+            op.attributes[name] = value
 
 
 def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> ModuleOp:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from typing_extensions import Self
 from xdsl.dialects.builtin import DenseArrayBase, IndexType, MemRefType, UnrankedMemRefType
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
-    IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
@@ -21,6 +20,7 @@ from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 
 from air_dialect.assembly import (
+    StaticLists,
     parse_async,
     parse_index_list,
     print_async,
@@ -54,10 +54,14 @@ def parse_pattern(parser: Parser) -> AccessPattern:
 
 
 @irdl_op_definition
-class DmaMemcpyNdOp(IRDLOperation):
+class DmaMemcpyNdOp(StaticLists):
     """`air.dma_memcpy_nd (%dst[o] [s] [t], %src[o] [s] [t]) {id = 1 : i32} : (dstT, srcT)`."""
 
     name = "air.dma_memcpy_nd"
+    STATIC_LISTS: ClassVar[Mapping[str, int]] = {
+        **{"static_dst_offsets": 2, "static_dst_sizes": 3, "static_dst_strides": 4},
+        **{"static_src_offsets": 6, "static_src_sizes": 7, "static_src_strides": 8},
+    }
     async_dependencies = var_operand_def(AsyncTokenType)
     dst = operand_def(ANY_MEMREF)
     dst_offsets = var_operand_def(IndexType)

@@ -45,7 +45,10 @@ ADDED: dict[str, type[Operation]] = {
 """Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""
 
 
-_ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (upstream_linalg.TypeFnAttr,)
+_ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (
+    upstream_linalg.TypeFnAttr,
+    upstream_vector.IteratorTypeAttr,
+)
 
 
 def _extended(dialect: Dialect) -> Dialect:

@@ -5,7 +5,9 @@ The classes with the assembly are subclasses of xDSL's own, so `isinstance(op, m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from typing_extensions import Self
 from xdsl.dialects import memref
@@ -130,8 +132,9 @@ class GlobalOp(memref.GlobalOp):
         properties: dict[str, Attribute] = {
             "sym_name": name,
             "type": type_,
-            "sym_visibility": StringAttr(visibility or "public"),
         }
+        if visibility is not None:
+            properties["sym_visibility"] = StringAttr(visibility)
         if parser.parse_optional_punctuation("=") is not None:
             properties["initial_value"] = _parse_initial_value(parser, type_)
         attributes = parser.parse_optional_attr_dict()
@@ -140,6 +143,11 @@ class GlobalOp(memref.GlobalOp):
         if "alignment" in attributes:
             properties["alignment"] = attributes.pop("alignment")
         return cls.create(properties=properties, attributes=attributes)
+
+    @classmethod
+    def create(cls, *, properties: Mapping[str, Attribute] = MappingProxyType({}), **others: Any) -> Self:
+        """Build from parts; MLIR's generic form leaves the visibility "public" out."""
+        return super().create(properties={"sym_visibility": StringAttr("public"), **properties}, **others)
 
     def print(self, printer: Printer) -> None:
         if self.sym_visibility.data != "public":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 from xdsl.dialects.builtin import (
@@ -17,13 +18,14 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Data, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.irdl import (
     AnyAttr,
     IRDLOperation,
     ParsePropInAttrDict,
     VarConstraint,
+    irdl_attr_definition,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
@@ -32,11 +34,12 @@ from xdsl.irdl import (
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import Parser
+from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+ITERATORS = ("parallel", "reduction")
 ADD = CombiningKindAttr(CombiningKindFlag.ADD)
 
 
@@ -48,6 +51,28 @@ def vector_shape(value: SSAValue) -> tuple[int, ...]:
 def element_type(value: SSAValue) -> Attribute:
     """The element type of a vector, the type itself for a scalar."""
     return value.type.element_type if isinstance(value.type, VectorType) else value.type
+
+
+@irdl_attr_definition
+class IteratorTypeAttr(Data[str]):
+    """`#vector.iterator_type<parallel>`: how the generic form of `vector.contract` names an iterator."""
+
+    name = "vector.iterator_type"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> str:
+        with parser.in_angle_brackets():
+            word = parser.parse_identifier()
+        if word not in ITERATORS:
+            parser.raise_error(f"#vector.iterator_type<{word}>: write one of {', '.join(ITERATORS)}")
+        return word
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.data}>")
+
+    def as_string(self) -> StringAttr:
+        """The iterator type as the custom form names it."""
+        return StringAttr(self.data)
 
 
 @irdl_op_definition
@@ -87,6 +112,15 @@ class ContractOp(IRDLOperation):
                 "kind": kind,
             },
         )
+
+    @classmethod
+    def create(cls, *, properties: Mapping[str, Attribute] = MappingProxyType({}), **others: Any) -> Self:
+        """Build from parts; iterator types of the generic form, `#vector.iterator_type`, become strings."""
+        iterators = properties.get("iterator_types")
+        if isinstance(iterators, ArrayAttr):
+            words = [it.as_string() if isinstance(it, IteratorTypeAttr) else it for it in iterators]
+            properties = {**properties, "iterator_types": ArrayAttr(words)}
+        return super().create(properties=properties, **others)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:

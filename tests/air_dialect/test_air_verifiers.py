@@ -187,6 +187,10 @@ BROKEN = {
         "air.channel.get @mmio[] (%l2[] [] []) : (memref<64xbf16, 1>)",
         "air.channel.get on an npu_mmio channel has its dst in L2: it must be in L1 (memory space 2)",
     ),
+    "get_dest": (
+        "air.channel.get @c[%c0, %c0] (%l1[] [] []) dest(%c1) : (memref<64xbf16, 2>)",
+        "air.channel.get has a dest: only the put chooses which get receives",
+    ),
     "heap_outside_rank": (
         "air.channel.put @heap[] (%l3[] [] []) : (memref<64xbf16>)",
         "air.channel.put with a gpu_symmetric_heap channel needs an enclosing air.rank: only ranks have peers",
@@ -379,6 +383,8 @@ SYNTAX = {
     'air.channel @c [] {a = "'
     + "unterminated and long, with words in it }\\n": "bad.mlir:1:24: error: this string has "
     "no closing quote",
+    "%a = arith.constant #vector.iterator_type<window> : i32": "#vector.iterator_type<window>: write one of parallel, "
+    "reduction",
     "%a = arith.constant #linalg.type_fn<signed> : i32": "#linalg.type_fn<signed>: write one of cast_signed, "
     "cast_unsigned",
 }

@@ -8,7 +8,7 @@ module {
   memref.global "private" constant @table : memref<4xi32> = dense<[0, 8, 16, 24]>
   memref.global @scratch : memref<4xi32, 2> = uninitialized {alignment = 64 : i64}
   func.func private @mv(memref<64xbf16, 2>, memref<16x64xbf16, strided<[64, 1], offset: ?>, 2 : i32>, i32) attributes {link_with = "mv.o", llvm.emit_c_interface}
-  func.func @core(%dst: memref<64x64xf32, 2>, %src: memref<64x64xbf16, 2>, %vec: memref<64xbf16, 2>, %n: i32) {
+  func.func @core(%dst: memref<64x64xf32, 2>, %src: memref<64x64xbf16, 2>, %vec: memref<64xbf16, 2>, %view2: memref<16x64xbf16, strided<[64, 1], offset: ?>, 2 : i32>, %n: i32) {
     %c0 = arith.constant 0 : index
     %c1 = arith.constant 1 : index
     %c8 = arith.constant 8 : index
@@ -54,7 +54,6 @@ module {
     %loaded = vector.load %vec[%c0] : memref<64xbf16, 2>, vector<16xbf16>
     vector.store %loaded, %vec[%c8] : memref<64xbf16, 2>, vector<16xbf16>
     %fma = vector.fma %lane, %lane, %rows : vector<8xf32>
-    %view2 = memref.alloc() : memref<16x64xbf16, strided<[64, 1], offset: ?>, 2 : i32>
     %view = memref.subview %src[0, %c8] [16, 64] [1, 1] : memref<64x64xbf16, 2> to memref<16x64xbf16, strided<[64, 1], offset: ?>, 2>
     %cast = memref.cast %vec : memref<64xbf16, 2> to memref<?xbf16, 2>
     %shape = memref.expand_shape %vec [[0, 1]] output_shape [8, 8] : memref<64xbf16, 2> into memref<8x8xbf16, 2>
