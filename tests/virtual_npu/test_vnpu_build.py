@@ -125,6 +125,28 @@ def test_output_that_cannot_be_written(tmp_path):
         build(COPY, tmp_path / "file")
 
 
+def test_a_full_disk_at_link_time_is_told_in_the_linkers_words(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    wrapper = tmp_path / "c++"
+    # Linkers remove what they could not finish.
+    wrapper.write_text(
+        """#!/bin/sh
+        case "$*" in *-shared*)
+            while [ "$1" != -o ]; do shift; done
+            rm -f "$2"; echo "ld: final link failed: No space left on device" >&2; exit 1
+        esac
+        exec c++ "$@"
+        """
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("VNPU_CXX", str(wrapper))
+    monkeypatch.setenv("VNPU_OPT", "0")
+    with pytest.raises(virtual_npu.ToolchainError, match=r"linking failed; .*\n.*No space left on device"):
+        build(COPY, folder)
+    assert list(folder.iterdir()) == []
+
+
 def test_undefined_symbol_is_refused_when_linking(tmp_path, kernels):
     text = tile("nowhere", 'link_with = "shift.o"')
     with pytest.raises(virtual_npu.ToolchainError, match=r"(?s)linking failed; .*nowhere"):

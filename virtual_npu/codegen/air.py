@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import (
@@ -13,7 +14,7 @@ from air_dialect.ops import (
     HierarchyOp,
     WaitAllOp,
 )
-from virtual_npu.codegen.body import Body, Mode, Scalar, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.body import Body, Mode, Scalar, attribute, emits, grouped, plus, times, unsupported
 from virtual_npu.codegen.effects import channels_used, operand_effects
 from virtual_npu.codegen.memref import access, whole
 
@@ -104,17 +105,29 @@ def _pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[
     return access(body, op, view, offset, sizes, strides)
 
 
-def _refuse_padding(op: Operation) -> None:
-    if op.properties.get("pad_before") is not None or op.properties.get("pad_after") is not None:
-        raise unsupported(op, "pad_before and pad_after are not supported: pad in a buffer")
+def _padded(body: Body, op: Operation, side: str, rank: int) -> str:
+    """C++ text of the side that gives data, with zeros around it as pad_before and pad_after say."""
+    before, after = attribute(op, "pad_before"), attribute(op, "pad_after")
+    if not isinstance(before, DenseArrayBase) or not isinstance(after, DenseArrayBase):
+        return side
+    if op.name == "air.channel.get":
+        raise unsupported(op, "pad_before and pad_after belong to the side that gives data: pad in the put")
+    if len(before.get_values()) != rank:
+        raise unsupported(
+            op, f"pad_before has {len(before.get_values())} values for {rank} sizes: give one per dimension"
+        )
+    name = body.fresh("padding")
+    numbers = ", ".join(map(str, [*before.get_values(), *after.get_values()]))
+    body.put(f"static const vnpu::i64 {name}[] = {{{numbers}}};")
+    return f"vnpu::padded({side}, {name})"
 
 
 @emits("air.dma_memcpy_nd")
 def _dma(body: Body, op: Operation) -> None:
     assert isinstance(op, DmaMemcpyNdOp)
-    _refuse_padding(op)
     dst = _pattern(body, op, op.dst, (op.dst_offsets, op.dst_sizes, op.dst_strides))
     src = _pattern(body, op, op.src, (op.src_offsets, op.src_sizes, op.src_strides))
+    src = _padded(body, op, src, len(op.src_sizes) or len(body.memref(op.src).sizes))
     body.comment(op)
     if body.mode is Mode.SEQUENCER:
         dependencies = joined(body, op.async_dependencies)
@@ -127,9 +140,9 @@ def _dma(body: Body, op: Operation) -> None:
 @emits("air.channel.put", "air.channel.get")
 def _transfer(body: Body, op: Operation) -> None:
     assert isinstance(op, ChannelTransferOp)
-    _refuse_padding(op)
     is_put = op.name == "air.channel.put"
     side = _pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
+    side = _padded(body, op, side, len(op.sizes) or len(body.memref(op.memref).sizes))
     channel = f"channels.{body.unit.channel_field(op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
@@ -151,7 +164,7 @@ def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str)
     """C++ text of the flat index into a bundle, checked at run time against its extents."""
     indices = body.texts(op.indices)
     side = "put_index" if is_put else "get_index"
-    listed = ", ".join(indices) if indices else "0"
+    listed = ", ".join(indices)
     return f"{channel}.{side}({body.site(op, '@' + op.chan_name)}, {{{listed}}})"
 
 
@@ -165,7 +178,9 @@ def _hierarchy(body: Body, op: Operation) -> None:
         body.comment(op)
         if op.properties.get("link_with") is not None:
             raise unsupported(
-                op, "a herd without a body is not supported: call the external function in a body"
+                op,
+                f"{label(op) or 'a herd'} has link_with but no body, which names no function to run: call "
+                "the external function in a body",
             )
         _done(body, op.async_token)
         return

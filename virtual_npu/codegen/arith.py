@@ -245,6 +245,12 @@ def _constant(body: Body, op: Operation) -> None:
         raise unsupported(op, f"a constant of type {result.type} is not supported")
 
 
+@emits("ub.poison")
+def _poison(body: Body, op: Operation) -> None:
+    """Any value will do; zeros keep runs alike."""
+    body.define(op.results[0], f"{types.cpp(op.results[0].type)}{{}}")
+
+
 def _dense(body: Body, op: Operation, value: DenseIntOrFPElementsAttr) -> None:
     type_ = op.results[0].type
     if not isinstance(type_, VectorType):

@@ -92,7 +92,7 @@ _KEYWORDS = frozenset([
     "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while",
     "xor",
     # names that generated code uses itself
-    "channels", "island", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane", "vnpu",
+    "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane", "vnpu",
 ])  # fmt: skip
 
 _FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")
@@ -146,6 +146,8 @@ class Body:
     values: dict[SSAValue, Value] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     uses_arena: bool = False
+    modes: str = ""
+    """How the body keeps the mode registers of its core: a C++ declaration, empty where it calls nothing."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of the linalg ops around, for linalg.index."""
 

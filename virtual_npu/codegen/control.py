@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import affine_text, types
-from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
+from virtual_npu.codegen.body import Body, MemRef, Mode, Scalar, attribute, emits, unsupported
 from virtual_npu.codegen.memref import address
 
 # ---- values that loops carry ----
@@ -318,12 +318,14 @@ def _call(body: Body, op: Operation) -> None:
     arguments = [_argument(body, op, value) for value in op.arguments]
     body.comment(op)
     call = f"{body.unit.callee(op, callee)}({', '.join(arguments)})"
+    if body.modes and body.mode is Mode.PROCESS:
+        call = f"vnpu::with_modes(modes, [&] {{ return {call}; }})"
     if not op.results:
         body.put(f"{call};")
     elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):
         body.define(op.results[0], call)
     else:
-        raise unsupported(op, "a call that returns a memref or several values is not supported")
+        raise unsupported(op, "an external function that returns a memref or several values is not supported")
 
 
 def _argument(body: Body, op: Operation, value: SSAValue) -> str:

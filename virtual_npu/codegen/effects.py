@@ -18,6 +18,7 @@ _WRITES = frozenset([
 _VIEWS = frozenset([
     "memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.view",
     "memref.memory_space_cast", "memref.reinterpret_cast", "memref.assume_alignment", "memref.transpose",
+    "memref.reshape",
 ])  # fmt: skip
 _NO_ACCESS = _VIEWS | {"memref.dim", "memref.dealloc", "air.execute_terminator"}
 _CONTROL = ("scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return")

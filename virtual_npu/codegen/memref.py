@@ -216,6 +216,23 @@ def _reinterpret(body: Body, op: Operation) -> None:
     body.define_memref(op.result, pointer, sizes, strides)
 
 
+@emits("memref.reshape")
+def _reshape(body: Body, op: Operation) -> None:
+    """The result is dense; its static type tells its extents, the shape operand any others."""
+    source, shape = body.memref(op.operands[0]), body.memref(op.operands[1])
+    type_ = op.results[0].type
+    if not isinstance(type_, MemRefType):
+        raise unsupported(op, f"the result has type {type_}: give it a rank")
+    sizes = [
+        str(n) if n != types.DYNAMIC else body.hold(f"{shape.pointer}[{dim}]", "extent")
+        for dim, n in enumerate(type_.get_shape())
+    ]
+    strides = ["1"] * len(sizes)
+    for dim in range(len(sizes) - 2, -1, -1):
+        strides[dim] = times(strides[dim + 1], sizes[dim + 1])
+    body.define_memref(op.results[0], source.pointer, sizes, strides)
+
+
 @emits("memref.view")
 def _view(body: Body, op: Operation) -> None:
     source, shift, *sizes = op.operands

@@ -10,12 +10,13 @@ from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp, StringAttr
 from xdsl.ir import Attribute, Operation
 
-from air_dialect.ops import ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
+from air_dialect.ops import AsyncTokenType, ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
 from virtual_npu.abi import FORMAT, entry_symbol, identifier
 from virtual_npu.codegen import air, arith, control, linalg, types, vector  # noqa: F401 - they register
 from virtual_npu.codegen import memref as memref_emitters  # noqa: F401
 from virtual_npu.codegen.body import Body, Emit, MemRef, Mode, Scalar, Value, attribute, unsupported
 from virtual_npu.codegen.effects import accesses, channels_used
+from virtual_npu.codegen.inline import inline_calls
 from virtual_npu.errors import UnsupportedOpError
 
 _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
@@ -108,11 +109,17 @@ class Unit:
         terminator = op.body.block.last_op
         result = "void"
         body.operations(op.body.block)
-        if isinstance(terminator, func.ReturnOp) and terminator.arguments:
-            if len(terminator.arguments) > 1 or isinstance(terminator.arguments[0].type, MemRefType):
-                raise unsupported(terminator, "returning a memref or several values is not supported")
-            result = types.cpp(terminator.arguments[0].type)
-            body.put(f"return {body.text(terminator.arguments[0])};")
+        assert isinstance(terminator, func.ReturnOp)
+        # A token that leaves the program is done: an entry returns when all is.
+        returned = [v for v in terminator.arguments if not isinstance(v.type, AsyncTokenType)]
+        if len(returned) > 1 or any(isinstance(value.type, MemRefType) for value in returned):
+            raise unsupported(
+                terminator,
+                "an entry cannot return memrefs or several values: write the result to an argument",
+            )
+        if returned and mode is Mode.STRAIGHT:
+            result = types.cpp(returned[0].type)
+            body.put(f"return {body.text(returned[0])};")
         self._finish(body, name, parameters, result)
         return name
 
@@ -136,6 +143,8 @@ class Unit:
             mode = Mode.PROCESS if isinstance(op, HerdOp) else Mode.SEQUENCER
         name = self.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
         body = Body(self, mode, root=parent.root or op)
+        if isinstance(op, HerdOp) and any(isinstance(inner, func.CallOp) for inner in op.walk()):
+            body.modes = "uint32_t modes = 0;" if mode is Mode.PROCESS else "const vnpu::CoreModes modes;"
         sizes = [parent.value(value) for value in op.sizes]
         captured = [parent.value(value) for value in op.kernel_operands]
         arguments = [*op.ids, *op.size_args, *op.kernel_args]
@@ -204,6 +213,8 @@ class Unit:
             lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
         if body.uses_arena:
             lines.insert(0, "  vnpu::Arena arena;")
+        if body.modes:
+            lines.insert(0, f"  {body.modes}")
         head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
         self.functions.append("\n".join([head, *lines, "}"]))
 
@@ -387,6 +398,7 @@ def generate(module: ModuleOp, text: str) -> Generated:
 
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
+    inline_calls(module)
     unit = Unit(module, text.splitlines())
     entries = {op.sym_name.data: unit.entry(op) for op in public_functions(module)}
     if not entries:

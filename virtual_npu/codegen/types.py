@@ -6,6 +6,7 @@ from math import prod
 
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
+    AffineMapAttr,
     BFloat16Type,
     Float16Type,
     Float32Type,
@@ -16,9 +17,17 @@ from xdsl.dialects.builtin import (
     NoneAttr,
     Signedness,
     StridedLayoutAttr,
+    UnrankedMemRefType,
     VectorType,
 )
 from xdsl.ir import Attribute
+from xdsl.ir.affine import (
+    AffineBinaryOpExpr,
+    AffineBinaryOpKind,
+    AffineConstantExpr,
+    AffineDimExpr,
+    AffineExpr,
+)
 
 from virtual_npu.errors import UnsupportedOpError
 
@@ -45,6 +54,8 @@ def _entry(type_: Attribute) -> tuple[str, str, int]:
             prefix = "u" if unsigned else ""
             return f"{prefix}int{width}_t", f"{prefix}i{width}", width // 8
     found = _FLOATS.get(type(type_))
+    if isinstance(type_, UnrankedMemRefType):
+        raise UnsupportedOpError(f"{type_} has no shape: give the argument a ranked, static memref type")
     if found is None:
         raise UnsupportedOpError(
             f"type {type_} is not supported: use f32, f64, bf16, f16, i1, i8, i16, i32, i64, their "
@@ -105,9 +116,31 @@ def memref_strides(type_: MemRefType) -> list[int]:
         return row_major(type_.get_shape())
     if isinstance(type_.layout, StridedLayoutAttr):
         return [DYNAMIC if isinstance(s, NoneAttr) else s.data for s in type_.layout.strides]
-    strides = type_.get_strides()
-    if strides is None:
+    try:
+        assert isinstance(type_.layout, AffineMapAttr)
+        (result,) = type_.layout.data.results
+        coefficients = _coefficients(result)
+    except (AssertionError, ValueError) as error:
         raise UnsupportedOpError(
             f"the layout of {type_} is not a strided one: write strided<[...], offset: ...>"
-        )
-    return [DYNAMIC if s is None else s for s in strides]
+        ) from error
+    return [coefficients.get(dim, 0) for dim in range(type_.get_num_dims())]
+
+
+def _coefficients(expr: AffineExpr) -> dict[int, int]:
+    """What every dimension is multiplied by, DYNAMIC where that is no constant. ValueError if not linear."""
+    if isinstance(expr, AffineDimExpr):
+        return {expr.position: 1}
+    if not isinstance(expr, AffineBinaryOpExpr):
+        return {}
+    left, right = _coefficients(expr.lhs), _coefficients(expr.rhs)
+    if expr.kind is AffineBinaryOpKind.Add:
+        both = {dim: left.get(dim, 0) + right.get(dim, 0) for dim in (*left, *right)}
+        return {dim: DYNAMIC if DYNAMIC in (left.get(dim), right.get(dim)) else both[dim] for dim in both}
+    if expr.kind is not AffineBinaryOpKind.Mul or (left and right):
+        if left or right:
+            raise ValueError(f"{expr} is not linear")
+        return {}
+    factor = expr.rhs if left else expr.lhs
+    by = factor.value if isinstance(factor, AffineConstantExpr) else DYNAMIC
+    return {dim: by * c if DYNAMIC not in (by, c) else DYNAMIC for dim, c in (left or right).items()}

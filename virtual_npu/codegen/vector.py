@@ -426,8 +426,6 @@ def _contract(body: Body, op: Operation) -> None:
     lhs, rhs, acc = op.operands[:3]
     maps = _contract_maps(op)
     extents = _extents(op, maps, [_shape(value) for value in (lhs, rhs, acc)])
-    if _kind(op) != "add":
-        raise unsupported(op, "only the combining kind add is supported")
     in_lhs, in_rhs, in_acc = (set(map_) for map_ in maps)
     dims = [dim for dim in range(len(extents)) if extents[dim] != 1]
     batch = [dim for dim in dims if dim in in_lhs & in_rhs & in_acc]
@@ -440,7 +438,9 @@ def _contract(body: Body, op: Operation) -> None:
     b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
     c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
     counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
-    result = f"vnpu::contract<{', '.join(map(str, counts))}>({a}, {b}, {c})"
+    others = "" if _kind(op) == "add" else f", {_combine(op)}"
+    function = "contract_by" if others else "contract"
+    result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
     _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])
 
 

@@ -17,6 +17,7 @@ struct Access {
   int rank;
   i64 sizes[kMaxRank];
   i64 strides[kMaxRank];  // in elements
+  const i64 *padding = nullptr;  // zeros to add: per dimension those before, then per dimension those after
 };
 
 // Refuses a pattern that leaves its buffer.
@@ -43,6 +44,28 @@ inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&siz
   a.first = const_cast<char *>(reinterpret_cast<const char *>(data + offset));
   a.low = count > 0 ? const_cast<char *>(reinterpret_cast<const char *>(data + low)) : a.first;
   a.high = count > 0 ? const_cast<char *>(reinterpret_cast<const char *>(data + high + 1)) : a.first;
+  return a;
+}
+
+// A source that gives zeros around what it reads; `count` takes them in.
+template <int R>
+inline Access padded(Access a, const i64 (&padding)[R]) {
+  a.padding = padding;
+  a.count = 1;
+  for (int i = 0; i < a.rank; ++i) a.count *= padding[i] + a.sizes[i] + padding[a.rank + i];
+  return a;
+}
+
+// A dense run of elements.
+inline Access dense(void *data, i64 count, int element) {
+  Access a;
+  a.first = a.low = static_cast<char *>(data);
+  a.high = a.first + count * element;
+  a.count = count;
+  a.element = element;
+  a.rank = 1;
+  a.sizes[0] = count;
+  a.strides[0] = 1;
   return a;
 }
 

@@ -185,6 +185,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, int threads, char *message, i64 capacity) {
   thread_limit = threads;
+  const CoreModes modes;
   try {
     entry(arguments);
     return 0;
@@ -269,6 +270,29 @@ i64 offset_of_element(const Access &a, i64 flat) {
   return offset;
 }
 
+// Through a dense buffer of zeros with the elements inside.
+void copy_padded(Site site, const Access &dst, const Access &src) {
+  Arena arena;
+  char *const buffer = arena.alloc<char>(src.count * src.element);
+  memset(buffer, 0, size_t(src.count * src.element));
+  Access inside = src;
+  i64 stride = 1, offset = 0;
+  inside.count = 1;
+  for (int d = src.rank - 1; d >= 0; --d) {
+    inside.strides[d] = stride;
+    inside.count *= src.sizes[d];
+    offset += src.padding[d] * stride;
+    stride *= src.padding[d] + src.sizes[d] + src.padding[src.rank + d];
+  }
+  inside.first = buffer + offset * src.element;
+  inside.padding = nullptr;
+  Access elements = src;
+  elements.count = inside.count;
+  elements.padding = nullptr;
+  copy(site, inside, elements);
+  copy(site, dst, dense(buffer, src.count, src.element));
+}
+
 }  // namespace
 
 void copy(Site site, const Access &dst, const Access &src) {
@@ -277,6 +301,7 @@ void copy(Site site, const Access &dst, const Access &src) {
          (long long)src.count, src.element, (long long)dst.count, dst.element);
   }
   if (dst.count == 0) return;
+  if (src.padding) return copy_padded(site, dst, src);
   // Split both sides into the same loops, innermost first.
   Side to(dst), from(src);
   Loop loops[2 * kMaxRank + 2];

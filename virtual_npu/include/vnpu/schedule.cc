@@ -204,7 +204,10 @@ i64 Channel::source_of(i64 outlet) const {
 
 i64 Channel::index(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
   if (indices.size() == 0) {
-    if (shape.count != 1) fail(site, "the channel has %lld members: name one", (long long)shape.count);
+    if (shape.count != 1) {
+      fail(site, "the channel has %lld members, and no index says which: write one index per dimension",
+           (long long)shape.count);
+    }
     return 0;
   }
   if (int(indices.size()) != shape.rank) {
@@ -243,22 +246,6 @@ void Channel::hand_over(Transfer &get, const Access &block, Site from, Where sen
   }
   vnpu::copy(get.site, get.side, block);
 }
-
-namespace {
-
-Access dense(void *data, i64 count, int element) {
-  Access a;
-  a.first = a.low = static_cast<char *>(data);
-  a.high = a.first + count * element;
-  a.count = count;
-  a.element = element;
-  a.rank = 1;
-  a.sizes[0] = count;
-  a.strides[0] = 1;
-  return a;
-}
-
-}  // namespace
 
 bool Channel::deliver(Transfer &put, i64 index) {
   // Without broadcast, put index and get index are the same number.

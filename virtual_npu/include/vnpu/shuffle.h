@@ -127,4 +127,22 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
   }
 }
 
+// The same with another operation in place of the sum.
+template <int B, int M, int N, int K, class TA, class TB, class TC, class Combine>
+inline Vec<TC, B * M * N> contract_by(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
+                                      const Vec<TC, B * M * N> &c, Combine combine) {
+  Lanes<TA, B * M * K> x(a);
+  Lanes<TB, B * K * N> y(b);
+  Lanes<TC, B * M * N> z(c);
+  for (int i = 0; i < B * M; ++i) {
+    for (int k = 0; k < K; ++k) {
+      for (int n = 0; n < N; ++n) {
+        TC &into = z.at[i * N + n];
+        into = combine(into, mul(cast<TC>(x.at[i * K + k]), cast<TC>(y.at[(i / M * K + k) * N + n])));
+      }
+    }
+  }
+  return z.vec();
+}
+
 }  // namespace vnpu
