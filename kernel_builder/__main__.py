@@ -2,10 +2,12 @@
 
     list                                  every kernel and what it computes
     show KERNEL [--param=value ...]       its MLIR
+    check KERNEL [--param=value ...]      its results on the virtual NPU, against its reference
     preflight KERNEL|FILE [--param=value ...]   what it takes of the device, and whether that fits
 
-Parameters that are not given are those of the kernel's first case; `none` stands for None. Errors go to
-standard error; the exit status is then 2.
+Parameters that are not given are those of the kernel's first case; `none` stands for None. Without any,
+`check` runs every case. Errors go to standard error. The exit status is 1 where a result is out of
+tolerance or a kernel fails as it runs, and 2 for what is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from kernel_builder.errors import KernelBuilderError
 from kernel_builder.kernels import registry
 from kernel_builder.module import KernelModule
 from kernel_builder.preflight import preflight
-from kernel_builder.spec import KernelSpec
+from kernel_builder.spec import Difference, KernelSpec, Parameters
+from kernel_builder.tables import text_table
+from kernel_builder.testing import compare
+from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
+
+WRONG_RESULT, REFUSED = 1, 2
 
 
 class UsageError(KernelBuilderError):
@@ -31,7 +38,7 @@ class UsageError(KernelBuilderError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0, or 2 where it was refused or the program does not fit."""
+    """Run one command; 0, 1 for wrong results, or 2 where it was refused or the program does not fit."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     try:
@@ -39,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stdout = None
         return 0
-    except (KernelBuilderError, AirParseError) as error:
+    except (KernelBuilderError, AirParseError, VirtualNpuError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return WRONG_RESULT if isinstance(error, VirtualNpuRuntimeError) else REFUSED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,10 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="a kernel's MLIR; --param=value sets a parameter")
     show.add_argument("kernel")
     show.set_defaults(run=_show)
-    check = commands.add_parser("preflight", help="what a kernel or an MLIR file takes of the device")
-    check.add_argument("target", metavar="KERNEL|FILE")
-    check.add_argument("--device", default=NPU2.name, choices=sorted(DEVICES))
-    check.set_defaults(run=_preflight)
+    check = commands.add_parser(
+        "check", help="a kernel's results against its reference; --param=value sets a parameter"
+    )
+    check.add_argument("kernel")
+    check.set_defaults(run=_check)
+    fit = commands.add_parser("preflight", help="what a kernel or an MLIR file takes of the device")
+    fit.add_argument("target", metavar="KERNEL|FILE")
+    fit.add_argument("--device", default=NPU2.name, choices=sorted(DEVICES))
+    fit.set_defaults(run=_preflight)
     return parser
 
 
@@ -72,6 +84,31 @@ def _list(_: argparse.Namespace, rest: list[str]) -> int:
 def _show(options: argparse.Namespace, rest: list[str]) -> int:
     print(_built(options.kernel, rest).text, end="")
     return 0
+
+
+def _check(options: argparse.Namespace, rest: list[str]) -> int:
+    spec = _spec(options.kernel)
+    cases = [_parameters(spec, rest)] if rest else spec.cases
+    results = [(_words(case), name, found) for case in cases for name, found in compare(spec, case).items()]
+    header = ("case", "result", "worst error", "allowed", "differ", "")
+    print(text_table([header, *(_row(*result) for result in results)], "<<>>><"))
+    wrong = [
+        f"error: {spec.name} {case}: {name}: {found}" for case, name, found in results if not found.passes
+    ]
+    if wrong:
+        print(*wrong, sep="\n", file=sys.stderr)
+    return WRONG_RESULT if wrong else 0
+
+
+def _row(case: str, name: str, found: Difference) -> tuple[str, ...]:
+    worst = found.worst
+    error, allowed = (f"{worst.error:.3g}", f"{worst.allowed:.3g}") if worst else ("0", "")
+    verdict = "ok" if found.passes else "WRONG"
+    return case, name, error, allowed, f"{found.differing} of {found.size}", verdict
+
+
+def _words(parameters: Parameters) -> str:
+    return " ".join(f"{name}={value}" for name, value in parameters.items())
 
 
 def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
@@ -100,13 +137,21 @@ def _nothing_more(rest: list[str]) -> None:
         raise UsageError(f"unknown argument {rest[0]}; see python -m kernel_builder --help")
 
 
-def _built(name: str, rest: list[str]) -> KernelModule:
-    """The kernel `name` with its first case's parameters, changed by `--param=value` words."""
+def _spec(name: str) -> KernelSpec:
     specs = registry()
     if name not in specs:
         raise UsageError(f"no kernel named '{name}'; there are: {', '.join(specs)}")
-    spec = specs[name]
-    return spec.build(**{**spec.cases[0], **dict(_parameter(spec, word) for word in rest)})
+    return specs[name]
+
+
+def _parameters(spec: KernelSpec, rest: list[str]) -> dict[str, Any]:
+    """The parameters of the first case, changed by `--param=value` words."""
+    return {**spec.cases[0], **dict(_parameter(spec, word) for word in rest)}
+
+
+def _built(name: str, rest: list[str]) -> KernelModule:
+    spec = _spec(name)
+    return spec.build(**_parameters(spec, rest))
 
 
 def _parameter(spec: KernelSpec, word: str) -> tuple[str, Any]:

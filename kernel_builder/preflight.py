@@ -43,6 +43,7 @@ from kernel_builder.patterns import (
     sides,
     space_of,
 )
+from kernel_builder.tables import text_table
 
 CASCADE = ("npu_cascade", "cascade")
 
@@ -92,12 +93,9 @@ class Report:
             (u.place, u.resource, str(u.used), str(u.limit), "ok" if u.fits else "TOO MUCH")
             for u in self.usages
         ]
-        widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-        lines = [
-            "  ".join(f"{cell:{'<<>><'[i]}{widths[i]}}" for i, cell in enumerate(row)).rstrip()
-            for row in (header, *rows)
-        ]
-        return "\n".join([*lines, *(f"fault: {fault}" for fault in self.faults)])
+        return "\n".join(
+            [text_table([header, *rows], "<<>><"), *(f"fault: {fault}" for fault in self.faults)]
+        )
 
 
 def preflight(module: ModuleOp, device: Device = NPU2, ping_pong: bool = True) -> Report:

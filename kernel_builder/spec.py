@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,53 @@ from kernel_builder.module import KernelModule
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of a result: where it is, what was got and wanted, and how far apart they may be."""
+
+    index: tuple[int, ...]
+    got: float
+    want: float
+    allowed: float
+
+    @property
+    def error(self) -> float:
+        """The distance; infinite where only one of the two is a NaN."""
+        return math.inf if math.isnan(self.got - self.want) else abs(self.got - self.want)
+
+    def __str__(self) -> str:
+        allowed = f", allowed error {self.allowed:.3g}" if self.allowed else ""
+        return f"index {list(self.index)}: got {self.got:.6g}, wanted {self.want:.6g}{allowed}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What lies between a result and its reference.
+
+    differing of size elements differ, where most (a number of elements) may. worst is the element farthest
+    off, in allowed distances: that many times (ratio) farther than it may be.
+    """
+
+    size: int
+    differing: int
+    most: float
+    worst: Element | None = None
+    ratio: float = 0.0
+
+    @property
+    def excess(self) -> float:
+        """In allowed distances or in allowed numbers of differences, whichever is more; at most 1 passes."""
+        return max(self.ratio, self.differing / self.most)
+
+    @property
+    def passes(self) -> bool:
+        return self.excess <= 1
+
+    def __str__(self) -> str:
+        limit = f", at most {int(self.most)} may" if self.differing > self.most else ""
+        return f"{self.differing} of {self.size} elements differ{limit}, worst at {self.worst}"
 
 
 @dataclass(frozen=True)
@@ -30,18 +78,30 @@ class Tolerance:
     reason: str
     differing: float = 1.0
 
-    def excess(self, got: Array, want: Array) -> float:
-        """How far `got` is away, in allowed distances or in allowed numbers of differences; at most 1 passes.
+    def compare(self, got: Array, want: Array) -> Difference:
+        """How far `got` is from `want`, two arrays of one shape.
 
         A NaN or an infinity that only one of the two has counts as infinitely far.
         """
         left, right = got.astype(np.float64), want.astype(np.float64)
-        same = (left == right) | (np.isnan(left) & np.isnan(right))
-        with np.errstate(invalid="ignore"):
-            allowed = np.maximum(self.atol + self.rtol * np.abs(right), np.finfo(np.float64).tiny)
-            ratio = np.abs(left - right) / allowed
-        worst = np.max(np.where(same, 0.0, np.where(np.isnan(ratio), np.inf, ratio)), initial=0.0)
-        return float(max(worst, np.count_nonzero(~same) / (2 + self.differing * same.size)))
+        if left.shape != right.shape:
+            raise ValueError(f"the result has shape {left.shape}, its reference {right.shape}")
+        differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
+        most = 2 + self.differing * differs.size
+        if not differs.any():
+            return Difference(differs.size, 0, most)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            error = np.nan_to_num(np.abs(left - right), nan=np.inf, posinf=np.inf)
+            allowed = self.atol + self.rtol * np.abs(right)
+            ratio = np.where(differs, np.nan_to_num(error / allowed, nan=np.inf, posinf=np.inf), 0.0)
+        flat = int(np.argmax(np.where(ratio == ratio.max(), error, -1.0)))
+        index = tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
+        worst = Element(index, float(left[index]), float(right[index]), float(allowed[index]))
+        return Difference(differs.size, int(np.count_nonzero(differs)), most, worst, float(ratio[index]))
+
+    def excess(self, got: Array, want: Array) -> float:
+        """How far `got` is away, in allowed distances or in numbers of differences; at most 1 passes."""
+        return self.compare(got, want).excess
 
 
 @dataclass(frozen=True)

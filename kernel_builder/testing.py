@@ -15,7 +15,7 @@ import numpy as np
 import virtual_npu
 from kernel_builder.arguments import Role
 from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array, KernelSpec, Parameters
+from kernel_builder.spec import Array, Difference, KernelSpec, Parameters
 
 READ = (Role.INPUT, Role.WEIGHT, Role.LUT)
 """Roles of arguments that a kernel reads."""
@@ -68,9 +68,15 @@ def random_arrays(spec: KernelSpec, parameters: Parameters, rng: np.random.Gener
     return {a.name: rng.standard_normal(a.shape).astype(a.dtype.numpy) for a in table if a.role in READ}
 
 
-def worst_excess(spec: KernelSpec, parameters: Parameters, seed: int = 0) -> float:
-    """Run one case on random arrays: the worst distance from the reference, in tolerances (<= 1 passes)."""
+def compare(spec: KernelSpec, parameters: Parameters, seed: int = 0) -> dict[str, Difference]:
+    """Run one case on random arrays: what lies between each result and its reference, by name."""
     arrays = random_arrays(spec, parameters, np.random.default_rng(seed))
     got = run(spec.build(**parameters), arrays)
     want = spec.reference(parameters, arrays)
-    return max(spec.tolerance.excess(got[name], want[name]) for name in want)
+    return {name: spec.tolerance.compare(got[name], want[name]) for name in want}
+
+
+def complaints(spec: KernelSpec, parameters: Parameters, seed: int = 0) -> list[str]:
+    """Run one case on random arrays: one line for every result that is out of tolerance."""
+    results = compare(spec, parameters, seed)
+    return [f"{name}: {difference}" for name, difference in results.items() if not difference.passes]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from air_dialect import parse
 from kernel_builder.__main__ import main
 from kernel_builder.kernels import eltwise_add
+from kernel_builder.spec import Array, Parameters
 
 
 def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +34,47 @@ def test_show_without_parameters_shows_the_first_case(capsys: pytest.CaptureFixt
     assert "memref<64x256xbf16>" in capsys.readouterr().out
 
 
+def test_check_runs_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "eltwise_add"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["case", "result", "worst", "error", "allowed", "differ"]
+    assert [line.split("  ")[0] for line in lines[1:]] == [
+        " ".join(f"{name}={value}" for name, value in case.items()) for case in eltwise_add.KERNEL.cases
+    ]
+    assert all(line.endswith("  ok") for line in lines[1:])
+
+
+def test_check_of_one_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "eltwise_add", "--rows=8", "--cols=32"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.startswith("rows=8 cols=32")
+    assert line.split()[-6:] == ["out", "0", "0", "of", "256", "ok"]
+
+
+def test_check_of_wrong_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def off_by_one(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        out = np.array(eltwise_add.reference(parameters, arrays)["out"])
+        out[3, 5] = 400
+        return {"out": out}
+
+    spec = dataclasses.replace(eltwise_add.KERNEL, reference=off_by_one)
+    monkeypatch.setattr("kernel_builder.__main__.registry", lambda: {"eltwise_add": spec})
+    assert main(["check", "eltwise_add", "--rows=8", "--cols=32"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].endswith("1 of 256  WRONG")
+    assert captured.err.startswith("error: eltwise_add rows=8 cols=32")
+    assert ": out: 1 of 256 elements differ, worst at index [3, 5]: got " in captured.err
+    assert captured.err.endswith(", wanted 400\n")
+
+
+def test_check_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
+    assert main(["check", "eltwise_add", "--rows=16", "--cols=32"]) == 2
+    assert capsys.readouterr().err.startswith("error: no C++ compiler: looked for no-such-compiler")
+
+
 def test_preflight_of_a_kernel_and_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preflight", "gemm", "--m=64"]) == 0
     assert "herd gemm_herd L1 bytes" in capsys.readouterr().out
@@ -42,6 +87,7 @@ def test_preflight_of_a_kernel_and_of_a_file(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["check", "gem"], "no kernel named 'gem'; there are: eltwise_add"),
         (["show", "gem"], "no kernel named 'gem'; there are: eltwise_add"),
         (
             ["show", "gemm", "--rows=3"],
