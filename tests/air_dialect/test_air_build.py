@@ -198,3 +198,14 @@ def test_location_of_parsed_and_built_operations() -> None:
     assert channel is not None
     assert air_dialect.location(channel) == "here.mlir:2:3"
     assert air_dialect.location(ChannelOp("c")) == "<built>"
+
+
+def test_a_clone_keeps_its_operand_groups() -> None:
+    text = (
+        "func.func @f(%a: memref<8xi32>, %b: memref<8xi32, 2>, %n: index) {\n"
+        "  air.dma_memcpy_nd (%a[%n] [%n] [%n], %b[] [] []) : (memref<8xi32>, memref<8xi32, 2>)\n"
+        "  return\n"
+        "}"
+    )
+    module = air_dialect.parse(text)
+    assert air_dialect.print_module(module.clone()) == air_dialect.print_module(module)
