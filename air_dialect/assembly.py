@@ -104,7 +104,8 @@ class StaticLists(IRDLOperation, ABC):
     ) -> Self:
         lists = {name: properties[name] for name in cls.STATIC_LISTS if name in properties}
         segments = properties.get(SEGMENTS)
-        if lists and isinstance(segments, DenseArrayBase):  # a clone comes without its operands at first
+        # A clone comes without its operands at first.
+        if isinstance(segments, DenseArrayBase) and sum(segments.get_values()) == len(operands):
             groups = _split(operands, segments.get_values(), len(cls.get_irdl_definition().operands))
             for name, integers in lists.items():
                 if isinstance(integers, DenseArrayBase):
