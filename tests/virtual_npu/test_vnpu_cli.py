@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from virtual_npu import knobs
+from virtual_npu import ArgumentError, ArgumentType, Entry, arrays, knobs
 from virtual_npu.__main__ import main
 
 PROGRAM = """
@@ -105,11 +106,16 @@ def test_which_function(files, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"arg0": np.zeros((2, 8), np.uint16)}, "add takes 2 arguments, arg0 to arg1: arg1 missing"),
+        ({"arg0": np.zeros((2, 8), np.uint16)}, "add takes 2 arguments, arg0 and arg1: arg1 is missing"),
         (
             {f"arg{i}": np.zeros((2, 8), np.uint16) for i in range(3)},
-            "add takes 2 arguments, arg0 to arg1: arg2 not taken",
+            "add takes 2 arguments, arg0 and arg1: arg2 is not taken",
         ),
+        (
+            {"x": np.zeros(2), "y": np.zeros(2), "arg0": np.zeros((2, 8), np.uint16)},
+            "add takes 2 arguments, arg0 and arg1: arg1 is missing; x, y are not taken",
+        ),
+        ({"arg0": np.array([None])}, "arg0 in {path} does not hold plain numbers; save it as an array"),
         (
             {"arg0": np.zeros((8, 2), np.uint16), "arg1": np.zeros((2, 8), np.uint16)},
             "arg0 of add has shape (2, 8); the array given has shape (8, 2)",
@@ -122,15 +128,49 @@ def test_which_function(files, capsys):
 )
 def test_arguments_that_do_not_fit(files, capsys, given, message):
     np.savez(files / "in.npz", **given)
-    fails(capsys, command(files, "--entry", "add"), 2, message)
+    fails(capsys, command(files, "--entry", "add"), 2, message.format(path=files / "in.npz"))
     assert not (files / "out.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "taken"), [(0, "no arguments"), (1, "one argument, arg0"), (3, "3 arguments, arg0 to arg2")]
+)
+def test_how_many_arguments_there_are(count, taken):
+    entry = Entry("f", (ArgumentType((4,), "f32"),) * count)
+    with pytest.raises(ArgumentError, match=f"^f takes {taken}: extra is not taken$"):
+        arrays.check({"extra": np.zeros(4), **{f"arg{i}": np.zeros(4) for i in range(count)}}, entry)
+
+
+def single_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(4))
+
+
+def flipped_bits(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[180] ^= 0xFF
+    path.write_bytes(content)
+
+
+def with_a_text_file(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "hello")
 
 
 def test_files_that_cannot_be_read_or_written(files, capsys):
     fails(capsys, command(files, program="gone.mlir"), 2, "gone.mlir: No such file or directory")
     fails(capsys, command(files, "--entry", "add", arguments="gone.npz"), 2, "gone.npz does not exist")
-    (files / "in.npz").write_text("no archive")
-    fails(capsys, command(files, "--entry", "add"), 2, "in.npz is no readable .npz file")
+    for damage, message in (
+        (lambda path: path.write_text("no archive"), "in.npz is not a whole .npz file; write it with numpy"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), "in.npz is not a whole .npz file"),
+        (single_array, "in.npz is not a whole .npz file"),
+        (flipped_bits, "in.npz: it is damaged; write it again with numpy.savez"),
+        (with_a_text_file, "notes.txt in {path} is not a numpy array; write the file with numpy.savez"),
+    ):
+        np.savez(files / "in.npz", arg0=bits())
+        damage(files / "in.npz")
+        fails(capsys, command(files, "--entry", "add"), 2, message.format(path=files / "in.npz"))
+    fails(capsys, command(files, "--entry", "add", arguments="."), 2, ": Is a directory; write it again")
     (files / "bad.mlir").write_text("func.func @f( {")
     fails(capsys, command(files, program="bad.mlir"), 2, "bad.mlir:1:")
 
@@ -187,3 +227,24 @@ def test_help_lists_the_knobs(capsys):
         main(["--help"])
     assert caught.value.code == 0
     assert "VNPU_THREADS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND (see python -m virtual_npu --help)"),
+        (["rum"], "argument COMMAND: invalid choice: 'rum' (choose from"),
+        (
+            ["run", "p.mlir", "--args", "in.npz"],
+            "the following arguments are required: --out (see python -m virtual_npu run --help)",
+        ),
+    ],
+)
+def test_bad_usage_is_one_line(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

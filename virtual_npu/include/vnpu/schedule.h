@@ -119,6 +119,9 @@ class Process {
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_void() {}
     [[noreturn]] void unhandled_exception() { throw; }
+    // Locals of a body are in its frame, vectors among them, which want more than the alignment of plain `new`.
+    static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+    static void operator delete(void *frame) { pool_give(frame); }
 
     Island &island;
     class Spawn *owner = nullptr;
