@@ -1,0 +1,130 @@
+"""Random Llamas of unusual shapes through all six programs on the virtual NPU, against transformers."""
+
+import numpy as np
+import pytest
+
+from llama32_1b.checkpoint import open_checkpoint
+from llama32_1b.cli import default_cache_dir
+from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.decode import decode_step
+from llama32_1b.generate import Generation
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.prefill import prefill
+from llama32_1b.progress import Reporter
+from llama32_1b.sampler import Sampler
+from llama32_1b.session import prepare_runtime
+from multi_launch_builder import UnsupportedShapeError
+from runtime import select_backend
+
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SHAPES = {
+    "three KV heads for nine, as SmolLM-135M": {
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "rope_parameters": PLAIN_ROPE,
+    },
+    "queries wider than the model, one KV head, untied, odd vocabulary": {
+        "hidden_size": 192,
+        "head_dim": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "vocab_size": 997,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-6,
+    },
+    "heads of 128, each with its own keys": {
+        "hidden_size": 384,
+        "head_dim": 128,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "intermediate_size": 704,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "one head, an FFN whose rows come in pieces": {
+        "hidden_size": 64,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "intermediate_size": 11008,
+        "rms_norm_eps": 1e-3,
+    },
+}
+PROMPT_TOKENS, FED_TOKENS, NEW_TOKENS = 37, 12, 16
+
+
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
+def folder(request, make_checkpoint):
+    return make_checkpoint(**{"num_hidden_layers": 1, "seed": 7, **request.param})
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    options = RuntimeOptions(64, select_backend("virtual"), default_cache_dir())
+    return prepare_runtime(open_checkpoint(folder), options, Reporter()).model
+
+
+def transformers_logits(folder, dtype, token_ids):
+    """One row for each of `token_ids`, in float32."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.no_grad():
+        theirs = LlamaForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+        )
+        return theirs(torch.tensor([token_ids])).logits[0].float().numpy()
+
+
+def random_tokens(model, count):
+    return np.random.default_rng(1).integers(0, model.config.vocab_size, count).tolist()
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def test_logits_are_those_of_transformers(folder, model):
+    """Every position of a prompt, then tokens fed to decode: as near to exact as transformers' own bf16."""
+    tokens = random_tokens(model, PROMPT_TOKENS + FED_TOKENS)
+    cache = model.new_cache(len(tokens))
+    rows = [next_token_logits(model, row) for row in prefill(model, tokens[:PROMPT_TOKENS], cache)]
+    rows += [next_token_logits(model, decode_step(model, token, cache)) for token in tokens[PROMPT_TOKENS:]]
+    ours = np.stack(rows)
+    exact, theirs = (transformers_logits(folder, dtype, tokens) for dtype in ("float32", "bfloat16"))
+    assert exact.std() > 1
+    for part in (slice(PROMPT_TOKENS), slice(PROMPT_TOKENS, None)):
+        error, allowed = (np.abs(logits[part] - exact[part]).mean() for logits in (ours, theirs))
+        assert error < 1.15 * allowed
+    cosine = (ours * theirs).sum(-1) / np.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1)
+    assert cosine.min() > 0.999
+    p, q = softmax(exact), softmax(ours)
+    assert (p * np.log(p / q)).sum(-1).max() < 0.05
+
+
+def test_greedy_tokens_are_those_of_transformers(folder, model):
+    """Each token is transformers' choice too, or so near it that bf16 does not tell them apart."""
+    prompt = random_tokens(model, 20)
+    tokens = list(Generation(model, prompt, NEW_TOKENS, Sampler()))
+    logits = transformers_logits(folder, "bfloat16", prompt + tokens)[len(prompt) - 1 : -1]
+    best, chosen = logits.max(-1), logits[np.arange(len(tokens)), tokens]
+    assert (chosen >= best - 2.0**-6 * np.abs(best)).all()
+    assert (chosen == best).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": 96, "head_dim": 32}, "emb_dim=96 is not .* of 64 .* nearest legal value is 128"),
+        ({"head_dim": 80}, "head_dim=80 is not .* of 32 .* nearest legal value is 64"),
+        ({"intermediate_size": 1000}, "hidden_dim=1000 is not .* of 64 .* nearest legal value is 1024"),
+    ],
+)
+def test_a_shape_that_does_not_run_names_one_that_does(changes, words, make_checkpoint, tmp_path):
+    checkpoint = open_checkpoint(make_checkpoint(**changes))
+    with pytest.raises(UnsupportedShapeError, match=words):
+        prepare_runtime(
+            checkpoint, RuntimeOptions(64, select_backend("virtual"), tmp_path / "cache"), Reporter()
+        )
+    assert not (tmp_path / "cache").exists()
