@@ -21,23 +21,26 @@ from xdsl.dialects import (
 from xdsl.ir import Attribute, Dialect, Operation
 
 from air_dialect import (
+    upstream_affine,
     upstream_arith,
     upstream_bufferization,
-    upstream_control,
     upstream_index,
     upstream_linalg,
     upstream_memref,
+    upstream_scf,
     upstream_vector,
 )
 
 ADDED: dict[str, type[Operation]] = {
     op.name: op
     for module in (
+        upstream_affine,
         upstream_arith,
         upstream_bufferization,
-        upstream_control,
         upstream_index,
+        upstream_linalg,
         upstream_memref,
+        upstream_scf,
         upstream_vector,
     )
     for op in module.OPERATIONS

@@ -30,7 +30,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream_memref import parse_conversion, print_conversion
+from air_dialect.upstream_assembly import parse_conversion, print_conversion
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")
 

@@ -34,27 +34,7 @@ from xdsl.traits import NoMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.attributes import attribute_text
-
-
-def parse_conversion(parser: Parser) -> tuple[SSAValue, Attribute, dict[str, Attribute]]:
-    """Parse `%v {attributes} : from to to`: the operand, the target type and the attributes."""
-    operand = parser.parse_unresolved_operand()
-    attributes = parser.parse_optional_attr_dict()
-    parser.parse_punctuation(":")
-    source = parser.resolve_operand(operand, parser.parse_type())
-    parser.parse_keyword("to")
-    return source, parser.parse_type(), attributes
-
-
-def print_conversion(printer: Printer, op: Operation, target: Attribute) -> None:
-    """Print ` %v {attributes} : from to to`."""
-    printer.print_string(" ")
-    printer.print_list(op.operands, printer.print_operand)
-    printer.print_op_attributes(op.attributes)
-    printer.print_string(" : ")
-    printer.print_attribute(op.operands[0].type)
-    printer.print_string(" to ")
-    printer.print_attribute(target)
+from air_dialect.upstream_assembly import parse_conversion, print_conversion
 
 
 class CopyOp(memref.CopyOp):

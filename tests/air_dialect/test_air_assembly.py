@@ -87,6 +87,17 @@ UNCHANGED = {
         f"%{number} = arith.{name} %f, %f : vector<4xf32>"
         for number, name in enumerate(("maximumf", "minimumf", "maxnumf", "minnumf", "remf"))
     ),
+    "affine_parallel": "affine.parallel (%i, %j) = (0, %c0) to (%c1 * 2 + 4, min(%c1, 8)) step (2, 3) {\n"
+    "  %a = arith.addi %i, %j : index\n} {tag = 1 : i8}",
+    "affine_parallel_plain": "affine.parallel (%i) = (0) to (4) {\n}",
+    "delinearize": "%a, %b = affine.delinearize_index %c1 into (%c0, 8) : index, index\n"
+    "%d, %e = affine.delinearize_index %c1 into (8) : index, index",
+    "assert": '%b = arith.constant true\ncf.assert %b, "why not"',
+    "for_of_integers": "%b = arith.extsi %n : i32 to i64\n"
+    "%r = scf.for %i = %n to %n step %n iter_args(%x = %b) -> (i64)  : i32 {\n  scf.yield %x : i64\n}",
+    "matrix_vector": "%m = memref.alloc() : memref<8x64xbf16>\n%v = memref.alloc() : memref<8xbf16>\n"
+    "linalg.matvec ins(%m, %l3 : memref<8x64xbf16>, memref<64xbf16>) outs(%v : memref<8xbf16>)\n"
+    "linalg.vecmat ins(%v, %m : memref<8xbf16>, memref<8x64xbf16>) outs(%l3 : memref<64xbf16>)",
     "negative_infinity": "%a = arith.constant dense<0xff800000> : vector<8xf32>",
     "tensors": "%a = bufferization.to_tensor %l1 restrict writable : memref<64xbf16, 2> to tensor<64xbf16>\n"
     "%b = bufferization.to_buffer %a read_only : tensor<64xbf16> to memref<64xbf16, 1>\n"
@@ -160,6 +171,32 @@ def test_integers_become_constants_before_their_user() -> None:
 def test_integers_as_bundle_indices_and_sizes() -> None:
     text = reprint("air.channel.put @c[1, 3] (%l1[] [] []) : (memref<64xbf16, 2>)")
     assert "air.channel.put @c[%c1_1, %c3] (" in text
+
+
+def test_a_loop_may_write_its_only_type_without_parentheses() -> None:
+    loop = "%r = scf.for %i = %c0 to %c1 step %c1 iter_args(%x = %n) -> {} {{\n  scf.yield %x : i32\n}}"
+    assert reprint(loop.format("i32")) == loop.format("(i32)")
+
+
+def test_generic_affine_parallel_with_dimensions_and_symbols() -> None:
+    loop = (
+        '"affine.parallel"(%c0, %c1, %c1) <{reductions = [], lowerBoundsMap = affine_map<() -> (0)>, '
+        "lowerBoundsGroups = dense<1> : tensor<1xi32>, upperBoundsMap = affine_map<(d0, d1)[s0] -> (d0 + s0, d1)>, "
+        "upperBoundsGroups = dense<2> : tensor<1xi32>, steps = [1]}> ({\n"
+        '^bb0(%i: index):\n"affine.yield"() : () -> ()\n}) : (index, index, index) -> ()'
+    )
+    text = air_dialect.print_module(air_dialect.parse(HEAD + loop + TAIL))
+    assert "affine.parallel (%i) = (0) to (min(%c0 + %c1, %c1)) {" in text
+
+
+def test_linalg_reduce_into_a_wider_type() -> None:
+    reduce = (
+        "%e = tensor.empty() : tensor<64xbf16>\n%u = tensor.empty() : tensor<f32>\n"
+        "%r = linalg.reduce ins(%e:tensor<64xbf16>) outs(%u:tensor<f32>) dimensions = [0]\n"
+        "(%in: bf16, %acc: f32) {\n  %w = arith.extf %in : bf16 to f32\n"
+        "  %s = arith.addf %w, %acc : f32\n  linalg.yield %s : f32\n}"
+    )
+    assert reprint(reduce) == reduce
 
 
 def test_attribute_and_map_aliases_are_resolved() -> None:

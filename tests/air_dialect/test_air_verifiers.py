@@ -280,6 +280,37 @@ BROKEN = {
         "affine.if affine_set<(d0)[s0] : (d0 - s0 >= 0)>(%i) {\n}",
         "affine.if has 1 operands but its set takes 1 dimensions and 1 symbols",
     ),
+    "affine_parallel_counts": (
+        "affine.parallel (%x, %y) = (0, 0) to (4) {\n}",
+        "affine.parallel has 2 indices, 2 lower bounds, 1 upper bounds and 2 steps: write one of each per index",
+    ),
+    "affine_parallel_results": (
+        '%r = "affine.parallel"() <{reductions = ["addf"], lowerBoundsMap = affine_map<() -> (0)>, lowerBoundsGroups '
+        "= dense<1> : tensor<1xi32>, upperBoundsMap = affine_map<() -> (4)>, upperBoundsGroups = dense<1> : "
+        "tensor<1xi32>, steps = [1]}> ({\n^bb0(%k: index):\n%v = arith.constant 1.0 : f32\naffine.yield %v : f32\n}) "
+        ": () -> f32",
+        "affine.parallel has results: reduce with scf.parallel instead",
+    ),
+    "delinearize_extents": (
+        "%a = affine.delinearize_index %i into (2, 4, 8) : index",
+        "affine.delinearize_index has 3 extents and 1 results: write one extent per result, or leave the first out",
+    ),
+    "matvec_shapes": (
+        "%m = memref.alloc() : memref<8x32xbf16>\n%v = memref.alloc() : memref<8xbf16>\n"
+        "linalg.matvec ins(%m, %l3 : memref<8x32xbf16>, memref<64xbf16>) outs(%v : memref<8xbf16>)",
+        "linalg.matvec of memref<8x32xbf16> and memref<64xbf16> into memref<8xbf16>: write (8, 32) and (32) into (8)",
+    ),
+    "vecmat_ranks": (
+        "linalg.vecmat ins(%l3, %l3 : memref<64xbf16>, memref<64xbf16>) outs(%l3 : memref<64xbf16>)",
+        "linalg.vecmat takes a vector and a matrix, and gives a vector, not memref<64xbf16> and memref<64xbf16> into "
+        "memref<64xbf16>",
+    ),
+    "reduce_shapes": (
+        "%e = tensor.empty() : tensor<8x64xbf16>\n%u = tensor.empty() : tensor<64xf32>\n"
+        "%r = linalg.reduce ins(%e : tensor<8x64xbf16>) outs(%u : tensor<64xf32>) dimensions = [1]\n"
+        "(%in: bf16, %acc: f32) {\n  linalg.yield %acc : f32\n}",
+        "linalg.reduce of tensor<8x64xbf16> over [1] gives (8), not tensor<64xf32>",
+    ),
     "affine_max_operands": (
         "%m = affine.max affine_map<(d0) -> (d0, 4)>(%i, %c1)",
         "affine.max has 2 operands but its map takes 1 dimensions and 0 symbols",

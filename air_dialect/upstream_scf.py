@@ -1,0 +1,275 @@
+"""Assembly of MLIR's structured loops, which xDSL lacks, knows only generically or reads in one way only.
+
+The classes named like xDSL's are subclasses of them, so `isinstance(op, scf.ParallelOp)` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import Self
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    ArrayAttr,
+    DenseArrayBase,
+    IndexType,
+    IntegerType,
+    i64,
+)
+from xdsl.dialects.utils import print_dynamic_index_list, split_dynamic_index_list
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    lazy_traits_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import (
+    HasParent,
+    IsTerminator,
+    NoTerminator,
+    RecursiveMemoryEffect,
+    SingleBlockImplicitTerminator,
+    ensure_terminator,
+)
+
+from air_dialect.upstream_assembly import (
+    index_arguments,
+    index_operands,
+    optional_result_types,
+    parse_carried,
+    print_parens,
+    print_result_types,
+)
+
+Bound = SSAValue | int
+
+
+class ForOp(scf.ForOp):
+    """`scf.for %i = %lb to %ub step %s iter_args(%x = %v) -> type : i32 { ... }`.
+
+    xDSL wants parentheses around a single type, and takes the induction variable's type for granted.
+    """
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        induction = parser.parse_argument(expect_type=False)
+        names = []
+        for word in ("=", "to", "step"):
+            parser.parse_characters(word)
+            names.append(parser.parse_unresolved_operand())
+        carried, values = parse_carried(parser, "iter_args")
+        type_: Attribute = IndexType()
+        if parser.parse_optional_punctuation(":") is not None:
+            type_ = parser.parse_type()
+        lower, upper, step = (parser.resolve_operand(name, type_) for name in names)
+        body = parser.parse_region([induction.resolve(type_), *carried])
+        op = cls(lower, upper, step, values, body)
+        op.attributes.update(parser.parse_optional_attr_dict())
+        if not carried:
+            for trait in op.get_traits_of_type(SingleBlockImplicitTerminator):
+                ensure_terminator(op, trait)
+        return op
+
+
+class ParallelOp(scf.ParallelOp):
+    """`scf.parallel (%i) = (%lb) to (%ub) step (%s) init (%v) -> type { ... }`."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        arguments = index_arguments(parser)
+        parser.parse_punctuation("=")
+        lower = index_operands(parser)
+        parser.parse_keyword("to")
+        upper = index_operands(parser)
+        parser.parse_keyword("step")
+        steps = index_operands(parser)
+        initial: list[SSAValue] = []
+        if parser.parse_optional_keyword("init") is not None:
+            position = parser.pos
+            unresolved = parser.parse_comma_separated_list(
+                parser.Delimiter.PAREN, parser.parse_unresolved_operand
+            )
+            initial = list(parser.resolve_operands(unresolved, optional_result_types(parser), position))
+        op = cls(lower, upper, steps, parser.parse_region(arguments), initial)
+        op.attributes.update(parser.parse_optional_attr_dict())
+        for trait in op.get_traits_of_type(SingleBlockImplicitTerminator):
+            ensure_terminator(op, trait)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        print_parens(printer, self.body.block.args)
+        for word, values in ((" = ", self.lowerBound), (" to ", self.upperBound), (" step ", self.step)):
+            printer.print_string(word)
+            print_parens(printer, values)
+        if self.initVals:
+            printer.print_string(" init ")
+            print_parens(printer, self.initVals)
+            print_result_types(printer, self)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        printer.print_op_attributes(self.attributes)
+
+
+@irdl_op_definition
+class InParallelOp(IRDLOperation):
+    """`scf.forall.in_parallel { ... }`: ends `scf.forall`; its body combines the iterations' tensors."""
+
+    name = "scf.forall.in_parallel"
+    body = region_def("single_block")
+    traits = lazy_traits_def(lambda: (HasParent(ForallOp), IsTerminator(), NoTerminator()))
+
+    def __init__(self, body: Region | None = None) -> None:
+        super().__init__(regions=[body or Region(Block())])
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        body = parser.parse_region(())
+        op = cls(body)
+        op.attributes.update(parser.parse_optional_attr_dict())
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_region(self.body, print_empty_block=False)
+        printer.print_op_attributes(self.attributes)
+
+
+@irdl_op_definition
+class ForallOp(IRDLOperation):
+    """`scf.forall (%i) in (4) { ... }` or `scf.forall (%i) = (0) to (32) step (8) { ... }`.
+
+    Bounds and steps are integers or index values; `shared_outs` are the tensors the iterations fill.
+    """
+
+    name = "scf.forall"
+    dynamic_lower = var_operand_def(IndexType)
+    dynamic_upper = var_operand_def(IndexType)
+    dynamic_step = var_operand_def(IndexType)
+    outputs = var_operand_def()
+    static_lower = prop_def(DenseArrayBase.constr(i64), prop_name="staticLowerBound")
+    static_upper = prop_def(DenseArrayBase.constr(i64), prop_name="staticUpperBound")
+    static_step = prop_def(DenseArrayBase.constr(i64), prop_name="staticStep")
+    mapping = opt_prop_def(ArrayAttr)
+    res = var_result_def()
+    body = region_def("single_block")
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(RecursiveMemoryEffect(), SingleBlockImplicitTerminator(InParallelOp))
+
+    def __init__(
+        self,
+        lower: Sequence[Bound],
+        upper: Sequence[Bound],
+        steps: Sequence[Bound],
+        body: Region,
+        outputs: Sequence[SSAValue] = (),
+        mapping: Attribute | None = None,
+    ) -> None:
+        (low, dynamic_low), (up, dynamic_up), (step, dynamic_step) = (
+            split_dynamic_index_list(bounds, DYNAMIC_INDEX) for bounds in (lower, upper, steps)
+        )
+        super().__init__(
+            operands=[dynamic_low, dynamic_up, dynamic_step, outputs],
+            result_types=[[output.type for output in outputs]],
+            properties={
+                "staticLowerBound": DenseArrayBase.from_list(i64, low),
+                "staticUpperBound": DenseArrayBase.from_list(i64, up),
+                "staticStep": DenseArrayBase.from_list(i64, step),
+                "mapping": mapping,
+            },
+            regions=[body],
+        )
+        if not isinstance(body.block.last_op, InParallelOp):
+            body.block.add_op(InParallelOp())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        arguments = index_arguments(parser)
+        if parser.parse_optional_keyword("in") is not None:
+            upper = _mixed_bounds(parser)
+            lower: list[Bound] = [0] * len(upper)
+            steps: list[Bound] = [1] * len(upper)
+        else:
+            parser.parse_punctuation("=")
+            lower = _mixed_bounds(parser)
+            parser.parse_keyword("to")
+            upper = _mixed_bounds(parser)
+            parser.parse_keyword("step")
+            steps = _mixed_bounds(parser)
+        shared, outputs = parse_carried(parser, "shared_outs")
+        body = parser.parse_region([*arguments, *shared])
+        attributes = parser.parse_optional_attr_dict()
+        op = cls(lower, upper, steps, body, outputs, attributes.pop("mapping", None))
+        op.attributes.update(attributes)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        rank = len(self.static_upper)
+        printer.print_string(" ")
+        print_parens(printer, self.body.block.args[:rank])
+        normalized = set(self.static_lower.get_values()) <= {0} and set(self.static_step.get_values()) <= {1}
+        if normalized:
+            printer.print_string(" in ")
+        else:
+            printer.print_string(" = ")
+            _print_mixed(printer, self.dynamic_lower, self.static_lower)
+            printer.print_string(" to ")
+        _print_mixed(printer, self.dynamic_upper, self.static_upper)
+        if not normalized:
+            printer.print_string(" step ")
+            _print_mixed(printer, self.dynamic_step, self.static_step)
+        self._print_shared_outs(printer, self.body.block.args[rank:])
+        printer.print_string(" ")
+        printer.print_region(
+            self.body,
+            print_entry_block_args=False,
+            print_empty_block=False,
+            print_block_terminators=bool(self.outputs),
+        )
+        mapping = {} if self.mapping is None else {"mapping": self.mapping}
+        printer.print_op_attributes({**mapping, **self.attributes})
+
+    def _print_shared_outs(self, printer: Printer, arguments: Sequence[SSAValue]) -> None:
+        if not self.outputs:
+            return
+
+        def print_binding(pair: tuple[SSAValue, SSAValue]) -> None:
+            printer.print_ssa_value(pair[0])
+            printer.print_string(" = ")
+            printer.print_operand(pair[1])
+
+        printer.print_string(" shared_outs(")
+        printer.print_list(list(zip(arguments, self.outputs, strict=True)), print_binding)
+        printer.print_string(")")
+        print_result_types(printer, self)
+
+
+def _mixed_bounds(parser: Parser) -> list[Bound]:
+    """Parse `(4, %n)`."""
+
+    def parse_bound() -> Bound:
+        operand = parser.parse_optional_unresolved_operand()
+        if operand is None:
+            return parser.parse_integer(allow_boolean=False)
+        return parser.resolve_operand(operand, IndexType())
+
+    return parser.parse_comma_separated_list(parser.Delimiter.PAREN, parse_bound)
+
+
+def _print_mixed(printer: Printer, dynamic: Sequence[SSAValue], static: DenseArrayBase[IntegerType]) -> None:
+    print_dynamic_index_list(
+        printer, DYNAMIC_INDEX, dynamic, static.get_values(), delimiter=Parser.Delimiter.PAREN
+    )
+
+
+OPERATIONS: tuple[type[Operation], ...] = (ForOp, ParallelOp, ForallOp, InParallelOp)
