@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from air_dialect.command_line import OneLineParser
 from air_dialect.parsing import parse
 from air_dialect.printing import print_module
 from air_dialect.verification import AirParseError
@@ -18,7 +18,7 @@ BAD_USAGE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for invalid IR, 2 for an unreadable file."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m air_dialect",
         description="Parse a module in the AIR dialect (Xilinx/mlir-air), verify it and print it.",
         epilog="Exit status: 0 valid, 1 invalid IR (file:line:col: error on stderr), 2 bad usage.",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from air_dialect import AirParseError, parse
+from air_dialect.command_line import OneLineParser
 from kernel_builder.device import DEVICES, NPU2
 from kernel_builder.errors import KernelBuilderError
 from kernel_builder.kernels import registry
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kernel_builder", description="look at the kernels")
+    parser = OneLineParser(prog="python -m kernel_builder", description="look at the kernels")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every kernel and what it computes")
     listing.set_defaults(run=_list)

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from air_dialect.command_line import OneLineParser
 from multi_launch_builder.errors import ConfigError, UnsupportedShapeError
 from multi_launch_builder.export import write_mlir
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, ModelShape
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="multi_launch_builder", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = OneLineParser(prog="python -m multi_launch_builder", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mlir = commands.add_parser("mlir", help="write kernels, programs and their argument tables")
     mlir.add_argument("out", type=Path, help="folder to write kernels/ and programs/ into")
     mlir.add_argument(

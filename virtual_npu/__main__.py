@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from air_dialect.command_line import OneLineParser
 from virtual_npu import arrays, knobs
 from virtual_npu.codegen.body import supported_operations
 from virtual_npu.errors import VirtualNpuError, VirtualNpuRuntimeError
@@ -19,7 +20,7 @@ USER_ERROR, RUN_ERROR = 2, 1
 
 def _parser() -> argparse.ArgumentParser:
     table = "\n".join(f"  {knob.name:14}{knob.meaning}" for knob in knobs.TABLE)
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m virtual_npu",
         description="Runs AIR-dialect programs on the CPU.",
         epilog=f"environment:\n{table}\n\nexit status: 0 done, 1 the program failed at run, 2 wrong input",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from virtual_npu.errors import ArgumentError
 from virtual_npu.library import Entry, Library
 
 Array = NDArray[Any]
+
+ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+"""What numpy takes for an .npz file, with and without arrays in it; all else it takes for a pickle."""
 
 NUMPY_NAMES = {
     "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "uint16", "i1": "bool", "i8": "int8",
@@ -31,15 +35,29 @@ def read(path: Path, entry: Entry) -> list[Array]:
     Raises ArgumentError naming what is missing, or both shapes or dtypes where they differ.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
+        with path.open("rb") as file:
+            if file.read(4) not in ZIP_STARTS or not zipfile.is_zipfile(file):
+                raise ArgumentError(f"{path} is not a whole .npz file; write it with numpy.savez")
+        with np.load(path, allow_pickle=False) as archive:
+            given = {name: _member(path, archive, name) for name in archive.files}
     except FileNotFoundError as error:
         raise ArgumentError(f"{path} does not exist: give an .npz file with arg0, arg1, ...") from error
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ArgumentError(
-            f"{path} is no readable .npz file ({error}): write it with numpy.savez"
-        ) from error
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise ArgumentError(f"cannot read {path}: {reason}; write it again with numpy.savez") from error
     return check(given, entry)
+
+
+def _member(path: Path, archive: Mapping[str, Any], name: str) -> Array:
+    try:
+        array = archive[name]
+    except ValueError as error:  # numpy's own words advise to allow pickled objects
+        raise ArgumentError(
+            f"{name} in {path} does not hold plain numbers; save it as an array of numbers"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"{name} in {path} is not a numpy array; write the file with numpy.savez")
+    return array
 
 
 def check(given: Mapping[str, Array], entry: Entry) -> list[Array]:
@@ -48,11 +66,20 @@ def check(given: Mapping[str, Array], entry: Entry) -> list[Array]:
     missing = [name for name in names if name not in given]
     extra = [name for name in given if name not in names]
     if missing or extra:
-        problem = f"{', '.join(missing)} missing" if missing else f"{', '.join(extra)} not taken"
-        raise ArgumentError(
-            f"{entry.name} takes {len(names)} arguments, arg0 to arg{len(names) - 1}: {problem}"
-        )
+        problems = [*_listed(missing, "missing"), *_listed(extra, "not taken")]
+        raise ArgumentError(f"{entry.name} takes {_described(names)}: {'; '.join(problems)}")
     return [_checked(name, given[name], entry, i) for i, name in enumerate(names)]
+
+
+def _described(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return f"one argument, {names[0]}" if names else "no arguments"
+    return f"{len(names)} arguments, {names[0]} {'to' if len(names) > 2 else 'and'} {names[-1]}"
+
+
+def _listed(names: Sequence[str], what: str) -> list[str]:
+    """As one item, or none: which arguments are what."""
+    return [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"] if names else []
 
 
 def _checked(name: str, array: Array, entry: Entry, index: int) -> Array:

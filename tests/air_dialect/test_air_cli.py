@@ -67,7 +67,10 @@ def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([])
     assert stopped.value.code == 2
-    assert "the following arguments are required: file" in capsys.readouterr().err
+    assert capsys.readouterr() == (
+        "",
+        "error: the following arguments are required: file (see python -m air_dialect --help)\n",
+    )
 
 
 def test_as_a_module() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import shlex
@@ -99,6 +100,36 @@ def test_finish_reasons(reason: FinishReason) -> None:
 def test_chat_commands() -> None:
     shown = set(re.findall(r"^\| `(/\w+)` \|", TEXT, re.MULTILINE))
     assert shown == set(re.findall(r"^(/\w+)", HELP, re.MULTILINE))
+
+
+USAGE_ERRORS = [
+    ("virtual_npu", "", "the following arguments are required: COMMAND"),
+    ("virtual_npu", "rum", "argument COMMAND: invalid choice: 'rum' (choose from"),
+    ("virtual_npu", "run p.mlir --args in.npz", "the following arguments are required: --out"),
+    ("kernel_builder", "", "the following arguments are required: COMMAND"),
+    ("kernel_builder", "check", "the following arguments are required: kernel"),
+    ("multi_launch_builder", "", "the following arguments are required: COMMAND"),
+    ("multi_launch_builder", "mlir out --seq-len many", "argument --seq-len: invalid int value: 'many'"),
+    ("air_dialect", "", "the following arguments are required: file"),
+    ("air_dialect", "a.mlir --no-such-flag", "unrecognized arguments: --no-such-flag"),
+    ("llama32_1b", "", "the following arguments are required: COMMAND"),
+]
+
+
+@pytest.mark.parametrize(("room", "words", "message"), USAGE_ERRORS)
+def test_bad_usage_is_one_line(
+    room: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 of every room's command line."""
+    main = importlib.import_module(f"{room}.__main__").main
+    try:
+        code = main(words.split())
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert re.search(rf"\(see python -m {room}( \w+)? --help\)$", line)
 
 
 def _without(name: str) -> Callable[[Path], None]:

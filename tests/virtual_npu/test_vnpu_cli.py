@@ -227,24 +227,3 @@ def test_help_lists_the_knobs(capsys):
         main(["--help"])
     assert caught.value.code == 0
     assert "VNPU_THREADS" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: COMMAND (see python -m virtual_npu --help)"),
-        (["rum"], "argument COMMAND: invalid choice: 'rum' (choose from"),
-        (
-            ["run", "p.mlir", "--args", "in.npz"],
-            "the following arguments are required: --out (see python -m virtual_npu run --help)",
-        ),
-    ],
-)
-def test_bad_usage_is_one_line(capsys, arguments, message):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: {message}")
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""

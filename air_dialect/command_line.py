@@ -1,0 +1,13 @@
+"""Command lines, the same in every room: this is the lowest one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says in one line what is wrong with a command line, without the usage, and ends with exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
