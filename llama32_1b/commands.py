@@ -23,7 +23,6 @@ from multi_launch_builder.export import write_mlir
 from runtime import select_backend
 
 DONE = 0
-TABLE_WIDTH = 120  # characters
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -58,8 +57,7 @@ def chat(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> int:
     """Answer one prompt, and show where the time went."""
     session, generation, _ = _answer(arguments, Reporter())
-    # Not on a terminal, rich would squeeze the table into 80 columns.
-    session.cache.profiler.print(Console(width=None if sys.stdout.isatty() else TABLE_WIDTH))
+    session.cache.profiler.print(Console())
     return _exit_code(generation)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Table
 
 COMPUTE_BOUND = 16.0
 """Operations per byte from which a program's rate is shown in GFLOP/s; below that, in GB/s."""
+
+UNLIMITED = 10_000
+"""Characters; wider than any table."""
 
 
 @dataclass
@@ -102,25 +105,49 @@ class Profiler:
     def table(self) -> Table:
         """Programs, then host operations, then the total; times in milliseconds."""
         table = Table(title="where the time went (milliseconds)", title_justify="left")
-        table.add_column("program or host operation")
+        table.add_column("program or host operation", no_wrap=True)
         for heading in ("calls", "write", "run", "read", "total", "share", "rate"):
-            table.add_column(heading, justify="right")
-        for name, times in sorted(self.programs.items(), key=lambda item: -item[1].total):
-            parts = (_ms(times.write), _ms(times.run), _ms(times.read))
-            table.add_row(name, str(times.calls), *parts, *self._share(times.total), times.rate)
+            table.add_column(heading, justify="right", no_wrap=True)
+        programs = sorted(self.programs.items(), key=lambda item: -item[1].total)
+        spans = sorted(self.spans.items(), key=lambda item: -item[1].total)
+        totals = [times.total for _, times in programs] + [spent.total for _, spent in spans]
+        shares = iter(_percentages(totals))
+        for name, times in programs:
+            parts = [_ms(seconds) for seconds in (times.write, times.run, times.read, times.total)]
+            table.add_row(name, str(times.calls), *parts, next(shares), times.rate)
         table.add_section()
-        for name, spent in sorted(self.spans.items(), key=lambda item: -item[1].total):
-            table.add_row(f"host: {name}", str(spent.calls), "", "", "", *self._share(spent.total), "")
+        for name, spent in spans:
+            table.add_row(f"host: {name}", str(spent.calls), "", "", "", _ms(spent.total), next(shares), "")
         table.add_section()
-        table.add_row("total", "", "", "", "", *self._share(self.total), "")
+        whole = "100.0 %" if self.total else "0.0 %"
+        table.add_row("total", "", "", "", "", _ms(self.total), whole, "")
         return table
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table, on standard error unless a console is given."""
-        (console or Console(stderr=True)).print(self.table())
+        """Print the table, on standard error unless a console is given; never narrower than it has to be."""
+        console, table = console or Console(stderr=True), self.table()
+        narrow = console.width
+        console.width = max(
+            narrow, console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
+        )
+        try:
+            console.print(table)
+        finally:
+            console.width = narrow
 
-    def _share(self, seconds: float) -> tuple[str, str]:
-        return _ms(seconds), f"{100 * seconds / self.total if self.total else 0:.1f} %"
+
+def _percentages(times: Sequence[float]) -> list[str]:
+    """What each is of their sum, rounded to tenths of a percent so that these add up to 100.0.
+
+    All are rounded down, and those that lose most by it are rounded up instead.
+    """
+    total = sum(times)
+    exact = [1000 * seconds / total if total else 0.0 for seconds in times]
+    tenths = [int(share) for share in exact]
+    short = round(sum(exact)) - sum(tenths)
+    for i in sorted(range(len(times)), key=lambda i: tenths[i] - exact[i])[:short]:
+        tenths[i] += 1
+    return [f"{share / 10:.1f} %" for share in tenths]
 
 
 def _ms(seconds: float) -> str:

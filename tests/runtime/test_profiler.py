@@ -10,9 +10,9 @@ from rich.console import Console
 from runtime import Profiler
 
 
-def render(profiler):
+def render(profiler, width=140):
     text = io.StringIO()
-    profiler.print(Console(width=140, file=text))
+    profiler.print(Console(width=width, file=text))
     return text.getvalue()
 
 
@@ -47,6 +47,27 @@ def test_the_table_lists_programs_then_host_then_total(profiler):
     cells = [cell.strip() for cell in lines[0].split("│")[1:-1]]
     assert cells == ["gemm", "2", "20.00", "400.00", "10.00", "430.00", "99.3 %", "10.0 GFLOP/s"]
     assert "100.0 %" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [1, 40, 80])
+def test_a_narrow_console_gets_whole_lines(profiler, width):
+    """Each row is one line with all its words, whatever COLUMNS says."""
+    profiler.record("a program with a long name", 1e4, 1e5, 1e4)
+    assert render(profiler, width) == render(profiler)
+
+
+def test_shares_add_up():
+    for count in (3, 6, 7, 11, 13):
+        profiler = Profiler()
+        for i in range(count):
+            profiler.record(f"p{i}", write=0.0, run=1.0 + i % 2, read=0.0)
+        with profiler.span("sampling"):
+            pass
+        shares = [
+            float(part.split("%")[0].split()[-1]) for part in render(profiler).splitlines() if "%" in part
+        ]
+        assert len(shares) == count + 2
+        assert round(sum(shares[:-1]), 1) == shares[-1] == 100.0
 
 
 def test_an_empty_table_renders():
