@@ -189,17 +189,17 @@ def l2(name: str, type_: str) -> str:
         }}"""
 
 
-def choose(even: str, odd: str, index: str, place: str, dst: str, token: str) -> str:
+def choose(even: str, odd: str, index: str, dst: str, token: str) -> str:
     """A broadcast specialised by affine.if: every row or column of tiles has its own channel.
 
-    A tile receives by the place that it has among the receivers.
+    The get names both coordinates of the tile, though the channel has one row or one column of receivers.
     """
     return f"""
             %{token} = affine.if #first()[{index}] -> !air.async.token {{
-              %0 = air.channel.get async @{even}[{place}] (%{dst}[] [] []) : (memref<8x8xbf16, 2>)
+              %0 = air.channel.get async @{even}[%tx, %ty] (%{dst}[] [] []) : (memref<8x8xbf16, 2>)
               affine.yield %0 : !air.async.token
             }} else {{
-              %0 = air.channel.get async @{odd}[{place}] (%{dst}[] [] []) : (memref<8x8xbf16, 2>)
+              %0 = air.channel.get async @{odd}[%tx, %ty] (%{dst}[] [] []) : (memref<8x8xbf16, 2>)
               affine.yield %0 : !air.async.token
             }}"""
 
@@ -251,10 +251,10 @@ MATMUL_ASYNC = f"""
             linalg.fill ins(%none : f32) outs(%acc : memref<8x8xf32, 2>)
           }}
           %done = scf.for %k = %c0 to %c32 step %c16 iter_args(%before = %filled) -> (!air.async.token) {{
-            {choose("a0", "a1", "%tx", "%c0, %ty", "ping_a", "t0")}
-            {choose("b0", "b1", "%ty", "%tx, %c0", "ping_b", "t1")}
-            {choose("a0", "a1", "%tx", "%c0, %ty", "pong_a", "t2")}
-            {choose("b0", "b1", "%ty", "%tx, %c0", "pong_b", "t3")}
+            {choose("a0", "a1", "%tx", "ping_a", "t0")}
+            {choose("b0", "b1", "%ty", "ping_b", "t1")}
+            {choose("a0", "a1", "%tx", "pong_a", "t2")}
+            {choose("b0", "b1", "%ty", "pong_b", "t3")}
             %5 = air.execute [%before, %t0, %t1] {{
 {contract("%ping_a", "%ping_b")}
             }}

@@ -91,6 +91,50 @@ KINDS = """
   }
 """
 
+# Tokens in bodies without channels: loops, branches and reductions carry them.
+TOKENS = """
+  func.func @tokens(%x: memref<64xf32>, %y: memref<64xf32>) {
+    air.launch () in () args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {
+      air.segment @s args(%sa=%a, %sb=%b) : memref<64xf32>, memref<64xf32> {
+        %c2 = arith.constant 2 : index
+        %c1 = arith.constant 1 : index
+        air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%ha=%sa, %hb=%sb) : memref<64xf32>, memref<64xf32> {
+          %c0 = arith.constant 0 : index
+          %one = arith.constant 1 : index
+          %c16 = arith.constant 16 : index
+          %c32 = arith.constant 32 : index
+          %t0, %t = air.execute -> (memref<16xf32, 2>) {
+            %alloc = memref.alloc() : memref<16xf32, 2>
+            air.execute_terminator %alloc : memref<16xf32, 2>
+          }
+          %first = arith.cmpi eq, %tx, %c0 : index
+          %k = scf.if %first -> (!air.async.token) {
+            %w = air.wait_all async [%t0]
+            scf.yield %w : !air.async.token
+          } else {
+            scf.yield %t0 : !air.async.token
+          }
+          %end = scf.for %i = %c0 to %c32 step %c16 iter_args(%n = %k) -> (!air.async.token) {
+            %p = affine.apply affine_map<(d0, d1) -> (d0 * 32 + d1)>(%tx, %i)
+            %in = air.dma_memcpy_nd async [%n] (%t[] [] [], %ha[%p] [%c16] [%one]) : (memref<16xf32, 2>, memref<64xf32>)
+            %all = scf.parallel (%j) = (%c0) to (%one) step (%one) init (%in) -> !air.async.token {
+              %out = air.dma_memcpy_nd async [%in] (%hb[%p] [%c16] [%one], %t[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
+              scf.reduce(%out : !air.async.token) {
+              ^bb0(%u: !air.async.token, %v: !air.async.token):
+                %w = air.wait_all async [%u, %v]
+                scf.reduce.return %w : !air.async.token
+              }
+            }
+            scf.yield %all : !air.async.token
+          }
+          air.wait_all [%end]
+        }
+      }
+    }
+    return
+  }
+"""
+
 MAPS = """
 #rows = affine_map<(d0, d1)[s0] -> (d0 * 6 + s0 + d1)>
 #mk = affine_map<(m, n, k) -> (m, k)>
@@ -101,7 +145,7 @@ MAPS = """
 
 @pytest.fixture(scope="module")
 def library(program):
-    return program(f"{MAPS}module {{{CALLS}{PADDED}{KINDS}}}")
+    return program(f"{MAPS}module {{{CALLS}{PADDED}{KINDS}{TOKENS}}}")
 
 
 def numbers(*shape):
@@ -134,6 +178,11 @@ def test_reshape_and_a_token_that_is_returned(library, run):
     np.testing.assert_array_equal(
         run(library, "reshaped", x, shape, np.zeros((3, 4), np.float32))[2], x.reshape(3, 4)
     )
+
+
+def test_tokens_in_bodies_without_channels(library, run):
+    x = numbers(64)
+    np.testing.assert_array_equal(run(library, "tokens", x, np.zeros_like(x))[1], x)
 
 
 def refused(text: str, message: str) -> None:

@@ -47,7 +47,7 @@ def suspend(body: Body, awaitable: str) -> None:
 def _done(body: Body, token: SSAValue | None) -> None:
     """In program order every token is done when it is made."""
     if token is not None:
-        body.values[token] = Scalar("vnpu::Token()")
+        body.values[token] = Scalar("vnpu::Done()")
 
 
 @emits("air.wait_all")

@@ -23,15 +23,15 @@ def declare(
     names = []
     for value, start in zip(values, initial, strict=True):
         name = body.name_for(value)
-        body.put(f"{_variable_type(value.type)} {name}{'' if start is None else f' = {start}'};")
+        body.put(f"{_variable_type(body, value.type)} {name}{'' if start is None else f' = {start}'};")
         body.values[value] = _as_value(op, name, value.type)
         names.append(name)
     return names
 
 
-def _variable_type(type_: Attribute) -> str:
+def _variable_type(body: Body, type_: Attribute) -> str:
     if isinstance(type_, AsyncTokenType):
-        return "vnpu::Token"
+        return "vnpu::Token" if body.mode is Mode.SEQUENCER else "vnpu::Done"
     if isinstance(type_, MemRefType):
         return f"{types.scalar(type_.element_type)} *"
     return types.cpp(type_)

@@ -92,6 +92,9 @@ struct Site {
   int line;
 };
 
+// A token where operations run in program order: always done.
+struct Done {};
+
 // Ends the run with a message; the caller of the entry gets it as text.
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

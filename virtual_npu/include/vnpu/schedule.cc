@@ -215,7 +215,10 @@ i64 Channel::index(Site site, std::initializer_list<i64> indices, const Shape &s
   }
   i64 flat = 0;
   int d = 0;
+  // The compiler specialises broadcasts per row or column of tiles, and its gets still name both coordinates.
+  const bool is_broadcast_get = &shape == &to_ && from_.count != to_.count;
   for (i64 i : indices) {
+    if (is_broadcast_get && shape.extents[d] == 1) i = 0;
     if (i < 0 || i >= shape.extents[d]) {
       fail(site, "index %lld of dimension %d is outside the channel's extent %lld", (long long)i, d,
            (long long)shape.extents[d]);
