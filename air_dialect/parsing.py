@@ -152,10 +152,19 @@ def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> Modu
             _check_quotes(source)
             module = AirParser(context(), text, filename).parse_module()
         except ParseError as error:
-            raise AirParseError(f"{error.span.get_location()}: error: {one_line(error.msg)}") from error
+            raise AirParseError(f"{error.span.get_location()}: error: {_message(error)}") from error
         _insert_constants(module)
         verify(module, strict=strict)
     return module
+
+
+def _message(error: ParseError) -> str:
+    """What is wrong, in one line; xDSL says the same of an empty text and of text that is no operation."""
+    if error.msg != "Could not parse entire input!":
+        return one_line(error.msg)
+    if not error.span.text:
+        return "the text holds no operation: write a module, or the operations of one"
+    return f"expected an operation, found {error.span.text}"
 
 
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|"')

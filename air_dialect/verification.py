@@ -6,7 +6,8 @@ from collections.abc import Iterator, Set
 
 from xdsl.dialects.builtin import FileLineColLoc, ModuleOp
 from xdsl.dialects.linalg.abstract_ops import NamedOperation
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, Region
+from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
@@ -36,11 +37,11 @@ def verify(module: ModuleOp, *, strict: bool = True) -> None:
     `strict=False` accepts what mlir-air's verifiers accept, such as a transfer over a channel that the
     module does not declare: a fragment that cannot run, but can be parsed and transformed.
     """
-    seen: set[Operation] = set()
+    seen, dominance = set[Operation](), dict[Region, DominanceInfo]()
     for op in _written_operations(module):
         try:
             _check(op)
-            _check_operands(op, seen)
+            _check_operands(op, seen, dominance)
             seen.add(op)
             if strict:
                 check_runnable(op)
@@ -78,10 +79,10 @@ def _check_blocks(op: Operation) -> None:
             raise VerifyException(f"{op.name} has an empty body, which needs at least its terminator")
 
 
-def _check_operands(op: Operation, seen: Set[Operation]) -> None:
-    """An operation uses only values that it sees and that, in its own block, come before it.
+def _check_operands(op: Operation, seen: Set[Operation], dominance: dict[Region, DominanceInfo]) -> None:
+    """An operation uses only values that it sees and that are defined whenever it runs.
 
-    `seen` are the operations met so far. Between the blocks of one region dominance is not checked.
+    `seen` are the operations met so far; `dominance` keeps what is known of the regions met.
     """
     for number, operand in enumerate(op.operands):
         owner = operand.owner
@@ -94,12 +95,28 @@ def _check_operands(op: Operation, seen: Set[Operation]) -> None:
                 f"operand {number} of {op.name} is {_described(owner)}, which it cannot see: the value is "
                 "of a body that does not enclose the use"
             )
-        if isinstance(owner, Operation) and user.parent is owner.parent and owner not in seen:
+        home = owner if isinstance(owner, Block) else owner.parent
+        if user.parent is not home and not _runs_before(home, user.parent, dominance):
+            raise VerifyException(
+                f"operand {number} of {op.name} is {_described(owner)} in a block that need not run before: "
+                "hand the value over as a block argument"
+            )
+        if isinstance(owner, Operation) and user.parent is home and owner not in seen:
             raise VerifyException(
                 f"operand {number} of {op.name} is {_described(owner)}, which comes later: define it first"
             )
         if user is owner:
             raise VerifyException(f"operand {number} of {op.name} is a result of the operation around it")
+
+
+def _runs_before(one: Block | None, other: Block | None, dominance: dict[Region, DominanceInfo]) -> bool:
+    """Whether one block of a region has run whenever another runs; a block that never runs has no say."""
+    if one is None or other is None or one.parent is None:
+        return False
+    if one.parent not in dominance:
+        dominance[one.parent] = DominanceInfo(one.parent)
+    known, entry = dominance[one.parent], one.parent.blocks[0]
+    return known.dominates(one, other) or not known.dominates(entry, other)
 
 
 def _described(owner: Operation | Block) -> str:

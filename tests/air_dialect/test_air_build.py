@@ -181,6 +181,25 @@ def test_a_value_used_inside_its_own_operation() -> None:
         air_dialect.verify(ModuleOp([run]))
 
 
+def test_values_of_blocks_that_run_before() -> None:
+    """A block sees the values of blocks that every path passes; one that never runs may use any."""
+    air_dialect.parse(
+        """func.func @f(%b: i1) {
+          %v = arith.constant 1 : index
+          cf.cond_br %b, ^one, ^two
+        ^one:
+          %w = arith.addi %v, %v : index
+          cf.br ^two
+        ^two:
+          %x = arith.addi %v, %v : index
+          return
+        ^never:
+          %y = arith.addi %w, %x : index
+          return
+        }"""
+    )
+
+
 def test_memory_space() -> None:
     assert memory_space(L3) == MemorySpace.L3 == 0
     assert memory_space(L1) == MemorySpace.L1 == 2

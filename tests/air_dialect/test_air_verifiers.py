@@ -204,6 +204,12 @@ BROKEN = {
         "%a = arith.addi %b, %c1 : index\n%b = arith.constant 1 : index",
         "operand 0 of arith.addi is the result of arith.constant, which comes later: define it first",
     ),
+    "block_need_not_run": (
+        "%b = arith.constant true\ncf.cond_br %b, ^one, ^two\n^one:\n%v = arith.constant 1 : index\ncf.br ^two\n"
+        "^two:\n%w = arith.addi %v, %v : index",
+        "operand 0 of arith.addi is the result of arith.constant in a block that need not run before: hand the "
+        "value over as a block argument",
+    ),
     "rank_of_load": (
         "%v = memref.load %l3[%c0, %c1] : memref<64xbf16>",
         "memref.load does not verify: expected an index for each dimension",
@@ -402,7 +408,9 @@ def test_broken_vector_operation(statement: str, message: str) -> None:
 
 
 SYNTAX = {
-    "": "bad.mlir:1:1: error: Could not parse entire input!",
+    "": "bad.mlir:1:1: error: the text holds no operation: write a module, or the operations of one",
+    "// only a comment\n": "bad.mlir:2:1: error: the text holds no operation: write a module, or",
+    "air.channel @c []\n}": "bad.mlir:2:1: error: expected an operation, found }",
     "func.func @f() {\nair.nonsense\n}": "bad.mlir:2:1: error: operation air.nonsense is not known to the AIR dialect's reader",
     "func.func @f() {\nair.wait_all [%x]\nreturn\n}": "values used but not defined: [%x]",
     "func.func @f() {\n": "error: ",
