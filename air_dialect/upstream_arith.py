@@ -30,7 +30,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream_assembly import parse_conversion, print_conversion
+from air_dialect.upstream_assembly import Conversion
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")
 
@@ -224,19 +224,11 @@ class SelectOp(arith.SelectOp):
 # --------------------------------------------------------------------------------------- conversions
 
 
-class _Conversion(IRDLOperation, ABC):
-    """`arith.sitofp %v : vector<8xi32> to vector<8xf32>`: assembly and shape rule of a conversion."""
+class _Conversion(Conversion, ABC):
+    """`arith.sitofp %v : vector<8xi32> to vector<8xf32>`: lane by lane, between shapes that are equal."""
 
     RULE: ClassVar[str]
     """What the elements must be, for messages."""
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        source, target, attributes = parse_conversion(parser)
-        return cls.create(operands=[source], result_types=[target], attributes=attributes)
-
-    def print(self, printer: Printer) -> None:
-        print_conversion(printer, self, self.results[0].type)
 
     def verify_(self) -> None:
         source, target = self.operands[0].type, self.results[0].type

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 
+from typing_extensions import Self
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 
 
-def parse_conversion(parser: Parser) -> tuple[SSAValue, Attribute, dict[str, Attribute]]:
-    """Parse `%v {attributes} : from to to`: the operand, the target type and the attributes."""
-    operand = parser.parse_unresolved_operand()
-    attributes = parser.parse_optional_attr_dict()
-    parser.parse_punctuation(":")
-    source = parser.resolve_operand(operand, parser.parse_type())
-    parser.parse_keyword("to")
-    return source, parser.parse_type(), attributes
+class Conversion(IRDLOperation, ABC):
+    """The assembly `%v {attributes} : from to to` of an operation with one operand and one result."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operand = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        source = parser.resolve_operand(operand, parser.parse_type())
+        parser.parse_keyword("to")
+        return cls.create(operands=[source], result_types=[parser.parse_type()], attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        print_conversion(printer, self, self.results[0].type)
 
 
 def print_conversion(printer: Printer, op: Operation, target: Attribute) -> None:

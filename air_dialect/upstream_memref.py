@@ -34,7 +34,7 @@ from xdsl.traits import NoMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream_assembly import parse_conversion, print_conversion
+from air_dialect.upstream_assembly import Conversion, print_conversion
 
 
 class CopyOp(memref.CopyOp):
@@ -75,28 +75,12 @@ def _may_agree(one: MemRefType, other: MemRefType) -> bool:
     )
 
 
-class CastOp(memref.CastOp):
+class CastOp(Conversion, memref.CastOp):
     """`memref.cast %v : type to type`."""
 
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        source, target, attributes = parse_conversion(parser)
-        return cls.create(operands=[source], result_types=[target], attributes=attributes)
 
-    def print(self, printer: Printer) -> None:
-        print_conversion(printer, self, self.dest.type)
-
-
-class MemorySpaceCastOp(memref.MemorySpaceCastOp):
+class MemorySpaceCastOp(Conversion, memref.MemorySpaceCastOp):
     """`memref.memory_space_cast %v : type to type`."""
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        source, target, attributes = parse_conversion(parser)
-        return cls.create(operands=[source], result_types=[target], attributes=attributes)
-
-    def print(self, printer: Printer) -> None:
-        print_conversion(printer, self, self.dest.type)
 
 
 class GlobalOp(memref.GlobalOp):
