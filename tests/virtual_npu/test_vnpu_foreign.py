@@ -135,6 +135,43 @@ TOKENS = """
   }
 """
 
+# An L1 buffer of the segment that two herds of one name use: every tile has its own.
+HOISTED = """
+  air.channel @hoist [2, 1]
+  func.func @hoisted(%x: memref<2x16xf32>, %y: memref<2x16xf32>) {
+    air.launch () in () args(%a=%x, %b=%y) : memref<2x16xf32>, memref<2x16xf32> {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c16 = arith.constant 16 : index
+      air.channel.put @hoist[%c0, %c0] (%a[%c0, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
+      air.channel.put @hoist[%c1, %c0] (%a[%c1, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
+      air.segment @s args(%sb=%b) : memref<2x16xf32> {
+        %n1 = arith.constant 1 : index
+        %n2 = arith.constant 2 : index
+        %t0, %t = air.execute -> (memref<16xf32, 2>) {
+          %alloc = memref.alloc() : memref<16xf32, 2>
+          air.execute_terminator %alloc : memref<16xf32, 2>
+        }
+        %h = air.herd @h async [%t0] tile (%tx, %ty) in (%sx=%n2, %sy=%n1) args(%m=%t) : memref<16xf32, 2> {
+          air.channel.get @hoist[%tx, %ty] (%m[] [] []) : (memref<16xf32, 2>)
+        }
+        %g = air.herd @h async [%h] tile (%tx, %ty) in (%sx=%n2, %sy=%n1) args(%m=%t, %hb=%sb) : memref<16xf32, 2>, memref<2x16xf32> {
+          %k0 = arith.constant 0 : index
+          %k1 = arith.constant 1 : index
+          %k16 = arith.constant 16 : index
+          %v = vector.load %m[%k0] : memref<16xf32, 2>, vector<16xf32>
+          %w = arith.addf %v, %v : vector<16xf32>
+          vector.store %w, %m[%k0] : memref<16xf32, 2>, vector<16xf32>
+          air.dma_memcpy_nd (%hb[%tx, %k0] [%k1, %k16] [%k16, %k1], %m[] [] []) : (memref<2x16xf32>, memref<16xf32, 2>)
+        }
+        air.wait_all [%g]
+        memref.dealloc %t : memref<16xf32, 2>
+      }
+    }
+    return
+  }
+"""
+
 MAPS = """
 #rows = affine_map<(d0, d1)[s0] -> (d0 * 6 + s0 + d1)>
 #mk = affine_map<(m, n, k) -> (m, k)>
@@ -145,7 +182,7 @@ MAPS = """
 
 @pytest.fixture(scope="module")
 def library(program):
-    return program(f"{MAPS}module {{{CALLS}{PADDED}{KINDS}{TOKENS}}}")
+    return program(f"{MAPS}module {{{CALLS}{PADDED}{KINDS}{TOKENS}{HOISTED}}}")
 
 
 def numbers(*shape):
@@ -183,6 +220,13 @@ def test_reshape_and_a_token_that_is_returned(library, run):
 def test_tokens_in_bodies_without_channels(library, run):
     x = numbers(64)
     np.testing.assert_array_equal(run(library, "tokens", x, np.zeros_like(x))[1], x)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_an_l1_buffer_of_the_segment_is_every_tiles_own(library, run, threads, monkeypatch):
+    monkeypatch.setenv("VNPU_THREADS", threads)
+    x = numbers(2, 16)
+    np.testing.assert_array_equal(run(library, "hoisted", x, np.zeros_like(x))[1], 2 * x)
 
 
 def refused(text: str, message: str) -> None:

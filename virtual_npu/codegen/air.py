@@ -280,5 +280,5 @@ def hierarchy_uses(body: Body, op: Operation) -> list[str]:
     uses = []
     for value, writes in operand_effects(op):
         view = body.memref(value)
-        uses.append(f"vnpu::{'writes' if writes else 'reads'}({view.pointer}, {view.extent})")
+        uses.append(f"vnpu::{'writes' if writes else 'reads'}({view.pointer}, {view.footprint})")
     return uses

@@ -45,12 +45,19 @@ class MemRef:
     sizes: tuple[str, ...]
     strides: tuple[str, ...]
     type: MemRefType
+    copies: int = 1
+    """How many there are, one after the other: one per tile of the herds that use it."""
 
     @property
     def extent(self) -> str:
         """Elements from the first to the last one, both included."""
         pairs = zip(self.sizes, self.strides, strict=True)
         return plus("1", *(times(grouped(plus(size, "-1")), stride) for size, stride in pairs))
+
+    @property
+    def footprint(self) -> str:
+        """Elements of all copies."""
+        return self.extent if self.copies == 1 else times(grouped(self.extent), str(self.copies))
 
 
 Value = Scalar | MemRef

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, IntegerAttr, MemRefType
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
+from air_dialect.ops import ExecuteOp
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.l1_copies import tile_copies
 
 
 def address(view: MemRef, indices: Sequence[str]) -> str:
@@ -54,22 +56,51 @@ def _alloc(body: Body, op: Operation) -> None:
     known = types.memref_strides(type_)
     if [s for s in known if s == types.DYNAMIC] == []:
         strides = [str(s) for s in known]
-    view = MemRef(name, tuple(sizes), tuple(strides), type_)
+    view = MemRef(name, tuple(sizes), tuple(strides), type_, tile_copies(op.memref))
     element = types.scalar(type_.element_type)
     arena = "sequencer.arena" if body.mode is Mode.SEQUENCER else "arena"
     body.uses_arena = body.uses_arena or arena == "arena"
-    body.put(f"{element} *const {name} = {arena}.alloc<{element}>({view.extent});")
+    body.put(f"{element} *const {name} = {arena}.alloc<{element}>({view.footprint});")
     body.values[op.memref] = view
 
 
 @emits("memref.dealloc")
 def _dealloc(body: Body, op: Operation) -> None:
+    """Give a buffer back where this happens once; else it stays until its body ends.
+
+    The compiler moves allocations out of loops and leaves the deallocations inside (ping-pong buffers).
+    """
     view = body.memref(op.operands[0])
+    alloc = _allocation(op.operands[0])
+    if alloc is None or _loops_around(op) != _loops_around(alloc):
+        return
     if body.mode is Mode.SEQUENCER:
-        body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.extent});")
+        body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.footprint});")
     else:
         body.put(f"arena.dealloc({view.pointer});")
         body.uses_arena = True
+
+
+def _allocation(value: SSAValue) -> Operation | None:
+    """The allocation that a buffer comes from, also out of an air.execute; None when it is not seen."""
+    while isinstance(value, OpResult) and isinstance(value.op, ExecuteOp):
+        end = value.op.body.block.last_op
+        assert end is not None
+        value = end.operands[value.index - 1]
+    return value.op if isinstance(value, OpResult) and isinstance(value.op, memref.AllocOp) else None
+
+
+_ONCE = frozenset(["scf.if", "affine.if", "scf.index_switch", "scf.execute_region", "air.execute"])
+
+
+def _loops_around(op: Operation) -> list[Operation]:
+    """The operations around that may run their bodies more than once."""
+    found, parent = [], op.parent_op()
+    while parent is not None:
+        if parent.name not in _ONCE:
+            found.append(parent)
+        parent = parent.parent_op()
+    return found
 
 
 @emits("memref.load")

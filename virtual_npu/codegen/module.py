@@ -14,7 +14,17 @@ from air_dialect.ops import AsyncTokenType, ChannelOp, ChannelTransferOp, HerdOp
 from virtual_npu.abi import FORMAT, entry_symbol, identifier
 from virtual_npu.codegen import air, arith, control, linalg, types, vector  # noqa: F401 - they register
 from virtual_npu.codegen import memref as memref_emitters  # noqa: F401
-from virtual_npu.codegen.body import Body, Emit, MemRef, Mode, Scalar, Value, attribute, unsupported
+from virtual_npu.codegen.body import (
+    Body,
+    Emit,
+    MemRef,
+    Mode,
+    Scalar,
+    Value,
+    attribute,
+    grouped,
+    unsupported,
+)
 from virtual_npu.codegen.effects import accesses, channels_used
 from virtual_npu.codegen.inline import inline_calls
 from virtual_npu.errors import UnsupportedOpError
@@ -191,7 +201,8 @@ class Unit:
                 continue
             type_ = operand.type
             assert isinstance(type_, MemRefType)
-            texts.append(value.pointer)
+            own = f" + flat * {grouped(value.extent)}" if value.copies > 1 and isinstance(op, HerdOp) else ""
+            texts.append(value.pointer + own)
             pairs = [*zip(type_.get_shape(), value.sizes, strict=True)]
             pairs += zip(types.memref_strides(type_), value.strides, strict=True)
             texts += [text for known, text in pairs if known == types.DYNAMIC]
