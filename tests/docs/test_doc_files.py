@@ -1,0 +1,58 @@
+"""The files that the pages name are there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from doc_transcripts import DOCS
+
+PROJECT = DOCS.parent
+PAGES = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/usage.md",
+    "docs/demo_checkpoint.md",
+    "kernels_cc/README.md",
+]
+ROOMS = "air_dialect|virtual_npu|kernel_builder|kernels_cc|multi_launch_builder|runtime|llama32_1b|tests|docs"
+PATH = re.compile(rf"`((?:{ROOMS})/[\w./]*)`")
+FILE = re.compile(r"`([\w./*]+(?:\.\w+|/))`")
+LINK = re.compile(r"\]\(([^)#:]+)[)#]")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_and_links(page: str) -> None:
+    text = (PROJECT / page).read_text()
+    links = [(PROJECT / page).parent / link for link in LINK.findall(text)]
+    paths = [PROJECT / path for path in PATH.findall(text)]
+    assert [str(path) for path in (*links, *paths) if not path.exists()] == []
+
+
+def test_the_files_to_read() -> None:
+    rows = _rows_to_read()
+    assert len(rows) == 7
+    for room, files in rows:
+        missing = [name for name in files if not list((PROJECT / room).glob(name.rstrip("/")))]
+        assert missing == [], room
+
+
+def _rows_to_read() -> list[tuple[str, list[str]]]:
+    text = (DOCS / "architecture.md").read_text()
+    section = text[text.index("## Where to read") :]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    return [(room, FILE.findall(cells)) for room, cells in rows]
+
+
+def test_the_rooms_of_the_readme_in_import_order() -> None:
+    (layers,) = re.findall(r"^layers = \[(.*)\]$", (PROJECT / "pyproject.toml").read_text(), re.MULTILINE)
+    downwards = [name.strip(' "') for name in layers.split(",")]
+    shown = re.findall(r"^\| \[`(\w+)/`\]", (PROJECT / "README.md").read_text(), re.MULTILINE)
+    assert [room for room in shown if room != "kernels_cc"] == downwards[::-1]
+
+
+def test_the_commands_of_the_readme() -> None:
+    makefile = (PROJECT / "Makefile").read_text()
+    readme = (PROJECT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", readme)) <= targets
