@@ -95,19 +95,12 @@ def _swap_k_and_v() -> Any:
     return model
 
 
-def _no_ffn(layer: int) -> Callable[[], Any]:
+def _silenced(layer: int, projection: str) -> Callable[[], Any]:
+    """What ends in `projection` adds nothing to the residual stream."""
+
     def fault() -> Any:
         model = _load()
-        model.model.layers[layer].mlp.down_proj.weight.data.zero_()
-        return model
-
-    return fault
-
-
-def _no_attention(layer: int) -> Callable[[], Any]:
-    def fault() -> Any:
-        model = _load()
-        model.model.layers[layer].self_attn.o_proj.weight.data.zero_()
+        model.model.layers[layer].get_submodule(projection).weight.data.zero_()
         return model
 
     return fault
@@ -120,8 +113,8 @@ _FAULTS: dict[str, Callable[[], Any]] = {
     "layer 3 with the weights of layer 2": _other_layers_weights,
     "K and V swapped in layer 2": _swap_k_and_v,
     **{f"heads 0 and 1 swapped in layer {layer}": _swap_heads(layer) for layer in range(6)},
-    **{f"no FFN in layer {layer}": _no_ffn(layer) for layer in range(6)},
-    **{f"no attention in layer {layer}": _no_attention(layer) for layer in range(6)},
+    **{f"no FFN in layer {layer}": _silenced(layer, "mlp.down_proj") for layer in range(6)},
+    **{f"no attention in layer {layer}": _silenced(layer, "self_attn.o_proj") for layer in range(6)},
 }
 
 
