@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: cannot write to {options.out}: {error}; name another folder", file=sys.stderr)
+        print(f"error: cannot write to {options.out}: {error.strerror}; name another folder", file=sys.stderr)
         return 2
     print(f"{len(paths)} files in {options.out}", file=sys.stderr)
     return 0
