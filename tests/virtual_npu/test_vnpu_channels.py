@@ -281,6 +281,45 @@ MISMATCH = f"""
     return
   }}"""
 
+# One of two puts is taken.
+LEFT = f"""
+  air.channel @left [1, 2]
+  func.func @leftover(%x: memref<16xf32>, %y: memref<16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<16xf32>, memref<16xf32> {{
+{CONSTANTS}
+      air.channel.put @left[%c0, %c1] (%a[] [] []) : (memref<16xf32>)
+      air.channel.put @left[%c0, %c1] (%a[] [] []) : (memref<16xf32>)
+      air.channel.get @left[%c0, %c1] (%b[] [] []) : (memref<16xf32>)
+    }}
+    return
+  }}"""
+
+# The launch takes one half of a buffer while the segment writes the other: they do not hold each other back.
+HALVES = f"""
+  air.channel @half [1]
+  func.func @halves(%x: memref<32xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x) : memref<32xf32> {{
+{CONSTANTS}
+      air.channel.get @half[%c0] (%a[%c0] [%c16] [%c1]) : (memref<32xf32>)
+      air.segment @s args(%sa=%a) : memref<32xf32> {{
+        {
+    herd(
+        "h",
+        1,
+        1,
+        '''
+    %m = memref.alloc() : memref<16xf32, 2>
+    air.dma_memcpy_nd (%m[] [] [], %h[%c16] [%c16] [%c1]) : (memref<16xf32, 2>, memref<32xf32>)
+    air.channel.put @half[%c0] (%m[] [] []) : (memref<16xf32, 2>)
+''',
+        "args(%h=%sa) : memref<32xf32>",
+    )
+}
+      }}
+    }}
+    return
+  }}"""
+
 # A copy reads what an asynchronous get writes, and a second get overwrites what the copy reads.
 CONFLICT = f"""
   air.channel @q [1]
@@ -303,7 +342,7 @@ CONFLICT = f"""
 
 @pytest.fixture(scope="module")
 def library(program):
-    text = "\n".join((BEFORE, ASYNC, BROADCAST, CASCADE, DEADLOCK, FULL, MISMATCH, CONFLICT))
+    text = "\n".join((BEFORE, ASYNC, BROADCAST, CASCADE, DEADLOCK, FULL, MISMATCH, CONFLICT, LEFT, HALVES))
     text = text.replace(
         "    air.launch (%i) in (%n=%one)",
         "    %one = arith.constant 1 : index\n    air.launch (%i) in (%n=%one)",
@@ -362,6 +401,21 @@ def test_deadlock_on_a_full_channel(library, run):
         match=r"herd @h \(0, 0\), line \d+: no get makes room \(2 blocks in flight\) for put @f\[0\]",
     ):
         run(library, "full", np.zeros(16, np.float32))
+
+
+def test_a_block_that_nobody_takes_is_an_error(library, run):
+    with pytest.raises(
+        virtual_npu.VirtualNpuRuntimeError,
+        match=r"line \d+: air.channel.put @left: launch sent 16 elements that no get ever takes from @left\[0, 1\] "
+        r"\(1 left there at the end\): add the get, or drop the put",
+    ):
+        run(library, "leftover", np.zeros(16, np.float32), np.zeros(16, np.float32))
+
+
+def test_parts_of_one_buffer_do_not_hold_each_other_back(library, run):
+    x = normal(32)
+    (got,) = run(library, "halves", x)
+    np.testing.assert_array_equal(got, np.concatenate([x[16:], x[16:]]))
 
 
 def test_mismatched_sides_name_both(library, run):

@@ -278,7 +278,10 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
 def hierarchy_uses(body: Body, op: Operation) -> list[str]:
     """C++ text of what an operation reads and writes, as `vnpu::Use` values."""
     uses = []
-    for value, writes in operand_effects(op):
+    for value, writes, span in operand_effects(op):
         view = body.memref(value)
-        uses.append(f"vnpu::{'writes' if writes else 'reads'}({view.pointer}, {view.footprint})")
+        first, count = view.pointer, view.footprint
+        if span is not None and view.copies == 1:
+            first, count = plus(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
+        uses.append(f"vnpu::{'writes' if writes else 'reads'}({first}, {count})")
     return uses

@@ -6,6 +6,7 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
+from virtual_npu.codegen.spans import Interval, joined, transfer_span
 
 _READS = frozenset([
     "memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read",
@@ -55,9 +56,13 @@ def base(value: SSAValue) -> SSAValue:
     return value
 
 
-def operand_effects(op: Operation) -> list[tuple[SSAValue, bool]]:
-    """(memref, writes) for every memref from outside `op` that it or anything in it touches."""
-    found: dict[SSAValue, bool] = {}
+Effect = tuple[SSAValue, bool, Interval | None]
+"""A memref, whether it is written, and its first and last element that is touched (None: any)."""
+
+
+def operand_effects(op: Operation) -> list[Effect]:
+    """What `op` and anything in it does to memrefs from outside of it."""
+    found: dict[tuple[SSAValue, bool], Interval | None] = {}
     outside: dict[SSAValue, SSAValue] = {}
     for inner in op.walk():
         if isinstance(inner, HierarchyOp):
@@ -65,14 +70,18 @@ def operand_effects(op: Operation) -> list[tuple[SSAValue, bool]]:
     for inner in op.walk():
         for value, writes in accesses(inner):
             root = base(value) if inner is not op else value
+            # Behind a view, offsets count from elsewhere.
+            span = transfer_span(inner, value, writes) if root is value else None
             while root in outside:
                 inner_operand = outside[root]
                 root = base(inner_operand) if not _is_operand(op, inner_operand) else inner_operand
+                span = span if root is inner_operand else None
                 if _is_operand(op, root):
                     break
             if inner is op or not _inside(op, root):
-                found[root] = found.get(root, False) or writes
-    return list(found.items())
+                key = root, writes
+                found[key] = joined(found[key], span) if key in found else span
+    return [(root, writes, span) for (root, writes), span in found.items()]
 
 
 def _is_operand(op: Operation, value: SSAValue) -> bool:

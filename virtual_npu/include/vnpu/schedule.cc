@@ -132,6 +132,7 @@ void Island::run(Process root) {
     }
   }
   if (live_) fail_deadlock();
+  for (int i = 0; i < channels_.size(); ++i) channels_[i]->refuse_leftovers();
 }
 
 Island::~Island() {
@@ -297,6 +298,18 @@ bool Channel::get(Transfer &transfer, i64 index) {
   return transfer.through = true;
 }
 
+int Channel::describe_index(char *text, int capacity, const Shape &shape, i64 index) {
+  int used = 0;
+  i64 inner = shape.count;
+  text[0] = 0;
+  for (int d = 0; d < shape.rank && used < capacity; ++d) {
+    inner /= shape.extents[d];
+    used += snprintf(text + used, size_t(capacity - used), "%s%lld", d ? ", " : "", (long long)(index / inner));
+    index %= inner;
+  }
+  return used;
+}
+
 int Channel::describe_queue(char *text, int capacity, int &left, const Queue &queue, const Shape &shape, i64 index,
                             const char *verb) {
   int used = 0;
@@ -307,15 +320,22 @@ int Channel::describe_queue(char *text, int capacity, int &left, const Queue &qu
     if (t->where.dims > 1) used += snprintf(text + used, size_t(capacity - used), ", %lld", (long long)t->where.y);
     used += snprintf(text + used, size_t(capacity - used), "%s, line %d: %s %s[", t->where.dims > 0 ? ")" : "",
                      t->site.line, verb, name_);
-    i64 inner = shape.count, rest = index;
-    for (int d = 0; d < shape.rank; ++d) {
-      inner /= shape.extents[d];
-      used += snprintf(text + used, size_t(capacity - used), "%s%lld", d ? ", " : "", (long long)(rest / inner));
-      rest %= inner;
-    }
+    used += describe_index(text + used, capacity - used, shape, index);
     used += snprintf(text + used, size_t(capacity - used), "]");
   }
   return used;
+}
+
+void Channel::refuse_leftovers() const {
+  for (i64 i = 0; i < to_.count; ++i) {
+    const Outlet &outlet = outlets_[i];
+    if (outlet.full == 0) continue;
+    char index[64];
+    describe_index(index, int(sizeof(index)), to_, i);
+    const Block &block = outlet.blocks[0];
+    fail(block.site, "%s sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
+         "drop the put", block.where.name, (long long)block.count, name_, index, outlet.full);
+  }
 }
 
 int Channel::describe(char *text, int capacity, int &left) {

@@ -225,6 +225,9 @@ class Channel {
   // Appends a line for every queued transfer to a report; gives the characters written.
   int describe(char *text, int capacity, int &left);
 
+  // Fails when blocks were sent that nobody took.
+  void refuse_leftovers() const;
+
  private:
   struct Shape {
     int rank = 0;
@@ -257,6 +260,7 @@ class Channel {
   bool deliver(Transfer &put, i64 index);
   void hand_over(Transfer &get, const Access &block, Site from, Where sender);
   i64 source_of(i64 outlet) const;
+  static int describe_index(char *text, int capacity, const Shape &shape, i64 index);
   int describe_queue(char *text, int capacity, int &left, const Queue &queue, const Shape &shape, i64 index,
                      const char *verb);
 
