@@ -93,7 +93,7 @@ DEMO = ModelShape(
     n_kv_heads=2,
     head_dim=64,
     hidden_dim=768,
-    vocab_size=2048,
+    vocab_size=1500,
     rms_norm_eps=1e-5,
 )
 """The checkpoint that ships with the project."""

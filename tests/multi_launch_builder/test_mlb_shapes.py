@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,11 @@ def test_a_file_that_is_no_config(tmp_path, content, words):
 def test_a_config_file(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     assert ModelShape.from_config_file(tmp_path / "config.json") == LLAMA_3_2_1B
+
+
+def test_demo_is_the_checkpoint_that_ships_with_the_project():
+    config = Path(__file__).parents[2] / "llama32_1b/demo/checkpoint/config.json"
+    assert ModelShape.from_config_file(config) == DEMO
 
 
 @pytest.mark.parametrize("shape", [DEMO, LLAMA_3_2_1B])
