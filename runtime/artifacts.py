@@ -5,7 +5,7 @@
     CACHE/virtual/NAME-KEY.mlir      the program's text
     CACHE/virtual/NAME-KEY.log       what the tools printed, also when they failed
     CACHE/locks/                     one lock per artifact, one for the manifest
-    CACHE/work/                      where compilations under way write
+    CACHE/unfinished/                where compilations under way write
 
 An artifact appears in one step (`os.replace`) once it is complete, and then in the manifest. Two processes
 may share a cache: who comes second waits for the artifact, and finds it.
@@ -111,7 +111,7 @@ class ArtifactStore:
 
         Raises what `compile_in` raises, and DiskFullError when there is no space.
         """
-        work = self.directory / "work" / recipe.stem
+        work = self.directory / "unfinished" / recipe.stem
         try:
             with self._held(recipe):
                 return self.find(recipe) or self._build_in(work, recipe, compile_in)

@@ -26,8 +26,9 @@ def test_the_layout_is_the_documented_one(open_cache, program):
     assert files(cache) == [f"{stem}.elf", f"{stem}.log", f"{stem}.mlir"]
     assert artifact.path.with_suffix(".mlir").read_text() == program.text
     assert artifact.path.with_suffix(".log").read_text() == "compiling scale\n"
-    assert sorted(p.name for p in cache.cache_dir.iterdir()) == ["locks", "manifest.json", "virtual", "work"]
-    assert not list((cache.cache_dir / "work").iterdir())
+    kept = sorted(path.name for path in cache.cache_dir.iterdir())
+    assert kept == ["locks", "manifest.json", "unfinished", "virtual"]
+    assert not list((cache.cache_dir / "unfinished").iterdir())
 
 
 def test_the_manifest_tells_what_made_an_artifact(open_cache, program):
@@ -130,7 +131,7 @@ def test_a_failed_compilation_keeps_its_log_and_nothing_else(open_cache, variant
         cache.compile_and_cache(variant(text="bad"))
     assert caught.value.log.read_text() == "compiling scale\n"
     assert files(cache) == [caught.value.log.name]
-    assert not list((cache.cache_dir / "work").iterdir())
+    assert not list((cache.cache_dir / "unfinished").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_full_disk_leaves_the_cache_usable(open_cache, program, variant, toolc
         match=r"no space left while compiling 'more' \(.* \d+ bytes free at .*; what is compiled alre",
     ):
         cache.compile_and_cache(variant(name="more"))
-    assert not list((cache.cache_dir / "work").iterdir())
+    assert not list((cache.cache_dir / "unfinished").iterdir())
     assert cache.compile_and_cache(program).reused
     toolchain.fail = None
     assert not cache.compile_and_cache(variant(name="more")).reused
@@ -185,7 +186,7 @@ def test_other_system_errors_pass_through(open_cache, program, toolchain):
 def test_what_a_killed_process_left_is_cleared(open_cache, program):
     cache = open_cache()
     key = cache.compile_and_cache(program).key
-    left = cache.cache_dir / "work" / f"scale-{key}"
+    left = cache.cache_dir / "unfinished" / f"scale-{key}"
     left.mkdir(parents=True)
     (left / "half").write_text("x")
     cache.compile_and_cache(program).path.unlink()
