@@ -233,6 +233,9 @@ class Terminal:
         return self.status
 
 
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN, reason="started in the background, with Ctrl-C ignored"
+)
 def test_chat_on_a_terminal(session):
     """Streaming, Ctrl-C at the prompt and in an answer, commands, Ctrl-D."""
     with Terminal("-m", "llama32_1b", "chat", "--backend", "virtual") as terminal:
