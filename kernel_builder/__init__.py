@@ -1,3 +1,4 @@
-"""Kernels for the NPU: the language to write them in (`dsl`), the device (`device`), what a program takes
-of it (`preflight`), and the kernels themselves (`kernels`). `python -m kernel_builder` shows them.
+"""Kernels for the NPU: the language to write them in (`dsl`), and the kernels themselves (`kernels`).
+
+`python -m kernel_builder` shows them, and what they take of the device (`virtual_npu.static`).
 """

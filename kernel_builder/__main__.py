@@ -21,15 +21,15 @@ from typing import Any
 
 from air_dialect import AirParseError, parse
 from air_dialect.command_line import OneLineParser
-from kernel_builder.device import DEVICES, NPU2
 from kernel_builder.errors import KernelBuilderError
 from kernel_builder.kernels import registry
 from kernel_builder.module import KernelModule
-from kernel_builder.preflight import preflight
 from kernel_builder.spec import Difference, KernelSpec, Parameters
-from kernel_builder.tables import text_table
 from kernel_builder.testing import compare
 from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
+from virtual_npu.static.device import DEVICES, NPU2
+from virtual_npu.static.preflight import preflight
+from virtual_npu.tables import text_table
 
 WRONG_RESULT, REFUSED = 1, 2
 

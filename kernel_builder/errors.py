@@ -13,7 +13,3 @@ class DslError(KernelBuilderError):
 
 class IllegalShapeError(KernelBuilderError, ValueError):
     """A shape or tile size that a kernel cannot serve; the message names a legal one."""
-
-
-class ResourceError(KernelBuilderError):
-    """A program wants more of the device than there is."""

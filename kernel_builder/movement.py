@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 
 from kernel_builder.buffers import Dim, View
-from kernel_builder.device import NPU2
 from kernel_builder.errors import DslError
 from kernel_builder.index import Index
+from virtual_npu.static.device import NPU2
 
 GRANULE = NPU2.granule_bytes
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernel_builder.device import NPU2, Device
 from kernel_builder.errors import IllegalShapeError
+from virtual_npu.static.device import NPU2, Device
 
 
 def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:

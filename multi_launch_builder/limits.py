@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernel_builder.device import NPU2
 from kernel_builder.kernels import gemm
 from multi_launch_builder.errors import UnsupportedShapeError
 from multi_launch_builder.shapes import ModelShape
+from virtual_npu.static.device import NPU2
 
 LM_HEAD_PARTITIONS = 8
 """Launches of lm_head_gemv."""

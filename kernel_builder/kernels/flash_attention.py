@@ -35,13 +35,13 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.buffers import Buffer, View
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, L2, Channel, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.external import ArgumentType, External
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from virtual_npu.static.device import NPU2
 
 BLOCK = 8
 """Rows and columns of a block of the core's matrix product, and columns of a panel."""

@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.buffers import Buffer
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from virtual_npu.static.device import NPU2
 
 BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.buffers import Buffer
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.external import ArgumentType, External
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from virtual_npu.static.device import NPU2
 
 LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""

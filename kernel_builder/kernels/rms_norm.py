@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.buffers import Buffer, View
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.index import Index
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import cores, largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from virtual_npu.static.device import NPU2
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.buffers import View
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.external import ArgumentType, External
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import cores, largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from virtual_npu.static.device import NPU2
 
 HALF_LANES = 32
 """head_dim is a multiple of this: rope_halfsplit.cc turns 16 lanes of each half at a time."""

@@ -9,8 +9,8 @@ import pytest
 
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import gemv
-from kernel_builder.preflight import preflight
 from kernel_builder.testing import random_arrays, run
+from virtual_npu.static.preflight import preflight
 
 REFUSED = [
     ({"m": 256, "k": 100}, r"gemv: k=100 is no positive multiple of 64 .*; use 64 or 128"),

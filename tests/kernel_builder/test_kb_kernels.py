@@ -10,9 +10,9 @@ import pytest
 
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import eltwise_add, gemm, registry, rms_norm
-from kernel_builder.preflight import preflight
 from kernel_builder.spec import Tolerance
 from kernel_builder.testing import random_arrays
+from virtual_npu.static.preflight import preflight
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from air_dialect import parse
-from kernel_builder.device import NPU2
 from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, f32
-from kernel_builder.errors import ResourceError
 from kernel_builder.kernels import registry
-from kernel_builder.preflight import Report, preflight
+from virtual_npu.errors import ResourceError
+from virtual_npu.static.device import NPU2
+from virtual_npu.static.preflight import Report, preflight
 
 CASES = [(name, i) for name, spec in registry().items() for i in range(len(spec.cases))]
 FULL_SIZE = [

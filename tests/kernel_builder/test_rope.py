@@ -10,8 +10,8 @@ import pytest
 
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import rope
-from kernel_builder.preflight import preflight
 from kernel_builder.testing import run
+from virtual_npu.static.preflight import preflight
 
 BF16 = ml_dtypes.bfloat16
 HEADS = {"rows": 64, "n_heads": 4, "head_dim": 64}

@@ -10,8 +10,8 @@ import pytest
 
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import swiglu
-from kernel_builder.preflight import preflight
 from kernel_builder.testing import random_arrays, run
+from virtual_npu.static.preflight import preflight
 
 BF16 = ml_dtypes.bfloat16
 REFUSED = [

@@ -12,14 +12,14 @@ import virtual_npu
 from air_dialect import parse
 from air_dialect.ops import LaunchOp
 from kernel_builder.arguments import ArgumentTable, Role
-from kernel_builder.device import NPU2
 from kernel_builder.kernels import registry
-from kernel_builder.preflight import preflight
 from multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
 from multi_launch_builder.limits import check_shape
 from multi_launch_builder.plan import ProgramPlan, Step, build_program
 from multi_launch_builder.programs import PLANS, plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+from virtual_npu.static.device import NPU2
+from virtual_npu.static.preflight import preflight
 
 LAUNCHES = {
     "rms_gemms_rope": 6,

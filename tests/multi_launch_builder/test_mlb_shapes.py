@@ -12,7 +12,6 @@ import pytest
 from air_dialect import parse
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import registry
-from kernel_builder.preflight import preflight
 from multi_launch_builder import (
     ConfigError,
     ModelShape,
@@ -23,6 +22,7 @@ from multi_launch_builder import (
 )
 from multi_launch_builder.limits import check_seq_len, check_shape
 from multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
+from virtual_npu.static.preflight import preflight
 
 LLAMA_CONFIG = {
     "hidden_size": 2048,

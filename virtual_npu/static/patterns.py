@@ -19,8 +19,8 @@ from xdsl.ir.affine import (
 )
 
 from air_dialect.ops import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp, ExecuteOp, HierarchyOp, memory_space
-from kernel_builder.device import DmaLimits
-from kernel_builder.errors import ResourceError
+from virtual_npu.errors import ResourceError
+from virtual_npu.static.device import DmaLimits
 
 
 @dataclass(frozen=True)

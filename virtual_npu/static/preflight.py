@@ -31,9 +31,9 @@ from air_dialect.ops import (
     SegmentOp,
     memory_space_name,
 )
-from kernel_builder.device import NPU2, Device, DmaLimits
-from kernel_builder.errors import ResourceError
-from kernel_builder.patterns import (
+from virtual_npu.errors import ResourceError
+from virtual_npu.static.device import NPU2, Device, DmaLimits
+from virtual_npu.static.patterns import (
     Side,
     constant,
     descriptor_faults,
@@ -43,7 +43,7 @@ from kernel_builder.patterns import (
     sides,
     space_of,
 )
-from kernel_builder.tables import text_table
+from virtual_npu.tables import text_table
 
 CASCADE = ("npu_cascade", "cascade")
 

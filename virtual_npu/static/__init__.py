@@ -1,0 +1,1 @@
+"""What a program takes of a device, read from its text alone: nothing is compiled and nothing is run."""
