@@ -73,7 +73,7 @@ class VirtualToolchain:
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
         try:
-            compiler = find_compiler()
+            compiler = find_compiler(virtual_npu.BuildOptions.from_knobs())
         except virtual_npu.VirtualNpuError as error:
             raise CompileError(program.name, str(error)) from error
         return {

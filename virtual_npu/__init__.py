@@ -3,21 +3,27 @@
 from virtual_npu.errors import (
     ArgumentError,
     KernelSourceError,
+    OptionError,
     ToolchainError,
     UnsupportedOpError,
     VirtualNpuDeadlock,
     VirtualNpuError,
     VirtualNpuRuntimeError,
 )
-from virtual_npu.library import ArgumentType, Entry, Library
+from virtual_npu.library import ArgumentType, Entry, Library, RunResult
+from virtual_npu.options import BuildOptions, RunOptions
 from virtual_npu.toolchain import build, emit
 
 __all__ = [
     "ArgumentError",
     "ArgumentType",
+    "BuildOptions",
     "Entry",
     "KernelSourceError",
     "Library",
+    "OptionError",
+    "RunOptions",
+    "RunResult",
     "ToolchainError",
     "UnsupportedOpError",
     "VirtualNpuDeadlock",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FORMAT = 1
+FORMAT = 2
 """Version of the metadata and of the entries' calling convention."""
 
 

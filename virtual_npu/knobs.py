@@ -86,7 +86,22 @@ KEEP = Knob(
     _may_be_folder,
 )
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP)
+NUMERICS = Knob(
+    "VNPU_NUMERICS",
+    "exact",
+    "bf16 matrix products: exact, or bfp16 (block floating point, as AIE2P emulates them)",
+    "exact or bfp16",
+    {"exact", "bfp16"}.__contains__,
+)
+ROUNDING = Knob(
+    "VNPU_ROUNDING",
+    "conv_even",
+    "how f32 becomes bf16: conv_even (nearest, ties to even) or floor (what a core does before it is told)",
+    "conv_even or floor",
+    {"conv_even", "floor"}.__contains__,
+)
+
+TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, NUMERICS, ROUNDING)
 
 
 def check() -> None:

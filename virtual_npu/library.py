@@ -7,13 +7,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from virtual_npu import knobs
 from virtual_npu.abi import FORMAT, entry_symbol
-from virtual_npu.errors import ArgumentError, VirtualNpuDeadlock, VirtualNpuError, VirtualNpuRuntimeError
+from virtual_npu.errors import ArgumentError, VirtualNpuError, run_error
+from virtual_npu.options import IN_ORDER, RunOptions
 
-_DEADLOCK = 2
-_MESSAGE_BYTES = 4096
+STATS, TRACE = 1, 2
+"""What a run may be asked to collect (`RunOptions::record` in include/vnpu/entry.h)."""
+
+
+class _RunOptions(ctypes.Structure):
+    """vnpu::RunOptions."""
+
+    _fields_ = (("threads", ctypes.c_int32), ("record", ctypes.c_int32), ("seed", ctypes.c_uint64))
+
+
+class _RunReport(ctypes.Structure):
+    """vnpu::RunReport; void pointers, so that the texts can be given back."""
+
+    _fields_ = (("message", ctypes.c_void_p), ("notes", ctypes.c_void_p), ("record", ctypes.c_void_p))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run has to say: findings that did not end it, and what it was asked to collect."""
+
+    notes: tuple[str, ...] = ()
+    record: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,7 @@ class Library:
             )
         self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
 
-    def run(self, entry: str, pointers: Sequence[int]) -> None:
+    def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
         """Run an entry on buffers at these addresses, one per argument, in order.
 
         The caller keeps the buffers alive and of the sizes that `entries` tells. Raises
@@ -65,11 +87,21 @@ class Library:
             raise ArgumentError(f"{entry} takes {len(found.arguments)} arguments, {len(pointers)} given")
         function = getattr(self._library, entry_symbol(entry))
         arguments = (ctypes.c_void_p * len(pointers))(*pointers)
-        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        status = function(arguments, ctypes.c_int(knobs.threads()), message, ctypes.c_int64(_MESSAGE_BYTES))
+        wanted = STATS * options.stats + TRACE * options.trace
+        asked, report = _RunOptions(knobs.threads(), wanted, options.seed), _RunReport()
+        status = function(arguments, ctypes.byref(asked), ctypes.byref(report))
+        message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
         if status != 0:
-            kind = VirtualNpuDeadlock if status == _DEADLOCK else VirtualNpuRuntimeError
-            raise kind(f"{entry}: {message.value.decode(errors='replace')}")
+            raise run_error(status, f"{entry}: {message}")
+        return RunResult(tuple(notes.splitlines()), json.loads(record) if record else None)
+
+    def _taken(self, address: int | None) -> str:
+        """The text at an address, which the program gives away."""
+        if not address:
+            return ""
+        text = ctypes.string_at(address).decode(errors="replace")
+        self._library.vnpu_release(ctypes.c_void_p(address))
+        return text
 
 
 def _entry(name: str, arguments: Sequence[dict[str, object]]) -> Entry:

@@ -15,6 +15,7 @@ import air_dialect
 from virtual_npu import knobs
 from virtual_npu.codegen.module import ExternalKernel, Generated, generate
 from virtual_npu.errors import KernelSourceError, ToolchainError, VirtualNpuError
+from virtual_npu.options import EXACT, BuildOptions
 
 PACKAGE = Path(__file__).resolve().parent
 INCLUDE = PACKAGE / "include"
@@ -48,7 +49,12 @@ class Compiler:
     def link(self, objects: Sequence[Path], target: Path) -> None:
         """Link objects to a shared object; undefined symbols are errors."""
         names = [str(path) for path in objects]
-        self._run(["-shared", "-pthread", "-Wl,--no-undefined", *names, "-o", str(target), "-lm"], "linking")
+        sanitizers = [flag for flag in self.flags if flag.startswith("-fsanitize")]
+        # The sanitizers' own symbols come with the process that loads the object.
+        complete = [] if sanitizers else ["-Wl,--no-undefined"]
+        self._run(
+            ["-shared", "-pthread", *sanitizers, *complete, *names, "-o", str(target), "-lm"], "linking"
+        )
 
     def _run(self, arguments: Sequence[str], what: str) -> None:
         done = subprocess.run([self.path, *arguments], capture_output=True, text=True, check=False)
@@ -56,7 +62,10 @@ class Compiler:
             raise ToolchainError(f"{what} failed; {self.path} says:\n{done.stderr.strip()}")
 
 
-def find_compiler() -> Compiler:
+_SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-omit-frame-pointer", "-g1")
+
+
+def find_compiler(options: BuildOptions = EXACT) -> Compiler:
     """The compiler that the knobs or the system name. Raises ToolchainError when there is none."""
     named = knobs.CXX.get() or os.environ.get("CXX", "")
     candidates = [named] if named else ["c++", "g++", "clang++"]
@@ -65,31 +74,41 @@ def find_compiler() -> Compiler:
         if path:
             march = knobs.MARCH.get()
             tuning = () if march == "none" else (f"-march={march}",)
-            return Compiler(path, (*_FLAGS, f"-O{knobs.OPT.get()}", *tuning))
+            sanitize = _SANITIZE if options.sanitize else ()
+            return Compiler(path, (*_FLAGS, f"-O{knobs.OPT.get()}", *tuning, *sanitize, *options.defines))
     raise ToolchainError(
         f"no C++ compiler: looked for {', '.join(candidates)}. Install one (Debian, Ubuntu: apt install g++; "
         "Fedora: dnf install gcc-c++) or name it with VNPU_CXX"
     )
 
 
-def emit(text: str, filename: str = "<string>") -> Generated:
+def emit(text: str, filename: str = "<string>", options: BuildOptions = EXACT) -> Generated:
     """Parse AIR text and generate its C++, without compiling. Raises VirtualNpuError."""
     try:
         module = air_dialect.parse(text, filename)
     except air_dialect.AirParseError as error:
         raise VirtualNpuError(str(error)) from error
-    return generate(module, text)
+    return generate(module, text, options)
 
 
-def build(text: str, output: Path, *, kernel_dirs: Sequence[Path] = (), filename: str = "<string>") -> None:
+def build(
+    text: str,
+    output: Path,
+    *,
+    kernel_dirs: Sequence[Path] = (),
+    filename: str = "<string>",
+    options: BuildOptions | None = None,
+) -> None:
     """Build AIR text into the shared object `output`, which appears complete or not at all.
 
-    `filename` names the text in messages. External kernels come from `kernel_dirs`, then from the
-    project's kernels_cc. Raises subclasses of VirtualNpuError: text that does not parse, an operation
-    that is not supported, a kernel source that is not found, a missing compiler, what it refused.
+    `filename` names the text in messages; without `options`, those that the environment asks for hold.
+    External kernels come from `kernel_dirs`, then from the project's kernels_cc. Raises subclasses of
+    VirtualNpuError: text that does not parse, an operation that is not supported, a kernel source that
+    is not found, a missing compiler, what it refused.
     """
-    compiler = find_compiler()
-    generated = emit(text, filename)
+    options = options or BuildOptions.from_knobs()
+    compiler = find_compiler(options)
+    generated = emit(text, filename, options)
     sources = _kernel_objects(generated.kernels, kernel_dirs)
     output = Path(output)
     try:

@@ -406,7 +406,7 @@ def test_deadlock_on_a_full_channel(library, run):
 def test_a_block_that_nobody_takes_is_an_error(library, run):
     with pytest.raises(
         virtual_npu.VirtualNpuRuntimeError,
-        match=r"line \d+: air.channel.put @left: launch sent 16 elements that no get ever takes from @left\[0, 1\] "
+        match=r"line \d+: air.channel.put @left in launch \(0\): sent 16 elements that no get ever takes from @left\[0, 1\] "
         r"\(1 left there at the end\): add the get, or drop the put",
     ):
         run(library, "leftover", np.zeros(16, np.float32), np.zeros(16, np.float32))
@@ -421,8 +421,8 @@ def test_parts_of_one_buffer_do_not_hold_each_other_back(library, run):
 def test_mismatched_sides_name_both(library, run):
     with pytest.raises(
         virtual_npu.VirtualNpuRuntimeError,
-        match=r"line \d+: air.channel.get @m: takes 8 elements of 4 bytes, but the put in line \d+ \(launch\) sends "
-        "16 of 4 bytes",
+        match=r"line \d+: air.channel.get @m in herd @h \(0, 0\) of launch \(0\): takes 8 elements of 4 bytes, but the put "
+        r"at line \d+ in launch \(0\) sends 16 of 4 bytes",
     ):
         run(library, "mismatch", np.zeros(16, np.float32))
 

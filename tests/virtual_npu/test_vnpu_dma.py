@@ -148,7 +148,7 @@ def test_scalars_are_arguments_of_shape_nothing(library, run):
 @pytest.mark.parametrize(("offset", "reached"), [(50, "50 to 65"), (-3, "-3 to 12")])
 def test_leaving_a_buffer_is_an_error_with_numbers(library, run, offset, reached):
     message = (
-        rf"dynamic: line \d+: air.dma_memcpy_nd: the access pattern reaches elements {reached} of a buffer "
+        rf"dynamic: line \d+: air.dma_memcpy_nd in launch: the access pattern reaches elements {reached} of a buffer "
         "that has elements 0 to 63"
     )
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=message):

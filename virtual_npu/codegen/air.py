@@ -236,10 +236,14 @@ def _plain_grid(body: Body, op: HierarchyOp, function: str, capture: str) -> Non
     """Call a plain body for every point, over all threads."""
     count, ids = _points(body, op)
     if count == "1":
-        body.put(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
+        with body.block(""):
+            body.put(f"const vnpu::Here here({_where(body, op, ['0'] * len(ids))});")
+            body.put(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
     else:
         call = f"{function}({_arguments(body, op, ids)});"
-        body.put(f"vnpu::parallel({count}, [{capture}](vnpu::i64 flat) {{ {call} }});")
+        with body.block(f"vnpu::parallel({count}, [{capture}](vnpu::i64 flat)", "});"):
+            body.put(f"const vnpu::Here here({_where(body, op, ids)});")
+            body.put(call)
 
 
 def _island(body: Body, op: HierarchyOp, function: str) -> None:
@@ -250,24 +254,25 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         body.put("(void)flat;")
         body.put("vnpu::Island island;")
         body.put(f"{struct} channels(island);")
-        where = _where(op, ids)
-        call = _arguments(body, op, ids, ["island", where, "channels"])
+        call = _arguments(body, op, ids, ["island", _where(body, op, ids), "channels"])
         body.put(f"island.run({function}({call}));")
     _done(body, op.async_token)
 
 
-def _where(op: HierarchyOp, ids: Sequence[str]) -> str:
+def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
+    """C++ text of the `vnpu::Where` of one point."""
     x, y = (*ids, "0", "0")[:2]
-    kind = op.name.removeprefix("air.")
-    return f'vnpu::Where{{"{kind}{" " + label(op) if label(op) else ""}", {len(op.sizes)}, {x}, {y}}}'
+    name = f"{op.name.removeprefix('air.')} {label(op)}".strip()
+    around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
+    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}}}'
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     """Issue a hierarchy with channels: one process per point."""
     count, ids = _points(body, op)
     uses = ", ".join(hierarchy_uses(body, op))
-    call = _arguments(body, op, ids, ["island", _where(op, ids), "channels"])
-    make = f"[=, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
+    call = _arguments(body, op, ids, ["island", _where(body, op, ids), "channels"])
+    make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     dependencies = joined(body, op.async_dependencies)
     site = body.site(op, label(op))
     define_token(

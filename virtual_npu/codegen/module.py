@@ -28,6 +28,7 @@ from virtual_npu.codegen.body import (
 from virtual_npu.codegen.effects import accesses, channels_used
 from virtual_npu.codegen.inline import inline_calls
 from virtual_npu.errors import UnsupportedOpError
+from virtual_npu.options import BuildOptions
 
 _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
 
@@ -68,6 +69,7 @@ class Unit:
 
     module: ModuleOp
     source: Sequence[str]
+    options: BuildOptions
     functions: list[str] = field(default_factory=list)
     declarations: list[str] = field(default_factory=list)
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
@@ -358,9 +360,9 @@ class Unit:
             lines += [f"  island.run({function}({call}));"]
         else:
             lines.append(f"  {function}({', '.join(arguments)});")
-        parameters = "void *const *arguments, int threads, char *message, int64_t capacity"
+        parameters = "void *const *arguments, const vnpu::RunOptions *options, vnpu::RunReport *report"
         lines += ["}", f"VNPU_EXPORT int {entry_symbol(name)}({parameters}) {{"]
-        lines += [f"  return vnpu::call_entry({entry}, arguments, threads, message, capacity);", "}"]
+        lines += [f"  return vnpu::call_entry({entry}, arguments, options, report);", "}"]
         self.functions.append("\n".join(lines))
         return {"arguments": described}
 
@@ -404,13 +406,13 @@ def public_functions(module: ModuleOp) -> list[func.FuncOp]:
     return [op for op in found if op.sym_visibility is None or op.sym_visibility.data == "public"]
 
 
-def generate(module: ModuleOp, text: str) -> Generated:
+def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
     """C++ for a verified module; `text` is its source, for the comments.
 
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
     inline_calls(module)
-    unit = Unit(module, text.splitlines())
+    unit = Unit(module, text.splitlines(), options)
     entries = {op.sym_name.data: unit.entry(op) for op in public_functions(module)}
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")

@@ -95,8 +95,45 @@ struct Site {
 // A token where operations run in program order: always done.
 struct Done {};
 
+// Who executes: `herd @h`, where in its grid (dims counts the coordinates that mean something), and in whose body.
+struct Where {
+  const char *name;
+  int dims;
+  i64 x, y;
+  const Where *around = nullptr;
+};
+
+// What this thread is executing, for messages; null outside of launches, segments and herds.
+extern thread_local const Where *here;
+
+// Sets `here` as long as it lives.
+class Here {
+ public:
+  explicit Here(const Where &where) : where_(where), outer_(here) {
+    where_.around = outer_;
+    here = &where_;
+  }
+  Here(const Here &) = delete;
+  ~Here() { here = outer_; }
+
+ private:
+  Where where_;
+  const Where *outer_;
+};
+
+// Writes ` in herd @h (1, 0)` for the innermost one, and the launch point around; gives the characters written.
+int describe(const Where *where, char *text, int capacity);
+
+// Thrown where the run cannot go on; ends as the text and the status of the entry.
+struct Failure {
+  enum Kind { kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak };
+  Kind kind;
+  char text[8000];
+};
+
 // Ends the run with a message; the caller of the entry gets it as text.
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 // Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
 void parallel_for(i64 count, void (*body)(void *, i64), void *context);

@@ -9,13 +9,6 @@
 
 namespace vnpu {
 
-// Thrown where the run cannot go on; ends as the text and the status of the entry.
-struct Failure {
-  enum Kind { kError = 1, kDeadlock = 2 };
-  Kind kind;
-  char text[4000];
-};
-
 // The mode registers (rounding, saturation) of the core that executes external kernels on this thread. Reset when
 // made, given back when destroyed, so that no kernel sees what another tile left behind. Kernels that do not include
 // the host AIE API have none.
@@ -44,7 +37,21 @@ inline auto with_modes(uint32_t &word, Call call) {
   return call();
 }
 
-// Runs `entry` with up to `threads` threads. Gives 0, or a Failure::Kind with its text in `message`.
-int call_entry(void (*entry)(void *const *), void *const *arguments, int threads, char *message, i64 capacity);
+// How a run executes; virtual_npu/library.py has the same structs.
+struct RunOptions {
+  int32_t threads;
+  int32_t record;  // what to collect: 1 statistics, 2 a trace
+  uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
+};
+
+// What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.
+struct RunReport {
+  char *message;  // of the failure
+  char *notes;    // findings that did not end the run, a line each
+  char *record;   // what was collected, as JSON
+};
+
+// Runs `entry`. Gives 0, or a Failure::Kind.
+int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report);
 
 }  // namespace vnpu

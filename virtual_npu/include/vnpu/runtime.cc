@@ -12,19 +12,53 @@ namespace vnpu {
 
 // ---- errors ----
 
-void fail(Site site, const char *format, ...) {
-  Failure failure{Failure::kError, {}};
-  int used = site.line > 0 ? snprintf(failure.text, sizeof(failure.text), "line %d: %s: ", site.line, site.op)
-                           : snprintf(failure.text, sizeof(failure.text), "%s: ", site.op);
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(failure.text + used, sizeof(failure.text) - size_t(used), format, arguments);
-  va_end(arguments);
+thread_local const Where *here = nullptr;
+
+int describe(const Where *where, char *text, int capacity) {
+  int used = 0;
+  const char *before = " in ";
+  for (const Where *w = where; w && used < capacity - 200; w = w->around) {
+    // Around the innermost one, a body that runs once says nothing that the line does not say already.
+    if (w != where && w->dims == 0) continue;
+    used += snprintf(text + used, size_t(capacity - used), "%s%.150s", before, w->name);
+    if (w->dims == 1) used += snprintf(text + used, size_t(capacity - used), " (%lld)", (long long)w->x);
+    if (w->dims > 1) {
+      used += snprintf(text + used, size_t(capacity - used), " (%lld, %lld)", (long long)w->x, (long long)w->y);
+    }
+    before = " of ";
+  }
+  return used;
+}
+
+namespace {
+
+[[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
+  Failure failure{kind, {}};
+  const int capacity = int(sizeof(failure.text));
+  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %s", site.line, site.op)
+                           : snprintf(failure.text, size_t(capacity), "%s", site.op);
+  used += describe(here, failure.text + used, capacity - used);
+  used += snprintf(failure.text + used, size_t(capacity - used), ": ");
+  vsnprintf(failure.text + used, size_t(capacity - used), format, arguments);
   throw failure;
 }
 
+}  // namespace
+
+void fail(Site site, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail_with(Failure::kError, site, format, arguments);
+}
+
+void fail_as(Failure::Kind kind, Site site, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail_with(kind, site, format, arguments);
+}
+
 void fail_outside(Site site, i64 low, i64 high, i64 extent) {
-  fail(site, "the access pattern reaches elements %lld to %lld of a buffer that has elements 0 to %lld", (long long)low,
+  fail_as(Failure::kOutside, site, "the access pattern reaches elements %lld to %lld of a buffer that has elements 0 to %lld", (long long)low,
        (long long)high, (long long)(extent - 1));
 }
 
@@ -83,6 +117,7 @@ struct Job {
   void (*body)(void *, i64);
   void *context;
   i64 count;
+  const Where *where;    // who started it
   i64 next = 0;          // the next index to hand out
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
   Failure failure;
@@ -104,6 +139,7 @@ thread_local bool inside_worker = false;
 thread_local int thread_limit = 1;
 
 void work_on(Job &job) {
+  here = job.where;
   for (;;) {
     const i64 i = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
     if (i >= job.count) return;
@@ -162,7 +198,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
     for (i64 i = 0; i < count; ++i) body(context, i);
     return;
   }
-  Job job{body, context, count, 0, -1, {}};
+  Job job{body, context, count, here, 0, -1, {}};
   pthread_mutex_lock(&workers.mutex);
   start_workers(helpers);
   workers.job = &job;
@@ -183,17 +219,20 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   if (job.failed_at >= 0) throw job.failure;
 }
 
-int call_entry(void (*entry)(void *const *), void *const *arguments, int threads, char *message, i64 capacity) {
-  thread_limit = threads;
+int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
+  thread_limit = options->threads;
   const CoreModes modes;
+  here = nullptr;
   try {
     entry(arguments);
     return 0;
   } catch (const Failure &failure) {
-    snprintf(message, size_t(capacity), "%s", failure.text);
+    report->message = strdup(failure.text);
     return failure.kind;
   }
 }
+
+extern "C" __attribute__((visibility("default"))) void vnpu_release(char *text) { free(text); }
 
 // ---- strided copies ----
 
@@ -297,7 +336,7 @@ void copy_padded(Site site, const Access &dst, const Access &src) {
 
 void copy(Site site, const Access &dst, const Access &src) {
   if (dst.count != src.count || dst.element != src.element) {
-    fail(site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
+    fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
          (long long)src.count, src.element, (long long)dst.count, dst.element);
   }
   if (dst.count == 0) return;

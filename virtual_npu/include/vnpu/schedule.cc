@@ -106,9 +106,10 @@ bool Island::next(Work &work) {
 }
 
 void Island::step(Process::Handle process) {
+  Process::promise_type &promise = process.promise();
+  here = &promise.where;
   process.resume();
   if (!process.done()) return;
-  Process::promise_type &promise = process.promise();
   if (promise.previous) promise.previous->next = promise.next;
   else live_ = promise.next;
   if (promise.next) promise.next->previous = promise.previous;
@@ -120,6 +121,10 @@ void Island::step(Process::Handle process) {
 }
 
 void Island::run(Process root) {
+  struct Restore {
+    const Where *outer = here;
+    ~Restore() { here = outer; }
+  } const restore;
   adopt(root, nullptr);
   Work work;
   while (next(work)) {
@@ -245,8 +250,11 @@ Transfer *Channel::Queue::pop() {
 
 void Channel::hand_over(Transfer &get, const Access &block, Site from, Where sender) {
   if (get.side.count != block.count || get.side.element != block.element) {
-    fail(get.site, "takes %lld elements of %d bytes, but the put in line %d (%s) sends %lld of %d bytes",
-         (long long)get.side.count, get.side.element, from.line, sender.name, (long long)block.count, block.element);
+    char who[400];
+    vnpu::describe(&sender, who, int(sizeof(who)));
+    here = &get.where;
+    fail_as(Failure::kMismatch, get.site, "takes %lld elements of %d bytes, but the put at line %d%s sends %lld of %d bytes",
+            (long long)get.side.count, get.side.element, from.line, who, (long long)block.count, block.element);
   }
   vnpu::copy(get.site, get.side, block);
 }
@@ -269,6 +277,8 @@ bool Channel::deliver(Transfer &put, i64 index) {
       void *data = pool_take(put.side.count * put.side.element);
       vnpu::copy(put.site, dense(data, put.side.count, put.side.element), put.side);
       outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where};
+      // Who is around the sender may be gone when the block is taken.
+      outlet.blocks[outlet.full - 1].where.around = nullptr;
     }
   }
   return true;
@@ -333,8 +343,9 @@ void Channel::refuse_leftovers() const {
     char index[64];
     describe_index(index, int(sizeof(index)), to_, i);
     const Block &block = outlet.blocks[0];
-    fail(block.site, "%s sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
-         "drop the put", block.where.name, (long long)block.count, name_, index, outlet.full);
+    here = &block.where;
+    fail(block.site, "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
+         "drop the put", (long long)block.count, name_, index, outlet.full);
   }
 }
 

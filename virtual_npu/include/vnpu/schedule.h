@@ -19,13 +19,6 @@ namespace vnpu {
 class Island;
 class Channel;
 
-// Who executes: `herd @h`, and where in its grid (dims counts the coordinates that mean something).
-struct Where {
-  const char *name;
-  int dims;
-  i64 x, y;
-};
-
 // A growing array of plain values.
 template <class T>
 class List {
@@ -113,7 +106,7 @@ class Process {
  public:
   struct promise_type {
     template <class... Arguments>
-    explicit promise_type(Island &island, Arguments &&...) : island(island) {}
+    explicit promise_type(Island &island, const Where &where, Arguments &&...) : island(island), where(where) {}
     Process get_return_object() { return Process(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
@@ -124,6 +117,7 @@ class Process {
     static void operator delete(void *frame) { pool_give(frame); }
 
     Island &island;
+    const Where where;
     class Spawn *owner = nullptr;
     promise_type *previous = nullptr, *next = nullptr;  // the island's list of live processes
   };

@@ -1,0 +1,71 @@
+"""What may be chosen when a program is built, and when it is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtual_npu import knobs
+from virtual_npu.errors import OptionError
+
+NUMERICS = ("exact", "bfp16")
+ROUNDINGS = ("conv_even", "floor")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a program is built for.
+
+    checks: watch every access, transfer and dependency, and explain what is wrong.
+    numerics: `exact` (bf16 products are exact in f32) or `bfp16` (bf16 matrix products in block floats).
+    rounding: how f32 becomes bf16: `conv_even` (nearest, ties to even) or `floor` (towards minus infinity).
+    sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer.
+    """
+
+    checks: bool = False
+    numerics: str = NUMERICS[0]
+    rounding: str = ROUNDINGS[0]
+    sanitize: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("numerics", self.numerics, NUMERICS)
+        _one_of("rounding", self.rounding, ROUNDINGS)
+
+    @classmethod
+    def from_knobs(cls) -> BuildOptions:
+        """The options that the environment asks for. Raises KnobError for a value that makes no sense."""
+        return cls(numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get())
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The compiler's flags for them, for generated code, runtime and external kernels alike."""
+        flags = {
+            "-DVNPU_CHECKS=1": self.checks,
+            "-DVNPU_BFP16=1": self.numerics == "bfp16",
+            "-DVNPU_ROUND_FLOOR=1": self.rounding == "floor",
+        }
+        return tuple(flag for flag, on in flags.items() if on)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} '{value}' is not known; choose one of: {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How one run executes; all but the defaults need a program built with checks.
+
+    seed: 0 for the order of the program; another number for a legal schedule drawn with it.
+    stats, trace: collect what `RunResult.record` then holds.
+    """
+
+    seed: int = 0
+    stats: bool = False
+    trace: bool = False
+
+
+EXACT = BuildOptions()
+"""What a program is built for where nothing else is asked."""
+
+IN_ORDER = RunOptions()
+"""How a program runs where nothing else is asked."""
