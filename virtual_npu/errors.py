@@ -19,6 +19,10 @@ class UnsupportedOpError(VirtualNpuError):
     """The program has an operation, or a form of one, that the virtual NPU does not execute."""
 
 
+class UnsupportedTypeError(UnsupportedOpError):
+    """A type that the virtual NPU has no C++ for; the message does not name an operation yet."""
+
+
 class ToolchainError(VirtualNpuError):
     """No C++ compiler, or the compiler refused the generated code or an external kernel."""
 

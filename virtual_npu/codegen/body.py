@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import FileLineColLoc, MemRefType
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from virtual_npu.codegen import types
-from virtual_npu.errors import UnsupportedOpError
+from virtual_npu.codegen import refusals, types
+from virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError, VirtualNpuError
 
 if TYPE_CHECKING:
     from virtual_npu.codegen.module import Unit
@@ -138,6 +138,23 @@ def attribute(op: Operation, name: str) -> Attribute | None:
 def unsupported(op: Operation, what: str) -> UnsupportedOpError:
     """An error that names the operation and its line."""
     return UnsupportedOpError(f"line {line_of(op)}: {op.name}: {what}")
+
+
+_OVERSIGHTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextmanager
+def naming(op: Operation) -> Iterator[None]:
+    """Every error of emitting an operation names it and its line, also an oversight of its emitter."""
+    try:
+        yield
+    except UnsupportedTypeError as error:
+        raise unsupported(op, str(error)) from error
+    except VirtualNpuError:
+        raise
+    except _OVERSIGHTS as error:
+        reason = " ".join(str(error).split()) or "no reason given"
+        raise unsupported(op, f"this form is not supported ({type(error).__name__}: {reason})") from error
 
 
 @dataclass
@@ -282,15 +299,12 @@ class Body:
         """Emit one operation."""
         emit = _REGISTRY.get(op.name)
         if emit is None:
-            raise unsupported(
-                op,
-                "the virtual NPU does not execute this operation; "
-                "`python -m virtual_npu ops` lists the ones it does",
-            )
-        if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
-            self.unit.issue_memory_work(self, op, emit)
-        else:
-            emit(self, op)
+            raise unsupported(op, refusals.reason(op.name))
+        with naming(op):
+            if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
+                self.unit.issue_memory_work(self, op, emit)
+            else:
+                emit(self, op)
 
     def comment(self, op: Operation) -> None:
         """Carry the source line of an operation over as a comment."""

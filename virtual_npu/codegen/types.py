@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import (
     NoneAttr,
     Signedness,
     StridedLayoutAttr,
+    TensorType,
     UnrankedMemRefType,
     VectorType,
 )
@@ -29,7 +30,7 @@ from xdsl.ir.affine import (
     AffineExpr,
 )
 
-from virtual_npu.errors import UnsupportedOpError
+from virtual_npu.errors import UnsupportedTypeError
 
 DYNAMIC = DYNAMIC_INDEX
 
@@ -55,9 +56,11 @@ def _entry(type_: Attribute) -> tuple[str, str, int]:
             return f"{prefix}int{width}_t", f"{prefix}i{width}", width // 8
     found = _FLOATS.get(type(type_))
     if isinstance(type_, UnrankedMemRefType):
-        raise UnsupportedOpError(f"{type_} has no shape: give the argument a ranked, static memref type")
+        raise UnsupportedTypeError(f"{type_} has no shape: give the argument a ranked, static memref type")
+    if isinstance(type_, TensorType):
+        raise UnsupportedTypeError(f"{type_} is a tensor: bufferize the module to memrefs first")
     if found is None:
-        raise UnsupportedOpError(
+        raise UnsupportedTypeError(
             f"type {type_} is not supported: use f32, f64, bf16, f16, i1, i8, i16, i32, i64, their "
             "unsigned forms, or index"
         )
@@ -121,7 +124,7 @@ def memref_strides(type_: MemRefType) -> list[int]:
         (result,) = type_.layout.data.results
         coefficients = _coefficients(result)
     except (AssertionError, ValueError) as error:
-        raise UnsupportedOpError(
+        raise UnsupportedTypeError(
             f"the layout of {type_} is not a strided one: write strided<[...], offset: ...>"
         ) from error
     return [coefficients.get(dim, 0) for dim in range(type_.get_num_dims())]
