@@ -25,8 +25,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runtime.errors import CompileError, DiskFullError
-from runtime.fingerprint import file_digest, key_of
 from runtime.manifest import Entry, Manifest
+from virtual_npu.fingerprint import file_digest, key_of
 
 Report = Callable[[str], None]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from runtime.artifacts import BUILD_LOG
 from runtime.errors import BackendError, CompileError
-from runtime.fingerprint import file_digest, text_digest, tool_version
 from runtime.toolchain import SHOWN_LINES, program_ingredients, source_of
+from virtual_npu.fingerprint import file_digest, text_digest, tool_version
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject, Program

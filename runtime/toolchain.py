@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,15 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import virtual_npu
 from runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
 from runtime.errors import CompileError
-from runtime.fingerprint import (
-    cpu_identity,
-    files_digest,
-    text_digest,
-    tool_version,
-    tree_digest,
-    with_includes,
-)
-from virtual_npu.toolchain import find_compiler
+from virtual_npu.fingerprint import files_digest, text_digest, with_includes
+from virtual_npu.recipe import ingredients
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject, Program
@@ -73,14 +64,10 @@ class VirtualToolchain:
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
         try:
-            compiler = find_compiler(virtual_npu.BuildOptions.from_knobs())
+            own = ingredients(virtual_npu.BuildOptions.from_knobs())
         except virtual_npu.VirtualNpuError as error:
             raise CompileError(program.name, str(error)) from error
-        return {
-            **program_ingredients(program),
-            **self._own_ingredients,
-            "compiler": f"{tool_version(compiler.path)} {' '.join(compiler.flags)}",
-        }
+        return {**program_ingredients(program), **own}
 
     def compile(self, program: Program, work: Path) -> Path:
         output = work / f"{program.name}.elf"
@@ -90,13 +77,3 @@ class VirtualToolchain:
             (work / BUILD_LOG).write_text(str(error))
             raise CompileError(program.name, first_lines(str(error))) from error
         return output
-
-    @functools.cached_property
-    def _own_ingredients(self) -> dict[str, str]:
-        return {
-            "air_dialect": tree_digest(REPOSITORY / "air_dialect"),
-            "virtual_npu": tree_digest(REPOSITORY / "virtual_npu", skip=("pyxrt", "__main__.py")),
-            "AIE API for the host": tree_digest(KERNEL_SOURCES / "host"),
-            "xdsl": importlib.metadata.version("xdsl"),
-            "CPU": cpu_identity(),
-        }

@@ -1,5 +1,8 @@
 """Runs AIR-dialect programs on the CPU: MLIR text to C++ to a shared object, at native speed."""
 
+from typing import TYPE_CHECKING
+
+from air_dialect.lazy import on_first_use
 from virtual_npu.errors import (
     ArgumentError,
     KernelSourceError,
@@ -12,7 +15,11 @@ from virtual_npu.errors import (
 )
 from virtual_npu.library import ArgumentType, Entry, Library, RunResult
 from virtual_npu.options import BuildOptions, RunOptions
-from virtual_npu.toolchain import build, emit
+
+if TYPE_CHECKING:
+    from virtual_npu.toolchain import build, emit
+else:
+    __getattr__ = on_first_use(__name__, {"build": "virtual_npu.toolchain", "emit": "virtual_npu.toolchain"})
 
 __all__ = [
     "ArgumentError",

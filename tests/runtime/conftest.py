@@ -17,8 +17,8 @@ from kernel_builder.arguments import Argument, ArgumentTable, Role
 from kernel_builder.dtypes import f32
 from multi_launch_builder.program import CompileOption, Program
 from runtime import Backend, CompileError, KernelCache, Profiler
-from runtime.fingerprint import text_digest, tool_version
 from virtual_npu import pyxrt
+from virtual_npu.fingerprint import text_digest, tool_version
 
 SHAPE = (4, 8)
 

@@ -28,6 +28,7 @@ from virtual_npu.codegen.body import (
 from virtual_npu.codegen.effects import accesses, channels_used
 from virtual_npu.codegen.inline import inline_calls
 from virtual_npu.errors import UnsupportedOpError
+from virtual_npu.external import ExternalKernel
 from virtual_npu.options import BuildOptions
 
 _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
@@ -38,19 +39,6 @@ _HEADER = """\
 #include "vnpu/memory.h"
 #include "vnpu/shuffle.h"
 """
-
-
-@dataclass(frozen=True)
-class ExternalKernel:
-    """A function that C++ source outside the program defines."""
-
-    symbol: str
-    object_name: str
-    """The object file that link_with names."""
-    source_name: str
-    """The source file it is built from."""
-    defines: tuple[str, ...]
-    line: int
 
 
 @dataclass

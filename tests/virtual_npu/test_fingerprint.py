@@ -1,6 +1,6 @@
 """Hashes of what makes an artifact."""
 
-from runtime.fingerprint import (
+from virtual_npu.fingerprint import (
     cpu_identity,
     files_digest,
     key_of,
