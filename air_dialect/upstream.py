@@ -26,6 +26,7 @@ from air_dialect import (
     upstream_bufferization,
     upstream_index,
     upstream_linalg,
+    upstream_linalg_named,
     upstream_memref,
     upstream_scf,
     upstream_vector,
@@ -39,6 +40,7 @@ ADDED: dict[str, type[Operation]] = {
         upstream_bufferization,
         upstream_index,
         upstream_linalg,
+        upstream_linalg_named,
         upstream_memref,
         upstream_scf,
         upstream_vector,
@@ -82,3 +84,8 @@ DIALECTS = tuple(
     )
 )
 BUILTIN = builtin.Builtin
+
+
+def operation_named(name: str) -> type[Operation]:
+    """The class of an upstream operation. Raises KeyError where no dialect has it."""
+    return {op.name: op for dialect in DIALECTS for op in dialect.operations}[name]

@@ -1,22 +1,28 @@
-"""What MLIR's linalg dialect has and xDSL lacks: matrix-vector products and a few attributes.
-
-Also `linalg.reduce` from one element type into another, which xDSL's does not allow.
-"""
+"""linalg.reduce and linalg.map over any number of operands, and an attribute that xDSL lacks."""
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, MemRefType, TensorType
+from typing_extensions import Self
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    ArrayAttr,
+    DenseArrayBase,
+    MemRefType,
+    ShapedType,
+    TensorType,
+    i64,
+)
 from xdsl.dialects.linalg import ops
-from xdsl.dialects.linalg.abstract_ops import NamedOperation
+from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.dialects.linalg.attrs import IteratorTypeAttr
-from xdsl.ir import Data, Operation, Region, SSAValue
-from xdsl.ir.affine import AffineMap
-from xdsl.irdl import irdl_attr_definition, irdl_op_definition
-from xdsl.parser import AttrParser
+from xdsl.ir import Attribute, Block, Data, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
+from xdsl.irdl import AttrSizedOperandSegments, irdl_attr_definition, irdl_op_definition, prop_def
+from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
@@ -43,83 +49,183 @@ class TypeFnAttr(Data[str]):
         printer.print_string(f"<{self.data}>")
 
 
-class _MatrixVectorOp(NamedOperation, ABC):
-    """A sum of products over one dimension of a matrix, added to the output."""
+def parse_side(parser: Parser, word: str) -> Sequence[SSAValue]:
+    """Parse `ins(%a, %b : type, type)`, or `outs(...)`, as `word` says."""
+    parser.parse_keyword(word)
+    position = parser.pos
+    with parser.in_parens():
+        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        parser.parse_punctuation(":")
+        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+    return parser.resolve_operands(names, types, position)
 
-    PRINT_ATTRS_IN_FRONT: ClassVar[bool] = True
-    MATRIX: ClassVar[int]
-    """The position of the matrix among the inputs, and the dimension of it that the output follows."""
 
-    def __init__(self, inputs: Sequence[SSAValue], outputs: Sequence[SSAValue]) -> None:
-        super().__init__(
-            ins=inputs,
-            outs=outputs,
+def print_side(printer: Printer, word: str, values: Sequence[SSAValue]) -> None:
+    """Print ` ins(%a : type)`, or `outs`."""
+    printer.print_string(f" {word}(")
+    printer.print_list(values, printer.print_operand)
+    printer.print_string(" : ")
+    printer.print_list([value.type for value in values], printer.print_attribute)
+    printer.print_string(")")
+
+
+def _element(value: SSAValue) -> Attribute:
+    assert isinstance(value.type, MemRefType | TensorType)
+    element: Attribute = value.type.element_type
+    return element
+
+
+def shape_of(value: SSAValue) -> tuple[int, ...]:
+    """The shape of a memref or tensor, () for a scalar."""
+    return value.type.get_shape() if isinstance(value.type, ShapedType) else ()
+
+
+class _WithBody(LinalgStructuredOperation, ABC):
+    """The assembly `{ op } ins(...) outs(...)` or `ins(...) outs(...) (%x: type, ...) { ... }`."""
+
+    FOLDS: ClassVar[bool]
+    """Whether a body that is written as one operation takes the output's element, as its first operand."""
+
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        short = _parse_payload(parser)
+        inputs = parse_side(parser, "ins") if cls is not MapOp or _next_is(parser, "ins") else []
+        outputs = parse_side(parser, "outs")
+        properties = cls._parse_properties(parser)
+        attributes = parser.parse_optional_attr_dict()
+        if short is None:
+            arguments = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+            body = parser.parse_region(arguments)
+        else:
+            types = [_element(value) for value in (*inputs, *(outputs if cls.FOLDS else ()))]
+            body = _body_of(short, types, out_first=cls.FOLDS)
+        for value in outputs[len(body.block.args) - len(inputs) :]:
+            body.block.insert_arg(_element(value), len(body.block.args))
+        return cls.build(
+            operands=[inputs, outputs],
             result_types=[[value.type for value in outputs if isinstance(value.type, TensorType)]],
-            hidden_region=self.get_hidden_region(inputs, outputs),
+            properties=properties,
+            attributes=attributes,
+            regions=[body],
         )
 
     @classmethod
-    def get_hidden_region(cls, inputs: Sequence[SSAValue], outputs: Sequence[SSAValue]) -> Region:
-        return ops.MatmulOp.get_hidden_region(inputs, outputs)
+    @abstractmethod
+    def _parse_properties(cls, parser: Parser) -> dict[str, Attribute]:
+        """Parse what follows the operands."""
 
-    def get_default_indexing_maps(self) -> Sequence[AffineMap]:
-        """The maps over (kept dimension, summed dimension)."""
-        matrix = AffineMap.from_callable(
-            lambda kept, summed: (summed, kept) if self.MATRIX else (kept, summed)
-        )
-        vector = AffineMap.from_callable(lambda _, summed: (summed,))
-        output = AffineMap.from_callable(lambda kept, _: (kept,))
-        return (vector, matrix, output) if self.MATRIX else (matrix, vector, output)
+    def print(self, printer: Printer) -> None:
+        if self.inputs:
+            print_side(printer, "ins", self.inputs)
+        print_side(printer, "outs", self.outputs)
+        self._print_properties(printer)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" (")
+        printer.print_list(self.body.block.args, printer.print_block_argument)
+        printer.print_string(") ")
+        printer.print_region(self.body, print_entry_block_args=False)
 
-    def get_iterator_types(self) -> ArrayAttr[IteratorTypeAttr]:
-        return ArrayAttr([IteratorTypeAttr.parallel(), IteratorTypeAttr.reduction()])
+    def _print_properties(self, printer: Printer) -> None:
+        """Print what the assembly shows after the operands."""
 
-    def verify_(self) -> None:
-        types = [value.type for value in self.operands]
-        shapes = [type_.get_shape() for type_ in types if isinstance(type_, MemRefType | TensorType)]
-        ranks = (1, 2, 1) if self.MATRIX else (2, 1, 1)
-        found = f"{' and '.join(map(attribute_text, types[:-1]))} into {attribute_text(types[-1])}"
-        if tuple(map(len, shapes)) != ranks:
-            order = "a vector and a matrix" if self.MATRIX else "a matrix and a vector"
-            raise VerifyException(f"{self.name} takes {order}, and gives a vector, not {found}")
-        matrix = shapes[self.MATRIX]
-        wanted: list[tuple[int, ...]] = [(matrix[1 - self.MATRIX],), (matrix[self.MATRIX],)]
-        wanted.insert(self.MATRIX, matrix)
-        if shapes != wanted:
-            texts = [f"({', '.join(map(str, shape))})" for shape in wanted]
-            raise VerifyException(f"{self.name} of {found}: write {texts[0]} and {texts[1]} into {texts[2]}")
+
+def _next_is(parser: Parser, word: str) -> bool:
+    return str(parser._current_token.text) == word
+
+
+def _parse_payload(parser: Parser) -> tuple[str, dict[str, Attribute]] | None:
+    """Parse an optional `{ arith.addf {attributes} }`: an operation's name and attributes."""
+    if parser.parse_optional_punctuation("{") is None:
+        return None
+    name = parser.parse_identifier()
+    attributes = parser.parse_optional_attr_dict()
+    parser.parse_punctuation("}")
+    return name, attributes
+
+
+def _body_of(
+    payload: tuple[str, dict[str, Attribute]], types: Sequence[Attribute], *, out_first: bool
+) -> Region:
+    """A body with one operation on its arguments, whose result has the type of the last one."""
+    from air_dialect.upstream import operation_named
+
+    name, attributes = payload
+    op_type = operation_named(name)
+    block = Block(arg_types=types)
+    own = set(op_type.get_irdl_definition().properties)  # type: ignore[attr-defined]
+    op = op_type.create(
+        operands=[*reversed(block.args)] if out_first else block.args,
+        result_types=[types[-1]],
+        properties={key: value for key, value in attributes.items() if key in own},
+        attributes={key: value for key, value in attributes.items() if key not in own},
+    )
+    block.add_ops([op, ops.YieldOp(*op.results)])
+    return Region(block)
 
 
 @irdl_op_definition
-class MatvecOp(_MatrixVectorOp):
-    """`linalg.matvec ins(%a, %x : ...) outs(%y : ...)`: y (m) += a (m, k) x (k)."""
-
-    name = "linalg.matvec"
-    MATRIX: ClassVar[int] = 0
-
-
-@irdl_op_definition
-class VecmatOp(_MatrixVectorOp):
-    """`linalg.vecmat ins(%x, %a : ...) outs(%y : ...)`: y (n) += x (k) a (k, n)."""
-
-    name = "linalg.vecmat"
-    MATRIX: ClassVar[int] = 1
-
-
-class ReduceOp(ops.ReduceOp):
+class ReduceOp(_WithBody):
     """`linalg.reduce ins(%a : ...) outs(%b : ...) dimensions = [1] (%in: bf16, %acc: f32) { ... }`."""
 
+    name = "linalg.reduce"
+    FOLDS: ClassVar[bool] = True
+    dimensions = prop_def(DenseArrayBase.constr(i64))
+
+    @classmethod
+    def _parse_properties(cls, parser: Parser) -> dict[str, Attribute]:
+        parser.parse_keyword("dimensions")
+        parser.parse_punctuation("=")
+        numbers = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
+        return {"dimensions": DenseArrayBase.from_list(i64, numbers)}
+
+    def _print_properties(self, printer: Printer) -> None:
+        printer.print_string(f" dimensions = {list(self.dimensions.get_values())}")
+
+    def get_indexing_maps(self) -> ArrayAttr[AffineMapAttr]:
+        rank, reduced = len(shape_of(self.inputs[0])), self.dimensions.get_values()
+        kept = tuple(AffineExpr.dimension(dim) for dim in range(rank) if dim not in reduced)
+        maps = [AffineMap.identity(rank)] * len(self.inputs) + [AffineMap(rank, 0, kept)] * len(self.outputs)
+        return ArrayAttr(map(AffineMapAttr, maps))
+
+    def get_iterator_types(self) -> ArrayAttr[IteratorTypeAttr]:
+        rank, reduced = len(shape_of(self.inputs[0])), self.dimensions.get_values()
+        kinds = (IteratorTypeAttr.reduction(), IteratorTypeAttr.parallel())
+        return ArrayAttr(kinds[dim not in reduced] for dim in range(rank))
+
     def verify_(self) -> None:
-        source, init = self.input.type, self.init.type
-        if not isinstance(source, MemRefType | TensorType) or not isinstance(init, MemRefType | TensorType):
-            raise VerifyException("linalg.reduce takes tensors or memrefs")
         dims = self.dimensions.get_values()
-        kept = tuple(extent for axis, extent in enumerate(source.get_shape()) if axis not in dims)
-        if init.get_shape() != kept:
-            raise VerifyException(
-                f"linalg.reduce of {attribute_text(source)} over {list(dims)} gives "
-                f"({', '.join(map(str, kept))}), not {attribute_text(init)}"
-            )
+        for source, init in zip(self.inputs, self.outputs, strict=False):
+            kept = tuple(extent for axis, extent in enumerate(shape_of(source)) if axis not in dims)
+            if shape_of(init) != kept:
+                raise VerifyException(
+                    f"linalg.reduce of {attribute_text(source.type)} over {list(dims)} gives "
+                    f"({', '.join(map(str, kept))}), not {attribute_text(init.type)}"
+                )
+        super().verify_()
 
 
-OPERATIONS: tuple[type[Operation], ...] = (MatvecOp, VecmatOp, ReduceOp)
+@irdl_op_definition
+class MapOp(_WithBody):
+    """`linalg.map ins(%a, %b : ...) outs(%c : ...) (%x: f32, %y: f32, %old: f32) { ... }`.
+
+    Older texts do not name the output's element; it is added.
+    """
+
+    name = "linalg.map"
+    FOLDS: ClassVar[bool] = False
+
+    @classmethod
+    def _parse_properties(cls, _: Parser) -> dict[str, Attribute]:
+        return {}
+
+    def get_indexing_maps(self) -> ArrayAttr[AffineMapAttr]:
+        rank = len(shape_of(self.outputs[0]))
+        return ArrayAttr([AffineMapAttr(AffineMap.identity(rank))] * len(self.operands))
+
+    def get_iterator_types(self) -> ArrayAttr[IteratorTypeAttr]:
+        return ArrayAttr([IteratorTypeAttr.parallel()] * len(shape_of(self.outputs[0])))
+
+
+OPERATIONS: tuple[type[Operation], ...] = (ReduceOp, MapOp)

@@ -192,7 +192,7 @@ def test_generic_affine_parallel_with_dimensions_and_symbols() -> None:
 def test_linalg_reduce_into_a_wider_type() -> None:
     reduce = (
         "%e = tensor.empty() : tensor<64xbf16>\n%u = tensor.empty() : tensor<f32>\n"
-        "%r = linalg.reduce ins(%e:tensor<64xbf16>) outs(%u:tensor<f32>) dimensions = [0]\n"
+        "%r = linalg.reduce ins(%e : tensor<64xbf16>) outs(%u : tensor<f32>) dimensions = [0] "
         "(%in: bf16, %acc: f32) {\n  %w = arith.extf %in : bf16 to f32\n"
         "  %s = arith.addf %w, %acc : f32\n  linalg.yield %s : f32\n}"
     )

@@ -304,12 +304,12 @@ BROKEN = {
     "matvec_shapes": (
         "%m = memref.alloc() : memref<8x32xbf16>\n%v = memref.alloc() : memref<8xbf16>\n"
         "linalg.matvec ins(%m, %l3 : memref<8x32xbf16>, memref<64xbf16>) outs(%v : memref<8xbf16>)",
-        "linalg.matvec of memref<8x32xbf16> and memref<64xbf16> into memref<8xbf16>: write (8, 32) and (32) into (8)",
+        "linalg.matvec (m k, k -> m) of memref<8x32xbf16>, memref<64xbf16>, memref<8xbf16>: dimension k is 32 and 64",
     ),
     "vecmat_ranks": (
         "linalg.vecmat ins(%l3, %l3 : memref<64xbf16>, memref<64xbf16>) outs(%l3 : memref<64xbf16>)",
-        "linalg.vecmat takes a vector and a matrix, and gives a vector, not memref<64xbf16> and memref<64xbf16> into "
-        "memref<64xbf16>",
+        "linalg.vecmat of memref<64xbf16>, memref<64xbf16>, memref<64xbf16>: write operands of ranks 1, 2, 1 "
+        "(k, k n -> n)",
     ),
     "reduce_shapes": (
         "%e = tensor.empty() : tensor<8x64xbf16>\n%u = tensor.empty() : tensor<64xf32>\n"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import AffineMapAttr, MemRefType, TensorType
+from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, MemRefType, TensorType
 from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
+from air_dialect import upstream_linalg_named
 from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
 from virtual_npu.codegen.memref import access, address, whole
 
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
-    "linalg.log", "linalg.sqrt", "linalg.select", "linalg.matmul", "linalg.reduce", "linalg.broadcast",
+    "linalg.log", "linalg.sqrt", "linalg.select", "linalg.reduce", "linalg.map", "linalg.quantized_matmul",
+    *(op.name for op in upstream_linalg_named.OPERATIONS),
 ]  # fmt: skip
 
 
@@ -143,3 +145,18 @@ def _transpose(body: Body, op: Operation) -> None:
         body, op, source, "0", [source.sizes[d] for d in order], [source.strides[d] for d in order]
     )
     body.put(f"vnpu::copy({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {moved});")
+
+
+@emits("linalg.broadcast")
+def _broadcast(body: Body, op: Operation) -> None:
+    """The source is walked in the target's shape, with stride 0 over the dimensions that it lacks."""
+    source, target = (body.memref(value) for value in op.operands[:2])
+    added = attribute(op, "dimensions")
+    assert isinstance(added, DenseArrayBase)
+    strides, own = [], iter(source.strides)
+    for dim in range(len(target.sizes)):
+        strides.append("0" if dim in added.get_values() else next(own))
+    body.comment(op)
+    sizes = list(target.sizes) or ["1"]
+    spread = access(body, op, source, "0", sizes, strides or ["1"])
+    body.put(f"vnpu::copy({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {spread});")
