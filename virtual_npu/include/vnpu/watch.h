@@ -1,0 +1,22 @@
+// What the memory checks need of the order checks (order.h), below both.
+#pragma once
+
+#include "vnpu/base.h"
+
+namespace vnpu {
+
+struct Buffer;
+class Cells;  // who last wrote and read the parts of a buffer
+
+#if VNPU_CHECKS
+// Whether single accesses to a buffer must be recorded now, with `touch`.
+bool watched(const Buffer &buffer);
+void touch(Site site, Buffer &buffer, const void *low, i64 bytes, bool writes);
+
+// Which process (tile or body) a buffer that is allocated now belongs to.
+uint32_t current_process();
+
+void release_cells(Cells *cells);
+#endif
+
+}  // namespace vnpu
