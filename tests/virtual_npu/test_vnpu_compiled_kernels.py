@@ -1,0 +1,91 @@
+"""Our kernels written out by hand as aircc's passes leave them: each form gives the bits of the kernel itself.
+
+compiled_forms/KERNEL_FORM.mlir holds a function of that name with the arguments of the kernel. Its first lines say
+which passes made the form and what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from xdsl.dialects.func import FuncOp
+
+import air_dialect
+import virtual_npu
+from kernel_builder.arguments import Role
+from kernel_builder.kernels import registry
+from kernel_builder.module import KernelModule
+from kernel_builder.spec import Array, Parameters
+
+FORMS = Path(__file__).parent / "compiled_forms"
+SHAPES: dict[str, Parameters] = {
+    "eltwise_add": {"rows": 2, "cols": 8192, "herd_x": 2},
+    "swiglu": {"rows": 2, "cols": 16384, "herd_x": 2},
+    "rope": {"rows": 8, "n_heads": 2, "head_dim": 32, "herd_x": 2},
+    "gemm": {
+        **{"m": 32, "k": 64, "n": 16, "tile_m": 8, "tile_n": 8, "tile_k_l2": 32, "tile_k_l1": 8},
+        **{"herd_m": 2, "herd_n": 2},
+    },
+    "rms_norm": {"rows": 32, "cols": 32, "herd_x": 2},
+    "gemv": {"m": 16, "k": 64, "herd_m": 2, "tile_m": 4, "m_input": 2},
+}
+PATHS = sorted(FORMS.glob("*.mlir"))
+
+
+def kernel_of(form: str) -> str:
+    return next(kernel for kernel in SHAPES if form.startswith(f"{kernel}_"))
+
+
+@pytest.fixture(scope="module")
+def built(program: Callable[..., virtual_npu.Library]) -> Callable[[str], tuple[KernelModule, virtual_npu.Library]]:
+    """built(kernel) -> the kernel, and one library with it and all its forms."""
+    done: dict[str, tuple[KernelModule, virtual_npu.Library]] = {}
+
+    def build(name: str) -> tuple[KernelModule, virtual_npu.Library]:
+        if name not in done:
+            kernel = registry()[name].build(**SHAPES[name])
+            done[name] = kernel, program(together(kernel.text, *forms_of(name)))
+        return done[name]
+
+    return build
+
+
+def forms_of(kernel: str) -> list[str]:
+    return [path.read_text() for path in PATHS if kernel_of(path.stem) == kernel]
+
+
+def together(*texts: str) -> str:
+    """One module of several: a kernel's sources are declared in each of them, and once in the result."""
+    whole, *others = (air_dialect.parse(text) for text in texts)
+    declared = {op.sym_name.data for op in whole.ops if isinstance(op, FuncOp)}
+    for other in others:
+        for op in other.ops:
+            if not (isinstance(op, FuncOp) and op.sym_name.data in declared):
+                op.detach()
+                whole.body.block.add_op(op)
+    return air_dialect.print_module(whole)
+
+
+def inputs(kernel: KernelModule, seed: int) -> list[Array]:
+    """Random normal numbers for what the kernel reads, NaN for what it writes."""
+    rng = np.random.default_rng(seed)
+    return [
+        np.full(a.shape, np.nan, a.dtype.numpy)
+        if a.role is Role.OUTPUT
+        else rng.standard_normal(a.shape).astype(a.dtype.numpy)
+        for a in kernel.arguments
+    ]
+
+
+@pytest.mark.parametrize("form", [path.stem for path in PATHS])
+def test_form_gives_the_bits_of_the_kernel(form, built, run):
+    kernel, library = built(kernel_of(form))
+    arrays = inputs(kernel, seed=len(form))
+    want = run(library, kernel.name, *arrays)
+    got = run(library, form, *arrays)
+    for argument, one, other in zip(kernel.arguments, want, got, strict=True):
+        np.testing.assert_array_equal(other.view(np.uint8), one.view(np.uint8), err_msg=argument.name)
+    assert not any(np.isnan(array.astype(np.float32)).any() for array in want)
