@@ -149,12 +149,12 @@ inline void parallel(i64 count, Body body) {
 void *pool_take(i64 bytes);
 void pool_give(void *block);
 
-class Arena {
+class Blocks {
  public:
-  Arena() = default;
-  Arena(const Arena &) = delete;
-  Arena &operator=(const Arena &) = delete;
-  ~Arena() {
+  Blocks() = default;
+  Blocks(const Blocks &) = delete;
+  Blocks &operator=(const Blocks &) = delete;
+  ~Blocks() {
     while (last_) {
       Header *header = last_;
       last_ = header->previous;
@@ -170,7 +170,7 @@ class Arena {
     last_ = header;
     return reinterpret_cast<T *>(reinterpret_cast<char *>(header) + kHeader);
   }
-  void dealloc(void *data) {
+  void dealloc(Site, void *data) {
     Header *header = reinterpret_cast<Header *>(static_cast<char *>(data) - kHeader);
     if (header->next) header->next->previous = header->previous;
     else last_ = header->previous;
@@ -185,5 +185,8 @@ class Arena {
   static constexpr i64 kHeader = 64;
   Header *last_ = nullptr;
 };
+#if !VNPU_CHECKS
+using Arena = Blocks;  // with checks, vnpu/check.h has another one
+#endif
 
 }  // namespace vnpu

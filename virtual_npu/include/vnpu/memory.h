@@ -2,6 +2,9 @@
 #pragma once
 
 #include "vnpu/vec.h"
+#if VNPU_CHECKS
+#include "vnpu/check.h"
+#endif
 
 namespace vnpu {
 
@@ -18,6 +21,9 @@ struct Access {
   i64 sizes[kMaxRank];
   i64 strides[kMaxRank];  // in elements
   const i64 *padding = nullptr;  // zeros to add: per dimension those before, then per dimension those after
+#if VNPU_CHECKS
+  Buffer *buffer = nullptr;  // null for blocks in flight
+#endif
 };
 
 // Refuses a pattern that leaves its buffer.
@@ -46,6 +52,21 @@ inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&siz
   a.high = count > 0 ? const_cast<char *>(reinterpret_cast<const char *>(data + high + 1)) : a.first;
   return a;
 }
+
+#if VNPU_CHECKS
+template <class T, int R>
+inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
+  Access a = access(site, data.p, extent, offset, sizes, strides);
+  a.buffer = data.buffer;
+  return a;
+}
+
+// Refuses a source that was given back or is not written where it is read; a destination that was given back.
+void check_source(Site site, const Access &src);
+void check_destination(Site site, const Access &dst);
+// All of it is written now.
+void mark(const Access &dst);
+#endif
 
 // A source that gives zeros around what it reads; `count` takes them in.
 template <int R>

@@ -223,13 +223,20 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   thread_limit = options->threads;
   const CoreModes modes;
   here = nullptr;
+  int status = 0;
+#if VNPU_CHECKS
+  begin_notes();
+#endif
   try {
     entry(arguments);
-    return 0;
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
-    return failure.kind;
+    status = failure.kind;
   }
+#if VNPU_CHECKS
+  report->notes = take_notes();
+#endif
+  return status;
 }
 
 extern "C" __attribute__((visibility("default"))) void vnpu_release(char *text) { free(text); }
@@ -309,10 +316,12 @@ i64 offset_of_element(const Access &a, i64 flat) {
   return offset;
 }
 
+void copy_elements(const Access &dst, const Access &src);
+
 // Through a dense buffer of zeros with the elements inside.
-void copy_padded(Site site, const Access &dst, const Access &src) {
-  Arena arena;
-  char *const buffer = arena.alloc<char>(src.count * src.element);
+void copy_padded(const Access &dst, const Access &src) {
+  Blocks blocks;
+  char *const buffer = blocks.alloc<char>(src.count * src.element);
   memset(buffer, 0, size_t(src.count * src.element));
   Access inside = src;
   i64 stride = 1, offset = 0;
@@ -328,19 +337,13 @@ void copy_padded(Site site, const Access &dst, const Access &src) {
   Access elements = src;
   elements.count = inside.count;
   elements.padding = nullptr;
-  copy(site, inside, elements);
-  copy(site, dst, dense(buffer, src.count, src.element));
+  copy_elements(inside, elements);
+  copy_elements(dst, dense(buffer, src.count, src.element));
 }
 
-}  // namespace
-
-void copy(Site site, const Access &dst, const Access &src) {
-  if (dst.count != src.count || dst.element != src.element) {
-    fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
-         (long long)src.count, src.element, (long long)dst.count, dst.element);
-  }
+void copy_elements(const Access &dst, const Access &src) {
   if (dst.count == 0) return;
-  if (src.padding) return copy_padded(site, dst, src);
+  if (src.padding) return copy_padded(dst, src);
   // Split both sides into the same loops, innermost first.
   Side to(dst), from(src);
   Loop loops[2 * kMaxRank + 2];
@@ -369,6 +372,23 @@ void copy(Site site, const Access &dst, const Access &src) {
   int inner = 0;
   while (inner < rank && loops[inner].dst == bytes && loops[inner].src == bytes) bytes *= loops[inner++].size;
   copy_loops(dst.first, src.first, bytes, loops + inner, rank - inner);
+}
+
+}  // namespace
+
+void copy(Site site, const Access &dst, const Access &src) {
+  if (dst.count != src.count || dst.element != src.element) {
+    fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
+         (long long)src.count, src.element, (long long)dst.count, dst.element);
+  }
+#if VNPU_CHECKS
+  check_source(site, src);
+  check_destination(site, dst);
+#endif
+  copy_elements(dst, src);
+#if VNPU_CHECKS
+  mark(dst);
+#endif
 }
 
 }  // namespace vnpu

@@ -1,0 +1,344 @@
+// What programs built with checks know about their buffers, and the findings of a run. Linked into those only.
+#include "vnpu/check.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+
+#include "vnpu/memory.h"
+
+namespace vnpu {
+
+namespace {
+
+using ll = long long;
+
+// `%acc (memref<8x8xf32, 2>, allocated at line 20)`.
+struct Described {
+  char text[400];
+  explicit Described(const Label &label) {
+    const bool is_named = label.name[0];
+    int used = snprintf(text, sizeof(text), "%s%s%s, %s", label.name, is_named ? " (" : "", label.type, label.how);
+    if (label.site.line > 0) used += snprintf(text + used, sizeof(text) - size_t(used), " at line %d", label.site.line);
+    if (is_named) snprintf(text + used, sizeof(text) - size_t(used), ")");
+  }
+};
+
+// `[3, 0]`: where an element is in the buffer, and in which of its copies if there are several.
+struct Coordinates {
+  char text[200];
+  Coordinates(const Buffer &buffer, i64 element) {
+    i64 inner = 1;
+    for (int d = 0; d < buffer.rank; ++d) inner *= buffer.sizes[d];
+    const i64 copy = inner ? element / inner : 0;
+    element = inner ? element % inner : 0;
+    int used = snprintf(text, sizeof(text), "[");
+    for (int d = 0; d < buffer.rank; ++d) {
+      inner /= buffer.sizes[d];
+      used += snprintf(text + used, sizeof(text) - size_t(used), "%s%lld", d ? ", " : "", ll(element / inner));
+      element %= inner;
+    }
+    used += snprintf(text + used, sizeof(text) - size_t(used), "]");
+    if (buffer.count > inner && copy) snprintf(text + used, sizeof(text) - size_t(used), " of tile %lld", ll(copy));
+  }
+};
+
+}  // namespace
+
+// ---- buffers ----
+
+Buffer::Buffer(const Label &label, void *base, int element, std::initializer_list<i64> extents, i64 count,
+               uint8_t *written)
+    : label(label),
+      maker(here),
+      base(static_cast<char *>(base)),
+      count(count),
+      element(element),
+      rank(int(extents.size())),
+      owner(current_process()),
+      written_(written),
+      hole_(written ? 0 : count) {
+  int d = 0;
+  for (i64 extent : extents) sizes[d++] = extent;
+}
+
+bool Buffer::find_hole() {
+  const i64 from = __atomic_load_n(&hole_, __ATOMIC_RELAXED);
+  if (from == count) return false;
+  if (!written_[from]) return true;
+  const void *found = memchr(written_ + from, 0, size_t(count - from));
+  const i64 hole = found ? static_cast<const uint8_t *>(found) - written_ : count;
+  __atomic_store_n(&hole_, hole, __ATOMIC_RELAXED);
+  return found;
+}
+
+i64 Buffer::first_hole(const void *low, const void *high) {
+  if (!written_ || full()) return -1;
+  const i64 first = (static_cast<const char *>(low) - base) / element;
+  const i64 end = (static_cast<const char *>(high) - base + element - 1) / element;
+  const void *found = memchr(written_ + first, 0, size_t(end - first));
+  return found ? static_cast<const uint8_t *>(found) - written_ : -1;
+}
+
+void Buffer::mark(const void *low, const void *high) {
+  if (!written_) return;
+  const i64 first = (static_cast<const char *>(low) - base) / element;
+  const i64 end = (static_cast<const char *>(high) - base + element - 1) / element;
+  if (first == 0 && end == count) return mark_all();
+  memset(written_ + first, 1, size_t(end - first));
+}
+
+void Buffer::forget(Site by, const void *low, const void *high) {
+  ended = by;
+  if (!written_) return;
+  const i64 first = (static_cast<const char *>(low) - base) / element;
+  const i64 end = (static_cast<const char *>(high) - base) / element;
+  // Full without being marked: all was written in one go.
+  if (full()) memset(written_, 1, size_t(count));
+  memset(written_ + first, 0, size_t(end - first));
+  __atomic_store_n(&hole_, first < hole_ ? first : hole_, __ATOMIC_RELAXED);
+}
+
+i64 Buffer::count_written() const {
+  if (!written_ || hole_ == count) return count;
+  i64 written = 0;
+  for (i64 i = 0; i < count; ++i) written += written_[i];
+  return written;
+}
+
+void Buffer::refuse(Site site, const char *verb, const void *low, const void *high) const {
+  const Described self(label);
+  if (freed.op) {
+    fail_as(Failure::kFreed, site, "%s %s after line %d (%s) gave it back: move the deallocation behind the last use",
+            verb, self.text, freed.line, freed.op);
+  }
+  const i64 first = floor_div(static_cast<const char *>(low) - base, element);
+  const i64 last = floor_div(static_cast<const char *>(high) - 1 - base, element);
+  fail_as(Failure::kOutside, site, "%s elements %lld to %lld of %s, which has elements 0 to %lld", verb, ll(first),
+          ll(last), self.text, ll(count - 1));
+}
+
+void Buffer::refuse_unwritten(Site site, const void *low, const void *high) {
+  const Coordinates at(*this, first_hole(low, high));
+  const Described self(label);
+  if (ended.op) {
+    fail_as(Failure::kUninitialised, site,
+            "reads element %s of %s before anything wrote it since line %d (%s) gave the buffer back: %lld of its %lld "
+            "elements are written",
+            at.text, self.text, ended.line, ended.op, ll(count_written()), ll(count));
+  }
+  fail_as(Failure::kUninitialised, site,
+          "reads element %s of %s before anything wrote it: %lld of its %lld elements are written", at.text, self.text,
+          ll(count_written()), ll(count));
+}
+
+void fail_index(const Place &at, int dimension, i64 index, i64 size) {
+  const bool is_named = at.name[0];
+  fail_as(Failure::kOutside, at.site, "index %lld of dimension %d is outside %s%s%s%s: legal are 0 to %lld", ll(index),
+          dimension, at.type, is_named ? " " : "", at.name, at.made, ll(size - 1));
+}
+
+// ---- transfers ----
+
+namespace {
+
+// Calls run(low, high) for every dense run of bytes that an access touches, in its order.
+template <class Run>
+void each_run(const Access &a, Run run) {
+  i64 dense = 1, index[kMaxRank] = {};
+  int outer = a.rank;
+  while (outer > 0 && (a.sizes[outer - 1] == 1 || a.strides[outer - 1] == dense)) dense *= a.sizes[--outer];
+  const char *at = a.first;
+  for (;;) {
+    run(at, at + dense * a.element);
+    int d = outer - 1;
+    for (; d >= 0; --d) {
+      at += a.strides[d] * a.element;
+      if (++index[d] < a.sizes[d]) break;
+      at -= a.strides[d] * a.element * a.sizes[d];
+      index[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+}  // namespace
+
+void check_source(Site site, const Access &src) {
+  if (!src.buffer || src.low == src.high) return;
+  src.buffer->check(site, "reads", src.low, src.high);
+  if (src.buffer->full()) return;
+  each_run(src, [&](const char *low, const char *high) { src.buffer->check_written(site, low, high); });
+}
+
+void check_destination(Site site, const Access &dst) {
+  if (dst.buffer && dst.low != dst.high) dst.buffer->check(site, "writes", dst.low, dst.high);
+}
+
+void mark(const Access &dst) {
+  if (!dst.buffer || dst.low == dst.high || dst.buffer->full()) return;
+  each_run(dst, [&](const char *low, const char *high) { dst.buffer->mark(low, high); });
+}
+
+// ---- the buffers of a body ----
+
+// The buffer; behind it its elements, then a byte for each that tells whether it is written.
+struct Arena::Block : Buffer {
+  using Buffer::Buffer;
+  Block *previous = nullptr, *next = nullptr;
+  i64 bytes() const { return count * element; }
+};
+
+void Arena::Chain::add(Block *block) {
+  block->previous = last;
+  block->next = nullptr;
+  (last ? last->next : first) = block;
+  last = block;
+}
+
+void Arena::Chain::remove(Block *block) {
+  (block->previous ? block->previous->next : first) = block->next;
+  (block->next ? block->next->previous : last) = block->previous;
+}
+
+namespace {
+
+constexpr i64 aligned(i64 bytes) { return (bytes + 63) / 64 * 64; }
+
+// How much of what was given back a body keeps.
+constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
+
+}  // namespace
+
+Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
+  const i64 header = aligned(sizeof(Block)), bytes = aligned(count * element);
+  char *const data = static_cast<char *>(pool_take(header + bytes + count)) + header;
+  // All ones is a NaN in every format: what nobody wrote must not look plausible.
+  memset(data, 0xff, size_t(bytes));
+  memset(data + bytes, 0, size_t(count));
+  uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes);
+  Block *const block = new (data - header) Block(label, data, element, sizes, count, written);
+  live_.add(block);
+  return block;
+}
+
+void Arena::drop(Chain &chain, Block *block) {
+  chain.remove(block);
+  block->~Block();
+  pool_give(block);
+}
+
+Arena::~Arena() {
+  while (live_.first) drop(live_, live_.first);
+  while (freed_.first) drop(freed_, freed_.first);
+}
+
+void Arena::give_back(Site site, Buffer &buffer) {
+  buffer.check(site, "gives back", buffer.base, buffer.base);
+  buffer.freed = site;
+  Block *const block = static_cast<Block *>(&buffer);
+  live_.remove(block);
+  freed_.add(block);
+  ++freed_count_;
+  freed_bytes_ += block->bytes();
+  while (freed_count_ > kKeptBlocks || freed_bytes_ > kKeptBytes) {
+    --freed_count_;
+    freed_bytes_ -= freed_.first->bytes();
+    drop(freed_, freed_.first);
+  }
+}
+
+void Arena::close() const {
+  for (const Block *block = live_.first; block; block = block->next) {
+    if (block->label.ends_with_body || block->ended.op) continue;
+    i64 count = 0, bytes = 0;
+    for (const Block *b = block; b; b = b->next) {
+      if (&b->label != &block->label) continue;
+      ++count;
+      bytes += b->bytes();
+    }
+    const Described self(block->label);
+    if (count > 1) {
+      fail_as(Failure::kLeak, block->label.site,
+              "%lld buffers (%lld bytes) of this allocation are never given back: add memref.dealloc of %s to the loop",
+              ll(count), ll(bytes), self.text);
+    }
+    note(block->label.site, "%s is never given back (%lld bytes): add memref.dealloc, unless its core keeps it", self.text,
+         ll(bytes));
+  }
+}
+
+// ---- findings that do not end a run ----
+
+namespace {
+
+struct Note {
+  Site site;
+  const char *format;
+  i64 count;
+  char text[600];
+};
+
+constexpr int kMostNotes = 100;
+pthread_mutex_t notes_mutex = PTHREAD_MUTEX_INITIALIZER;
+Note notes[kMostNotes];
+int note_count = 0;
+i64 notes_left_out = 0;
+
+struct Locked {
+  Locked() { pthread_mutex_lock(&notes_mutex); }
+  ~Locked() { pthread_mutex_unlock(&notes_mutex); }
+};
+
+}  // namespace
+
+void note(Site site, const char *format, ...) {
+  const Locked locked;
+  for (int i = 0; i < note_count; ++i) {
+    Note &known = notes[i];
+    if (known.site.line == site.line && known.site.op == site.op && known.format == format) {
+      ++known.count;
+      return;
+    }
+  }
+  if (note_count == kMostNotes) {
+    ++notes_left_out;
+    return;
+  }
+  Note &fresh = notes[note_count++];
+  fresh.site = site;
+  fresh.format = format;
+  fresh.count = 1;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(fresh.text, sizeof(fresh.text), format, arguments);
+  va_end(arguments);
+}
+
+void begin_notes() {
+  const Locked locked;
+  note_count = 0;
+  notes_left_out = 0;
+}
+
+char *take_notes() {
+  const Locked locked;
+  if (note_count == 0) return nullptr;
+  const size_t capacity = size_t(note_count + 1) * (sizeof(Note) + 300);
+  char *const text = static_cast<char *>(malloc(capacity));
+  size_t used = 0;
+  for (int i = 0; i < note_count; ++i) {
+    const Note &n = notes[i];
+    used += size_t(snprintf(text + used, capacity - used, "line %d: %s: %s", n.site.line, n.site.op, n.text));
+    if (n.count > 1) used += size_t(snprintf(text + used, capacity - used, " (%lld times)", ll(n.count)));
+    used += size_t(snprintf(text + used, capacity - used, "\n"));
+  }
+  if (notes_left_out) snprintf(text + used, capacity - used, "%lld more notes are left out\n", ll(notes_left_out));
+  return text;
+}
+
+}  // namespace vnpu

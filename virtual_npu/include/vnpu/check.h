@@ -1,0 +1,189 @@
+// Buffers that know what happened to them, in programs built with checks (VNPU_CHECKS).
+//
+//   Buffer   one allocation, global or argument of an entry: what it is, what of it is written, who gave it back
+//   Ptr      a pointer into a buffer; stands where fast builds have a plain pointer
+//   Arena    the buffers of one body; knows which of them nobody gave back
+#pragma once
+
+#include <initializer_list>
+
+#include "vnpu/watch.h"
+
+namespace vnpu {
+
+// What the program calls a buffer: `%acc`, `memref<8x8xf32, 2>`, and where it makes it.
+struct Label {
+  const char *name, *type;
+  Site site;
+  const char *how = "allocated";  // or `argument 2 of @gemm, declared`
+  bool ends_with_body = false;    // needs no memref.dealloc
+};
+
+// The memref operand of an operation, for messages.
+struct Place {
+  Site site;
+  const char *name, *type;
+  const char *made = "";  // ` (allocated at line 20)`, where the text of the program tells
+};
+
+struct Buffer {
+  static constexpr int kMaxRank = 8;
+
+  // `written` has one byte per element, or is null for a buffer whose contents were there before.
+  Buffer(const Label &label, void *base, int element, std::initializer_list<i64> sizes, i64 count, uint8_t *written);
+  Buffer(const Buffer &) = delete;
+  ~Buffer() { release_cells(cells); }
+
+  bool holds(const void *low, const void *high) const {
+    return low >= base && static_cast<const char *>(high) <= base + count * element;
+  }
+  // Whether every element is written.
+  bool full() { return __atomic_load_n(&hole_, __ATOMIC_RELAXED) == count || !find_hole(); }
+  // Whether every element in these bytes is written.
+  bool written(const void *low, const void *high) { return first_hole(low, high) < 0; }
+  // The first element in these bytes that is not; -1: there is none.
+  i64 first_hole(const void *low, const void *high);
+  void mark(const void *low, const void *high);
+  void mark_all() { __atomic_store_n(&hole_, count, __ATOMIC_RELAXED); }
+  // Its contents mean nothing any more.
+  void forget(Site by, const void *low, const void *high);
+  i64 count_written() const;
+
+  // Refuses a buffer that was given back, and bytes outside of it.
+  void check(Site site, const char *verb, const void *low, const void *high) const {
+    if (__builtin_expect(freed.op || !holds(low, high), 0)) refuse(site, verb, low, high);
+  }
+  // Refuses elements that nobody wrote.
+  void check_written(Site site, const void *low, const void *high) {
+    if (__builtin_expect(!full(), 0) && !written(low, high)) refuse_unwritten(site, low, high);
+  }
+
+  const Label &label;      // lives as long as the program
+  const Where *maker;      // who made it
+  char *const base;
+  const i64 count;         // elements
+  const int element;       // bytes of one
+  const int rank;
+  i64 sizes[kMaxRank];
+  Site freed{nullptr, 0};  // the operation that gave it back
+  Site ended{nullptr, 0};  // the one that said, in a loop, that its contents are not wanted any more
+  const uint32_t owner;    // the process that allocated it
+  Cells *cells = nullptr;  // of the order checks
+
+ private:
+  bool find_hole();
+  [[noreturn]] void refuse(Site site, const char *verb, const void *low, const void *high) const;
+  [[noreturn]] void refuse_unwritten(Site site, const void *low, const void *high);
+
+  uint8_t *const written_;
+  i64 hole_;  // every element before this one is written
+};
+
+template <class T>
+struct Ptr {
+  T *p;
+  Buffer *buffer;
+  VNPU_INLINE Ptr operator+(i64 n) const { return Ptr{p + n, buffer}; }
+};
+
+// The same place as elements of another type.
+template <class To, class From>
+VNPU_INLINE Ptr<To> recast(Ptr<From> x) {
+  return Ptr<To>{reinterpret_cast<To *>(x.p), x.buffer};
+}
+
+// ---- accesses ----
+
+// Refuse what must not be read or written; tell the order checks about the rest.
+inline void observe_read(Site site, Buffer &buffer, const void *low, i64 bytes) {
+  const char *const high = static_cast<const char *>(low) + bytes;
+  buffer.check(site, "reads", low, high);
+  buffer.check_written(site, low, high);
+  if (watched(buffer)) touch(site, buffer, low, bytes, false);
+}
+inline void observe_write(Site site, Buffer &buffer, const void *low, i64 bytes) {
+  const char *const high = static_cast<const char *>(low) + bytes;
+  buffer.check(site, "writes", low, high);
+  if (watched(buffer)) touch(site, buffer, low, bytes, true);
+  if (!buffer.full()) buffer.mark(low, high);
+}
+
+template <class T>
+VNPU_INLINE T load(const Place &at, Ptr<T> x) {
+  observe_read(at.site, *x.buffer, x.p, i64(sizeof(T)));
+  return *x.p;
+}
+template <class T>
+VNPU_INLINE void store(const Place &at, Ptr<T> x, T value) {
+  observe_write(at.site, *x.buffer, x.p, i64(sizeof(T)));
+  *x.p = value;
+}
+// Where everything is known to be in order, code runs on plain pointers.
+template <class T>
+VNPU_INLINE T load(const Place &, const T *x) {
+  return *x;
+}
+template <class T>
+VNPU_INLINE void store(const Place &, T *x, T value) {
+  *x = value;
+}
+
+[[noreturn]] void fail_index(const Place &at, int dimension, i64 index, i64 size);
+
+// Refuses an index outside of [0, size).
+VNPU_INLINE void within(const Place &at, int dimension, i64 index, i64 size) {
+  if (__builtin_expect(uint64_t(index) >= uint64_t(size), 0)) fail_index(at, dimension, index, size);
+}
+
+// ---- the buffers of a body ----
+
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena &) = delete;
+  ~Arena();
+
+  // `count` elements: a memref with these extents, or several of them, one after the other.
+  template <class T>
+  Ptr<T> alloc(const Label &label, std::initializer_list<i64> sizes, i64 count) {
+    Buffer *const buffer = make(label, int(sizeof(T)), sizes, count);
+    return Ptr<T>{reinterpret_cast<T *>(buffer->base), buffer};
+  }
+  template <class T>
+  void dealloc(Site site, Ptr<T> x) {
+    give_back(site, *x.buffer);
+  }
+  // At the end of the body: what nobody gave back is a note, or, where an operation did so again and again, a leak.
+  void close() const;
+
+ private:
+  struct Block;
+  struct Chain {
+    Block *first = nullptr, *last = nullptr;
+    void add(Block *block);
+    void remove(Block *block);
+  };
+  Buffer *make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count);
+  void give_back(Site site, Buffer &buffer);
+  void drop(Chain &chain, Block *block);
+
+  Chain live_;
+  Chain freed_;  // kept for a while, so that a later use finds out
+  i64 freed_count_ = 0, freed_bytes_ = 0;
+};
+
+// A deallocation that the compiler left in a loop out of which it moved the allocation.
+template <class T>
+inline void end_use(Site site, Ptr<T> x, i64 extent) {
+  x.buffer->forget(site, x.p, x.p + extent);
+}
+
+// ---- findings that do not end a run ----
+
+// Adds a line to the notes of the run: one for each operation, with a count.
+void note(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// A run begins; it has ended: its notes, malloc'ed, or null.
+void begin_notes();
+char *take_notes();
+
+}  // namespace vnpu
