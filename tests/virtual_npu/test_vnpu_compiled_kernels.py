@@ -25,6 +25,10 @@ SHAPES: dict[str, Parameters] = {
     "eltwise_add": {"rows": 2, "cols": 8192, "herd_x": 2},
     "swiglu": {"rows": 2, "cols": 16384, "herd_x": 2},
     "rope": {"rows": 8, "n_heads": 2, "head_dim": 32, "herd_x": 2},
+    "flash_attention": {
+        **{"lq": 16, "lk": 64, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "lkp": 8},
+        **{"num_q_tiles": 2, "num_stages": 2},
+    },
     "gemm": {
         **{"m": 32, "k": 64, "n": 16, "tile_m": 8, "tile_n": 8, "tile_k_l2": 32, "tile_k_l1": 8},
         **{"herd_m": 2, "herd_n": 2},
