@@ -22,28 +22,40 @@ from xdsl.ir import Attribute, Dialect, Operation
 
 from air_dialect import (
     upstream_affine,
+    upstream_affine_linear,
     upstream_arith,
     upstream_bufferization,
     upstream_index,
     upstream_linalg,
     upstream_linalg_named,
+    upstream_math,
     upstream_memref,
+    upstream_memref_access,
+    upstream_pack,
     upstream_scf,
+    upstream_tensor,
     upstream_vector,
+    upstream_vector_lanes,
 )
 
 ADDED: dict[str, type[Operation]] = {
     op.name: op
     for module in (
         upstream_affine,
+        upstream_affine_linear,
         upstream_arith,
         upstream_bufferization,
         upstream_index,
         upstream_linalg,
         upstream_linalg_named,
+        upstream_math,
         upstream_memref,
+        upstream_memref_access,
+        upstream_pack,
         upstream_scf,
+        upstream_tensor,
         upstream_vector,
+        upstream_vector_lanes,
     )
     for op in module.OPERATIONS
 }

@@ -12,30 +12,26 @@ from typing import NamedTuple
 from typing_extensions import Self
 from xdsl.dialects import affine
 from xdsl.dialects.builtin import (
-    DYNAMIC_INDEX,
     AffineMapAttr,
     AffineSetAttr,
     ArrayAttr,
-    DenseArrayBase,
     DenseIntOrFPElementsAttr,
     IndexType,
     IntegerAttr,
+    StringAttr,
     TensorType,
     i32,
     i64,
 )
-from xdsl.dialects.utils import parse_dynamic_index_list_without_types, print_dynamic_index_list
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
-    operand_def,
     prop_def,
     result_def,
     traits_def,
     var_operand_def,
-    var_result_def,
 )
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.parser.affine_parser import AffineParser
@@ -46,6 +42,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.upstream_assembly import (
+    ATOMIC_KINDS,
     index_arguments,
     optional_result_types,
     print_parens,
@@ -165,9 +162,9 @@ class MaxOp(IRDLOperation):
 
 
 class ParallelOp(affine.ParallelOp):
-    """`affine.parallel (%i, %j) = (0, %n) to (%m * 2, min(%a, 8)) step (2, 3) { ... }`, without results.
+    """`affine.parallel (%i, %j) = (0, %n) to (%m * 2, min(%a, 8)) step (2, 3) { ... }`.
 
-    `reduce`, which gives results, is not supported: scf.parallel has it.
+    `reduce ("addf") -> (f32)` after the steps folds what the iterations yield into results.
     """
 
     @classmethod
@@ -187,14 +184,19 @@ class ParallelOp(affine.ParallelOp):
                 f"{len(upper.groups)} upper bounds and {len(steps)} steps: write one of each per index",
                 position,
             )
+        kinds: list[str] = []
+        if parser.parse_optional_keyword("reduce") is not None:
+            kinds = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_str_literal)
+        types = optional_result_types(parser)
         body = parser.parse_region(arguments)
         attributes = parser.parse_optional_attr_dict()
         if not isinstance(body.block.last_op, affine.YieldOp):
             body.block.add_op(affine.YieldOp.get())
         return cls.create(
             operands=[*lower.operands, *upper.operands],
+            result_types=types,
             properties={
-                "reductions": ArrayAttr(()),
+                "reductions": ArrayAttr(map(StringAttr, kinds)),
                 "lowerBoundsMap": lower.map,
                 "lowerBoundsGroups": _group_sizes(lower.groups),
                 "upperBoundsMap": upper.map,
@@ -217,16 +219,56 @@ class ParallelOp(affine.ParallelOp):
         _print_bounds(printer, "min", upper, self.upperBoundsGroups, self.map_operands[split:])
         if set(steps) != {1}:
             printer.print_string(f" step ({', '.join(map(str, steps))})")
+        if self.reductions:
+            printer.print_string(" reduce (")
+            printer.print_list(self.reductions, printer.print_attribute)
+            printer.print_string(")")
+        print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(
-            self.body, print_entry_block_args=False, print_empty_block=False, print_block_terminators=False
+            self.body,
+            print_entry_block_args=False,
+            print_empty_block=False,
+            print_block_terminators=bool(self.results),
         )
         printer.print_op_attributes(self.attributes)
 
     def verify_(self) -> None:
-        if self.results:
-            raise VerifyException("affine.parallel has results: reduce with scf.parallel instead")
-        super().verify_()
+        counts = {len(self.body.block.args), len(self.steps)}
+        for bounds, groups in (
+            (self.lowerBoundsMap, self.lowerBoundsGroups),
+            (self.upperBoundsMap, self.upperBoundsGroups),
+        ):
+            sizes = [size for size in groups.get_values() if isinstance(size, int)]
+            counts.add(len(sizes))
+            if sum(sizes) != len(bounds.data.results):
+                raise VerifyException(
+                    f"affine.parallel groups {sum(sizes)} bounds of {len(bounds.data.results)}: every bound "
+                    "belongs to one loop"
+                )
+        spaces = (self.lowerBoundsMap.data, self.upperBoundsMap.data)
+        wanted = sum(space.num_dims + space.num_symbols for space in spaces)
+        if len(counts) > 1 or len(self.operands) != wanted:
+            raise VerifyException(
+                f"affine.parallel has {len(self.operands)} operands for maps that take {wanted}, or not one "
+                "lower bound, upper bound and step per index"
+            )
+        self._verify_reductions()
+
+    def _verify_reductions(self) -> None:
+        end = self.body.block.last_op
+        yielded = [] if end is None else [value.type for value in end.operands]
+        kinds = [kind.data for kind in self.reductions]
+        unknown = [kind for kind in kinds if kind not in ATOMIC_KINDS]
+        if unknown:
+            raise VerifyException(
+                f"affine.parallel reduces by {unknown[0]}: write one of {', '.join(ATOMIC_KINDS)}"
+            )
+        if len(kinds) != len(self.results) or yielded != list(self.result_types):
+            raise VerifyException(
+                f"affine.parallel has {len(self.results)} results, {len(kinds)} reductions and "
+                f"{len(yielded)} yielded values: write one of each, of one type"
+            )
 
 
 class _Bounds(NamedTuple):
@@ -285,59 +327,4 @@ def _print_bounds(
         printer.print_list([size for size in sizes.get_values() if isinstance(size, int)], print_group)
 
 
-@irdl_op_definition
-class DelinearizeIndexOp(IRDLOperation):
-    """`%r:2 = affine.delinearize_index %i into (%n, 8) : index, index`: a position as one per dimension.
-
-    The first extent may be left out: it bounds nothing.
-    """
-
-    name = "affine.delinearize_index"
-    linear_index = operand_def(IndexType)
-    dynamic_basis = var_operand_def(IndexType)
-    static_basis = prop_def(DenseArrayBase.constr(i64))
-    multi_index = var_result_def(IndexType)
-    traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        index = parser.parse_operand()
-        parser.parse_keyword("into")
-        values, integers = parse_dynamic_index_list_without_types(
-            parser, DYNAMIC_INDEX, delimiter=parser.Delimiter.PAREN
-        )
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-        return cls.create(
-            operands=[index, *(parser.resolve_operand(value, IndexType()) for value in values)],
-            result_types=types,
-            properties={"static_basis": DenseArrayBase.from_list(i64, integers)},
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_operand(self.linear_index)
-        printer.print_string(" into ")
-        print_dynamic_index_list(
-            printer,
-            DYNAMIC_INDEX,
-            self.dynamic_basis,
-            self.static_basis.get_values(),
-            delimiter=Parser.Delimiter.PAREN,
-        )
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_list(self.result_types, printer.print_attribute)
-
-    def verify_(self) -> None:
-        extents, results = len(self.static_basis), len(self.multi_index)
-        if results - extents not in (0, 1):
-            raise VerifyException(
-                f"affine.delinearize_index has {extents} extents and {results} results: write one extent per "
-                "result, or leave the first out"
-            )
-
-
-OPERATIONS: tuple[type[Operation], ...] = (IfOp, MaxOp, ParallelOp, DelinearizeIndexOp)
+OPERATIONS: tuple[type[Operation], ...] = (IfOp, MaxOp, ParallelOp)

@@ -332,14 +332,18 @@ class UIToFPOp(_IntegerToFloat, arith.UIToFPOp):
     """`arith.uitofp`: from an unsigned integer."""
 
 
-class IndexCastOp(_Conversion, arith.IndexCastOp):
-    """`arith.index_cast`: between index and a signed integer."""
+class IndexConversionOp(_Conversion, ABC):
+    """A conversion between index and an integer."""
 
-    RULE = "an index and an integer, in either order"
+    RULE: ClassVar[str] = "an index and an integer, in either order"
 
     @classmethod
     def _converts(cls, source: Attribute, target: Attribute) -> bool:
         return {type(source), type(target)} == {IndexType, IntegerType}
+
+
+class IndexCastOp(IndexConversionOp, arith.IndexCastOp):
+    """`arith.index_cast`: between index and a signed integer."""
 
 
 # ---------------------------------------------------------------------------------------- arithmetic

@@ -12,6 +12,12 @@ from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 
+ATOMIC_KINDS = (
+    "addf", "addi", "assign", "maximumf", "maxs", "maxu", "minimumf", "mins", "minu", "mulf", "muli", "ori",
+    "andi", "maxnumf", "minnumf", "xori",
+)  # fmt: skip
+"""What memref.atomic_rmw and affine.parallel combine by, in MLIR's order (AtomicRMWKindAttr)."""
+
 
 class Conversion(IRDLOperation, ABC):
     """The assembly `%v {attributes} : from to to` of an operation with one operand and one result."""

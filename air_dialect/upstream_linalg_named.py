@@ -182,13 +182,15 @@ class StructuredOp(NamedOperation, ABC):
                 f"{self.name} of {types}: write operands of ranks {', '.join(str(len(w)) for w in words)} "
                 f"({self.SUBSCRIPTS})"
             )
+        if not words and len({shape_of(value) for value in self.operands}) > 1:
+            raise VerifyException(f"{self.name} of {types}: the shapes must be equal")
         extents: dict[str, int] = {}
         for names, value in zip(words, self.operands, strict=False):
             for name, extent in zip(names, shape_of(value), strict=True):
                 known = extents.setdefault(name, extent)
                 if "+" not in name and known != extent and DYNAMIC_INDEX not in (known, extent):
                     raise VerifyException(
-                        f"{self.name} ({self.SUBSCRIPTS}) of {types}: dimension {name} is {known} and {extent}"
+                        f"{self.name} ({self.SUBSCRIPTS}) of {types}: {name} is {known} and {extent}"
                     )
         super().verify_()
 

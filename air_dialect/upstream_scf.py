@@ -272,4 +272,29 @@ def _print_mixed(printer: Printer, dynamic: Sequence[SSAValue], static: DenseArr
     )
 
 
-OPERATIONS: tuple[type[Operation], ...] = (ForOp, ParallelOp, ForallOp, InParallelOp)
+class IndexSwitchOp(scf.IndexSwitchOp):
+    """`scf.index_switch %i -> type case 0 { ... } default { ... }`; yields without values may lack."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        selector = parser.parse_operand()
+        attributes = parser.parse_optional_attr_dict()
+        types = optional_result_types(parser)
+        cases: list[int] = []
+        regions: list[Region] = []
+        while parser.parse_optional_keyword("case") is not None:
+            cases.append(parser.parse_integer())
+            regions.append(_parse_arm(parser))
+        parser.parse_keyword("default")
+        default = _parse_arm(parser)
+        return cls(selector, DenseArrayBase.from_list(i64, cases), default, regions, types, attributes)
+
+
+def _parse_arm(parser: Parser) -> Region:
+    region = parser.parse_region(())
+    if not region.blocks[-1].last_op or not region.blocks[-1].last_op.has_trait(IsTerminator):
+        region.blocks[-1].add_op(scf.YieldOp())
+    return region
+
+
+OPERATIONS: tuple[type[Operation], ...] = (ForOp, ParallelOp, ForallOp, InParallelOp, IndexSwitchOp)

@@ -293,9 +293,9 @@ BROKEN = {
     "affine_parallel_results": (
         '%r = "affine.parallel"() <{reductions = ["addf"], lowerBoundsMap = affine_map<() -> (0)>, lowerBoundsGroups '
         "= dense<1> : tensor<1xi32>, upperBoundsMap = affine_map<() -> (4)>, upperBoundsGroups = dense<1> : "
-        "tensor<1xi32>, steps = [1]}> ({\n^bb0(%k: index):\n%v = arith.constant 1.0 : f32\naffine.yield %v : f32\n}) "
+        "tensor<1xi32>, steps = [1]}> ({\n^bb0(%k: index):\n%v = arith.constant 1 : i32\naffine.yield %v : i32\n}) "
         ": () -> f32",
-        "affine.parallel has results: reduce with scf.parallel instead",
+        "affine.parallel has 1 results, 1 reductions and 1 yielded values: write one of each, of one type",
     ),
     "delinearize_extents": (
         "%a = affine.delinearize_index %i into (2, 4, 8) : index",
@@ -304,7 +304,7 @@ BROKEN = {
     "matvec_shapes": (
         "%m = memref.alloc() : memref<8x32xbf16>\n%v = memref.alloc() : memref<8xbf16>\n"
         "linalg.matvec ins(%m, %l3 : memref<8x32xbf16>, memref<64xbf16>) outs(%v : memref<8xbf16>)",
-        "linalg.matvec (m k, k -> m) of memref<8x32xbf16>, memref<64xbf16>, memref<8xbf16>: dimension k is 32 and 64",
+        "linalg.matvec (m k, k -> m) of memref<8x32xbf16>, memref<64xbf16>, memref<8xbf16>: k is 32 and 64",
     ),
     "vecmat_ranks": (
         "linalg.vecmat ins(%l3, %l3 : memref<64xbf16>, memref<64xbf16>) outs(%l3 : memref<64xbf16>)",
