@@ -17,9 +17,18 @@ from virtual_npu.library import ArgumentType, Entry, Library, RunResult
 from virtual_npu.options import BuildOptions, RunOptions
 
 if TYPE_CHECKING:
+    from virtual_npu.program import Program, Result
     from virtual_npu.toolchain import build, emit
 else:
-    __getattr__ = on_first_use(__name__, {"build": "virtual_npu.toolchain", "emit": "virtual_npu.toolchain"})
+    __getattr__ = on_first_use(
+        __name__,
+        {
+            "Program": "virtual_npu.program",
+            "Result": "virtual_npu.program",
+            "build": "virtual_npu.toolchain",
+            "emit": "virtual_npu.toolchain",
+        },
+    )
 
 __all__ = [
     "ArgumentError",
@@ -29,6 +38,8 @@ __all__ = [
     "KernelSourceError",
     "Library",
     "OptionError",
+    "Program",
+    "Result",
     "RunOptions",
     "RunResult",
     "ToolchainError",

@@ -6,15 +6,16 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virtual_npu.errors import ArgumentError
-from virtual_npu.library import Entry, Library
+from virtual_npu.library import ArgumentType, Entry, Library, RunResult
+from virtual_npu.options import IN_ORDER, RunOptions
 
 Array = NDArray[Any]
 
@@ -85,6 +86,8 @@ def _listed(names: Sequence[str], what: str) -> list[str]:
 def _checked(name: str, array: Array, entry: Entry, index: int) -> Array:
     wanted = entry.arguments[index]
     dtype = np.dtype(NUMPY_NAMES[wanted.dtype])
+    if wanted.dtype == "bf16" and _is_bfloat16(array):
+        array = array.view(dtype)
     if array.dtype != dtype:
         held = f"{wanted.dtype}, held as {dtype}" if wanted.dtype != dtype.name else wanted.dtype
         raise ArgumentError(f"{name} of {entry.name} is {held}; the array given is {array.dtype}")
@@ -95,21 +98,66 @@ def _checked(name: str, array: Array, entry: Entry, index: int) -> Array:
     return np.array(array, order="C")
 
 
-def run(library: Library, entry: Entry, arrays: Sequence[Array]) -> None:
+def _is_bfloat16(array: Array) -> bool:
+    """Whether it holds ml_dtypes' bfloat16, which numpy.load gives back as two raw bytes."""
+    return array.dtype.name == "bfloat16" or array.dtype == np.dtype("V2")
+
+
+def run(library: Library, entry: Entry, arrays: Sequence[Array], options: RunOptions = IN_ORDER) -> RunResult:
     """Run an entry on arrays that `check` passed; outputs are written in place."""
-    library.run(entry.name, [array.ctypes.data for array in arrays])
+    return library.run(entry.name, [array.ctypes.data for array in arrays], options)
+
+
+def zeros(entry: Entry) -> list[Array]:
+    """Arguments of an entry, all zero."""
+    return [np.zeros(argument.shape, NUMPY_NAMES[argument.dtype]) for argument in entry.arguments]
+
+
+def drawn(entry: Entry, seed: int) -> list[Array]:
+    """Arguments of an entry at random: floats from the standard normal distribution, integers up to 7."""
+    random = np.random.default_rng(seed)
+    return [_drawn(random, argument) for argument in entry.arguments]
+
+
+def _drawn(random: np.random.Generator, argument: ArgumentType) -> Array:
+    dtype = np.dtype(NUMPY_NAMES[argument.dtype])
+    if argument.dtype == "bf16" or dtype.kind == "f":
+        return from_numbers(random.standard_normal(argument.shape, np.float32), argument)
+    low, high = (0, 2) if dtype.kind == "b" else (0, 8) if dtype.kind == "u" else (-7, 8)
+    return np.asarray(random.integers(low, high, argument.shape)).astype(dtype)
+
+
+def from_numbers(numbers: Array, argument: ArgumentType) -> Array:
+    """Numbers as an argument holds them: rounded to its type, to nearest, ties to even."""
+    if argument.dtype != "bf16":
+        return np.asarray(numbers).astype(NUMPY_NAMES[argument.dtype])
+    import ml_dtypes
+
+    return np.asarray(numbers).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+def numbers(array: Array, argument: ArgumentType) -> Array:
+    """What an array of an argument means: bf16 widened to float32, all else as it is."""
+    if argument.dtype != "bf16":
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def write(path: Path, arrays: Sequence[Array]) -> None:
     """Write arrays as `arg0`, `arg1`, ... to a .npz file that appears complete or not at all."""
+    named: dict[str, Any] = {f"arg{i}": array for i, array in enumerate(arrays)}
+    write_whole(path, lambda file: np.savez(file, **named))
+
+
+def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """A file that appears complete or not at all. Raises ArgumentError when it cannot be written."""
     folder = path.resolve().parent
     if not folder.is_dir():
         raise ArgumentError(f"cannot write {path}: the folder {folder} does not exist")
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as file:
             try:
-                named: dict[str, Any] = {f"arg{i}": array for i, array in enumerate(arrays)}
-                np.savez(file, **named)
+                fill(cast(BinaryIO, file))
                 file.close()
                 os.chmod(file.name, 0o644)
                 os.replace(file.name, path)

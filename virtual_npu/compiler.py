@@ -30,7 +30,13 @@ _FLAGS = [
     "-Wno-psabi",
 ]
 
-_SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-omit-frame-pointer", "-g1")
+_SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=alignment",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,11 @@ class Compiler:
         )
 
     def _run(self, arguments: Sequence[str], what: str) -> None:
-        done = subprocess.run([self.path, *arguments], capture_output=True, text=True, check=False)
+        # A sanitizer that is preloaded watches programs, not their compiler.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        done = subprocess.run(
+            [self.path, *arguments], capture_output=True, text=True, check=False, env=environment
+        )
         if done.returncode != 0:
             raise ToolchainError(f"{what} failed; {self.path} says:\n{done.stderr.strip()}")
 

@@ -6,17 +6,38 @@ from __future__ import annotations
 class VirtualNpuError(Exception):
     """Anything that keeps a program from being built or run."""
 
+    kind = "input"
+    """What is wrong, in one word, for machines."""
+
+
+class UsageError(VirtualNpuError):
+    """A command line that makes no sense."""
+
+    kind = "usage"
+
+
+class ParseError(VirtualNpuError):
+    """Text that is no valid AIR module; the message begins with file, line and column."""
+
+    kind = "parse"
+
 
 class KnobError(VirtualNpuError):
     """An environment variable of the virtual NPU has a value that makes no sense."""
+
+    kind = "knob"
 
 
 class OptionError(VirtualNpuError):
     """An option of a build or a run has a value that makes no sense, or does not go with the others."""
 
+    kind = "option"
+
 
 class UnsupportedOpError(VirtualNpuError):
     """The program has an operation, or a form of one, that the virtual NPU does not execute."""
+
+    kind = "unsupported"
 
 
 class UnsupportedTypeError(UnsupportedOpError):
@@ -26,17 +47,25 @@ class UnsupportedTypeError(UnsupportedOpError):
 class ToolchainError(VirtualNpuError):
     """No C++ compiler, or the compiler refused the generated code or an external kernel."""
 
+    kind = "toolchain"
+
 
 class KernelSourceError(VirtualNpuError):
     """The source of an external kernel was not found."""
+
+    kind = "kernel_source"
 
 
 class ResourceError(VirtualNpuError):
     """A program wants more of the device than there is."""
 
+    kind = "resources"
+
 
 class ArgumentError(VirtualNpuError):
     """The arguments given to an entry do not fit it."""
+
+    kind = "arguments"
 
 
 class VirtualNpuRuntimeError(VirtualNpuError):
@@ -50,6 +79,18 @@ class VirtualNpuDeadlock(VirtualNpuRuntimeError):  # noqa: N818 - the name says 
     """No tile and no engine of the program can make progress; the message lists who waits for what."""
 
     kind = "deadlock"
+
+
+class ScheduleError(VirtualNpuRuntimeError):
+    """The results depend on the order in which engines and tiles take turns."""
+
+    kind = "schedule"
+
+
+class SanitizerError(VirtualNpuRuntimeError):
+    """AddressSanitizer or UndefinedBehaviorSanitizer ended the run; the message ends with its report."""
+
+    kind = "sanitizer"
 
 
 FAULTS = ("error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak")

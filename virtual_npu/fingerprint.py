@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE_SUFFIXES = frozenset({".py", ".cc", ".cpp", ".h", ".hpp", ".inc"})
 
-QUOTED_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def text_digest(text: str) -> str:
@@ -43,16 +43,18 @@ def tree_digest(root: Path, skip: Sequence[str] = ()) -> str:
 
 
 def with_includes(sources: Iterable[Path]) -> set[Path]:
-    """The C++ files and all that they reach by `#include "..."` next to them."""
-    reached: set[Path] = set()
+    """The C++ files and all that they `#include` from next to the includer, or from a source's folder."""
     waiting = [path for path in sources if path.is_file()]
+    folders = {path.parent for path in waiting}
+    reached: set[Path] = set()
     while waiting:
         path = waiting.pop()
         if path in reached:
             continue
         reached.add(path)
-        names = QUOTED_INCLUDE.findall(path.read_text(errors="replace"))
-        waiting += [found for name in names if (found := path.parent / name).is_file()]
+        names = INCLUDE.findall(path.read_text(errors="replace"))
+        places = [folder / name for name in names for folder in (path.parent, *folders)]
+        waiting += [place for place in places if place.is_file()]
     return reached
 
 

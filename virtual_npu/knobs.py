@@ -85,6 +85,13 @@ KEEP = Knob(
     "a folder; this is a file",
     _may_be_folder,
 )
+CACHE = Knob(
+    "VNPU_CACHE",
+    "",
+    "folder of built programs; empty: aerie-vnpu in the user's cache folder; off: none are kept",
+    "a folder or off; this is a file",
+    _may_be_folder,
+)
 
 NUMERICS = Knob(
     "VNPU_NUMERICS",
@@ -101,7 +108,7 @@ ROUNDING = Knob(
     {"conv_even", "floor"}.__contains__,
 )
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, NUMERICS, ROUNDING)
+TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING)
 
 
 def check() -> None:
@@ -121,3 +128,15 @@ def threads() -> int:
 def strict() -> bool:
     """Whether host and device memory are separate. Raises KnobError when VNPU_STRICT is neither 0 nor 1."""
     return STRICT.get() == "1"
+
+
+def cache_folder() -> Path | None:
+    """Where built programs are kept, or None where they are not."""
+    text = CACHE.get()
+    if text == "off":
+        return None
+    return (
+        Path(text)
+        if text
+        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aerie-vnpu"
+    )

@@ -12,7 +12,7 @@ import air_dialect
 from virtual_npu import knobs
 from virtual_npu.codegen.module import Generated, generate
 from virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler
-from virtual_npu.errors import ToolchainError, VirtualNpuError
+from virtual_npu.errors import ParseError, ToolchainError
 from virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from virtual_npu.options import EXACT, BuildOptions
 
@@ -22,7 +22,7 @@ def emit(text: str, filename: str = "<string>", options: BuildOptions = EXACT) -
     try:
         module = air_dialect.parse(text, filename)
     except air_dialect.AirParseError as error:
-        raise VirtualNpuError(str(error)) from error
+        raise ParseError(str(error)) from error
     return generate(module, text, options)
 
 
@@ -90,10 +90,10 @@ def _compile_all(
     compiler: Compiler, folder: Path, own: Sequence[Path], kernels: Sequence[KernelObject]
 ) -> list[Path]:
     """Compile everything, several files at a time; gives the objects."""
-    jobs: list[tuple[Path, tuple[str, ...]]] = [(source, (f"-I{INCLUDE}",)) for source in own]
+    ours = (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
+    jobs: list[tuple[Path, tuple[str, ...]]] = [(source, ours) for source in own]
     for kernel in kernels:
-        paths = (f"-I{OWN_KERNELS / 'host'}", f"-I{kernel.source.parent}")
-        jobs.append((kernel.source, (*paths, *kernel.flags)))
+        jobs.append((kernel.source, (*ours, f"-I{kernel.source.parent}", *kernel.flags)))
     objects = [folder / f"{number}_{source.stem}.o" for number, (source, _) in enumerate(jobs)]
     with ThreadPoolExecutor(max_workers=2) as pool:
         running = [

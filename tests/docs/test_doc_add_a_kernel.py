@@ -86,4 +86,5 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
         "VNPU_OPT": "0",
+        "VNPU_CACHE": str(folder / "cache"),
     }

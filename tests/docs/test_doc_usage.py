@@ -105,7 +105,7 @@ def test_chat_commands() -> None:
 USAGE_ERRORS = [
     ("virtual_npu", "", "the following arguments are required: COMMAND"),
     ("virtual_npu", "rum", "argument COMMAND: invalid choice: 'rum' (choose from"),
-    ("virtual_npu", "run p.mlir --args in.npz", "the following arguments are required: --out"),
+    ("virtual_npu", "run --args in.npz", "the following arguments are required: file"),
     ("kernel_builder", "", "the following arguments are required: COMMAND"),
     ("kernel_builder", "check", "the following arguments are required: kernel"),
     ("multi_launch_builder", "", "the following arguments are required: COMMAND"),

@@ -37,10 +37,16 @@ module {
 """
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, cache):
     monkeypatch.setenv("VNPU_OPT", "0")
     monkeypatch.setenv("VNPU_MARCH", "none")
+    monkeypatch.setenv("VNPU_CACHE", str(cache))
 
 
 @pytest.fixture

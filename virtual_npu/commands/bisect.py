@@ -1,0 +1,99 @@
+"""`bisect`: the first dump of a compiler's passes that does not do what the first file does."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virtual_npu.commands import common
+from virtual_npu.commands.reporting import print_json
+from virtual_npu.errors import OptionError
+
+if TYPE_CHECKING:
+    from virtual_npu.bisection import Dump, Outcome
+
+FOUND = 1
+"""Exit status when a guilty pass was found."""
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    parser = commands.add_parser("bisect", help="find the compiler pass that broke a program")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="dumps pass_NNN_after_NAME.mlir, as aircc writes"
+    )
+    common.add_arguments(parser)
+    common.add_building(parser)
+    common.add_cache(parser)
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        help="floats may differ by this times (1 + magnitude); default 0: bit for bit",
+    )
+    common.add_json(parser)
+    parser.set_defaults(command=_bisect)
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    from virtual_npu.bisection import bisect, dumps
+
+    if not 0 <= options.tolerance < float("inf"):
+        raise OptionError(f"--tolerance {options.tolerance} makes no sense: give a number of 0 or more")
+    listed = dumps(options.folder)
+    running = bisect(
+        listed,
+        functools.partial(common.program, options),
+        functools.partial(common.arguments, options),
+        options.entry,
+        options.tolerance,
+    )
+    outcomes = _followed(listed, running)
+    guilty = next((outcome for outcome in outcomes if outcome.is_guilty), None)
+    if options.json:
+        print_json(_fields(outcomes, guilty))
+    else:
+        print("\n".join(_lines(outcomes, guilty)))
+    return FOUND if guilty else 0
+
+
+def _followed(listed: Sequence[Dump], running: Iterable[Outcome]) -> list[Outcome]:
+    """All outcomes; on a terminal with a bar of how far it is."""
+    if not sys.stderr.isatty():
+        return list(running)
+    from rich.console import Console
+    from rich.progress import track
+
+    return list(
+        track(running, "running the dumps", total=len(listed), console=Console(stderr=True), transient=True)
+    )
+
+
+def _lines(outcomes: Sequence[Outcome], guilty: Outcome | None) -> list[str]:
+    skipped = [outcome for outcome in outcomes if outcome.verdict == "skipped"]
+    run = outcomes[: len(outcomes) - len(skipped)]
+    lines = [f"{outcome.verdict:12}{outcome.dump.path.name}" for outcome in run]
+    if skipped:
+        names = skipped[0].dump.path.name, skipped[-1].dump.path.name
+        span = names[0] if len(skipped) == 1 else f"{names[0]} to {names[1]}"
+        lines.append(f"{'skipped':12}{span}: {skipped[0].message}")
+    if guilty is None:
+        return [*lines, "no pass changes the results"]
+    before = outcomes[outcomes.index(guilty) - 1].dump.path.name
+    what = f"the results change: {guilty.message}" if guilty.difference else guilty.message
+    return [*lines, f"guilty: {guilty.dump.pass_name or guilty.dump.path.name} (after {before}): {what}"]
+
+
+def _fields(outcomes: Sequence[Outcome], guilty: Outcome | None) -> dict[str, Any]:
+    found = [_outcome_fields(outcome) for outcome in outcomes]
+    return {"ok": True, "guilty": _outcome_fields(guilty) if guilty else None, "files": found}
+
+
+def _outcome_fields(outcome: Outcome) -> dict[str, Any]:
+    difference = outcome.difference.as_json() if outcome.difference else None
+    named = {"file": outcome.dump.path.name, "pass": outcome.dump.pass_name}
+    return {**named, "verdict": outcome.verdict, "message": outcome.message, "difference": difference}

@@ -1,0 +1,158 @@
+"""`run`: build a program and run one of its functions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virtual_npu import sanitizers
+from virtual_npu.commands import common
+from virtual_npu.commands.reporting import print_json, print_table
+from virtual_npu.errors import OptionError
+
+if TYPE_CHECKING:
+    from virtual_npu.arrays import Array
+    from virtual_npu.library import Entry
+    from virtual_npu.program import Result
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    parser = commands.add_parser("run", help="build a program and run one of its functions")
+    common.add_file(parser)
+    common.add_arguments(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="NPZ", help="file for every argument after the run; left out: a summary"
+    )
+    common.add_building(parser)
+    common.add_cache(parser)
+    parser.add_argument("--perturb", type=int, metavar="N", help="run again under N other legal schedules")
+    parser.add_argument("--seed", type=int, metavar="S", help="the first schedule of --perturb (default: 1)")
+    parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
+    parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
+    parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
+    common.add_json(parser)
+    parser.set_defaults(command=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check_combination(options)
+    if options.sanitize and not sanitizers.is_loaded():
+        return sanitizers.run_again(options.words)
+    from virtual_npu import arrays
+
+    program = common.program(options, options.file)
+    entry = program.entry(options.entry)
+    given = common.arguments(options, entry)
+    result = program.run(
+        *given,
+        entry=entry.name,
+        perturb=options.perturb or 0,
+        seed=options.seed or 1,
+        stats=options.stats,
+        trace=options.trace is not None,
+    )
+    if options.out:
+        arrays.write(options.out, result.outputs)
+    if options.trace:
+        _write_trace(options.trace, result)
+    _report(options, entry, result)
+    return 0
+
+
+def _check_combination(options: argparse.Namespace) -> None:
+    """Raises OptionError for what does not go together, with what to do."""
+    wanted = {
+        "--perturb": options.perturb is not None,
+        "--trace": options.trace is not None,
+        "--stats": options.stats,
+    }
+    for name, given in wanted.items():
+        if given and not options.checks:
+            raise OptionError(f"{name} needs a program built with checks: leave out --no-checks")
+    if options.perturb is not None and options.perturb < 1:
+        raise OptionError(
+            f"--perturb {options.perturb} runs nothing: give the number of schedules, 1 or more"
+        )
+    if options.seed is not None and options.perturb is None:
+        raise OptionError("--seed chooses the schedules of --perturb N: give that too")
+    if options.seed is not None and not 1 <= options.seed < 1 << 63:
+        raise OptionError(f"--seed {options.seed} is no seed of a schedule: give a whole number from 1 on")
+
+
+def _write_trace(path: Path, result: Result) -> None:
+    from virtual_npu.arrays import write_whole
+    from virtual_npu.record import chrome_trace
+
+    text = json.dumps(chrome_trace(result.record or {}))
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _report(options: argparse.Namespace, entry: Entry, result: Result) -> None:
+    if options.json:
+        print_json(_fields(options, entry, result))
+        return
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if not options.out:
+        rows = [_summary_row(row) for row in summary(entry, result.outputs)]
+        header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
+        print_table(f"@{entry.name} after the run", header, rows, "<<<>>><", sys.stdout)
+    if options.stats and result.record:
+        from virtual_npu.commands.statistics import print_stats
+
+        print_stats(result.record["stats"])
+    if options.perturb:
+        print(f"{result.schedules} schedules, same results")
+
+
+def _fields(options: argparse.Namespace, entry: Entry, result: Result) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "ok": True,
+        "entry": entry.name,
+        "outputs": summary(entry, result.outputs),
+        "out": str(options.out) if options.out else None,
+        "notes": list(result.notes),
+        "schedules": result.schedules,
+    }
+    if options.stats and result.record:
+        fields["stats"] = result.record["stats"]
+    if options.trace:
+        fields["trace"] = str(options.trace)
+    return fields
+
+
+def summary(entry: Entry, outputs: Sequence[Array]) -> list[dict[str, Any]]:
+    """Per argument: name, shape, dtype, smallest, mean, largest finite value (or None), CRC-32."""
+    import numpy as np
+
+    from virtual_npu.arrays import numbers
+
+    rows = []
+    for i, (argument, array) in enumerate(zip(entry.arguments, outputs, strict=True)):
+        values = numbers(array, argument)
+        finite = values[np.isfinite(values)].astype(np.float64)
+        extremes = (finite.min(), finite.mean(), finite.max()) if finite.size else (None, None, None)
+        low, mean, high = (None if value is None else float(value) for value in extremes)
+        checksum = f"{zlib.crc32(array.tobytes()):08x}"
+        row: dict[str, Any] = {"name": f"arg{i}", "shape": list(argument.shape), "dtype": argument.dtype}
+        row |= {"min": low, "mean": mean, "max": high, "not_finite": values.size - finite.size}
+        rows.append({**row, "crc32": checksum})
+    return rows
+
+
+def _summary_row(row: dict[str, Any]) -> list[str]:
+    numbers = ["" if row[name] is None else f"{row[name]:.6g}" for name in ("min", "mean", "max")]
+    odd = f" ({row['not_finite']} not finite)" if row["not_finite"] else ""
+    return [
+        row["name"],
+        "x".join(map(str, row["shape"])) or "scalar",
+        row["dtype"] + odd,
+        *numbers,
+        row["crc32"],
+    ]

@@ -1,0 +1,170 @@
+"""The Python API: a program, what a run of it gives, and what the device would say to it.
+
+program = Program.from_file("add.mlir")
+result = program.run(x, y)
+result.outputs[1]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virtual_npu import arrays, cache, sanitizers
+from virtual_npu.arrays import Array
+from virtual_npu.comparison import first_difference
+from virtual_npu.errors import OptionError, ScheduleError, VirtualNpuError, VirtualNpuRuntimeError
+from virtual_npu.library import Entry, Library
+from virtual_npu.options import BuildOptions, RunOptions
+
+if TYPE_CHECKING:
+    from virtual_npu.static.preflight import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run gives.
+
+    outputs: every argument after the run, in order; new arrays of the shapes and dtypes of those given.
+    notes: findings that did not end the run, a sentence each.
+    record: what was asked for: `{"stats": {...}, "trace": [...]}` (docs/virtual_npu.md), else None.
+    schedules: how many schedules gave these outputs.
+    """
+
+    outputs: tuple[Array, ...]
+    notes: tuple[str, ...] = ()
+    record: dict[str, Any] | None = None
+    schedules: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An AIR program. It is built at the first run, or comes from the cache of built programs."""
+
+    source: cache.Source
+    keep: Path | None = None
+    """A folder that receives the generated C++."""
+    use_cache: bool = True
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str,
+        filename: str = "<string>",
+        kernel_dirs: Iterable[Path | str] = (),
+        options: BuildOptions | None = None,
+        *,
+        keep: Path | None = None,
+        use_cache: bool = True,
+    ) -> Program:
+        """A program from MLIR text; `filename` names it in messages.
+
+        kernel_dirs: folders with the sources of external kernels, looked through before the project's own.
+        options: how to build it; left out, with checks, and with the numerics that the environment asks for.
+        """
+        options = options or dataclasses.replace(BuildOptions.from_knobs(), checks=True)
+        source = cache.Source(text, filename, tuple(Path(folder) for folder in kernel_dirs), options)
+        return cls(source, keep, use_cache)
+
+    @classmethod
+    def from_file(
+        cls, path: Path | str, kernel_dirs: Iterable[Path | str] = (), options: BuildOptions | None = None
+    ) -> Program:
+        """A program from a file of MLIR text. Raises VirtualNpuError when it cannot be read."""
+        return cls.from_text(read_text(Path(path)), str(path), kernel_dirs, options)
+
+    @functools.cached_property
+    def library(self) -> Library:
+        """The built program. Raises subclasses of VirtualNpuError that say why there is none."""
+        if self.source.options.sanitize:
+            sanitizers.check_loaded()
+        return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
+
+    def entry(self, name: str | None = None) -> Entry:
+        """A public function and its arguments; the name may be left out where there is one.
+
+        Raises VirtualNpuError that lists them.
+        """
+        entries = self.library.entries
+        names = ", ".join(entries)
+        if name is not None and name not in entries:
+            raise VirtualNpuError(f"no public function @{name}: the program has {names}")
+        if name is None and len(entries) > 1:
+            raise VirtualNpuError(
+                f"the program has several public functions ({names}): choose one with --entry"
+            )
+        return entries[name or names]
+
+    def run(
+        self,
+        *given: Any,
+        entry: str | None = None,
+        perturb: int = 0,
+        seed: int = 1,
+        stats: bool = False,
+        trace: bool = False,
+    ) -> Result:
+        """Run a public function on arrays, one per argument; the arrays given stay as they are.
+
+        bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, and given back as it came.
+        perturb: after the run in order, so many runs under schedules drawn with seed, seed + 1, ...
+        stats, trace: what `Result.record` shall hold, of the run in order.
+
+        Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
+        what goes wrong in the run, ScheduleError when schedules give different results.
+        """
+        self._can(perturb=perturb > 0, stats=stats, trace=trace)
+        found = self.entry(entry)
+        taken = [np.asarray(array) for array in given]
+        start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
+        outputs = [array.copy() for array in start]
+        ran = arrays.run(self.library, found, outputs, RunOptions(stats=stats, trace=trace))
+        for number in range(seed, seed + perturb):
+            self._compare(found, start, outputs, number)
+        shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
+        return Result(shown, ran.notes, ran.record, 1 + perturb)
+
+    def check(self, device: str = "npu2") -> Report:
+        """What the program takes of a device, against its limits; it is not built for that."""
+        import air_dialect
+        from virtual_npu.static.device import DEVICES
+        from virtual_npu.static.preflight import preflight
+
+        return preflight(air_dialect.parse(self.source.text, self.source.filename), DEVICES[device])
+
+    def _can(self, **asked: bool) -> None:
+        wanted = [name for name, on in asked.items() if on]
+        if wanted and not self.source.options.checks:
+            raise OptionError(
+                f"{' and '.join(wanted)} need a program built with checks: leave out --no-checks "
+                "(BuildOptions(checks=True))"
+            )
+
+    def _compare(self, entry: Entry, start: Sequence[Array], expected: Sequence[Array], seed: int) -> None:
+        """Run under another schedule. Raises ScheduleError where it gives something else."""
+        values = [array.copy() for array in start]
+        again = f"repeat it with --perturb 1 --seed {seed}"
+        try:
+            arrays.run(self.library, entry, values, RunOptions(seed=seed))
+        except VirtualNpuRuntimeError as error:
+            error.args = (f"{error}\nunder the schedule of seed {seed} (in program order it runs); {again}",)
+            raise
+        difference = first_difference(entry.arguments, expected, values)
+        if difference:
+            raise ScheduleError(
+                f"{entry.name}: the result depends on the schedule: {difference}, with seed {seed} against "
+                f"the run in order; two operations on one buffer lack a dependency; {again}"
+            )
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises VirtualNpuError when it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise VirtualNpuError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -1,0 +1,104 @@
+"""Running under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+AddressSanitizer has to be in a process before all else. So the command line runs once more in a child
+process that has it preloaded, and what the sanitizers report there becomes our error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from virtual_npu.compiler import PACKAGE, find_compiler
+from virtual_npu.errors import OptionError, SanitizerError, ToolchainError
+from virtual_npu.options import BuildOptions
+
+ADDRESS = re.compile(r"ERROR: AddressSanitizer: ([\w-]+)")
+ACCESS = re.compile(r"^((?:READ|WRITE) of size \d+)", re.MULTILINE)
+FRAME = re.compile(r"^\s+#\d+ 0x[0-9a-f]+ in (.+) (\S+?):(\d+)(?::\d+)?$", re.MULTILINE)
+UNDEFINED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? runtime error: (.+)$", re.MULTILINE)
+
+
+def is_loaded() -> bool:
+    """Whether AddressSanitizer is part of this process."""
+    return hasattr(ctypes.CDLL(None), "__asan_init")
+
+
+def check_loaded() -> None:
+    """Raises OptionError where a program built with sanitizers would end this process."""
+    if not is_loaded():
+        raise OptionError(
+            "sanitize=True makes a program that only runs in a process with AddressSanitizer preloaded: use "
+            "`python -m virtual_npu run --sanitize`, or start Python with LD_PRELOAD=" + runtime()
+        )
+
+
+def runtime() -> str:
+    """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError when there is none."""
+    compiler = find_compiler(BuildOptions(sanitize=True)).path
+    for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
+        done = subprocess.run(
+            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=False
+        )
+        path = Path(done.stdout.strip())
+        if path.is_absolute() and path.exists():
+            return str(path.resolve())
+    raise ToolchainError(
+        f"{compiler} has no AddressSanitizer runtime (libasan.so): install it (Debian, Ubuntu: apt install "
+        "libasan8 or the version of the compiler), or leave out --sanitize"
+    )
+
+
+def run_again(words: Sequence[str]) -> int:
+    """Run `python -m virtual_npu` with these words under the sanitizers; gives its exit status.
+
+    Raises SanitizerError with what they report.
+    """
+    with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
+        log = Path(folder) / "report"
+        done = subprocess.run(
+            [sys.executable, "-m", "virtual_npu", *words],
+            env=_environment(log),
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        reports = [path.read_text(errors="replace") for path in sorted(Path(folder).iterdir())]
+    if reports:
+        raise SanitizerError(summary(reports[0]) + "\n" + reports[0].strip())
+    print(done.stdout, end="")
+    return done.returncode
+
+
+def _environment(log: Path) -> dict[str, str]:
+    # Python keeps what it allocates at its exit: leaks are not ours to find.
+    common = f"log_path={log}:halt_on_error=1:detect_leaks=0"
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    return {
+        **os.environ,
+        "LD_PRELOAD": runtime(),
+        "ASAN_OPTIONS": common,
+        "UBSAN_OPTIONS": f"{common}:print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": path,
+    }
+
+
+def summary(report: str) -> str:
+    """One line: where in which source, and what."""
+    undefined = UNDEFINED.search(report)
+    if undefined:
+        path, line, what = undefined.groups()
+        return f"{Path(path).name}:{line}: undefined behaviour: {what}"
+    kind, access = ADDRESS.search(report), ACCESS.search(report)
+    what = ", ".join(match[1] for match in (kind, access) if match) or "the sanitizer stopped the run"
+    for function, path, line in FRAME.findall(report):
+        if Path(path).suffix in (".cc", ".cpp", ".h", ".hpp") and "sanitizer" not in path:
+            return f"{Path(path).name}:{line}: in {function}: {what}"
+    return what
