@@ -6,7 +6,8 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
-from virtual_npu.codegen.spans import Interval, joined, transfer_span
+from virtual_npu.codegen.intervals import Interval
+from virtual_npu.codegen.spans import joined, transfer_span
 
 _READS = frozenset([
     "memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read",

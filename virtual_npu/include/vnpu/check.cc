@@ -54,16 +54,17 @@ struct Coordinates {
 Buffer::Buffer(const Label &label, void *base, int element, std::initializer_list<i64> extents, i64 count,
                uint8_t *written)
     : label(label),
-      maker(here),
+      maker(here ? *here : Where{"the program", 0, 0, 0}),
       base(static_cast<char *>(base)),
       count(count),
       element(element),
-      rank(int(extents.size())),
+      rank(extents.size() <= kMaxRank ? int(extents.size()) : 1),
       owner(current_process()),
       written_(written),
       hole_(written ? 0 : count) {
-  int d = 0;
-  for (i64 extent : extents) sizes[d++] = extent;
+  sizes[0] = count;
+  for (int d = 0; d < int(extents.size()) && d < rank; ++d) sizes[d] = extents.begin()[d];
+  if (extents.size() > kMaxRank) sizes[0] = count;
 }
 
 bool Buffer::find_hole() {

@@ -59,7 +59,7 @@ struct Buffer {
   }
 
   const Label &label;      // lives as long as the program
-  const Where *maker;      // who made it
+  const Where maker;       // who made it
   char *const base;
   const i64 count;         // elements
   const int element;       // bytes of one
