@@ -15,51 +15,25 @@ from air_dialect.ops import (
     WaitAllOp,
 )
 from virtual_npu.codegen.body import Body, Mode, Scalar, attribute, emits, grouped, plus, times, unsupported
-from virtual_npu.codegen.effects import channels_used, operand_effects
+from virtual_npu.codegen.effects import operand_effects
 from virtual_npu.codegen.memref import access, whole
+from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
 
 # ---- tokens ----
-
-
-def joined(body: Body, tokens: Sequence[SSAValue]) -> str:
-    """C++ text of a token that is done when all given ones are."""
-    texts = body.texts(tokens)
-    return texts[0] if len(texts) == 1 else f"vnpu::all({', '.join(texts)})"
-
-
-def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
-    """Emit an issuing expression and name its token where the operation has one."""
-    if token is None:
-        body.put(f"{expression};")
-        return
-    name = body.name_for(token)
-    body.put(f"const vnpu::Token {name} = {expression};")
-    body.values[token] = Scalar(name)
-
-
-def suspend(body: Body, awaitable: str) -> None:
-    """Emit a wait of a coroutine. The awaitable gets a name: compilers mishandle temporaries in co_await."""
-    name = body.fresh("pause")
-    body.put(f"auto {name} = {awaitable};")
-    body.put(f"co_await {name};")
-
-
-def _done(body: Body, token: SSAValue | None) -> None:
-    """In program order every token is done when it is made."""
-    if token is not None:
-        body.values[token] = Scalar("vnpu::Done()")
 
 
 @emits("air.wait_all")
 def _wait_all(body: Body, op: Operation) -> None:
     assert isinstance(op, WaitAllOp)
-    if body.mode is not Mode.SEQUENCER:
-        _done(body, op.async_token)
-    elif op.async_token is not None:
+    if body.mode is Mode.SEQUENCER and op.async_token is None:
+        if op.async_dependencies:
+            body.comment(op)
+            suspend(body, f"sequencer.wait({joined(body, op.async_dependencies)})")
+    elif body.mode is Mode.SEQUENCER or (marks(body) and op.async_token is not None):
         define_token(body, op.async_token, joined(body, op.async_dependencies))
-    elif op.async_dependencies:
-        body.comment(op)
-        suspend(body, f"sequencer.wait({joined(body, op.async_dependencies)})")
+    else:
+        with in_order(body, op, op.async_dependencies):
+            pass
 
 
 @emits("air.execute")
@@ -73,8 +47,8 @@ def _execute(body: Body, op: Operation) -> None:
         body.put(f"const vnpu::Token {name} = sequencer.close_group();")
         body.values[op.async_token] = Scalar(name)
     else:
-        body.operations(block)
-        _done(body, op.async_token)
+        with in_order(body, op, op.async_dependencies, ", ".join(hierarchy_uses(body, op))):
+            body.operations(block)
     assert block.last_op is not None
     for result, value in zip(op.values, block.last_op.operands, strict=True):
         body.values[result] = body.values[value]
@@ -130,11 +104,11 @@ def _dma(body: Body, op: Operation) -> None:
     src = _padded(body, op, src, len(op.src_sizes) or len(body.memref(op.src).sizes))
     body.comment(op)
     if body.mode is Mode.SEQUENCER:
-        dependencies = joined(body, op.async_dependencies)
-        define_token(body, op.async_token, f"sequencer.copy({body.site(op)}, {dependencies}, {dst}, {src})")
-    else:
-        body.put(f"vnpu::copy({body.site(op)}, {dst}, {src});")
-        _done(body, op.async_token)
+        order = after(body, op, op.async_dependencies)
+        define_token(body, op.async_token, f"sequencer.copy({body.site(op)}, {order}, {dst}, {src})")
+        return
+    with in_order(body, op, op.async_dependencies):
+        body.put(f"vnpu::dma({body.site(op)}, {dst}, {src});")
 
 
 @emits("air.channel.put", "air.channel.get")
@@ -149,15 +123,12 @@ def _transfer(body: Body, op: Operation) -> None:
     name = "put" if is_put else "get"
     label = f"@{op.chan_name}"
     if body.mode is Mode.SEQUENCER:
-        dependencies = joined(body, op.async_dependencies)
-        define_token(
-            body,
-            op.async_token,
-            f"sequencer.{name}({body.site(op, label)}, {dependencies}, {channel}, {index}, {side})",
-        )
-    else:
+        order = after(body, op, op.async_dependencies)
+        call = f"sequencer.{name}({body.site(op, label)}, {order}, {channel}, {index}, {side})"
+        define_token(body, op.async_token, call)
+        return
+    with in_order(body, op, op.async_dependencies):
         suspend(body, f"vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side})")
-        _done(body, op.async_token)
 
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
@@ -182,26 +153,28 @@ def _hierarchy(body: Body, op: Operation) -> None:
                 f"{label(op) or 'a herd'} has link_with but no body, which names no function to run: call "
                 "the external function in a body",
             )
-        _done(body, op.async_token)
-        return
-    uses_channels = bool(channels_used(op))
+        with in_order(body, op, op.async_dependencies):
+            return
+    takes_turns = body.unit.takes_turns(op)
     function = body.unit.hierarchy_function(body, op)
     body.comment(op)
-    if uses_channels and body.mode is Mode.SEQUENCER:
+    if takes_turns and body.mode is Mode.SEQUENCER:
         _spawn(body, op, function)
-    elif uses_channels:
-        _island(body, op, function)
     elif body.mode is Mode.SEQUENCER:
         _issue_grid(body, op, function)
     else:
-        _plain_grid(body, op, function, capture="&")
-        _done(body, op.async_token)
+        with in_order(body, op, op.async_dependencies):
+            if takes_turns:
+                _island(body, op, function)
+            else:
+                _plain_grid(body, op, function, capture="&")
 
 
 def _issue_grid(body: Body, op: HierarchyOp, function: str) -> None:
     """Issue a hierarchy without channels: one task that runs every point."""
     uses = ", ".join(hierarchy_uses(body, op))
-    call = f"sequencer.run({body.site(op, label(op))}, {joined(body, op.async_dependencies)}, {{{uses}}}, [=]"
+    order = after(body, op, op.async_dependencies)
+    call = f"sequencer.run({body.site(op, label(op))}, {order}, {{{uses}}}, [=]"
     if op.async_token is not None:
         name = body.name_for(op.async_token)
         call = f"const vnpu::Token {name} = {call}"
@@ -256,7 +229,8 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         body.put(f"{struct} channels(island);")
         call = _arguments(body, op, ids, ["island", _where(body, op, ids), "channels"])
         body.put(f"island.run({function}({call}));")
-    _done(body, op.async_token)
+    if body.unit.options.checks:
+        body.put("vnpu::next_phase();")
 
 
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
@@ -273,11 +247,9 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     uses = ", ".join(hierarchy_uses(body, op))
     call = _arguments(body, op, ids, ["island", _where(body, op, ids), "channels"])
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
-    dependencies = joined(body, op.async_dependencies)
+    order = after(body, op, op.async_dependencies)
     site = body.site(op, label(op))
-    define_token(
-        body, op.async_token, f"sequencer.spawn({site}, {dependencies}, {{{uses}}}, {count}, {make})"
-    )
+    define_token(body, op.async_token, f"sequencer.spawn({site}, {order}, {{{uses}}}, {count}, {make})")
 
 
 def hierarchy_uses(body: Body, op: Operation) -> list[str]:

@@ -12,6 +12,7 @@ from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef, Mode, Scalar, attribute, emits, unsupported
 from virtual_npu.codegen.memref import address
+from virtual_npu.codegen.tokens import token_type
 
 # ---- values that loops carry ----
 
@@ -31,7 +32,7 @@ def declare(
 
 def _variable_type(body: Body, type_: Attribute) -> str:
     if isinstance(type_, AsyncTokenType):
-        return "vnpu::Token" if body.mode is Mode.SEQUENCER else "vnpu::Done"
+        return token_type(body)
     if isinstance(type_, MemRefType):
         return f"{types.scalar(type_.element_type)} *"
     return types.cpp(type_)
@@ -318,8 +319,6 @@ def _call(body: Body, op: Operation) -> None:
     arguments = [_argument(body, op, value) for value in op.arguments]
     body.comment(op)
     call = f"{body.unit.callee(op, callee)}({', '.join(arguments)})"
-    if body.modes and body.mode is Mode.PROCESS:
-        call = f"vnpu::with_modes(modes, [&] {{ return {call}; }})"
     if not op.results:
         body.put(f"{call};")
     elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):

@@ -132,7 +132,7 @@ def _copy(body: Body, op: Operation) -> None:
         return
     body.comment(op)
     sides = [access(body, op, view, "0", *whole(view)) for view in (target, source)]
-    body.put(f"vnpu::copy({body.site(op)}, {sides[0]}, {sides[1]});")
+    body.put(f"vnpu::dma({body.site(op)}, {sides[0]}, {sides[1]});")
 
 
 @emits("linalg.transpose")
@@ -144,7 +144,7 @@ def _transpose(body: Body, op: Operation) -> None:
     moved = access(
         body, op, source, "0", [source.sizes[d] for d in order], [source.strides[d] for d in order]
     )
-    body.put(f"vnpu::copy({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {moved});")
+    body.put(f"vnpu::dma({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {moved});")
 
 
 @emits("linalg.broadcast")
@@ -159,4 +159,4 @@ def _broadcast(body: Body, op: Operation) -> None:
     body.comment(op)
     sizes = list(target.sizes) or ["1"]
     spread = access(body, op, source, "0", sizes, strides or ["1"])
-    body.put(f"vnpu::copy({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {spread});")
+    body.put(f"vnpu::dma({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {spread});")

@@ -77,7 +77,7 @@ def _dealloc(body: Body, op: Operation) -> None:
     if body.mode is Mode.SEQUENCER:
         body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.footprint});")
     else:
-        body.put(f"arena.dealloc({view.pointer});")
+        body.put(f"arena.dealloc({body.site(op)}, {view.pointer});")
         body.uses_arena = True
 
 
@@ -120,7 +120,7 @@ def _copy(body: Body, op: Operation) -> None:
     source, target = (body.memref(value) for value in op.operands)
     body.comment(op)
     sides = [access(body, op, view, "0", *whole(view)) for view in (target, source)]
-    body.put(f"vnpu::copy({body.site(op)}, {sides[0]}, {sides[1]});")
+    body.put(f"vnpu::dma({body.site(op)}, {sides[0]}, {sides[1]});")
 
 
 @emits("memref.dim")

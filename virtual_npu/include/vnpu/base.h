@@ -4,6 +4,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(VNPU_ROUND_FLOOR)
+#include "aie_api/host/modes.hpp"
+#endif
+
 #define VNPU_INLINE __attribute__((always_inline)) inline
 
 namespace vnpu {
@@ -29,8 +33,12 @@ VNPU_INLINE To bit_cast(const From &from) {
 VNPU_INLINE float widen(float x) { return x; }
 VNPU_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
 
-// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+// Round to nearest, ties to even, or as the mode register of the core says where a build follows that; a NaN stays a
+// (quiet) NaN.
 VNPU_INLINE bf16 round_bf16(float x) {
+#if defined(VNPU_ROUND_FLOOR)
+  return bf16{aie::host::round_bf16(x, aie::host::modes.rounding)};
+#endif
   const uint32_t u = bit_cast<uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return bf16{uint16_t((u >> 16) | 0x40u)};
   return bf16{uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
@@ -134,6 +142,9 @@ struct Failure {
 // Ends the run with a message; the caller of the entry gets it as text.
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+// Of this run: 0 to execute in the order of the program; else other legal orders are drawn with it.
+extern uint64_t run_seed;
 
 // Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
 void parallel_for(i64 count, void (*body)(void *, i64), void *context);

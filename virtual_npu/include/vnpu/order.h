@@ -18,8 +18,14 @@ inline constexpr bool kChecks = true;
 inline constexpr bool kChecks = false;
 #endif
 
-class Island;
-struct Strand;
+// Bytes that an operation touches.
+struct Use {
+  const char *low, *high;
+  bool writes;
+#if VNPU_CHECKS
+  Buffer *buffer = nullptr;
+#endif
+};
 
 // An operation as the body that issued it knows it: which body, the how-manieth, and whether it has a token.
 struct Lineage {
@@ -76,20 +82,64 @@ class Mark {
   Shared *shared_ = nullptr;
 };
 
+// The chains of an island: strands of which each one begins after the one before has ended, as far as possible.
+class Chains {
+ public:
+  Chains() = default;
+  Chains(const Chains &) = delete;
+  ~Chains();
+  // A chain for number `flat` of what `site` starts after chain `before`: one whose last strand `clock` knows.
+  uint32_t choose(uint32_t before, Site site, i64 flat, const Clock &clock);
+  uint32_t advance(uint32_t chain) { return ++times_[chain]; }
+
+ private:
+  // Where more strands than this are under way at once, one chain takes several: races among them go unseen.
+  static constexpr int kSiblings = 8;
+  struct Family {
+    uint32_t before;
+    Site site;
+    i64 flat;
+    int size;
+    uint32_t chains[kSiblings];
+    Family *next;
+  };
+  static constexpr int kBuckets = 512;
+  uint32_t add();
+  Family *buckets_[kBuckets] = {};
+  uint32_t *times_ = nullptr;
+  uint32_t size_ = 0, capacity_ = 0;
+};
+
 struct Strand {
   uint32_t phase = 0;    // counts what ran one after the other in a function: launches
   uint32_t island = 0;   // counts launch points
   uint32_t process = 0;  // the tile or body it belongs to
   uint32_t chain = 0, time = 0;
+  Chains *chains = nullptr;
   const Lineage *lineage = nullptr;
   const Where *where = nullptr;
   bool is_fork = false;   // an asynchronous operation of a tile
   bool covers = false;    // has told what it touches, so that single accesses need not
   Clock clock;
+  struct Origin {
+    uint32_t chain;
+    Site site;
+    i64 flat;
+  } origin{};
 
-  // Begins after `before`, as number `flat` of what `site` starts there.
-  void begin(Island &island, const Strand &before, Site site, i64 flat, const Lineage *lineage);
-  void begin_root(Island &island, const Where *where);
+  // Is made by `before`, as number `flat` of what `site` makes there.
+  void begin(const Strand &before, Site site, i64 flat, const Lineage *lineage);
+  // Starts: by now it has learned what it waited for.
+  void start();
+  // The same for an operation that runs beside the body that issues it.
+  void begin_task(const Strand &body, Site site, const Lineage *own) {
+    begin(body, site, 0, own);
+    is_fork = true;
+  }
+  // Begins the body of a launch point, or of a function: an island of its own.
+  void begin_island(Chains &chains, const Where *where);
+  // Becomes the strand of a tile or body.
+  void enter(const Where *where);
   void learn(const Strand &other) { clock.join(other.clock); }
   void learn(const Mark &mark) {
     if (mark.clock()) clock.join(*mark.clock());
@@ -101,6 +151,20 @@ struct Strand {
 // The strand that this thread executes.
 extern thread_local Strand **strand_slot;
 inline Strand *current_strand() { return strand_slot ? *strand_slot : nullptr; }
+
+// What a thread executes from now on.
+class Executing {
+ public:
+  Executing() : outer_(strand_slot) { strand_slot = &idle_; }
+  Executing(const Executing &) = delete;
+  ~Executing() { strand_slot = outer_; }
+  void process(Strand *&current) { strand_slot = &current; }
+  void task() { strand_slot = &idle_; }
+
+ private:
+  Strand *idle_ = nullptr;
+  Strand **outer_;
+};
 
 // Executes as another strand while it lives.
 class As {
@@ -120,6 +184,7 @@ class Fork {
   explicit Fork(Site site, const Marks &...after) {
     begin(site);
     (strand_.learn(after), ...);
+    strand_.start();
   }
   Fork(const Fork &) = delete;
   // What it touches, told once for all of its accesses.
@@ -163,15 +228,30 @@ void next_phase();
 
 struct Mark {};
 
+class Chains {};
+
 struct Strand {
   static constexpr const Lineage *lineage = nullptr;
-  void begin(Island &, const Strand &, Site, i64, const Lineage *) {}
-  void begin_root(Island &, const Where *) {}
+  void begin(const Strand &, Site, i64, const Lineage *) {}
+  void start() {}
+  void begin_task(const Strand &, Site, const Lineage *) {}
+  void begin_island(Chains &, const Where *) {}
+  void enter(const Where *) {}
   void learn(const Strand &) {}
   void learn(const Mark &) {}
   Mark publish() { return {}; }
 };
 
+inline Strand *current_strand() {
+  static Strand none;
+  return &none;
+}
+struct Executing {
+  Executing() {}
+  ~Executing() {}
+  void process(Strand *&) {}
+  void task() {}
+};
 struct As {
   explicit As(Strand &) {}
   ~As() {}
@@ -181,8 +261,49 @@ inline const Lineage *new_lineage(const Lineage *, uint32_t, uint32_t, bool) { r
 inline uint32_t new_body() { return 0; }
 inline bool holds_back(const Lineage *, const Lineage *) { return true; }
 inline void observe(Site, const Access &, bool, Strand &) {}
+inline void observe(Site, const Use &, Strand &) {}
 inline void next_phase() {}
+inline void begin_order() {}
 
 #endif
+
+// ---- what an operation touches ----
+
+template <class T>
+inline Use use(T *data, i64 extent, bool writes) {
+  return Use{reinterpret_cast<const char *>(data), reinterpret_cast<const char *>(data + extent), writes};
+}
+#if VNPU_CHECKS
+template <class T>
+inline Use use(Ptr<T> data, i64 extent, bool writes) {
+  Use found = use(data.p, extent, writes);
+  found.buffer = data.buffer;
+  return found;
+}
+#endif
+inline Use use(const Access &side, bool writes) {
+  Use found{side.low, side.high, writes};
+#if VNPU_CHECKS
+  found.buffer = side.buffer;
+#endif
+  return found;
+}
+template <class Pointer>
+inline Use reads(Pointer data, i64 extent) {
+  return use(data, extent, false);
+}
+template <class Pointer>
+inline Use writes(Pointer data, i64 extent) {
+  return use(data, extent, true);
+}
+
+// A transfer that the one who executes it makes itself.
+inline void dma(Site site, const Access &dst, const Access &src) {
+#if VNPU_CHECKS
+  observe(site, src, false, *current_strand());
+  observe(site, dst, true, *current_strand());
+#endif
+  copy(site, dst, src);
+}
 
 }  // namespace vnpu

@@ -6,13 +6,14 @@
 #include <stdlib.h>
 
 #include "vnpu/entry.h"
-#include "vnpu/memory.h"
+#include "vnpu/order.h"
 
 namespace vnpu {
 
 // ---- errors ----
 
 thread_local const Where *here = nullptr;
+uint64_t run_seed = 0;
 
 int describe(const Where *where, char *text, int capacity) {
   int used = 0;
@@ -138,11 +139,30 @@ Workers workers;
 thread_local bool inside_worker = false;
 thread_local int thread_limit = 1;
 
+i64 gcd(i64 a, i64 b) {
+  while (b) {
+    const i64 r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+// Index i of a parallel loop in the order that the run draws.
+i64 shuffled(i64 i, i64 count) {
+  if (!run_seed || count < 3) return run_seed ? (i + i64(run_seed)) % count : i;
+  // A step that has no divisor in common with the count reaches every index.
+  i64 step = i64(run_seed * 2654435761u % uint64_t(count));
+  while (gcd(step, count) != 1) step = (step + 1) % count;
+  return (i64(run_seed % uint64_t(count)) + i * step) % count;
+}
+
 void work_on(Job &job) {
   here = job.where;
   for (;;) {
-    const i64 i = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-    if (i >= job.count) return;
+    const i64 turn = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
+    if (turn >= job.count) return;
+    const i64 i = shuffled(turn, job.count);
     try {
       job.body(job.context, i);
     } catch (const Failure &failure) {
@@ -195,7 +215,7 @@ void start_workers(int count) {
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
   if (helpers <= 0 || inside_worker || pthread_mutex_trylock(&workers.entry) != 0) {
-    for (i64 i = 0; i < count; ++i) body(context, i);
+    for (i64 i = 0; i < count; ++i) body(context, shuffled(i, count));
     return;
   }
   Job job{body, context, count, here, 0, -1, {}};
@@ -221,6 +241,8 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
   thread_limit = options->threads;
+  run_seed = options->seed;
+  begin_order();
   const CoreModes modes;
   here = nullptr;
   int status = 0;
@@ -265,15 +287,6 @@ struct Side {
     }
   }
 };
-
-i64 gcd(i64 a, i64 b) {
-  while (b) {
-    const i64 r = a % b;
-    a = b;
-    b = r;
-  }
-  return a;
-}
 
 template <int Bytes>
 void copy_run(char *dst, const char *src, i64 count, i64 dst_step, i64 src_step) {

@@ -11,21 +11,26 @@ namespace vnpu {
 // ---- tasks ----
 
 Task::~Task() {
-  for (int i = 0; i < successors_.size(); ++i) successors_[i]->release();
+  for (int i = 0; i < successors_.size(); ++i) successors_[i].task->release();
 }
 
-void Task::await(Task *other) {
+void Task::await(Task *other, bool learns) {
+  if (other->done) {
+    if (learns) strand.learn(other->strand);
+    return;
+  }
   ++pending;
   retain();
-  other->successors_.push(this);
+  other->successors_.push(Successor{this, learns});
 }
 
 void Task::finish() {
   done = true;
   for (int i = 0; i < successors_.size(); ++i) {
-    Task *next = successors_[i];
-    if (--next->pending == 0) island.ready(next);
-    next->release();
+    const Successor next = successors_[i];
+    if (next.learns) next.task->strand.learn(strand);
+    if (--next.task->pending == 0) island.ready(next.task);
+    next.task->release();
   }
   successors_.shrink(0);
 }
@@ -48,7 +53,7 @@ struct Resume final : Task {
 
 struct TransferTask final : Task {
   TransferTask(Island &island, Site site, Where where, Channel &channel, i64 index, const Access &side, bool is_put)
-      : Task(island), transfer{site, where, side, island}, channel(channel), index(index), is_put(is_put) {
+      : Task(island), transfer{site, where, side, island, strand}, channel(channel), index(index), is_put(is_put) {
     transfer.task = this;
   }
   void start() override {
@@ -65,19 +70,28 @@ struct TransferTask final : Task {
 Token join(const Token *const *tokens, int count) {
   Join *joined = nullptr;
   for (int i = 0; i < count; ++i) {
-    Task *task = tokens[i]->unfinished();
+    // What is done holds nothing back; but with checks it is known.
+    Task *task = kChecks ? tokens[i]->task() : tokens[i]->unfinished();
     if (!task) continue;
     if (!joined) joined = new Join(task->island);
     joined->await(task);
   }
+  if (!joined) return Token();
+  joined->done = joined->pending == 0;
   Token token(joined);
-  if (joined) joined->release();
+  joined->release();
   return token;
 }
 
 // ---- processes and the island ----
 
-void Spawn::adopt(Process process) { island.adopt(process, this); }
+void Spawn::adopt(Process process, i64 flat) {
+  Process::promise_type &promise = process.handle.promise();
+  promise.strand.begin(strand, site_, flat, strand.lineage);
+  promise.strand.start();
+  promise.strand.enter(&promise.where);
+  island.adopt(process, this);
+}
 
 void Island::adopt(Process process, Spawn *owner) {
   Process::promise_type &promise = process.handle.promise();
@@ -95,6 +109,13 @@ bool Island::next(Work &work) {
     queue_.shrink(0);
     return false;
   }
+  if (random_) {
+    // Any of what is ready may come next.
+    Work &chosen = queue_[head_ + int(random_.below(uint64_t(queue_.size() - head_)))];
+    const Work other = queue_[head_];
+    queue_[head_] = chosen;
+    chosen = other;
+  }
   work = queue_[head_++];
   if (head_ > 1024 && head_ * 2 > queue_.size()) {
     const int left = queue_.size() - head_;
@@ -105,15 +126,20 @@ bool Island::next(Work &work) {
   return true;
 }
 
-void Island::step(Process::Handle process) {
+void Island::step(Process::Handle process, Executing &executing) {
   Process::promise_type &promise = process.promise();
   here = &promise.where;
-  process.resume();
+  executing.process(promise.current);
+  {
+    const CoreTurn turn(promise.modes);
+    process.resume();
+  }
   if (!process.done()) return;
   if (promise.previous) promise.previous->next = promise.next;
   else live_ = promise.next;
   if (promise.next) promise.next->previous = promise.previous;
   Spawn *owner = promise.owner;
+  if (owner) owner->strand.learn(promise.strand);
   process.destroy();
   if (!owner) return;
   if (--owner->left == 0) owner->finish();
@@ -125,15 +151,20 @@ void Island::run(Process root) {
     const Where *outer = here;
     ~Restore() { here = outer; }
   } const restore;
+  Executing executing;
+  Process::promise_type &promise = root.handle.promise();
+  promise.strand.begin_island(chains, &promise.where);
+  if (run_seed) random_.start(run_seed * 0x9e3779b97f4a7c15u + uint64_t(promise.where.x * 65537 + promise.where.y) + 1);
   adopt(root, nullptr);
   Work work;
   while (next(work)) {
     if (work.process) {
-      step(work.process);
+      step(work.process, executing);
     } else {
       Token keep(work.task);
       work.task->release();
-      work.task->start();
+      executing.task();
+      work.task->begin();
     }
   }
   if (live_) fail_deadlock();
@@ -248,7 +279,7 @@ Transfer *Channel::Queue::pop() {
   return transfer;
 }
 
-void Channel::hand_over(Transfer &get, const Access &block, Site from, Where sender) {
+void Channel::hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark) {
   if (get.side.count != block.count || get.side.element != block.element) {
     char who[400];
     vnpu::describe(&sender, who, int(sizeof(who)));
@@ -256,6 +287,8 @@ void Channel::hand_over(Transfer &get, const Access &block, Site from, Where sen
     fail_as(Failure::kMismatch, get.site, "takes %lld elements of %d bytes, but the put at line %d%s sends %lld of %d bytes",
             (long long)get.side.count, get.side.element, from.line, who, (long long)block.count, block.element);
   }
+  get.strand.learn(mark);
+  observe(get.site, get.side, true, get.strand);
   vnpu::copy(get.site, get.side, block);
 }
 
@@ -266,17 +299,19 @@ bool Channel::deliver(Transfer &put, i64 index) {
   for (i64 o = begin; o < end; ++o) {
     if (outlets_[o].source == index && outlets_[o].full == kCapacity) return false;
   }
+  observe(put.site, put.side, false, put.strand);
+  const Mark mark = put.strand.publish();
   for (i64 o = begin; o < end; ++o) {
     Outlet &outlet = outlets_[o];
     if (outlet.source != index) continue;
     if (outlet.gets.first) {
       Transfer *get = outlet.gets.pop();
-      hand_over(*get, put.side, put.site, put.where);
+      hand_over(*get, put.side, put.site, put.where, mark);
       get->complete();
     } else {
       void *data = pool_take(put.side.count * put.side.element);
       vnpu::copy(put.site, dense(data, put.side.count, put.side.element), put.side);
-      outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where};
+      outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where, mark};
       // Who is around the sender may be gone when the block is taken.
       outlet.blocks[outlet.full - 1].where.around = nullptr;
     }
@@ -298,7 +333,7 @@ bool Channel::get(Transfer &transfer, i64 index) {
     return false;
   }
   const Block block = outlet.blocks[0];
-  hand_over(transfer, dense(block.data, block.count, block.element), block.site, block.where);
+  hand_over(transfer, dense(block.data, block.count, block.element), block.site, block.where, block.mark);
   pool_give(block.data);
   --outlet.full;
   for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
@@ -377,18 +412,24 @@ Sequencer::~Sequencer() {
   for (int i = 0; i < groups_.size(); ++i) delete groups_[i].after;
 }
 
-// Forgets finished tasks. Called when the lists have doubled since the last time.
+// Forgets finished tasks. Called when the lists have doubled since the last time. With checks, later operations
+// still learn from the latest of them.
 void Sequencer::sweep() {
+  constexpr int kRemembered = kChecks ? 256 : 0;
   int kept = 0;
   for (int i = 0; i < claims_.size(); ++i) {
-    if (claims_[i].task->done) claims_[i].task->release();
+    if (claims_[i].task->done && i < claims_.size() - kRemembered) claims_[i].task->release();
     else claims_[kept++] = claims_[i];
   }
   claims_.shrink(kept);
   kept = 0;
   for (int i = 0; i < tasks_.size(); ++i) {
-    if (tasks_[i]->done) tasks_[i]->release();
-    else tasks_[kept++] = tasks_[i];
+    if (tasks_[i]->done) {
+      ended_.learn(tasks_[i]->strand);
+      tasks_[i]->release();
+    } else {
+      tasks_[kept++] = tasks_[i];
+    }
   }
   tasks_.shrink(kept);
   swept_ = kept;
@@ -405,29 +446,41 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
   return false;
 }
 
+// Behind a conflicting operation. Two that have tokens are merely kept apart, so that a run in order gives the same
+// result every time; a run that draws its schedule lets them go.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
-    if (claims_[i].task->done) continue;
+    if (claims_[i].task->done && !kChecks) continue;
+    const bool learns = holds_back(claims_[i].task->strand.lineage, task.strand.lineage);
+    if (!learns && island_.draws()) continue;
     for (const Use &use : uses) {
       if (conflict(use, claims_[i].use)) {
-        task.await(claims_[i].task);
+        task.await(claims_[i].task, learns);
         break;
       }
     }
   }
 }
 
-Token Sequencer::issue(Task *task, const Token &after, std::initializer_list<Use> uses) {
+void Sequencer::await_tokens(Task &task, const Token &after) {
+  if (after.task()) task.await(after.task());
+  for (int i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].after->task()) task.await(groups_[i].after->task());
+  }
+}
+
+Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list<Use> uses) {
   Token token(task);
   task->release();
   if (tasks_.size() > 2 * swept_ + 16) sweep();
-  if (Task *other = after.unfinished()) task->await(other);
-  for (int i = 0; i < groups_.size(); ++i) {
-    if (Task *other = groups_[i].after->unfinished()) task->await(other);
-  }
+  task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async));
+  await_tokens(*task, after.token);
   await_conflicts(*task, uses);
-  if (task->pending == 0) task->start();
-  if (task->done) return Token();
+  if (task->pending == 0) {
+    if (island_.draws()) island_.ready(task);
+    else task->begin();
+  }
+  if (task->done && !kChecks) return Token();
   for (const Use &use : uses) {
     task->retain();
     claims_.push(Claim{task, use});
@@ -441,7 +494,7 @@ Token Sequencer::issue(Task *task, const Token &after, std::initializer_list<Use
   return token;
 }
 
-Token Sequencer::transfer(Site site, const Token &after, Channel &channel, i64 index, const Access &side, bool is_put) {
+Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put) {
   TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
   task->retain();
   End *end = nullptr;
@@ -449,59 +502,64 @@ Token Sequencer::transfer(Site site, const Token &after, Channel &channel, i64 i
     if (ends_[i].channel == &channel && ends_[i].index == index && ends_[i].is_put == is_put) end = &ends_[i];
   }
   if (end) {
-    if (!end->task->done) task->await(end->task);
+    task->await(end->task);
     end->task->release();
     end->task = task;
   } else {
     ends_.push(End{&channel, index, is_put, task});
   }
-  return issue(task, after, {Use{side.low, side.high, !is_put}});
+  return issue(task, site, after, {use(side, !is_put)});
 }
 
-void Sequencer::open_group(const Token &after) { groups_.push(Group{new Token(after), members_.size()}); }
+void Sequencer::open_group(const Token &after) {
+  groups_.push(Group{new Token(after), members_.size(), new_lineage(around(), body_, ++issued_, true)});
+}
 
 Token Sequencer::close_group() {
   const Group group = groups_[groups_.size() - 1];
   groups_.shrink(groups_.size() - 1);
   Join *joined = new Join(island_);
-  if (Task *other = group.after->unfinished()) joined->await(other);
+  if (group.after->task()) joined->await(group.after->task());
   for (int i = group.first_member; i < members_.size(); ++i) {
-    if (!members_[i]->done) joined->await(members_[i]);
+    joined->await(members_[i]);
     // Members of an inner group belong to the outer one too.
     if (groups_.size() == 0) members_[i]->release();
   }
   if (groups_.size() == 0) members_.shrink(group.first_member);
   delete group.after;
-  Token token(joined->pending ? joined : nullptr);
+  joined->done = joined->pending == 0;
+  Token token(joined->done && !kChecks ? nullptr : joined);
   joined->release();
   return token;
 }
 
 void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
-  Resume *resume = new Resume(island, handle);
-  resume->await(until);
+  Resume *resume = new Resume(until.task()->island, handle);
+  resume->await(until.task());
   resume->release();
 }
 
+// A join of what it waits for; what that is keeps it alive.
 Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
   Join *joined = new Join(island_);
+  joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false));
   await_conflicts(*joined, uses);
   for (int i = 0; i < groups_.size(); ++i) {
-    if (Task *other = groups_[i].after->unfinished()) joined->await(other);
+    if (groups_[i].after->task()) joined->await(groups_[i].after->task());
   }
-  // What it waits for keeps it alive.
-  Awaiter awaiter{island_, joined->pending ? joined : nullptr};
-  joined->release();
-  return awaiter;
+  return awaiter(joined);
 }
 
 Sequencer::Awaiter Sequencer::drain() {
   Join *joined = new Join(island_);
-  for (int i = 0; i < tasks_.size(); ++i) {
-    if (!tasks_[i]->done) joined->await(tasks_[i]);
-  }
-  // What it waits for keeps it alive.
-  Awaiter awaiter{island_, joined->pending ? joined : nullptr};
+  joined->strand.learn(ended_);
+  for (int i = 0; i < tasks_.size(); ++i) joined->await(tasks_[i]);
+  return awaiter(joined);
+}
+
+Sequencer::Awaiter Sequencer::awaiter(Task *joined) {
+  joined->done = joined->pending == 0;
+  Awaiter awaiter{strand_, Token(joined)};
   joined->release();
   return awaiter;
 }

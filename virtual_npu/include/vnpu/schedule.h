@@ -5,14 +5,15 @@
 //   Task       an engine operation that a sequencer issued: a copy, a put or get, a herd, a segment
 //   Sequencer  walks a launch or segment body in program order and issues its operations as tasks, each held
 //              back only by earlier, unfinished tasks that touch the same bytes (one of them writing), by
-//              tokens, and by the previous operation on the same end of the same channel
+//              tokens, and by the previous operation on the same end of the same channel. In a schedule that is
+//              drawn at random, two operations that both have tokens are held back by tokens alone
 //   Channel    a bundle of bounded queues; a put copies its block in, a get copies it out
 #pragma once
 
 #include <coroutine>
 #include <initializer_list>
 
-#include "vnpu/memory.h"
+#include "vnpu/order.h"
 
 namespace vnpu {
 
@@ -51,20 +52,30 @@ class Task {
   virtual ~Task();
   // Called once, when everything the task waits for is done; leads, now or later, to finish().
   virtual void start() = 0;
+  void begin() {
+    strand.start();
+    start();
+  }
   void finish();
-  void await(Task *other);  // be held back by another task
+  // Be held back by another task, if it is not done; and know what it did, unless the two are merely kept apart.
+  void await(Task *other, bool learns = true);
   void retain() { ++references_; }
   void release() {
     if (--references_ == 0) delete this;
   }
 
   Island &island;
+  Strand strand;
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
 
  private:
+  struct Successor {
+    Task *task;
+    bool learns;
+  };
   int references_ = 1;
-  List<Task *> successors_;
+  List<Successor> successors_;
 };
 
 // Done, or the task that will be.
@@ -84,6 +95,7 @@ class Token {
   ~Token() {
     if (task_) task_->release();
   }
+  Task *task() const { return task_; }
   Task *unfinished() const { return task_ && !task_->done ? task_ : nullptr; }
 
  private:
@@ -91,6 +103,14 @@ class Token {
 };
 
 Token join(const Token *const *tokens, int count);
+
+// What an operation waits for, and whether it has a token itself: then tokens alone order it.
+struct After {
+  const Token &token;
+  bool is_async;
+};
+inline After blocking(const Token &token) { return After{token, false}; }
+inline After async(const Token &token) { return After{token, true}; }
 
 // A token that is done when all of these are.
 inline Token all() { return Token(); }
@@ -118,6 +138,9 @@ class Process {
 
     Island &island;
     const Where where;
+    Strand strand;
+    Strand *current = &strand;  // or an asynchronous operation of it
+    uint32_t modes = 0;         // the mode registers of a tile, while others run
     class Spawn *owner = nullptr;
     promise_type *previous = nullptr, *next = nullptr;  // the island's list of live processes
   };
@@ -129,21 +152,24 @@ class Process {
 // Runs `count` processes; done when all of them have ended.
 class Spawn : public Task {
  public:
-  Spawn(Island &island, i64 count) : Task(island), left(count) {}
+  Spawn(Island &island, Site site, i64 count) : Task(island), left(count), site_(site) {}
   i64 left;
 
  protected:
-  void adopt(Process process);
+  void adopt(Process process, i64 flat);
+
+ private:
+  Site site_;
 };
 
 template <class Make>
 class SpawnOf final : public Spawn {
  public:
-  SpawnOf(Island &island, i64 count, Make make) : Spawn(island, count), make_(make) {}
+  SpawnOf(Island &island, Site site, i64 count, Make make) : Spawn(island, site, count), make_(make) {}
   void start() override {
     if (left == 0) return finish();
     const i64 count = left;
-    for (i64 i = 0; i < count; ++i) adopt(make_(i));
+    for (i64 i = 0; i < count; ++i) adopt(make_(i), i);
   }
 
  private:
@@ -151,6 +177,23 @@ class SpawnOf final : public Spawn {
 };
 
 // ---- the island ----
+
+// Which of several legal things comes next, drawn with the seed of the run; never asked where that is 0.
+class Random {
+ public:
+  void start(uint64_t seed) { state_ = seed; }
+  explicit operator bool() const { return state_ != 0; }
+  uint64_t below(uint64_t count) {
+    // xorshift64*, Vigna 2016.
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return (state_ * 2685821657736338717u >> 33) % count;
+  }
+
+ private:
+  uint64_t state_ = 0;
+};
 
 class Island {
  public:
@@ -172,15 +215,21 @@ class Island {
   void adopt(Process process, Spawn *owner);
   void add(Channel *channel) { channels_.push(channel); }
 
+  // Whether the order of what is ready is drawn at random.
+  bool draws() const { return bool(random_); }
+
+  Chains chains;
+
  private:
   bool next(Work &work);
-  void step(Process::Handle process);
+  void step(Process::Handle process, Executing &executing);
   [[noreturn]] void fail_deadlock();
 
   List<Work> queue_;
   int head_ = 0;
   Process::promise_type *live_ = nullptr;
   List<Channel *> channels_;
+  Random random_;
 };
 
 // ---- channels ----
@@ -191,6 +240,7 @@ struct Transfer {
   Where where;
   Access side;
   Island &island;
+  Strand &strand;
   Process::Handle process = nullptr;
   Task *task = nullptr;
   Transfer *next = nullptr;
@@ -234,6 +284,7 @@ class Channel {
     int element;
     Site site;
     Where where;
+    Mark mark;  // what the sender did before
   };
   struct Queue {
     Transfer *first = nullptr, *last = nullptr;
@@ -252,7 +303,7 @@ class Channel {
 
   i64 index(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
   bool deliver(Transfer &put, i64 index);
-  void hand_over(Transfer &get, const Access &block, Site from, Where sender);
+  void hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark);
   i64 source_of(i64 outlet) const;
   static int describe_index(char *text, int capacity, const Shape &shape, i64 index);
   int describe_queue(char *text, int capacity, int &left, const Queue &queue, const Shape &shape, i64 index,
@@ -275,34 +326,23 @@ struct TransferAwaiter : Transfer {
 };
 
 inline TransferAwaiter put(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
-  return TransferAwaiter{{site, where, side, island}, channel, index, true};
+  return TransferAwaiter{{site, where, side, island, *current_strand()}, channel, index, true};
 }
 inline TransferAwaiter get(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
-  return TransferAwaiter{{site, where, side, island}, channel, index, false};
+  return TransferAwaiter{{site, where, side, island, *current_strand()}, channel, index, false};
 }
 
 // ---- sequencers ----
-
-// Bytes that an operation touches.
-struct Use {
-  const char *low, *high;
-  bool writes;
-};
-template <class T>
-inline Use reads(const T *data, i64 extent) {
-  return Use{reinterpret_cast<const char *>(data), reinterpret_cast<const char *>(data + extent), false};
-}
-template <class T>
-inline Use writes(const T *data, i64 extent) {
-  return Use{reinterpret_cast<const char *>(data), reinterpret_cast<const char *>(data + extent), true};
-}
 
 template <class Body>
 class RunTask final : public Task {
  public:
   RunTask(Island &island, Body body) : Task(island), body_(body) {}
   void start() override {
-    body_();
+    {
+      const As as(strand);
+      body_();
+    }
     finish();
   }
 
@@ -312,7 +352,7 @@ class RunTask final : public Task {
 
 class Sequencer {
  public:
-  Sequencer(Island &island, Where where) : island_(island), where_(where) {}
+  Sequencer(Island &island, Where where) : island_(island), where_(where), strand_(*current_strand()) {}
   Sequencer(const Sequencer &) = delete;
   ~Sequencer();
 
@@ -320,36 +360,35 @@ class Sequencer {
 
   // A piece of work that does not suspend.
   template <class Body>
-  Token run(Site, const Token &after, std::initializer_list<Use> uses, Body body) {
-    if (!held_back(after, uses)) {
-      body();
-      return Token();
-    }
-    return issue(new RunTask<Body>(island_, body), after, uses);
+  Token run(Site site, After after, std::initializer_list<Use> uses, Body body) {
+    return work(site, after, uses, body);
   }
 
-  Token copy(Site site, const Token &after, const Access &dst, const Access &src) {
-    const Use uses[] = {{dst.low, dst.high, true}, {src.low, src.high, false}};
-    return run(site, after, {uses[0], uses[1]}, [=] { vnpu::copy(site, dst, src); });
+  Token copy(Site site, After after, const Access &dst, const Access &src) {
+    return work(site, after, {use(dst, true), use(src, false)}, [=] { dma(site, dst, src); });
   }
 
-  // A segment, or a herd whose tiles use channels.
+  // A segment or herd, of `count` points.
   template <class Make>
-  Token spawn(Site, const Token &after, std::initializer_list<Use> uses, i64 count, Make make) {
-    return issue(new SpawnOf<Make>(island_, count, make), after, uses);
+  Token spawn(Site site, After after, std::initializer_list<Use> uses, i64 count, Make make) {
+    return issue(new SpawnOf<Make>(island_, site, count, make), site, after, uses);
   }
 
-  Token put(Site site, const Token &after, Channel &channel, i64 index, const Access &side) {
+  Token put(Site site, After after, Channel &channel, i64 index, const Access &side) {
     return transfer(site, after, channel, index, side, true);
   }
-  Token get(Site site, const Token &after, Channel &channel, i64 index, const Access &side) {
+  Token get(Site site, After after, Channel &channel, i64 index, const Access &side) {
     return transfer(site, after, channel, index, side, false);
   }
 
   // Gives a buffer back when everything issued before that uses it is done.
-  template <class T>
-  void dealloc(Site site, T *data, i64 extent) {
-    run(site, Token(), {writes(data, extent)}, [this, data] { arena.dealloc(data); });
+  template <class Pointer>
+  void dealloc(Site site, Pointer data, i64 extent) {
+    const Use all = writes(data, extent);
+    run(site, blocking(Token()), {all}, [=, this] {
+      observe(site, all, *current_strand());
+      arena.dealloc(site, data);
+    });
   }
 
   // Everything issued between the two waits for `after`; the token is done when all of it is.
@@ -358,13 +397,15 @@ class Sequencer {
 
   // Suspends the body itself until a token, or everything in conflict with `uses`, or everything, is done.
   struct Awaiter {
-    Island &island;
-    Task *until;  // null: nothing to wait for
-    bool await_ready() const { return !until; }
+    Strand &strand;
+    Token until;
+    bool await_ready() const { return !until.unfinished(); }
     void await_suspend(Process::Handle handle);
-    void await_resume() const {}
+    void await_resume() const {
+      if (until.task()) strand.learn(until.task()->strand);
+    }
   };
-  Awaiter wait(const Token &token) { return Awaiter{island_, token.unfinished()}; }
+  Awaiter wait(const Token &token) { return Awaiter{strand_, token}; }
   Awaiter settle(std::initializer_list<Use> uses);
   Awaiter drain();
 
@@ -382,22 +423,37 @@ class Sequencer {
   struct Group {
     Token *after;
     int first_member;
+    const Lineage *lineage;
   };
 
+  template <class Body>
+  Token work(Site site, After after, std::initializer_list<Use> uses, Body body) {
+    if (!kChecks && !held_back(after.token, uses)) {
+      body();
+      return Token();
+    }
+    return issue(new RunTask<Body>(island_, body), site, after, uses);
+  }
+  const Lineage *around() { return groups_.size() ? groups_[groups_.size() - 1].lineage : strand_.lineage; }
   bool held_back(const Token &after, std::initializer_list<Use> uses);
-  Token issue(Task *task, const Token &after, std::initializer_list<Use> uses);
-  Token transfer(Site site, const Token &after, Channel &channel, i64 index, const Access &side, bool is_put);
+  Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses);
+  void await_tokens(Task &task, const Token &after);
+  Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
+  Awaiter awaiter(Task *joined);
   void sweep();
 
   Island &island_;
   Where where_;
+  Strand &strand_;        // of the body itself
+  Strand ended_;          // what the forgotten tasks did
   List<Claim> claims_;    // what unfinished tasks touch
   List<Task *> tasks_;    // unfinished tasks
   List<End> ends_;
   List<Group> groups_;
   List<Task *> members_;  // of the open groups
   int swept_ = 0;
+  uint32_t body_ = new_body(), issued_ = 0;
 };
 
 }  // namespace vnpu

@@ -1,0 +1,88 @@
+"""Tokens: what orders operations, in the three ways that a body can execute.
+
+In a sequencer a token is a task. A tile runs in program order, so there every token is done when it is made;
+with checks it still tells, as a mark, what its operation knew, so that a use without it is found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from xdsl.ir import Operation, SSAValue
+
+from air_dialect.ops import AsyncTokenType
+from virtual_npu.codegen.body import Body, Mode, Scalar
+
+
+def marks(body: Body) -> bool:
+    """Whether the tokens of a body are marks."""
+    return body.mode is Mode.PROCESS and body.unit.options.checks
+
+
+def token_type(body: Body) -> str:
+    """The C++ type of a token."""
+    if body.mode is Mode.SEQUENCER:
+        return "vnpu::Token"
+    return "vnpu::Mark" if marks(body) else "vnpu::Done"
+
+
+def joined(body: Body, tokens: Sequence[SSAValue]) -> str:
+    """C++ text of a token that is done when all given ones are."""
+    texts = body.texts(tokens)
+    if len(texts) == 1:
+        return texts[0]
+    return f"vnpu::{'all_marks' if marks(body) else 'all'}({', '.join(texts)})"
+
+
+def after(body: Body, op: Operation, dependencies: Sequence[SSAValue]) -> str:
+    """C++ text of what an operation of a sequencer waits for, and whether it has a token itself."""
+    return f"vnpu::{'async' if token_of(op) is not None else 'blocking'}({joined(body, dependencies)})"
+
+
+def token_of(op: Operation) -> SSAValue | None:
+    """The token that an operation gives, if it does."""
+    return next((result for result in op.results if isinstance(result.type, AsyncTokenType)), None)
+
+
+def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
+    """Emit an issuing expression and name its token where the operation has one."""
+    if token is None:
+        body.put(f"{expression};")
+        return
+    name = body.name_for(token)
+    body.put(f"const {token_type(body)} {name} = {expression};")
+    body.values[token] = Scalar(name)
+
+
+@contextmanager
+def in_order(body: Body, op: Operation, dependencies: Sequence[SSAValue], uses: str = "") -> Iterator[None]:
+    """Emit an operation that runs where it stands: in a tile, or in a body without engines.
+
+    uses: C++ text of the `vnpu::Use`s of everything in it, for an operation with a region.
+    """
+    token = token_of(op)
+    if not marks(body):
+        yield
+        if token is not None:
+            body.values[token] = Scalar("vnpu::Done()")
+        return
+    texts = body.texts(dependencies)
+    if token is None:
+        if texts:
+            body.put(f"vnpu::await({', '.join(texts)});")
+        yield
+        return
+    fork = body.fresh("fork")
+    body.put(f"vnpu::Fork {fork}({', '.join([body.site(op), *texts])});")
+    if uses:
+        body.put(f"{fork}.covers({body.site(op)}, {{{uses}}});")
+    yield
+    define_token(body, token, f"{fork}.end()")
+
+
+def suspend(body: Body, awaitable: str) -> None:
+    """Emit a wait of a coroutine. The awaitable gets a name: compilers mishandle temporaries in co_await."""
+    name = body.fresh("pause")
+    body.put(f"auto {name} = {awaitable};")
+    body.put(f"co_await {name};")

@@ -1,0 +1,453 @@
+// The order checks: clocks, and who touched what last. Linked into programs that are built with checks.
+#include "vnpu/order.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vnpu/check.h"
+
+namespace vnpu {
+
+thread_local Strand **strand_slot = nullptr;
+
+// ---- clocks ----
+
+void Clock::grow(uint32_t size) {
+  if (size <= size_) return;
+  if (size > capacity_) {
+    capacity_ = size < 16 ? 16 : size + size / 2;
+    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
+  }
+  memset(times_ + size_, 0, (size - size_) * sizeof(uint32_t));
+  size_ = size;
+}
+
+void Clock::set(uint32_t chain, uint32_t time) {
+  grow(chain + 1);
+  times_[chain] = time;
+}
+
+void Clock::join(const Clock &other) {
+  grow(other.size_);
+  for (uint32_t i = 0; i < other.size_; ++i) times_[i] = times_[i] > other.times_[i] ? times_[i] : other.times_[i];
+}
+
+// ---- what lives as long as a run: lineages, events ----
+
+namespace {
+
+// Plain values that stay where they are until the run ends; numbered from 1. Threads add side by side.
+template <class T, int kBlock, int kBlocks>
+class Store {
+ public:
+  T &operator[](uint32_t number) { return blocks_[number / kBlock][number % kBlock]; }
+
+  // Numbers are handed out to threads in blocks; 0 when all are used up.
+  uint32_t add(uint32_t &next) {
+    if (next % kBlock == 0) {
+      const int block = __atomic_fetch_add(&used_, 1, __ATOMIC_RELAXED);
+      if (block >= kBlocks) return 0;
+      __atomic_store_n(&blocks_[block], static_cast<T *>(malloc(sizeof(T) * kBlock)), __ATOMIC_RELEASE);
+      next = uint32_t(block) * kBlock + (block == 0);
+    }
+    return next++;
+  }
+
+  void clear() {
+    for (int block = 0; block < used_ && block < kBlocks; ++block) free(blocks_[block]);
+    used_ = 0;
+  }
+
+ private:
+  T *blocks_[kBlocks] = {};
+  int used_ = 0;
+};
+
+// An access that happened.
+struct Event {
+  Site site;
+  Where where;
+  const Lineage *lineage;
+  uint32_t phase, island, process, chain, time;
+};
+
+Store<Event, 1024, 1 << 16> events;
+Store<Lineage, 1024, 1 << 16> lineages;
+Store<Where, 256, 1 << 14> roots;  // the launch point of an island
+uint32_t bodies = 0, processes = 0, phase = 0;
+uint32_t generation = 0;  // of runs: the numbers that threads kept of an earlier one are stale
+
+struct Next {
+  uint32_t event = 0, lineage = 0, root = 0, generation = 0;
+};
+thread_local Next next_numbers;
+
+Next &mine() {
+  if (next_numbers.generation != generation) next_numbers = Next{0, 0, 0, generation};
+  return next_numbers;
+}
+
+}  // namespace
+
+void begin_order() {
+  static thread_local Strand function;
+  static thread_local Strand *slot = &function;
+  strand_slot = &slot;
+  events.clear();
+  lineages.clear();
+  roots.clear();
+  bodies = processes = 0;
+  phase = 1;
+  ++generation;
+}
+
+void next_phase() { ++phase; }
+
+uint32_t new_body() { return __atomic_add_fetch(&bodies, 1, __ATOMIC_RELAXED); }
+
+const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async) {
+  const uint32_t number = lineages.add(mine().lineage);
+  if (!number) return around;
+  lineages[number] = Lineage{around, body, issue, is_async, around ? around->depth + 1 : 0};
+  return &lineages[number];
+}
+
+bool holds_back(const Lineage *earlier, const Lineage *later) {
+  while (earlier && later && earlier->depth > later->depth) earlier = earlier->around;
+  while (earlier && later && later->depth > earlier->depth) later = later->around;
+  while (earlier && later && earlier->around != later->around) {
+    earlier = earlier->around;
+    later = later->around;
+  }
+  if (!earlier || !later || earlier == later || earlier->body != later->body) return false;
+  return !(earlier->is_async && later->is_async);
+}
+
+// ---- chains and strands ----
+
+Chains::~Chains() {
+  for (Family *family : buckets_) {
+    while (family) {
+      Family *const next = family->next;
+      delete family;
+      family = next;
+    }
+  }
+  free(times_);
+}
+
+uint32_t Chains::add() {
+  if (size_ == capacity_) {
+    capacity_ = capacity_ ? 2 * capacity_ : 64;
+    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
+  }
+  times_[size_] = 0;
+  return size_++;
+}
+
+uint32_t Chains::choose(uint32_t before, Site site, i64 flat, const Clock &clock) {
+  const uint64_t hash = (uint64_t(before) * 31 + uint64_t(site.line)) * 1000003u + uint64_t(flat);
+  Family *&bucket = buckets_[hash % kBuckets];
+  Family *family = bucket;
+  while (family && (family->before != before || family->site.line != site.line || family->site.op != site.op ||
+                    family->flat != flat)) {
+    family = family->next;
+  }
+  if (!family) bucket = family = new Family{before, site, flat, 0, {}, bucket};
+  for (int i = 0; i < family->size; ++i) {
+    const uint32_t chain = family->chains[i];
+    if (clock.at(chain) >= times_[chain]) return chain;
+  }
+  if (family->size == kSiblings) return family->chains[0];
+  return family->chains[family->size++] = add();
+}
+
+void Strand::begin(const Strand &before, Site site, i64 flat, const Lineage *own) {
+  phase = before.phase;
+  island = before.island;
+  process = before.process;
+  chains = before.chains;
+  lineage = own;
+  where = before.where;
+  clock.join(before.clock);
+  origin = Origin{before.chain, site, flat};
+}
+
+void Strand::start() {
+  if (!chains) return;  // a join makes no access
+  chain = chains->choose(origin.chain, origin.site, origin.flat, clock);
+  time = chains->advance(chain);
+  clock.set(chain, time);
+}
+
+void Strand::begin_island(Chains &own, const Where *root) {
+  phase = vnpu::phase;
+  island = roots.add(mine().root);
+  if (island) {
+    roots[island] = *root;
+    roots[island].around = nullptr;
+  }
+  chains = &own;
+  start();
+  enter(root);
+}
+
+void Strand::enter(const Where *own) {
+  where = own;
+  process = __atomic_add_fetch(&processes, 1, __ATOMIC_RELAXED);
+}
+
+Mark Strand::publish() {
+  Mark mark(clock);
+  time = chains->advance(chain);
+  clock.set(chain, time);
+  return mark;
+}
+
+void Fork::begin(Site site) {
+  outer_ = *strand_slot;
+  strand_.begin(*outer_, site, 0, outer_->lineage);
+  strand_.is_fork = true;
+  *strand_slot = &strand_;
+}
+
+void Fork::covers(Site site, std::initializer_list<Use> uses) {
+  for (const Use &use : uses) observe(site, use, strand_);
+  strand_.covers = true;
+}
+
+Mark Fork::end() {
+  *strand_slot = outer_;
+  return Mark(strand_.clock);
+}
+
+uint32_t current_process() { return current_strand() ? current_strand()->process : 0; }
+
+// ---- who touched what ----
+
+namespace {
+
+// Of one part of a buffer: the last write, and the latest reads since, as far as they fit.
+struct Cell {
+  static constexpr int kReaders = 3;
+  uint32_t writer, readers[kReaders];
+};
+
+class Locked {
+ public:
+  explicit Locked(pthread_mutex_t &mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Locked() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t &mutex_;
+};
+
+bool happened_before(const Event &event, const Strand &strand) {
+  if (event.phase != strand.phase) return true;
+  if (event.island != strand.island) return false;
+  return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
+}
+
+}  // namespace
+
+// Parts are as small as the accesses so far needed them to be: a power of two bytes, all alike.
+class Cells {
+ public:
+  explicit Cells(const Buffer &buffer) : bytes_(buffer.count * buffer.element), count_(1) {
+    granule_ = 1;
+    while (granule_ < bytes_) granule_ *= 2;
+    cells_ = static_cast<Cell *>(calloc(1, sizeof(Cell)));
+  }
+  Cells(const Cells &) = delete;
+  ~Cells() { free(cells_); }
+
+  // Enters an access of bytes [low, high) of the buffer. Gives the event that it races with, and where, or 0.
+  uint32_t enter(i64 low, i64 high, bool writes, uint32_t event, const Strand &strand, i64 &place);
+
+  // Whether everything so far happened before a strand.
+  bool is_settled(const Strand &strand) const;
+
+  bool is_writer(i64 place, uint32_t event) const { return cells_[place / granule_].writer == event; }
+
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+ private:
+  void refine(i64 low, i64 high);
+  uint32_t visit(Cell &cell, bool writes, uint32_t event, const Strand &strand);
+
+  const i64 bytes_;
+  Cell *cells_;
+  i64 count_, granule_;
+};
+
+void Cells::refine(i64 low, i64 high) {
+  i64 wanted = low | granule_;
+  if (high < bytes_) wanted |= high;
+  wanted &= -wanted;
+  if (wanted == granule_) return;
+  const i64 parts = granule_ / wanted, count = (bytes_ + wanted - 1) / wanted;
+  Cell *const finer = static_cast<Cell *>(malloc(size_t(count) * sizeof(Cell)));
+  for (i64 i = 0; i < count; ++i) finer[i] = cells_[i / parts];
+  free(cells_);
+  cells_ = finer;
+  count_ = count;
+  granule_ = wanted;
+}
+
+uint32_t Cells::visit(Cell &cell, bool writes, uint32_t event, const Strand &strand) {
+  if (cell.writer && !happened_before(events[cell.writer], strand)) return cell.writer;
+  if (writes) {
+    for (const uint32_t reader : cell.readers) {
+      if (reader && !happened_before(events[reader], strand)) return reader;
+    }
+    cell = Cell{event, {}};
+    return 0;
+  }
+  // A read that happened before this one says nothing that this one does not.
+  int place = int(event % Cell::kReaders);
+  for (int i = Cell::kReaders - 1; i >= 0; --i) {
+    if (!cell.readers[i]) place = i;
+  }
+  for (int i = 0; i < Cell::kReaders; ++i) {
+    if (cell.readers[i] && happened_before(events[cell.readers[i]], strand)) place = i;
+  }
+  cell.readers[place] = event;
+  return 0;
+}
+
+uint32_t Cells::enter(i64 low, i64 high, bool writes, uint32_t event, const Strand &strand, i64 &place) {
+  if (low >= high) return 0;
+  refine(low, high);
+  Cell before{}, after{};
+  const i64 first = low / granule_, last = (high - 1) / granule_;
+  for (i64 i = first; i <= last; ++i) {
+    // Neighbours mostly have the same past.
+    if (i > first && memcmp(&cells_[i], &before, sizeof(Cell)) == 0) {
+      cells_[i] = after;
+      continue;
+    }
+    before = cells_[i];
+    place = i * granule_;
+    if (const uint32_t other = visit(cells_[i], writes, event, strand)) return other;
+    after = cells_[i];
+  }
+  return 0;
+}
+
+bool Cells::is_settled(const Strand &strand) const {
+  for (i64 i = 0; i < count_; ++i) {
+    if (i > 0 && memcmp(&cells_[i], &cells_[i - 1], sizeof(Cell)) == 0) continue;
+    if (cells_[i].writer && !happened_before(events[cells_[i].writer], strand)) return false;
+    for (const uint32_t reader : cells_[i].readers) {
+      if (reader && !happened_before(events[reader], strand)) return false;
+    }
+  }
+  return true;
+}
+
+void release_cells(Cells *cells) { delete cells; }
+
+namespace {
+
+// A buffer of the tile itself needs no records as long as only its program order touches it.
+bool is_private(const Buffer &buffer, const Strand &strand) {
+  return !__atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE) && buffer.owner == strand.process && !strand.is_fork;
+}
+
+Cells &cells_of(Buffer &buffer) {
+  static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+  if (Cells *known = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE)) return *known;
+  const Locked locked(making);
+  if (!buffer.cells) __atomic_store_n(&buffer.cells, new Cells(buffer), __ATOMIC_RELEASE);
+  return *buffer.cells;
+}
+
+uint32_t new_event(Site site, const Strand &strand) {
+  const uint32_t number = events.add(mine().event);
+  if (!number) return 0;
+  Where where = strand.where ? *strand.where : Where{"", 0, 0, 0};
+  where.around = nullptr;
+  events[number] = Event{site, where, strand.lineage, strand.phase, strand.island, strand.process, strand.chain,
+                         strand.time};
+  return number;
+}
+
+[[noreturn]] void fail_race(Site site, const Buffer &buffer, i64 byte, bool writes, uint32_t other, bool other_writes) {
+  const Event &event = events[other];
+  Where where = event.where;
+  if (event.island && where.dims > 0) where.around = &roots[event.island];
+  char who[600];
+  describe(&where, who, int(sizeof(who)));
+  fail_as(Failure::kRace, site,
+          "data race: this %s element %lld of %s, which line %d: %s%s %s, and nothing puts one before the other; let one of "
+          "them depend on the token of the other, or send the data through a channel",
+          writes ? "writes" : "reads", (long long)(byte / buffer.element), buffer.label.name, event.site.line, event.site.op,
+          who, other_writes ? "writes" : "reads");
+}
+
+// Calls run(first byte, end) for every run of bytes that a side touches, until one gives true.
+template <class Run>
+bool each_run(const Access &side, Run run) {
+  i64 bytes = side.element;
+  int rank = side.rank;
+  while (rank > 0 && (side.sizes[rank - 1] == 1 || side.strides[rank - 1] * side.element == bytes)) {
+    bytes *= side.sizes[--rank];
+  }
+  i64 index[kMaxRank] = {};
+  for (;;) {
+    i64 offset = 0;
+    for (int d = 0; d < rank; ++d) offset += index[d] * side.strides[d] * side.element;
+    if (run(side.first + offset, bytes)) return true;
+    int d = rank - 1;
+    while (d >= 0 && ++index[d] == side.sizes[d]) index[d--] = 0;
+    if (d < 0) return false;
+  }
+}
+
+}  // namespace
+
+void observe(Site site, const Access &side, bool writes, Strand &strand) {
+  if (!side.buffer || side.low == side.high || is_private(*side.buffer, strand)) return;
+  Buffer &buffer = *side.buffer;
+  Cells &cells = cells_of(buffer);
+  const uint32_t event = new_event(site, strand);
+  if (!event) return;
+  uint32_t other = 0;
+  i64 place = 0;
+  bool other_writes = false;
+  {
+    const Locked locked(cells.mutex);
+    each_run(side, [&](const char *first, i64 bytes) {
+      const i64 low = first - buffer.base;
+      return (other = cells.enter(low, low + bytes, writes, event, strand, place)) != 0;
+    });
+    if (other) other_writes = cells.is_writer(place, other);
+  }
+  if (other) fail_race(site, buffer, place, writes, other, other_writes);
+}
+
+void observe(Site site, const Use &use, Strand &strand) {
+  if (!use.buffer) return;
+  Access side = dense(const_cast<char *>(use.low), use.high - use.low, 1);
+  side.buffer = use.buffer;
+  observe(site, side, use.writes, strand);
+}
+
+bool watched(const Buffer &buffer) {
+  const Strand *const strand = current_strand();
+  if (!strand || strand->covers || is_private(buffer, *strand)) return false;
+  if (buffer.owner != strand->process) return true;
+  // What only this tile touches, in its order or asynchronously, cannot race once all that went before is known.
+  Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
+  return strand->is_fork || !cells->is_settled(*strand);
+}
+
+void touch(Site site, Buffer &buffer, const void *low, i64 bytes, bool writes) {
+  Access side = dense(const_cast<void *>(low), bytes, 1);
+  side.buffer = &buffer;
+  if (Strand *const strand = current_strand()) observe(site, side, writes, *strand);
+}
+
+}  // namespace vnpu
