@@ -12,8 +12,7 @@ from xdsl.ir import Attribute, Operation
 
 from air_dialect.ops import AsyncTokenType, ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
 from virtual_npu.abi import FORMAT, entry_symbol, identifier
-from virtual_npu.codegen import air, arith, control, linalg, tokens, types, vector  # noqa: F401 - they register
-from virtual_npu.codegen import memref as memref_emitters  # noqa: F401
+from virtual_npu.codegen import air, arith, emitters, tokens, types  # noqa: F401 - emitters register
 from virtual_npu.codegen.body import (
     Body,
     Emit,

@@ -25,12 +25,12 @@ from virtual_npu.codegen.body import Body, MemRef, attribute, emits, grouped, pl
 from virtual_npu.codegen.memref import at
 
 
-def _shape(value: SSAValue) -> tuple[int, ...]:
+def shape_of(value: SSAValue) -> tuple[int, ...]:
     """The extents of a vector; () for a scalar."""
     return value.type.get_shape() if isinstance(value.type, VectorType) else ()
 
 
-def _integers(op: Operation, name: str) -> list[int]:
+def integers(op: Operation, name: str) -> list[int]:
     """An attribute that lists integers."""
     found = attribute(op, name)
     if isinstance(found, DenseArrayBase):
@@ -182,10 +182,10 @@ def _masked_store(body: Body, op: Operation) -> None:
 
 @emits("vector.create_mask")
 def _create_mask(body: Body, op: Operation) -> None:
-    shape = _shape(op.results[0])
+    shape = shape_of(op.results[0])
     limits = body.texts(op.operands)
-    coordinates = _coordinates("i", shape)
-    tests = [f"{c} < {limit}" for c, limit in zip(coordinates, limits, strict=True)]
+    places = coordinates("i", shape)
+    tests = [f"{c} < {limit}" for c, limit in zip(places, limits, strict=True)]
     all_on = f"vnpu::splat<bool, {prod(shape)}>(true)"
     body.put(f"vnpu::Lanes<bool, {prod(shape)}> {(name := body.fresh('mask'))}({all_on});")
     body.put(f"for (int i = 0; i < {prod(shape)}; ++i) {name}.at[i] = {' && '.join(tests)};")
@@ -195,7 +195,7 @@ def _create_mask(body: Body, op: Operation) -> None:
 # ---- lanes ----
 
 
-def _coordinates(flat: str, shape: Sequence[int]) -> list[str]:
+def coordinates(flat: str, shape: Sequence[int]) -> list[str]:
     """C++ text of every coordinate of a flat row-major index."""
     texts, inner = [], 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -213,10 +213,10 @@ def _coordinates(flat: str, shape: Sequence[int]) -> list[str]:
     return list(reversed(texts))
 
 
-def _flat(coordinates: Sequence[str], shape: Sequence[int]) -> str:
+def flat_index(places: Sequence[str], shape: Sequence[int]) -> str:
     """C++ text of the flat index of coordinates."""
     text, inner, terms = "", 1, []
-    for coordinate, extent in zip(reversed(coordinates), reversed(shape), strict=True):
+    for coordinate, extent in zip(reversed(places), reversed(shape), strict=True):
         if extent != 1 and coordinate != "0":
             terms.append(coordinate if inner == 1 else f"{coordinate} * {inner}")
         inner *= extent
@@ -224,7 +224,7 @@ def _flat(coordinates: Sequence[str], shape: Sequence[int]) -> str:
     return text or "0"
 
 
-def _pick(source: str, count: int, index: str) -> str:
+def pick(source: str, count: int, index: str) -> str:
     """C++ text of a vector of `count` lanes, lane i being lane `index` (a text in i) of `source`."""
     return source if index == "i" else f"vnpu::pick<{count}>({source}, [](int i) {{ return {index}; }})"
 
@@ -234,16 +234,16 @@ def permuted(source: str, shape: Sequence[int], order: Sequence[int]) -> str:
     result = [shape[dim] for dim in order]
     if [dim for dim in order if shape[dim] != 1] == [dim for dim in range(len(shape)) if shape[dim] != 1]:
         return source
-    coordinates = _coordinates("i", result)
-    back = [coordinates[list(order).index(dim)] for dim in range(len(shape))]
-    return _pick(source, prod(shape), _flat(back, shape))
+    places = coordinates("i", result)
+    back = [places[list(order).index(dim)] for dim in range(len(shape))]
+    return pick(source, prod(shape), flat_index(back, shape))
 
 
 @emits("vector.transpose")
 def _transpose(body: Body, op: Operation) -> None:
-    order = _integers(op, "permutation") or _integers(op, "transp")
+    order = integers(op, "permutation") or integers(op, "transp")
     source = op.operands[0]
-    text = permuted(body.text(source), _shape(source), order)
+    text = permuted(body.text(source), shape_of(source), order)
     body.alias(op.results[0], text) if text == body.text(source) else body.define(op.results[0], text)
 
 
@@ -260,19 +260,19 @@ def _broadcast(body: Body, op: Operation) -> None:
     if not isinstance(source.type, VectorType):
         body.define(op.results[0], f"vnpu::splat<{scalar}, {count}>({body.text(source)})")
         return
-    inner = _shape(source)
-    coordinates = _coordinates("i", type_.get_shape())[len(type_.get_shape()) - len(inner) :]
-    kept = ["0" if extent == 1 else c for c, extent in zip(coordinates, inner, strict=True)]
-    index = "i" if prod(inner) == count else _flat(kept, inner)
-    body.define(op.results[0], _pick(body.text(source), count, index))
+    inner = shape_of(source)
+    places = coordinates("i", type_.get_shape())[len(type_.get_shape()) - len(inner) :]
+    kept = ["0" if extent == 1 else c for c, extent in zip(places, inner, strict=True)]
+    index = "i" if prod(inner) == count else flat_index(kept, inner)
+    body.define(op.results[0], pick(body.text(source), count, index))
 
 
 @emits("vector.extract")
 def _extract(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.ExtractOp)
-    shape = _shape(op.vector)
+    shape = shape_of(op.vector)
     position = _position(body, op.static_position.get_values(), op.dynamic_position)
-    start = _flat([*position, *["0"] * (len(shape) - len(position))], shape)
+    start = flat_index([*position, *["0"] * (len(shape) - len(position))], shape)
     source = body.text(op.vector)
     if isinstance(op.result.type, VectorType):
         count = types.lanes(op.result.type)
@@ -290,9 +290,9 @@ def _position(body: Body, static: Sequence[int], dynamic: Sequence[SSAValue]) ->
 @emits("vector.insert")
 def _insert(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.InsertOp)
-    shape = _shape(op.dest)
+    shape = shape_of(op.dest)
     position = _position(body, op.static_position.get_values(), op.dynamic_position)
-    start = _flat([*position, *["0"] * (len(shape) - len(position))], shape)
+    start = flat_index([*position, *["0"] * (len(shape) - len(position))], shape)
     source, dest = body.text(op.source), body.text(op.dest)
     if isinstance(op.source.type, VectorType):
         expression = f"vnpu::place({source}, {dest}, [=](int lane) {{ return int({start}) + lane; }})"
@@ -303,36 +303,36 @@ def _insert(body: Body, op: Operation) -> None:
 
 @emits("vector.extract_strided_slice")
 def _extract_slice(body: Body, op: Operation) -> None:
-    source, shape = op.operands[0], _shape(op.operands[0])
-    moved = _slice_index(op, _shape(op.results[0]), shape)
-    body.define(op.results[0], _pick(body.text(source), prod(_shape(op.results[0])), moved))
+    source, shape = op.operands[0], shape_of(op.operands[0])
+    moved = _slice_index(op, shape_of(op.results[0]), shape)
+    body.define(op.results[0], pick(body.text(source), prod(shape_of(op.results[0])), moved))
 
 
 @emits("vector.insert_strided_slice")
 def _insert_slice(body: Body, op: Operation) -> None:
     source, dest = op.operands
-    moved = _slice_index(op, _shape(source), _shape(dest))
+    moved = _slice_index(op, shape_of(source), shape_of(dest))
     place = f"vnpu::place({body.text(source)}, {body.text(dest)}, [](int i) {{ return {moved}; }})"
     body.define(op.results[0], place)
 
 
 def _slice_index(op: Operation, small: Sequence[int], large: Sequence[int]) -> str:
     """The flat index in the large vector of lane i of the slice."""
-    offsets, strides = _integers(op, "offsets"), _integers(op, "strides")
+    offsets, strides = integers(op, "offsets"), integers(op, "strides")
     if any(stride != 1 for stride in strides):
         raise unsupported(op, "strides other than 1 are not supported")
     offsets = offsets + [0] * (len(large) - len(offsets))
-    coordinates = ["0"] * (len(large) - len(small)) + _coordinates("i", small)
-    moved = [f"({c} + {offset})" if offset else c for c, offset in zip(coordinates, offsets, strict=True)]
-    return _flat(moved, large)
+    places = ["0"] * (len(large) - len(small)) + coordinates("i", small)
+    moved = [f"({c} + {offset})" if offset else c for c, offset in zip(places, offsets, strict=True)]
+    return flat_index(moved, large)
 
 
 @emits("vector.shuffle")
 def _shuffle(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.ShuffleOp)
     left, right = body.text(op.v1), body.text(op.v2)
-    inner = prod(_shape(op.result)[1:])
-    count = prod(_shape(op.result))
+    inner = prod(shape_of(op.result)[1:])
+    count = prod(shape_of(op.result))
     mask = ", ".join(str(number) for number in op.mask.get_values())
     index = f"static const int table[] = {{{mask}}}; return table[i / {inner}] * {inner} + i % {inner};"
     body.define(op.result, f"vnpu::pick<{count}>(vnpu::join({left}, {right}), [](int i) {{ {index} }})")
@@ -356,7 +356,7 @@ _COMBINE = {
 }  # fmt: skip
 
 
-def _kind(op: Operation) -> str:
+def reduction_kind(op: Operation) -> str:
     """The C++ function that combines two values of a reduction."""
     kind = attribute(op, "kind")
     if kind is None:
@@ -372,9 +372,9 @@ def _kind(op: Operation) -> str:
     return _COMBINE[names[0]]
 
 
-def _combine(op: Operation) -> str:
+def combine(op: Operation) -> str:
     """A C++ lambda that combines two scalars or two vectors."""
-    return f"[](auto a, auto b) {{ return vnpu::{_kind(op)}(a, b); }}"
+    return f"[](auto a, auto b) {{ return vnpu::{reduction_kind(op)}(a, b); }}"
 
 
 def _is_reassociable(op: Operation) -> bool:
@@ -387,34 +387,34 @@ def _reduction(body: Body, op: Operation) -> None:
     """In order of the lanes, starting from the accumulator if there is one."""
     source, *accumulator = body.texts(op.operands)
     type_ = types.element(op.operands[0].type)
-    is_exact = not types.is_float(type_) or _kind(op) not in ("add", "mul")
-    combine = _combine(op)
+    is_exact = not types.is_float(type_) or reduction_kind(op) not in ("add", "mul")
+    combined = combine(op)
     if is_exact or _is_reassociable(op):
-        text = f"vnpu::reduce_tree({source}, {combine})"
+        text = f"vnpu::reduce_tree({source}, {combined})"
         if accumulator:
-            text = f"vnpu::{_kind(op)}<{types.scalar(type_)}>({accumulator[0]}, {text})"
+            text = f"vnpu::{reduction_kind(op)}<{types.scalar(type_)}>({accumulator[0]}, {text})"
     elif accumulator:
         start = f"vnpu::splat<{types.scalar(type_)}, 1>({accumulator[0]})"
-        text = f"vnpu::lane(vnpu::fold({source}, {start}, [](int) {{ return 0; }}, {combine}), 0)"
+        text = f"vnpu::lane(vnpu::fold({source}, {start}, [](int) {{ return 0; }}, {combined}), 0)"
     else:
-        text = f"vnpu::reduce({source}, {combine})"
+        text = f"vnpu::reduce({source}, {combined})"
     body.define(op.results[0], text)
 
 
 @emits("vector.multi_reduction")
 def _multi_reduction(body: Body, op: Operation) -> None:
     source, accumulator = op.operands
-    shape, dims = _shape(source), set(_integers(op, "reduction_dims"))
+    shape, dims = shape_of(source), set(integers(op, "reduction_dims"))
     kept = [dim for dim in range(len(shape)) if dim not in dims]
-    coordinates = _coordinates("i", shape)
-    target = _flat([coordinates[dim] for dim in kept], [shape[dim] for dim in kept])
+    places = coordinates("i", shape)
+    target = flat_index([places[dim] for dim in kept], [shape[dim] for dim in kept])
     start = body.text(accumulator)
     scalar = types.scalar(types.element(source.type))
     is_scalar = not isinstance(accumulator.type, VectorType)
     if is_scalar:
         start = f"vnpu::splat<{scalar}, 1>({start})"
     index = f"[]([[maybe_unused]] int i) {{ return {target}; }}"
-    text = f"vnpu::fold({body.text(source)}, {start}, {index}, {_combine(op)})"
+    text = f"vnpu::fold({body.text(source)}, {start}, {index}, {combine(op)})"
     body.define(op.results[0], f"vnpu::lane({text}, 0)" if is_scalar else text)
 
 
@@ -425,7 +425,7 @@ def _multi_reduction(body: Body, op: Operation) -> None:
 def _contract(body: Body, op: Operation) -> None:
     lhs, rhs, acc = op.operands[:3]
     maps = _contract_maps(op)
-    extents = _extents(op, maps, [_shape(value) for value in (lhs, rhs, acc)])
+    extents = _extents(op, maps, [shape_of(value) for value in (lhs, rhs, acc)])
     in_lhs, in_rhs, in_acc = (set(map_) for map_ in maps)
     dims = [dim for dim in range(len(extents)) if extents[dim] != 1]
     batch = [dim for dim in dims if dim in in_lhs & in_rhs & in_acc]
@@ -438,7 +438,7 @@ def _contract(body: Body, op: Operation) -> None:
     b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
     c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
     counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
-    others = "" if _kind(op) == "add" else f", {_combine(op)}"
+    others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
     function = "contract_by" if others else "contract"
     result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
     _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])

@@ -266,6 +266,10 @@ VNPU_LIBM(sinh)
 VNPU_LIBM(cosh)
 VNPU_LIBM(tanh)
 VNPU_LIBM(erf)
+VNPU_LIBM(erfc)
+VNPU_LIBM(asinh)
+VNPU_LIBM(acosh)
+VNPU_LIBM(atanh)
 #undef VNPU_LIBM
 #undef VNPU_UNARY
 
@@ -333,6 +337,104 @@ VNPU_INLINE Vec<T, N> fma(const Vec<T, N> &a, const Vec<T, N> &b, const Vec<T, N
     for (int i = 0; i < N; ++i) r.at[i] = fma(x.at[i], y.at[i], z.at[i]);
     return r.vec();
   }
+}
+
+// ---- bits, powers and tests ----
+
+#define VNPU_BITS(name, expression)                                                \
+  template <class T>                                                               \
+  VNPU_INLINE T name(T value) {                                                    \
+    const uint64_t x = uint64_t(Unsigned<T>(value));                               \
+    return T(expression);                                                          \
+  }                                                                                \
+  template <class T, int N>                                                        \
+  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a) {                                 \
+    return each<T>([](T x) { return name(x); }, a);                                \
+  }
+
+VNPU_BITS(ctlz, x == 0 ? bit_width<T> : __builtin_clzll(x) - (64 - bit_width<T>))
+VNPU_BITS(cttz, x == 0 ? bit_width<T> : __builtin_ctzll(x))
+VNPU_BITS(ctpop, __builtin_popcountll(x))
+#undef VNPU_BITS
+
+// An integer to an integer power; below zero only 1 and -1 have one that is no fraction.
+template <class T>
+inline T ipowi(T value, T exponent) {
+  if (exponent < 0) return value == 1 ? T(1) : value == T(-1) ? T(exponent % 2 ? -1 : 1) : T(0);
+  Unsigned<T> result = 1, power = Unsigned<T>(value);
+  for (; exponent; exponent >>= 1, power *= power) {
+    if (exponent & 1) result *= power;
+  }
+  return T(result);
+}
+template <class T, int N>
+VNPU_INLINE Vec<T, N> ipowi(const Vec<T, N> &a, const Vec<T, N> &b) {
+  return each<T>([](T x, T y) { return ipowi(x, y); }, a, b);
+}
+
+// A float to an integer power, rounded once.
+template <class T, class E>
+VNPU_INLINE T fpowi(T value, E exponent) {
+  if constexpr (same_type<T, double>) return __builtin_pow(value, double(exponent));
+  else return Narrow<T>::from(float(__builtin_pow(double(widen(value)), double(exponent))));
+}
+template <class T, class E, int N>
+VNPU_INLINE Vec<T, N> fpowi(const Vec<T, N> &a, const Vec<E, N> &b) {
+  Lanes<T, N> x(a), r;
+  Lanes<E, N> y(b);
+  for (int i = 0; i < N; ++i) r.at[i] = fpowi(x.at[i], y.at[i]);
+  return r.vec();
+}
+
+// The smallest and the largest exponents of the format itself count, so narrow floats look at their bits.
+template <class T>
+struct Format {
+  static constexpr int exponent = same_type<T, double> ? 11 : same_type<T, f16> ? 5 : 8;
+  static constexpr int mantissa = int(sizeof(T)) * 8 - 1 - exponent;
+  static VNPU_INLINE uint64_t bits(T value) {
+    if constexpr (sizeof(T) == 8) return bit_cast<uint64_t>(value);
+    else if constexpr (sizeof(T) == 4) return bit_cast<uint32_t>(value);
+    else return bit_cast<uint16_t>(value);
+  }
+};
+
+#define VNPU_TEST(name, expression)                                                \
+  template <class T>                                                               \
+  VNPU_INLINE bool name(T value) {                                                 \
+    constexpr uint64_t top = (uint64_t(1) << Format<T>::exponent) - 1;             \
+    const uint64_t bits = Format<T>::bits(value);                                  \
+    const uint64_t e = (bits >> Format<T>::mantissa) & top;                        \
+    [[maybe_unused]] const uint64_t m = bits & ((uint64_t(1) << Format<T>::mantissa) - 1); \
+    return expression;                                                             \
+  }                                                                                \
+  template <class T, int N>                                                        \
+  VNPU_INLINE Vec<bool, N> name(const Vec<T, N> &a) {                              \
+    return each<bool>([](T x) { return name(x); }, a);                             \
+  }
+
+VNPU_TEST(isfinite, e != top)
+VNPU_TEST(isinf, e == top && m == 0)
+VNPU_TEST(isnan, e == top && m != 0)
+VNPU_TEST(isnormal, e != top && e != 0)
+#undef VNPU_TEST
+
+// The upper half of a product.
+template <class T>
+VNPU_INLINE T mulsi_high(T a, T b) {
+  return T((__int128(a) * __int128(b)) >> bit_width<T>);
+}
+template <class T>
+VNPU_INLINE T mului_high(T a, T b) {
+  using Wide = unsigned __int128;
+  return T((Wide(Unsigned<T>(a)) * Wide(Unsigned<T>(b))) >> bit_width<T>);
+}
+template <class T, int N>
+VNPU_INLINE Vec<T, N> mulsi_high(const Vec<T, N> &a, const Vec<T, N> &b) {
+  return each<T>([](T x, T y) { return mulsi_high(x, y); }, a, b);
+}
+template <class T, int N>
+VNPU_INLINE Vec<T, N> mului_high(const Vec<T, N> &a, const Vec<T, N> &b) {
+  return each<T>([](T x, T y) { return mului_high(x, y); }, a, b);
 }
 
 }  // namespace vnpu
