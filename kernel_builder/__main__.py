@@ -27,8 +27,8 @@ from kernel_builder.module import KernelModule
 from kernel_builder.spec import Difference, KernelSpec, Parameters
 from kernel_builder.testing import compare
 from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
+from virtual_npu.static import check
 from virtual_npu.static.device import DEVICES, NPU2
-from virtual_npu.static.preflight import preflight
 from virtual_npu.tables import text_table
 
 WRONG_RESULT, REFUSED = 1, 2
@@ -119,9 +119,9 @@ def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
         module = parse(_read(path), str(path))
     else:
         module = _built(options.target, rest).module
-    report = preflight(module, DEVICES[options.device])
+    report = check(module, DEVICES[options.device])
     print(report.table())
-    report.check()
+    report.require()
     return 0
 
 

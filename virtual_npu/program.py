@@ -23,7 +23,7 @@ from virtual_npu.library import Entry, Library
 from virtual_npu.options import BuildOptions, RunOptions
 
 if TYPE_CHECKING:
-    from virtual_npu.static.preflight import Report
+    from virtual_npu.static import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +133,9 @@ class Program:
         """What the program takes of a device, against its limits; it is not built for that."""
         import air_dialect
         from virtual_npu.static.device import DEVICES
-        from virtual_npu.static.preflight import preflight
+        from virtual_npu.static import check
 
-        return preflight(air_dialect.parse(self.source.text, self.source.filename), DEVICES[device])
+        return check(air_dialect.parse(self.source.text, self.source.filename), DEVICES[device])
 
     def _can(self, **asked: bool) -> None:
         wanted = [name for name, on in asked.items() if on]

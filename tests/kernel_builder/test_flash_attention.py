@@ -11,7 +11,7 @@ import pytest
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import flash_attention as fa
 from kernel_builder.testing import random_arrays, run
-from virtual_npu.static.preflight import preflight
+from virtual_npu.static import check
 
 BF16 = ml_dtypes.bfloat16
 SMALL = {"lq": 128, "lk": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64}
@@ -47,19 +47,19 @@ def test_illegal_shapes_are_refused(changes: dict[str, Any], message: str) -> No
     ("n_heads", "n_kv_heads", "head_dim"), [(4, 2, 64), (32, 8, 64), (24, 8, 128), (3, 1, 32)]
 )
 def test_shapes_of_models_fit_the_device(length: int, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
-    preflight(fa.build(length, length, n_heads, n_kv_heads, head_dim).module).check()
+    check(fa.build(length, length, n_heads, n_kv_heads, head_dim).module).require()
 
 
 def test_l1_count_is_that_of_preflight() -> None:
     shape = fa.build(256, 256, 2, 1, 64)
-    (usage,) = (u for u in preflight(shape.module).usages if "L1 bytes" in u.resource)
+    (usage,) = (u for u in check(shape.module).usages if "L1 bytes" in u.resource)
     assert usage.used == fa.l1_bytes(32, 64, 64) + 1024
 
 
 def test_random_cases_fit() -> None:
     rng = np.random.default_rng(7)
     for _ in range(15):
-        preflight(fa.build(**fa.random_case(rng)).module).check()
+        check(fa.build(**fa.random_case(rng)).module).require()
 
 
 @pytest.mark.parametrize("length", [64, 128, 2048])

@@ -10,7 +10,7 @@ import pytest
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import gemv
 from kernel_builder.testing import random_arrays, run
-from virtual_npu.static.preflight import preflight
+from virtual_npu.static import check
 
 REFUSED = [
     ({"m": 256, "k": 100}, r"gemv: k=100 is no positive multiple of 64 .*; use 64 or 128"),
@@ -44,7 +44,7 @@ def test_illegal_shapes_are_refused(parameters: dict[str, Any], message: str) ->
 @pytest.mark.parametrize("k", [10688, 10752, 31936])
 def test_the_longest_rows_are_legal(k: int) -> None:
     """The longest that fits whole, the next longer one, and the longest beside which a piece fits."""
-    preflight(gemv.build(256, k).module).check()
+    check(gemv.build(256, k).module).require()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_rows_that_do_not_fit_come_in_pieces(k: int, piece: int) -> None:
 @pytest.mark.parametrize("m", [128, 256, 512, 768, 1024, 2048, 8192, 16032])
 @pytest.mark.parametrize("k", [256, 768, 2048, 8192, 11008, 14336, 28672])
 def test_shapes_of_the_models_fit_the_device(m: int, k: int) -> None:
-    preflight(gemv.build(m, k).module).check()
+    check(gemv.build(m, k).module).require()
 
 
 def test_products_of_one_k_share_a_symbol_and_others_do_not() -> None:
@@ -73,7 +73,7 @@ def test_products_of_one_k_share_a_symbol_and_others_do_not() -> None:
 def test_random_cases_fit() -> None:
     rng = np.random.default_rng(7)
     for _ in range(15):
-        preflight(gemv.build(**gemv.random_case(rng)).module).check()
+        check(gemv.build(**gemv.random_case(rng)).module).require()
 
 
 def test_result_does_not_depend_on_tiles_or_cores() -> None:

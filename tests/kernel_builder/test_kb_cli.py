@@ -77,7 +77,7 @@ def test_check_without_a_compiler(
 
 def test_preflight_of_a_kernel_and_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preflight", "gemm", "--m=64"]) == 0
-    assert "herd gemm_herd L1 bytes" in capsys.readouterr().out
+    assert "gemm_herd  L1 bytes" in capsys.readouterr().out
     path = tmp_path / "add.mlir"
     path.write_text(eltwise_add.build(8, 32).text)
     assert main(["preflight", str(path)]) == 0

@@ -12,7 +12,7 @@ from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import eltwise_add, gemm, registry, rms_norm
 from kernel_builder.spec import Tolerance
 from kernel_builder.testing import random_arrays
-from virtual_npu.static.preflight import preflight
+from virtual_npu.static import check
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -99,7 +99,7 @@ def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("cols", [6448, 6464, 8192, 10736])
 def test_long_norms_fit(rows: int | None, cols: int) -> None:
     """The longest row that goes whole, the next longer one, and the longest of all."""
-    preflight(rms_norm.build(rows, cols).module).check()
+    check(rms_norm.build(rows, cols).module).require()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -112,7 +112,7 @@ def test_gemm_takes_multiples_of_8(seed: int) -> None:
         if (m, n) != (legal_m, legal_n):
             with pytest.raises(IllegalShapeError, match=f"use ({legal_m}|{legal_n})$"):
                 gemm.build(m, k, n)
-        preflight(gemm.build(legal_m, k, legal_n).module).check()
+        check(gemm.build(legal_m, k, legal_n).module).require()
 
 
 def test_gemm_k_tiles_depend_on_k_alone() -> None:
@@ -126,7 +126,7 @@ def test_random_cases_are_legal_and_fit(name: str) -> None:
     spec = registry()[name]
     rng = np.random.default_rng(7)
     for _ in range(15):
-        preflight(spec.build(**spec.random_case(rng)).module).check()
+        check(spec.build(**spec.random_case(rng)).module).require()
 
 
 def test_registry_finds_every_file() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import rope
 from kernel_builder.testing import run
-from virtual_npu.static.preflight import preflight
+from virtual_npu.static import check
 
 BF16 = ml_dtypes.bfloat16
 HEADS = {"rows": 64, "n_heads": 4, "head_dim": 64}
@@ -35,7 +35,7 @@ def test_random_cases_and_full_size_fit() -> None:
     full = [{"rows": rows, "n_heads": n, "head_dim": 64} for rows in (2048, None) for n in (32, 8)]
     wide = [{"rows": 64, "n_heads": 256, "head_dim": 128}]
     for parameters in (*full, *wide, *(rope.random_case(rng) for _ in range(10))):
-        preflight(rope.build(**parameters).module).check()
+        check(rope.build(**parameters).module).require()
 
 
 def table(positions: int, head_dim: int) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import swiglu
 from kernel_builder.testing import random_arrays, run
-from virtual_npu.static.preflight import preflight
+from virtual_npu.static import check
 
 BF16 = ml_dtypes.bfloat16
 REFUSED = [
@@ -32,7 +32,7 @@ def test_random_cases_and_full_size_fit() -> None:
     rng = np.random.default_rng(7)
     full = [{"rows": 2048, "cols": 8192}, {"rows": None, "cols": 8192}, {"rows": 128, "cols": 768}]
     for parameters in (*full, *(swiglu.random_case(rng) for _ in range(10))):
-        preflight(swiglu.build(**parameters).module).check()
+        check(swiglu.build(**parameters).module).require()
 
 
 def test_activation_is_that_of_hugging_face() -> None:

@@ -18,8 +18,8 @@ from multi_launch_builder.limits import check_shape
 from multi_launch_builder.plan import ProgramPlan, Step, build_program
 from multi_launch_builder.programs import PLANS, plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+from virtual_npu.static import check
 from virtual_npu.static.device import NPU2
-from virtual_npu.static.preflight import preflight
 
 LAUNCHES = {
     "rms_gemms_rope": 6,
@@ -250,14 +250,14 @@ def test_every_shape_that_passes_the_check_builds_and_fits(seed):
     programs = build_programs(shape, seq_len)
     assert list(programs) == list(PLANS)
     for program in programs.values():
-        preflight(parse(program.text), NPU2).check()
+        check(parse(program.text), NPU2).require()
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_llama_3_2_1b_at_2048_fits_the_device(name):
     program = build_programs(LLAMA_3_2_1B, 2048, only=[name])[name]
     assert len(program.launches) == LAUNCHES[name]
-    preflight(parse(program.text), NPU2).check()
+    check(parse(program.text), NPU2).require()
 
 
 def test_the_names_of_launches_are_no_bare_numbers(demo_programs):

@@ -22,7 +22,7 @@ from multi_launch_builder import (
 )
 from multi_launch_builder.limits import check_seq_len, check_shape
 from multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
-from virtual_npu.static.preflight import preflight
+from virtual_npu.static import check
 
 LLAMA_CONFIG = {
     "hidden_size": 2048,
@@ -184,7 +184,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_programs_of_published_models_fit_the_device(name):
     for program in build_programs(PUBLISHED[name], 2048).values():
-        preflight(parse(program.text)).check()
+        check(parse(program.text)).require()
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(0, 64), (1, 64), (64, 64), (65, 128), (2000, 2048)])

@@ -1,1 +1,51 @@
-"""What a program takes of a device, read from its text alone: nothing is compiled and nothing is run."""
+"""What a program takes of a device, read from its text alone: nothing is compiled and nothing is run.
+
+mlir-air's passes accept programs that cannot be built: herds five rows tall, odd bf16 strides, too much L1
+(checked with a build of air-opt from March 2026: it placed 2x5 herds and passed an odd-count transfer of
+stride 2). So the limits are checked here, by rules of our own after the sources named in `sources.py`. They
+are read from source, never checked on hardware, and they count on the safe side: a buffer that a loop fills
+or empties is counted twice, for the compiler double-buffers it. What cannot be counted from the text is not
+counted: program memory, stack beyond the default, locks, routing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from xdsl.dialects.builtin import ModuleOp
+
+from air_dialect import parse
+from virtual_npu.static.device import DEVICES, NPU1, NPU2, Device
+from virtual_npu.static.report import Fault, Report, Usage
+from virtual_npu.static.rules import OF_PROGRAMS, OF_SCOPES
+from virtual_npu.static.scopes import Options, Program
+
+__all__ = ["DEVICES", "NPU1", "NPU2", "Device", "Fault", "Report", "Usage", "check"]
+
+
+def check(
+    module_or_text: ModuleOp | str,
+    device: Device = NPU2,
+    *,
+    ping_pong: bool = True,
+    stack_bytes: int | None = None,
+    kernel_dirs: Sequence[str | PathLike[str]] = (),
+    bf16_emulation: bool = False,
+    filename: str = "<string>",
+) -> Report:
+    """Count what a program takes of `device`, and find what cannot be built.
+
+    ping_pong: whether aircc double-buffers (not so with `--omit-ping-pong-transform`). stack_bytes: stack of
+    a core (aircc `--stack-size`), None for the device's default. kernel_dirs: folders with the sources of
+    external kernels, looked at before kernels_cc. bf16_emulation: whether aircc gets `--bf16-emulation`.
+    filename names a text in messages. Raises AirParseError for text that does not parse.
+    """
+    module = parse(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
+    options = Options(ping_pong, stack_bytes, tuple(map(Path, kernel_dirs)), bf16_emulation)
+    program = Program(module, device, options)
+    findings = [found for rule in OF_PROGRAMS for found in rule(program)]
+    for scope in program.scopes:
+        findings += [found for rule in OF_SCOPES for found in rule(scope)]
+    return Report(device, tuple(findings))

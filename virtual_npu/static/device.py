@@ -1,14 +1,14 @@
 """What the device has: the only place in this project where a hardware limit is written.
 
-Sources: mlir-aie's target model (`include/aie/Dialect/AIE/IR/AIETargetModel.h` and `.cpp`), its
-descriptor checks (`lib/Dialect/AIEX/IR/AIEXDialect.cpp`, `lib/Dialect/AIE/IR/AIEDialect.cpp`) and
-mlir-air's `aircc` and `airrt-to-npu`. They were read, not measured: none of these limits was ever
-checked on hardware by us.
+Sources: mlir-aie's target model (`include/aie/Dialect/AIE/IR/AIETargetModel.h` and `.cpp`; both NPUs inherit
+memories, descriptors and field widths from its AIE2TargetModel), its descriptor checks
+(`lib/Dialect/AIEX/IR/AIEXDialect.cpp`, `lib/Dialect/AIE/IR/AIEDialect.cpp`) and mlir-air's `aircc` and
+`airrt-to-npu`. They were read, not measured: none of these limits was ever checked on hardware by us.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class DmaLimits:
 
     mm2s_channels, s2mm_channels: channels per tile, out of and into the tile's memory.
     descriptors: buffer descriptors (BDs) per tile.
-    dims: sizes and strides one BD holds, without the iteration dimension.
+    dims: sizes and strides one BD holds, without the iteration dimension, which only tasks of the shim have.
     wrap_bits: bits of a size; the innermost size counts 4-byte granules, the others elements.
     stride_bits: bits of a stride, in 4-byte granules.
     length_bits: bits of a BD's length, in 4-byte granules.
-    iterations: most repeats of the iteration dimension.
+    iterations: most steps of the iteration dimension; 1 where mlir-air makes no use of it.
     """
 
     mm2s_channels: int
@@ -31,7 +31,7 @@ class DmaLimits:
     wrap_bits: int
     stride_bits: int
     length_bits: int
-    iterations: int = 64
+    iterations: int
 
     @property
     def max_wrap(self) -> int:
@@ -63,9 +63,16 @@ class Device:
     repeat count, and a GEMV launch of more than 255 trips fails, while a GEMM of 4 x 74 launch points is
     known to run (mlir-air kernel registry, GEMV_bf16 and GEMM_bf16_in_bf16_out).
     granule_bytes: DMA lengths, strides and offsets are whole multiples of this.
+    architecture: what the cores are, `aie2` or `aie2p`.
+    elf: whether programs can be built as ELF; else as xclbin, whose caller in mlir-air (`xrt.py`) passes at
+    most `xclbin_arguments` buffers.
+    first_core_row: the row of the lowest cores; row 0 is the shim's, row 1 the memtiles'.
+    cascade_bits: width of the accumulator cascade between neighbouring cores.
+    packet_ids: ids that packets can carry (5 bits).
     """
 
     name: str
+    architecture: str
     columns: int
     rows: int
     l1_bytes: int
@@ -75,8 +82,13 @@ class Device:
     core: DmaLimits
     memtile: DmaLimits
     shim: DmaLimits
-    repeat_limit: int
+    elf: bool
+    repeat_limit: int = 255
     granule_bytes: int = 4
+    xclbin_arguments: int = 5
+    first_core_row: int = 2
+    cascade_bits: int = 512
+    packet_ids: int = 32
 
     @property
     def l1_budget(self) -> int:
@@ -99,20 +111,32 @@ class Device:
         return self.shim.s2mm_channels * self.columns
 
 
+_CORE = DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=8, stride_bits=13, length_bits=14, iterations=1)
+_MEMTILE = DmaLimits(6, 6, descriptors=48, dims=4, wrap_bits=10, stride_bits=17, length_bits=17, iterations=1)
+_SHIM = DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=10, stride_bits=20, length_bits=32, iterations=64)
+
 NPU2 = Device(
     name="npu2",
+    architecture="aie2p",
     columns=8,
     rows=4,
     l1_bytes=64 * 1024,
     stack_bytes=1024,
     program_bytes=16 * 1024,
     l2_bytes=512 * 1024,
-    core=DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=8, stride_bits=13, length_bits=14),
-    memtile=DmaLimits(6, 6, descriptors=48, dims=4, wrap_bits=10, stride_bits=17, length_bits=17),
-    shim=DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=10, stride_bits=20, length_bits=32),
-    repeat_limit=255,
+    core=_CORE,
+    memtile=_MEMTILE,
+    shim=_SHIM,
+    elf=True,
 )
 """Strix, Strix Halo and Krackan: 8 columns of 4 AIE2P cores, a memtile and a shim tile each."""
 
-DEVICES: dict[str, Device] = {NPU2.name: NPU2}
-"""Every device known, by name; a new one (npu1, npu2_4col, ...) is one more entry."""
+NPU1 = replace(NPU2, name="npu1", architecture="aie2", columns=4, elf=False)
+"""Phoenix and Hawk Point: 4 columns of 4 AIE2 cores, a memtile and a shim tile each.
+
+The array has a fifth column, which has no shim DMA; mlir-aie's `npu1` is the 4 that have one (its pull
+request 2397), and mlir-air's `xrt.py` refuses ELF output for it.
+"""
+
+DEVICES: dict[str, Device] = {device.name: device for device in (NPU2, NPU1)}
+"""Every device known, by name."""

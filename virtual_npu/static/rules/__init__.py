@@ -1,0 +1,44 @@
+"""The rules: each a function that gives what it finds, grouped by what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from virtual_npu.static.report import Finding
+from virtual_npu.static.rules import (
+    channels,
+    descriptors,
+    externals,
+    interface,
+    memory,
+    placement,
+    transfers,
+    vectors,
+)
+from virtual_npu.static.scopes import Program, Scope
+
+OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
+    interface.arguments,
+    placement.launches,
+    memory.memories,
+    transfers.walks,
+    channels.types,
+    externals.symbols,
+    vectors.forms,
+)
+"""Rules that look at the whole module."""
+
+OF_SCOPES: tuple[Callable[[Scope], Iterator[Finding]], ...] = (
+    placement.segments,
+    placement.herd_sizes,
+    placement.positions,
+    memory.l1,
+    channels.core_channels,
+    descriptors.core_descriptors,
+    memory.l2,
+    channels.endpoints,
+    descriptors.memtile_descriptors,
+    descriptors.shim_descriptors,
+    channels.packets,
+)
+"""Rules that look at what stands in the array at the same time."""

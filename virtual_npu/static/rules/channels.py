@@ -1,0 +1,267 @@
+"""DMA channels of cores, memtiles and shim tiles, and what each type of channel can do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from xdsl.dialects import affine, memref, scf
+from xdsl.dialects.builtin import AnyFloat, IntegerType, MemRefType, NoneAttr
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineConstraintKind
+
+from air_dialect.attributes import attribute_text
+from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, SegmentOp
+from virtual_npu.static.patterns import Side, memref_bytes, space_of
+from virtual_npu.static.report import Fault, Finding, Usage
+from virtual_npu.static.rules.placement import shape
+from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
+from virtual_npu.static.sources import AIRCC, ALLOCATION, TARGET_MODEL, TO_AIE
+from virtual_npu.static.values import (
+    Known,
+    evaluate,
+    extent_of,
+    extents,
+    leaves,
+    origin,
+    parents,
+    side_by_side,
+)
+
+PACKET = "npu_dma_packet"
+MOST_POSITIONS = 4096
+Stream = tuple[object, ...]
+"""What a DMA channel is taken for: a channel of a bundle, or one source or destination of DMAs."""
+
+
+def core_channels(scope: Scope) -> Iterator[Finding]:
+    """Input and output channels of the core of each herd that has most.
+
+    On the safe side: mlir-air can let several transfers take turns on one channel in some programs.
+    """
+    advice = "stage through L2 or send both over one channel"
+    limits = scope.device.core
+    for name, herds in scope.herds.items():
+        place, streams = scope.place_of(name), [core_streams(scope, herds, core) for core in cores(herds[0])]
+        into, out = (max((len(found[i]) for found in streams), default=0) for i in range(2))
+        yield Usage(place, "input channels", into, limits.s2mm_channels, TARGET_MODEL, advice, herds[0])
+        yield Usage(place, "output channels", out, limits.mm2s_channels, TARGET_MODEL, advice, herds[0])
+
+
+def cores(herd: HerdOp) -> list[Known]:
+    """The ids of every core of a herd; a herd larger than any device by its first cores."""
+    columns, rows = (min(extent, 64) for extent in shape(herd))
+    grid = itertools.product(range(columns), range(rows))
+    return [dict(zip(herd.ids, core, strict=False)) for core in grid]
+
+
+def sides_at(scope: Scope, herds: Sequence[HerdOp], core: Known) -> Iterator[tuple[Side, Known]]:
+    """The transfers of one core of L1, with what its ids are in the herd of each."""
+    numbers = tuple(core.values())
+    for herd in herds:
+        inside = set(herd.walk())
+        here: Known = dict(zip(herd.ids, numbers, strict=False))
+        for side in scope.sides:
+            if side.op in inside and side.space == 2 and _runs_at(side.op, herd, here):
+                yield side, here
+
+
+def core_streams(scope: Scope, herds: Sequence[HerdOp], core: Known) -> tuple[set[Stream], set[Stream]]:
+    """What comes into one core, and what leaves it; packets share a channel."""
+    into: set[Stream] = set()
+    out: set[Stream] = set()
+    for side, here in sides_at(scope, herds, core):
+        (out if side.reads else into).add(_far_end(scope.program, side, here))
+    return into, out
+
+
+def _far_end(program: Program, side: Side, known: Known) -> Stream:
+    """A channel of a bundle, or the memref at the other end of a DMA."""
+    if side.channel is None:
+        return (origin(side.other),) if side.other is not None else ()
+    if program.channel_type(side.channel) == PACKET:
+        return (PACKET,)
+    assert isinstance(side.op, ChannelTransferOp)
+    return (side.channel, *(_index(value, known) for value in side.op.indices))
+
+
+def _index(value: SSAValue, known: Known) -> object:
+    number = evaluate(value, known)
+    return origin(value) if number is None else number
+
+
+def _runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
+    """False only where a condition on tile ids shuts `op` out on this core."""
+    child: Operation = op
+    for parent in parents(op):
+        if parent is herd:
+            return True
+        if isinstance(parent, affine.IfOp | scf.IfOp):
+            holds = _holds(parent, known)
+            if holds is not None and holds != (child.parent is parent.regions[0].block):
+                return False
+        child = parent
+    return True
+
+
+def _holds(op: affine.IfOp | scf.IfOp, known: Known) -> bool | None:
+    """Whether the condition holds on this core; None where it depends on more than the tile ids."""
+    values = [evaluate(operand, known) for operand in op.operands]
+    numbers = [value for value in values if value is not None]
+    if len(numbers) != len(values):
+        return None
+    if isinstance(op, scf.IfOp):
+        return bool(numbers[0])
+    condition = op.condition.data
+    dims, symbols = numbers[: condition.num_dims], numbers[condition.num_dims :]
+    return all(
+        _satisfied(c.kind, c.lhs.eval(dims, symbols) - c.rhs.eval(dims, symbols))
+        for c in condition.constraints
+    )
+
+
+def _satisfied(kind: AffineConstraintKind, difference: int) -> bool:
+    if kind is AffineConstraintKind.eq:
+        return difference == 0
+    return difference >= 0 if kind is AffineConstraintKind.ge else difference <= 0
+
+
+def endpoints(scope: Scope) -> Iterator[Finding]:
+    """Channels that the shim and the memtiles must offer, over all columns.
+
+    The least that will do: where the compiler spreads an L2 buffer over memtiles it takes more of the
+    shim's, and keeps within the limit by itself (aircc passes it as `max-launch-channels`).
+    """
+    device, memtiles = scope.device, scope.memtiles
+    limits = {
+        (0, True): ("shim channels from L3", device.launch_mm2s, AIRCC),
+        (0, False): ("shim channels to L3", device.launch_s2mm, AIRCC),
+        (1, True): ("memtile channels from L2", device.memtile.mm2s_channels * memtiles, TARGET_MODEL),
+        (1, False): ("memtile channels to L2", device.memtile.s2mm_channels * memtiles, TARGET_MODEL),
+    }
+    advice = "stage through L2, broadcast, or use fewer cores"
+    for (space, reads), (resource, limit, source) in limits.items():
+        used = _streams(scope, space, reads)
+        yield Usage(scope.place, resource, used, limit, source, advice, scope.root)
+
+
+def _streams(scope: Scope, space: int, reads: bool) -> int:
+    """DMA channels of one direction that a memory needs: one per channel of a bundle, or per DMA stream."""
+    exact: set[Stream] = set()
+    counted: dict[Stream, int] = {}
+    for side in scope.sides:
+        if (side.space, side.reads) != (space, reads):
+            continue
+        found = stream_positions(scope.program, side)
+        if found is not None:
+            exact |= found
+        else:
+            key = (origin(side.memref), *_far_end(scope.program, side, {}))
+            counted[key] = max(counted.get(key, 0), side_by_side_count(side))
+    return len(exact) + sum(counted.values())
+
+
+def stream_positions(program: Program, side: Side) -> set[Stream] | None:
+    """The channels of a bundle that a transfer uses; None for a DMA, or where they are not known."""
+    if not isinstance(side.op, ChannelTransferOp):
+        return None
+    if program.channel_type(side.op.chan_name) == PACKET:
+        return {(PACKET,)}
+    choices = [side_by_side(index) for index in side.op.indices]
+    known = [choice for choice in choices if choice is not None]
+    if len(known) != len(choices) or math.prod(map(len, known)) > MOST_POSITIONS:
+        return None
+    return {(side.op.chan_name, *position) for position in itertools.product(*known)}
+
+
+def side_by_side_count(side: Side) -> int:
+    """How many of this transfer run side by side; reads that do not depend on a tile id are broadcast."""
+    if isinstance(side.op, ChannelTransferOp) or side.reads:
+        values = side.op.indices if isinstance(side.op, ChannelTransferOp) else side.offsets
+        used = {leaf for value in values for leaf in leaves(value)}
+        return math.prod(map(extent_of, used))
+    grids = (op for op in parents(side.op) if isinstance(op, HerdOp | SegmentOp))
+    return max(1, math.prod(math.prod(extents(op)) for op in grids))
+
+
+def types(program: Program) -> Iterator[Finding]:
+    """What channels of each type can do: packets, cascades, memory-mapped writes."""
+    for channel in program.channels.values():
+        if channel.channel_type == "gpu_symmetric_heap":
+            message = f"@{channel.sym_name} is a channel of GPUs; an NPU has npu_dma_stream and the like"
+            yield Fault("channel-type", place_of(channel), message, ALLOCATION, channel)
+        yield from _pinned_channels(program, channel)
+    for op in program.module.walk():
+        if not isinstance(op, ChannelTransferOp):
+            continue
+        kind = program.channel_type(op.chan_name)
+        if kind == "npu_cascade":
+            yield from _cascade(program, op)
+        if kind == "npu_mmio" and isinstance(op, ChannelPutOp):
+            yield from _memory_mapped(op)
+        yield from _memtile_floor(program, op)
+
+
+def packets(scope: Scope) -> Iterator[Finding]:
+    """Packet flows, each of which needs an id of its own."""
+    ops = [op for op in scope.ops if isinstance(op, ChannelTransferOp)]
+    names = {op.chan_name for op in ops if scope.program.channel_type(op.chan_name) == PACKET}
+    if names:
+        declared = [scope.program.channels[name] for name in sorted(names) if name in scope.program.channels]
+        flows = sum(math.prod(channel.size) for channel in declared)
+        advice = "let flows share a channel, or make some of them npu_dma_stream"
+        limit = scope.device.packet_ids
+        yield Usage(scope.place, "packet ids", flows, limit, TARGET_MODEL, advice, scope.root)
+
+
+def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+    """The cascade joins neighbouring cores and carries 512 bits at a time."""
+    place, type_ = place_of(op), op.memref.type
+    space = space_of(type_)
+    if space in (0, 1):
+        message = (
+            f"a cascade carries only what is in L1, not {attribute_text(type_)}; cores alone have it, so use "
+            "npu_dma_stream"
+        )
+        yield Fault("cascade", place, message, ALLOCATION, op)
+    if not isinstance(type_, MemRefType):
+        return
+    if not isinstance(type_.element_type, IntegerType | AnyFloat):
+        message = f"a cascade carries integers or floats, not {attribute_text(type_.element_type)}"
+        yield Fault("cascade", place, message, TO_AIE, op)
+    nbytes, width = memref_bytes(type_), program.device.cascade_bits // 8
+    if nbytes is not None and nbytes > width and not isinstance(type_.layout, NoneAttr):
+        message = (
+            f"{nbytes} bytes go over the cascade {width} at a time, in the order of memory, but "
+            f"{attribute_text(type_)} has a layout; use a buffer of its own"
+        )
+        yield Fault("cascade", place, message, TO_AIE, op)
+
+
+def _memory_mapped(op: ChannelPutOp) -> Iterator[Fault]:
+    if not isinstance(origin(op.memref).owner, memref.GetGlobalOp):
+        message = (
+            "a memory-mapped write is part of the program's image, so its source is a constant; read it with "
+            "memref.get_global, or use npu_dma_stream"
+        )
+        yield Fault("mmio", place_of(op), message, TO_AIE, op)
+
+
+def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
+    """Attributes that choose a channel or a column by number."""
+    device = program.device
+    limits = {"air.tile_dma_channel": device.core.mm2s_channels, "air.shim_col": device.columns}
+    for name, limit in limits.items():
+        number = integer_attribute(channel, name)
+        if number is not None and not 0 <= number < limit:
+            message = f"{name} = {number} is not from 0 to {limit - 1}, which is what {device.name} has"
+            yield Fault("pinned-channel", place_of(channel), message, ALLOCATION, channel)
+
+
+def _memtile_floor(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+    name, limit = "air.memtile_dma_channel_min", program.device.memtile.mm2s_channels
+    number = integer_attribute(op, name)
+    if number is not None and not 0 <= number < limit:
+        message = f"{name} = {number} is not from 0 to {limit - 1}, the channels of a memtile"
+        yield Fault("pinned-channel", place_of(op), message, ALLOCATION, op)

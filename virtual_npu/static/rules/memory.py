@@ -1,0 +1,158 @@
+"""Bytes of L1 and L2, with the stack and the copies that double-buffering makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from xdsl.dialects import memref, scf
+from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
+from xdsl.ir import Operation, SSAValue
+
+from air_dialect.attributes import attribute_text
+from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp, SegmentOp
+from virtual_npu.static.patterns import element_bits, memref_bytes, space_of
+from virtual_npu.static.report import Fault, Finding, Usage
+from virtual_npu.static.scopes import Program, Scope, place_of
+from virtual_npu.static.sources import DIALECT, TARGET_MODEL, TO_AIE
+from virtual_npu.static.values import extents, origin, parents
+
+
+def l1(scope: Scope) -> Iterator[Finding]:
+    """Stack and every L1 buffer of one core of each herd."""
+    for name, herds in scope.herds.items():
+        yield Usage(
+            scope.place_of(name),
+            "L1 bytes",
+            _l1_bytes(scope, herds),
+            scope.device.l1_bytes,
+            TARGET_MODEL,
+            "use smaller L1 tiles",
+            herds[0],
+        )
+
+
+def l2(scope: Scope) -> Iterator[Finding]:
+    """Every L2 buffer of the segment, over all the memtiles it has."""
+    buffers = [op.memref for op in scope.ops if isinstance(op, memref.AllocOp)]
+    used = sum(
+        (memref_bytes(value.type) or 0) * buffer_copies(scope, value)
+        for value in buffers
+        if space_of(value.type) == 1
+    )
+    yield Usage(
+        scope.place,
+        "L2 bytes",
+        used * scope.copies,
+        scope.memtiles * scope.device.l2_bytes,
+        TARGET_MODEL,
+        f"use smaller L2 tiles, or more columns ({scope.memtiles} memtiles, one per column)",
+        scope.root,
+    )
+
+
+def _l1_bytes(scope: Scope, herds: Sequence[HerdOp]) -> int:
+    """The phases of a herd share its memory, not in turns: each allocation is a buffer of its own."""
+    own: list[SSAValue] = [
+        op.memref for herd in herds for op in herd.walk() if isinstance(op, memref.AllocOp)
+    ]
+    total = scope.program.stack_bytes
+    for value in own:
+        if space_of(value.type) == 2:
+            total += (memref_bytes(value.type) or 0) * buffer_copies(scope, value)
+    shared = {
+        origin(operand): herd
+        for herd in herds
+        for operand in herd.kernel_operands
+        if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2
+    }
+    return total + sum(_slab_bytes(value, herd) for value, herd in shared.items() if value not in own)
+
+
+def _slab_bytes(value: SSAValue, herd: HerdOp) -> int:
+    """One core's part of an L1 buffer made in the segment: leading dimensions like the herd's are divided."""
+    if not isinstance(value.type, MemRefType):
+        return 0
+    grid, whole = extents(herd), memref_bytes(value.type) or 0
+    return whole // math.prod(grid) if tuple(value.type.get_shape()[: len(grid)]) == grid else whole
+
+
+def buffer_copies(scope: Scope, value: SSAValue) -> int:
+    """2 for a buffer that aircc may double-buffer, else 1.
+
+    On the safe side: every buffer that a DMA fills or empties in a loop of its own herd or segment, unless
+    that loop was unrolled before (`unroll`) or opts out (`air.disable_ping_pong`).
+    """
+    target = origin(value)
+    level = HerdOp if space_of(target.type) == 2 else SegmentOp
+    if not scope.program.options.ping_pong or not _made_in(target, level):
+        return 1
+    loops = (_loops(side.op, level) for side in scope.sides if origin(side.memref) is target)
+    return 2 if any(found and not any(map(_stays_single, found)) for found in loops) else 1
+
+
+def _made_in(value: SSAValue, level: type[HierarchyOp]) -> bool:
+    owner = value.owner
+    if not isinstance(owner, Operation):
+        return False
+    around = next((op for op in parents(owner) if isinstance(op, HierarchyOp)), None)
+    return isinstance(around, level)
+
+
+def _loops(op: Operation, level: type[HierarchyOp]) -> list[scf.ForOp]:
+    """The loops around an operation, up to the nearest hierarchy of a kind."""
+    found = []
+    for parent in parents(op):
+        if isinstance(parent, level):
+            break
+        if isinstance(parent, scf.ForOp):
+            found.append(parent)
+    return found
+
+
+def _stays_single(loop: scf.ForOp) -> bool:
+    inner = (op for op in loop.walk() if isinstance(op, scf.ForOp))
+    return "unroll" in loop.attributes or any("air.disable_ping_pong" in op.attributes for op in inner)
+
+
+def memories(program: Program) -> Iterator[Finding]:
+    """Buffers and transfers whose memory no NPU has, or whose size is known only at run time."""
+    for op in program.module.walk():
+        if isinstance(op, memref.AllocOp):
+            yield from _allocated(op)
+        elif isinstance(op, DmaMemcpyNdOp):
+            yield from (fault for value in (op.src, op.dst) for fault in _moved(op, value))
+        elif isinstance(op, ChannelTransferOp):
+            yield from _moved(op, op.memref)
+
+
+def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
+    yield from _space(op, op.memref)
+    type_ = op.memref.type
+    if space_of(type_) in (1, 2) and element_bits(type_) is not None and memref_bytes(type_) is None:
+        message = (
+            f"{attribute_text(type_)} has a size known only at run time; memory of the array is laid out "
+            "before, so give it a constant shape"
+        )
+        yield Fault("memory", place_of(op), message, TO_AIE, op)
+
+
+def _moved(op: Operation, value: SSAValue) -> Iterator[Fault]:
+    if isinstance(value.type, UnrankedMemRefType):
+        message = f"{attribute_text(value.type)} is a memref of unknown rank; give it a shape"
+        yield Fault("memory", place_of(op), message, DIALECT, op)
+        return
+    yield from _space(op, value)
+    if element_bits(value.type) is None:
+        kind = attribute_text(value.type)
+        message = f"elements of {kind} are none that a DMA moves; use integers or floats"
+        yield Fault("memory", place_of(op), message, TO_AIE, op)
+
+
+def _space(op: Operation, value: SSAValue) -> Iterator[Fault]:
+    if space_of(value.type) is None:
+        message = (
+            f"{attribute_text(value.type)} is in no memory of an NPU; there are L3 (0 or none), L2 (1) and "
+            "L1 (2)"
+        )
+        yield Fault("memory", place_of(op), message, DIALECT, op)

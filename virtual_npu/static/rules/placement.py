@@ -1,0 +1,185 @@
+"""Where herds stand: sizes, positions, several herds side by side, unrolled segments, trips of launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
+from virtual_npu.static.report import Fault, Finding, Usage
+from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
+from virtual_npu.static.sources import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TO_AIE
+from virtual_npu.static.values import constant, extents
+
+Cell = tuple[int, int]
+"""(column, row) of a core, from the corner of the segment."""
+
+
+def launches(program: Program) -> Iterator[Finding]:
+    """Trips of each launch, which become repeat counts of the shim's task queue."""
+    for op in program.module.walk():
+        if isinstance(op, LaunchOp):
+            yield Usage(
+                place_of(op),
+                "trips of one dimension",
+                max(extents(op), default=1),
+                program.device.repeat_limit,
+                REGISTRY,
+                "run it in parts: larger tiles, or several launches",
+                op,
+            )
+        if isinstance(op, LaunchOp | SegmentOp | HerdOp):
+            yield from _empty(op)
+
+
+def _empty(op: HierarchyOp) -> Iterator[Fault]:
+    for size in map(constant, op.sizes):
+        if size is not None and size < 1:
+            message = f"an extent of {size}, so nothing would run; make it at least 1"
+            yield Fault("extent", place_of(op), message, DIALECT, op)
+
+
+def segments(scope: Scope) -> Iterator[Finding]:
+    """Unroll factors, and the part of the array that a segment asks for."""
+    segment = scope.segment
+    if segment is None:
+        return
+    yield from _unroll(scope, segment)
+    columns = integer_attribute(segment, "x_size")
+    if columns is not None:
+        reach = (integer_attribute(segment, "x_loc") or 0) + columns
+        advice = "make x_loc + x_size smaller"
+        yield Usage(
+            scope.place, "columns reached", reach, scope.device.columns, TARGET_MODEL, advice, segment
+        )
+    row, first = integer_attribute(segment, "y_loc"), scope.device.first_core_row
+    last = first + scope.device.rows - 1
+    if row is not None and not first <= row <= last:
+        message = f"y_loc {row} is no row of cores; they are in rows {first} to {last}"
+        yield Fault("placement", scope.place, message, TARGET_MODEL, segment)
+
+
+def _unroll(scope: Scope, segment: SegmentOp) -> Iterator[Finding]:
+    sizes = [constant(size) for size in segment.sizes]
+    if None in sizes:
+        message = "an unroll factor that is no constant; each copy is compiled for itself, so write a number"
+        yield Fault("unroll", scope.place, message, TO_AIE, segment)
+    if len(sizes) > 1 and (sizes[1] or 1) > 1:
+        message = (
+            f"unrolled {sizes[1]} times along y; the array is divided by columns only, so unroll along x"
+        )
+        yield Fault("unroll", scope.place, message, TO_AIE, segment)
+    if scope.copies > 1:
+        advice = "each copy needs a column; unroll less"
+        yield Usage(
+            scope.place, "unrolled copies", scope.copies, scope.device.columns, TO_AIE, advice, segment
+        )
+
+
+def herd_sizes(scope: Scope) -> Iterator[Finding]:
+    """Columns and rows of each herd, and the cores of all together."""
+    transpose = "x counts columns and y rows; swap or split the herd"
+    for name, herds in scope.herds.items():
+        columns, rows = shape(herds[0])
+        place, at = scope.place_of(name), herds[0]
+        if len(herds[0].sizes) != 2:
+            message = (
+                f"{len(herds[0].sizes)} dimension; mlir-air reads two, so write (%x, %y) in (columns, rows)"
+            )
+            yield Fault("herd-rank", place, message, DIALECT, at)
+        yield Usage(place, "columns (x)", columns, scope.columns, TARGET_MODEL, transpose, at)
+        yield Usage(place, "rows (y)", rows, scope.rows, TARGET_MODEL, transpose, at)
+    if scope.herds:
+        cores = sum(math.prod(shape(herds[0])) for herds in scope.herds.values())
+        advice = "herds of different names stand side by side; give phases of one herd one name"
+        limit = scope.columns * scope.rows * scope.copies
+        yield Usage(scope.place, "cores", cores * scope.copies, limit, TARGET_MODEL, advice, scope.root)
+
+
+def shape(herd: HerdOp) -> tuple[int, int]:
+    """(columns, rows) of a herd."""
+    columns, rows = (*extents(herd), 1, 1)[:2]
+    return columns, rows
+
+
+def positions(scope: Scope) -> Iterator[Finding]:
+    """Herds pinned by x_loc and y_loc, and room for the others beside them."""
+    taken: dict[Cell, str] = {}
+    free: dict[str, HerdOp] = {}
+    for name, herds in scope.herds.items():
+        corner = _pin(scope, herds[0])
+        if any(_pin(scope, herd) != corner for herd in herds):
+            message = "herds of one name are one herd, but their x_loc and y_loc differ; give all the same"
+            yield Fault("placement", scope.place_of(name), message, PLACEMENT, herds[0])
+        if corner is None:
+            free[name] = herds[0]
+            continue
+        yield from _pinned(scope, name, herds[0], corner, taken)
+    if not _has_cascade(scope):
+        yield from _room(scope, free, taken)
+
+
+def _has_cascade(scope: Scope) -> bool:
+    """Whether herds are placed next to each other on purpose, by another method than `_room`'s."""
+    transfers = (op for op in scope.ops if isinstance(op, ChannelTransferOp))
+    return any(scope.program.channel_type(op.chan_name) == "npu_cascade" for op in transfers)
+
+
+def _pin(scope: Scope, herd: HerdOp) -> Cell | None:
+    column, row = integer_attribute(herd, "x_loc"), integer_attribute(herd, "y_loc")
+    if column is None or row is None:
+        return None
+    origin = scope.segment
+    left = (integer_attribute(origin, "x_loc") or 0) if origin else 0
+    low = (integer_attribute(origin, "y_loc") if origin else None) or scope.device.first_core_row
+    return column - left, row - low
+
+
+def _cells(corner: Cell, size: tuple[int, int]) -> list[Cell]:
+    return [(corner[0] + x, corner[1] + y) for x in range(size[0]) for y in range(size[1])]
+
+
+def _inside(scope: Scope, cells: Sequence[Cell]) -> bool:
+    return all(0 <= x < scope.columns and 0 <= y < scope.rows for x, y in cells)
+
+
+def _pinned(scope: Scope, name: str, herd: HerdOp, corner: Cell, taken: dict[Cell, str]) -> Iterator[Fault]:
+    cells, place = _cells(corner, shape(herd)), scope.place_of(name)
+    where = f"x_loc {integer_attribute(herd, 'x_loc')}, y_loc {integer_attribute(herd, 'y_loc')}"
+    if not _inside(scope, cells):
+        columns, rows = shape(herd)
+        message = (
+            f"{where} puts {columns} x {rows} cores outside of the {scope.columns} columns and {scope.rows} "
+            f"rows (from row {scope.device.first_core_row}) that there are; move it, or let it be placed"
+        )
+        yield Fault("placement", place, message, PLACEMENT, herd)
+    others = {taken[cell] for cell in cells if cell in taken}
+    if others:
+        message = f"{where} overlaps herd {', '.join(sorted(others))}; move one, or let it be placed"
+        yield Fault("placement", place, message, PLACEMENT, herd)
+    taken.update(dict.fromkeys(cells, name))
+
+
+def _room(scope: Scope, free: dict[str, HerdOp], taken: dict[Cell, str]) -> Iterator[Fault]:
+    """Place the rest as mlir-air does: the largest first, from left to right and row by row."""
+    grid = (scope.columns, scope.rows)
+    waiting = sorted(free.items(), key=lambda item: -math.prod(shape(item[1])))
+    for y in range(grid[1]):
+        for x in range(grid[0]):
+            chosen = next((item for item in waiting if _fits(grid, (x, y), item[1], taken)), None)
+            if (x, y) not in taken and chosen is not None:
+                waiting.remove(chosen)
+                taken.update(dict.fromkeys(_cells((x, y), shape(chosen[1])), chosen[0]))
+    for name, herd in waiting:
+        columns, rows = shape(herd)
+        if columns <= grid[0] and rows <= grid[1] and len(scope.herds) > 1:
+            message = (
+                f"no room for {columns} x {rows} cores beside the other herds on {grid[0]} x {grid[1]}; make "
+                "it or the others smaller, or give x_loc and y_loc to all"
+            )
+            yield Fault("placement", scope.place_of(name), message, PLACEMENT, herd)
+
+
+def _fits(grid: tuple[int, int], corner: Cell, herd: HerdOp, taken: dict[Cell, str]) -> bool:
+    cells = _cells(corner, shape(herd))
+    return all(x < grid[0] and y < grid[1] and (x, y) not in taken for x, y in cells)

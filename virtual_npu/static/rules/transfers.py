@@ -1,0 +1,244 @@
+"""How a DMA walks memory: sizes, strides, offsets, lengths, padding.
+
+The rules are mlir-aie's, read and never checked on hardware: lengths, strides and offsets in whole granules
+of 4 bytes; innermost stride 1 unless elements are of 4 bytes; so many bits for each size and stride.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
+
+from air_dialect.attributes import attribute_text
+from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
+from virtual_npu.static.device import Device, DmaLimits
+from virtual_npu.static.patterns import Side
+from virtual_npu.static.report import Fault, Finding
+from virtual_npu.static.scopes import Program, place_of
+from virtual_npu.static.sources import DESCRIPTOR_FIELDS, DESCRIPTOR_RULES, TASK_QUEUE
+from virtual_npu.static.values import constant, multiple
+
+Dims = list[tuple[int, int]]
+"""(size, stride) of each dimension, outermost first."""
+Complaint = tuple[str, str, str]
+"""Kind, message, source."""
+
+SHIM_ELEMENTS = (8, 16, 32)
+"""Bits of the elements that airrt-to-npu converts."""
+MAX_REPEATS = 256
+"""A repeat count is one less than the number of times, in 8 bits."""
+
+
+def walks(program: Program) -> Iterator[Finding]:
+    """Transfers that the DMA on one of their sides cannot walk."""
+    for side in program.transfers:
+        for kind, message, source in _complaints(side, program.device):
+            level, type_ = memory_space_name(side.space), attribute_text(side.type)
+            yield Fault(kind, place_of(side.op), f"the {level} side ({type_}) has {message}", source, side.op)
+
+
+def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
+    limits: DmaLimits = (device.shim, device.memtile, device.core)[side.space]
+    if side.space == 0 and side.bits not in SHIM_ELEMENTS:
+        yield (
+            "element-width",
+            f"elements of {side.bits} bits; the shim moves elements of 8, 16 or 32 bits, so move them as i32",
+            TASK_QUEUE,
+        )
+    yield from _padding(side, device)
+    dims = side.known_dims
+    if dims is None:
+        return
+    odd = list(_signs(dims))
+    yield from odd
+    if odd:
+        return
+    yield from _bounds(side, dims)
+    dims, repeats = _without_repeats(dims)
+    yield from _repeats(side, dims, repeats)
+    dims = _contiguous([(size, stride) for size, stride in dims if size != 1])
+    yield from _granules(side, dims, device.granule_bytes * 8)
+    yield from _fields(side, dims, limits, device.granule_bytes * 8)
+
+
+def _signs(dims: Dims) -> Iterator[Complaint]:
+    for place, (size, stride) in enumerate(dims):
+        if size < 1:
+            yield (
+                "size",
+                f"size {size} in dimension {place}; a transfer of nothing is none, so give every size at "
+                "least 1",
+                DESCRIPTOR_FIELDS,
+            )
+        if stride < 0:
+            yield (
+                "stride",
+                f"stride {stride} in dimension {place}; a DMA walks upwards only, so turn the order around "
+                "on the core",
+                DESCRIPTOR_FIELDS,
+            )
+
+
+def _bounds(side: Side, dims: Dims) -> Iterator[Complaint]:
+    """Only where the memref has no layout of its own; an offset that is not constant counts as 0."""
+    shape = side.type.get_shape()
+    if not isinstance(side.type.layout, NoneAttr) or min(shape, default=1) < 0:
+        return
+    offsets = [constant(value) or 0 for value in side.offsets]
+    starts = [0] * (len(dims) - len(offsets)) + offsets
+    last = sum((start + size - 1) * stride for start, (size, stride) in zip(starts, dims, strict=False))
+    elements = math.prod(shape)
+    if last >= elements:
+        yield (
+            "bounds",
+            f"a walk that reaches element {last} of {elements}; make offsets, sizes or strides smaller",
+            DESCRIPTOR_RULES,
+        )
+
+
+def _without_repeats(dims: Dims) -> tuple[Dims, int]:
+    """The walk without leading dimensions of stride 0, and how often they repeat it."""
+    repeats = 1
+    while len(dims) > 1 and (dims[0][1] == 0 or dims[0][0] == 1):
+        repeats *= dims[0][0] if dims[0][1] == 0 else 1
+        dims = dims[1:]
+    return dims, repeats
+
+
+def _repeats(side: Side, dims: Dims, repeats: int) -> Iterator[Complaint]:
+    if repeats > MAX_REPEATS:
+        yield (
+            "repeat",
+            f"a walk that repeats {repeats} times; a repeat count of 8 bits allows {MAX_REPEATS}, so move it "
+            "in parts",
+            TASK_QUEUE,
+        )
+    still = [size for size, stride in dims if stride == 0 and size > 1]
+    if still and (side.space != 0 or dims[-1][1] == 0):
+        yield (
+            "stride",
+            f"stride 0 over {still[0]} elements; only the outermost dimension can repeat, so put it there",
+            DESCRIPTOR_FIELDS,
+        )
+
+
+def _contiguous(dims: Dims) -> Dims:
+    """The same walk with dimensions that follow on each other merged."""
+    merged: Dims = []
+    for size, stride in dims:
+        if merged and merged[-1][1] == size * stride:
+            size *= merged.pop()[0]
+        merged.append((size, stride))
+    return merged
+
+
+def _granules(side: Side, dims: Dims, granule: int) -> Iterator[Complaint]:
+    bits = side.bits
+    size, stride = dims[-1] if dims else (1, 1)
+    whole = "use an even number of elements" if bits == 16 else f"use a multiple of {granule // 8} bytes"
+    if bits != granule and stride != 1:
+        yield (
+            "innermost-stride",
+            f"innermost stride {stride}: elements of {bits} bits move only in runs of stride 1; move blocks "
+            "and transpose on the core",
+            DESCRIPTOR_RULES,
+        )
+    if stride == 1 and size * bits % granule:
+        message = f"runs of {_bytes(size * bits)}, no multiple of {granule // 8}; {whole}"
+        yield "granule", message, DESCRIPTOR_FIELDS
+    odd = [step for _, step in dims[:-1] if step * bits % granule]
+    if odd:
+        message = f"a stride of {_bytes(odd[0] * bits)}, no multiple of {granule // 8} bytes; {whole}"
+        yield "granule", message, DESCRIPTOR_FIELDS
+    for offset, step in zip(reversed(side.offsets), reversed(side.strides), strict=False):
+        if multiple(offset) * (step or 0) * bits % granule:
+            message = f"an offset that may be no multiple of {granule // 8} bytes; {whole}"
+            yield "alignment", message, DESCRIPTOR_RULES
+
+
+def _bytes(bits: int) -> str:
+    return f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
+
+
+def _fields(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
+    """What does not fit the registers of a descriptor. A run in memory order has no dimensions to hold."""
+    length = math.prod(size for size, _ in dims) * side.bits // granule
+    if length > limits.max_length_granules:
+        yield (
+            "length",
+            f"{length * granule // 8} bytes in one transfer; a descriptor holds "
+            f"{limits.max_length_granules * granule // 8}, so move it in parts",
+            DESCRIPTOR_FIELDS,
+        )
+    if len(dims) <= 1 and (not dims or dims[0][1] == 1):
+        return
+    yield from _dimensions(side, dims, limits, granule)
+    furthest = max(stride for _, stride in dims) * side.bits // granule
+    if furthest > limits.max_stride_granules:
+        yield (
+            "stride",
+            f"a stride of {furthest * granule // 8} bytes; a descriptor holds "
+            f"{limits.max_stride_granules * granule // 8}, so lay the buffer out differently",
+            DESCRIPTOR_FIELDS,
+        )
+
+
+def _dimensions(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
+    iteration = limits.iterations > 1
+    last = len(dims) - 1
+    needed = sum(
+        _wraps(size, side.bits if place == last else granule, limits, granule)
+        for place, (size, _) in enumerate(dims)
+    )
+    room = limits.dims + iteration
+    if needed <= room:
+        return
+    walks_ = f"{limits.dims} and one iteration" if iteration else str(limits.dims)
+    cut = f" after cutting sizes above {limits.max_wrap}" if needed > len(dims) else ""
+    words = "too many" if needed > 2 * room else str(needed)
+    yield (
+        "dimensions",
+        f"{words} dimensions{cut}; a descriptor walks {walks_}; move less at a time or lay the buffer out "
+        "differently",
+        DESCRIPTOR_RULES,
+    )
+
+
+def _wraps(size: int, bits: int, limits: DmaLimits, granule: int) -> int:
+    """How many dimensions one size takes, given the largest that a register holds."""
+    granules = max(1, size * bits // granule)
+    count = 1
+    while granules > limits.max_wrap:
+        part = next((d for d in range(limits.max_wrap, 1, -1) if granules % d == 0), None)
+        if part is None:
+            return 3 * (limits.dims + 2)
+        granules //= part
+        count += 1
+    return count
+
+
+def _padding(side: Side, device: Device) -> Iterator[Complaint]:
+    """Padding is added as a memtile sends, in whole words; a transfer has it for its source side."""
+    op = side.op
+    assert isinstance(op, ChannelTransferOp | DmaMemcpyNdOp)
+    before, after = op.pad_before, op.pad_after
+    if not isinstance(before, DenseArrayBase) or not isinstance(after, DenseArrayBase) or not side.reads:
+        return
+    amounts = [(first, last) for first, last in zip(before.get_values(), after.get_values(), strict=False)]
+    if not any(first or last for first, last in amounts):
+        return
+    if side.space != 1:
+        level = memory_space_name(side.space)
+        message = f"padding on its way out of {level}; only memtiles pad, so stage it through L2"
+        yield "padding", message, DESCRIPTOR_RULES
+    if side.known_dims is None:
+        yield "padding", "padding with sizes that are not constant; write numbers", DESCRIPTOR_RULES
+    granule, (first, last) = device.granule_bytes * 8, amounts[-1]
+    if first * side.bits % granule or last * side.bits % granule:
+        message = (
+            f"innermost padding of {first} and {last} elements of {side.bits} bits; a memtile pads whole "
+            f"words of {device.granule_bytes} bytes, so pad by multiples of that"
+        )
+        yield "padding", message, DESCRIPTOR_RULES
