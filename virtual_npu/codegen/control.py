@@ -319,6 +319,8 @@ def _call(body: Body, op: Operation) -> None:
     arguments = [_argument(body, op, value) for value in op.arguments]
     body.comment(op)
     call = f"{body.unit.callee(op, callee)}({', '.join(arguments)})"
+    if body.unit.options.checks and callee in body.unit.kernels:
+        body.put(f'if (vnpu::record::on()) vnpu::record::called({body.site(op)}, "{callee}");')
     if not op.results:
         body.put(f"{call};")
     elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):

@@ -440,5 +440,5 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
     )
     runtime = ["runtime.cc", *(["schedule.cc"] if unit.needs_schedule else [])]
     if options.checks:
-        runtime += ["check.cc", "order.cc"]
+        runtime += ["check.cc", "order.cc", "record.cc"]
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)

@@ -114,19 +114,34 @@ struct Where {
 // What this thread is executing, for messages; null outside of launches, segments and herds.
 extern thread_local const Where *here;
 
+// Of recorded runs (record.h): a body that runs from here to its end begins, and ends.
+int begin_body(const Where &where);
+void end_body(int number);
+
 // Sets `here` as long as it lives.
 class Here {
  public:
   explicit Here(const Where &where) : where_(where), outer_(here) {
     where_.around = outer_;
     here = &where_;
+#if VNPU_CHECKS
+    body_ = begin_body(where_);
+#endif
   }
   Here(const Here &) = delete;
-  ~Here() { here = outer_; }
+  ~Here() {
+#if VNPU_CHECKS
+    end_body(body_);
+#endif
+    here = outer_;
+  }
 
  private:
   Where where_;
   const Where *outer_;
+#if VNPU_CHECKS
+  int body_;
+#endif
 };
 
 // Writes ` in herd @h (1, 0)` for the innermost one, and the launch point around; gives the characters written.

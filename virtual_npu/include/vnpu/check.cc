@@ -10,6 +10,7 @@
 #include <new>
 
 #include "vnpu/memory.h"
+#include "vnpu/record.h"
 
 namespace vnpu {
 
@@ -224,6 +225,7 @@ Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> 
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes);
   Block *const block = new (data - header) Block(label, data, element, sizes, count, written);
   live_.add(block);
+  if (record::on()) record::allocated(*block);
   return block;
 }
 
@@ -234,7 +236,10 @@ void Arena::drop(Chain &chain, Block *block) {
 }
 
 Arena::~Arena() {
-  while (live_.first) drop(live_, live_.first);
+  while (live_.first) {
+    if (record::on()) record::given_back(*live_.first);
+    drop(live_, live_.first);
+  }
   while (freed_.first) drop(freed_, freed_.first);
 }
 
@@ -242,6 +247,7 @@ void Arena::give_back(Site site, Buffer &buffer) {
   buffer.check(site, "gives back", buffer.base, buffer.base);
   buffer.freed = site;
   Block *const block = static_cast<Block *>(&buffer);
+  if (record::on()) record::given_back(*block);
   live_.remove(block);
   freed_.add(block);
   ++freed_count_;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "vnpu/memory.h"
+#include "vnpu/record.h"
 #include "vnpu/watch.h"
 
 namespace vnpu {
@@ -302,6 +303,7 @@ inline void dma(Site site, const Access &dst, const Access &src) {
 #if VNPU_CHECKS
   observe(site, src, false, *current_strand());
   observe(site, dst, true, *current_strand());
+  if (record::on()) record::copied(site, dst, src);
 #endif
   copy(site, dst, src);
 }

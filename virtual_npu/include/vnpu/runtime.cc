@@ -240,7 +240,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 }
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
-  thread_limit = options->threads;
+  thread_limit = kChecks && options->record ? 1 : options->threads;
   run_seed = options->seed;
   begin_order();
   const CoreModes modes;
@@ -248,6 +248,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   int status = 0;
 #if VNPU_CHECKS
   begin_notes();
+  record::begin(options->record);
 #endif
   try {
     entry(arguments);
@@ -257,6 +258,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   }
 #if VNPU_CHECKS
   report->notes = take_notes();
+  report->record = record::take();
 #endif
   return status;
 }

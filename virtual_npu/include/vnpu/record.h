@@ -1,0 +1,48 @@
+// What a run did, for statistics and traces, in programs built with checks. Nothing is collected unless a run asks for
+// it; one that does executes on one thread, and its clock counts events in the order of the schedule.
+#pragma once
+
+#include "vnpu/base.h"
+
+namespace vnpu {
+
+struct Access;
+struct Buffer;
+
+#if VNPU_CHECKS
+
+namespace record {
+
+enum What { kStats = 1, kTrace = 2 };
+
+// What this run collects; 0: nothing.
+extern int what;
+inline bool on() { return __builtin_expect(what != 0, 0); }
+
+// A run begins; it has ended: what was collected, as JSON, malloc'ed, or null.
+void begin(int wanted);
+char *take();
+
+// A body begins; the number is for its end.
+int enter(const Where &where);
+void leave(int number);
+
+// A transfer that its body makes itself, and the call of an external kernel.
+void copied(Site site, const Access &dst, const Access &src);
+void called(Site site, const char *name);
+
+// A side of a transfer arrives at its channel, and is through; `is_engine`: others of its body go on meanwhile.
+int arrives(Site site, const Where &where, const Access &side, bool is_put, bool is_engine);
+void through(int number);
+
+// A block is handed over or waits for its get: `in_flight` of them do.
+void delivered(const char *channel, i64 outlet, const char *index, i64 bytes, int in_flight);
+
+void allocated(const Buffer &buffer);
+void given_back(const Buffer &buffer);
+
+}  // namespace record
+
+#endif
+
+}  // namespace vnpu
