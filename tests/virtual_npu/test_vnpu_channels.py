@@ -390,15 +390,19 @@ def test_deadlock_lists_who_waits_for_what(library, run):
     with pytest.raises(virtual_npu.VirtualNpuDeadlock) as caught:
         run(library, "deadlock", np.zeros(16, np.float32))
     first, *rest = str(caught.value).splitlines()
-    assert first == "deadlock: deadlock: nothing can make progress. Waiting:"
+    assert first == (
+        "deadlock: deadlock: nothing can make progress. "
+        "Each of these 2 waits for the next one, the last for the first:"
+    )
     assert [line.split(", line")[0] for line in rest] == ["  herd @h (0, 0)", "  herd @h (1, 0)"]
-    assert rest[0].endswith("no put comes for get @d[0]")
+    assert rest[0].endswith("get @d[0] (0 put so far, 0 in flight), until a put comes")
 
 
 def test_deadlock_on_a_full_channel(library, run):
     with pytest.raises(
         virtual_npu.VirtualNpuDeadlock,
-        match=r"herd @h \(0, 0\), line \d+: no get makes room \(2 blocks in flight\) for put @f\[0\]",
+        match=r"Nobody is left who could do what these wait for:\n"
+        r"  herd @h \(0, 0\), line \d+: put @f\[0\] \(2 put so far, 2 in flight\): no get makes room",
     ):
         run(library, "full", np.zeros(16, np.float32))
 

@@ -238,7 +238,8 @@ def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     x, y = (*ids, "0", "0")[:2]
     name = f"{op.name.removeprefix('air.')} {label(op)}".strip()
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
-    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}}}'
+    ports = body.unit.ports(op)
+    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {ports}}}'
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:

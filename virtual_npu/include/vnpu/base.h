@@ -103,12 +103,31 @@ struct Site {
 // A token where operations run in program order: always done.
 struct Done {};
 
-// Who executes: `herd @h`, where in its grid (dims counts the coordinates that mean something), and in whose body.
+// A put or get in the text of a body. An index is constant + x * (coordinate x) + y * (coordinate y), or not known.
+struct Port {
+  static constexpr int kMaxRank = 4;
+  struct Index {
+    bool is_known;
+    i64 constant, x, y;
+  };
+  const char *channel;
+  int line;
+  bool is_put;
+  Index indices[kMaxRank];
+};
+struct Ports {
+  const Port *list;
+  int count;
+};
+
+// Who executes: `herd @h`, where in its grid (dims counts the coordinates that mean something), in whose body, and
+// which puts and gets it may come to.
 struct Where {
   const char *name;
   int dims;
   i64 x, y;
   const Where *around = nullptr;
+  const Ports *ports = nullptr;
 };
 
 // What this thread is executing, for messages; null outside of launches, segments and herds.

@@ -48,7 +48,7 @@ class List {
 
 class Task {
  public:
-  explicit Task(Island &island) : island(island) {}
+  explicit Task(Island &island);
   virtual ~Task();
   // Called once, when everything the task waits for is done; leads, now or later, to finish().
   virtual void start() = 0;
@@ -66,6 +66,8 @@ class Task {
 
   Island &island;
   Strand strand;
+  Site site{"", 0};              // of the operation, and the body that issued it
+  const Where *where = nullptr;
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
 
@@ -74,8 +76,11 @@ class Task {
     Task *task;
     bool learns;
   };
+  friend class Island;
+  friend class Deadlock;
   int references_ = 1;
   List<Successor> successors_;
+  Task *previous_ = nullptr, *next_ = nullptr;  // the island's list of tasks
 };
 
 // Done, or the task that will be.
@@ -214,6 +219,8 @@ class Island {
   }
   void adopt(Process process, Spawn *owner);
   void add(Channel *channel) { channels_.push(channel); }
+  void add(Task *task);
+  void remove(Task *task);
 
   // Whether the order of what is ready is drawn at random.
   bool draws() const { return bool(random_); }
@@ -221,13 +228,14 @@ class Island {
   Chains chains;
 
  private:
+  friend class Deadlock;
   bool next(Work &work);
   void step(Process::Handle process, Executing &executing);
-  [[noreturn]] void fail_deadlock();
 
   List<Work> queue_;
   int head_ = 0;
   Process::promise_type *live_ = nullptr;
+  Task *tasks_ = nullptr;
   List<Channel *> channels_;
   Random random_;
 };
@@ -266,9 +274,6 @@ class Channel {
   bool put(Transfer &transfer, i64 index);
   bool get(Transfer &transfer, i64 index);
 
-  // Appends a line for every queued transfer to a report; gives the characters written.
-  int describe(char *text, int capacity, int &left);
-
   // Fails when blocks were sent that nobody took.
   void refuse_leftovers() const;
 
@@ -293,6 +298,7 @@ class Channel {
   };
   struct Inlet {
     Queue puts;
+    i64 blocks = 0;  // sent so far
   };
   struct Outlet {
     Queue gets;
@@ -306,14 +312,42 @@ class Channel {
   void hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark);
   i64 source_of(i64 outlet) const;
   static int describe_index(char *text, int capacity, const Shape &shape, i64 index);
-  int describe_queue(char *text, int capacity, int &left, const Queue &queue, const Shape &shape, i64 index,
-                     const char *verb);
 
-  const char *name_;
+  friend class Deadlock;
+  const char *const name_;
   Shape from_, to_;
   Inlet *inlets_;
   Outlet *outlets_;
 };
+
+// A put or get that a sequencer issued.
+struct TransferTask final : Task {
+  TransferTask(Island &island, Site site, Where where, Channel &channel, i64 index, const Access &side, bool is_put)
+      : Task(island), transfer{site, where, side, island, strand}, channel(channel), index(index), is_put(is_put) {
+    transfer.task = this;
+  }
+  void start() override {
+    if (is_put ? channel.put(transfer, index) : channel.get(transfer, index)) finish();
+  }
+  Transfer transfer;
+  Channel &channel;
+  i64 index;
+  bool is_put;
+};
+
+// A body goes on.
+struct Resume final : Task {
+  Resume(Island &island, Process::Handle handle, bool is_end) : Task(island), handle(handle), is_end(is_end) {}
+  void start() override {
+    finish();
+    island.ready(handle);
+  }
+  Process::Handle handle;
+  bool is_end;  // of the body: it issues nothing more
+};
+
+// Ends a run in which nothing can make progress: who waits for whom, as a cycle where there is one.
+[[noreturn]] void fail_deadlock(Island &island);
 
 // What `co_await put(...)` and `co_await get(...)` wait with, in tiles.
 struct TransferAwaiter : Transfer {
@@ -399,13 +433,14 @@ class Sequencer {
   struct Awaiter {
     Strand &strand;
     Token until;
+    bool is_end;
     bool await_ready() const { return !until.unfinished(); }
     void await_suspend(Process::Handle handle);
     void await_resume() const {
       if (until.task()) strand.learn(until.task()->strand);
     }
   };
-  Awaiter wait(const Token &token) { return Awaiter{strand_, token}; }
+  Awaiter wait(const Token &token) { return Awaiter{strand_, token, false}; }
   Awaiter settle(std::initializer_list<Use> uses);
   Awaiter drain();
 
@@ -440,7 +475,7 @@ class Sequencer {
   void await_tokens(Task &task, const Token &after);
   Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
-  Awaiter awaiter(Task *joined);
+  Awaiter awaiter(Task *joined, bool is_end);
   void sweep();
 
   Island &island_;

@@ -1,0 +1,180 @@
+// Channels: bundles of bounded queues between tiles and engines.
+#include <stdio.h>
+
+#include "vnpu/schedule.h"
+
+namespace vnpu {
+
+void Transfer::complete() {
+  through = true;
+  if (process) island.ready(process);
+  else task->finish();
+}
+
+Channel::Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
+    : name_(name) {
+  for (i64 extent : from) {
+    from_.extents[from_.rank++] = extent;
+    from_.count *= extent;
+  }
+  for (i64 extent : to) {
+    to_.extents[to_.rank++] = extent;
+    to_.count *= extent;
+  }
+  inlets_ = new Inlet[size_t(from_.count)];
+  outlets_ = new Outlet[size_t(to_.count)];
+  for (i64 i = 0; i < to_.count; ++i) outlets_[i].source = source_of(i);
+  island.add(this);
+}
+
+Channel::~Channel() {
+  for (i64 i = 0; i < to_.count; ++i) {
+    for (int b = 0; b < outlets_[i].full; ++b) pool_give(outlets_[i].blocks[b].data);
+  }
+  delete[] outlets_;
+  delete[] inlets_;
+}
+
+// The put index that feeds a get index: dimensions of extent 1 on the putting side are broadcast.
+i64 Channel::source_of(i64 outlet) const {
+  i64 source = 0, inner = 1;
+  for (int d = to_.rank - 1; d >= 0; --d) {
+    const i64 coordinate = outlet % to_.extents[d];
+    outlet /= to_.extents[d];
+    if (from_.extents[d] > 1) source += coordinate * inner;
+    inner *= from_.extents[d];
+  }
+  return source;
+}
+
+i64 Channel::index(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
+  if (indices.size() == 0) {
+    if (shape.count != 1) {
+      fail(site, "the channel has %lld members, and no index says which: write one index per dimension",
+           (long long)shape.count);
+    }
+    return 0;
+  }
+  if (int(indices.size()) != shape.rank) {
+    fail(site, "%d indices for a channel of %d dimensions", int(indices.size()), shape.rank);
+  }
+  i64 flat = 0;
+  int d = 0;
+  // The compiler specialises broadcasts per row or column of tiles, and its gets still name both coordinates.
+  const bool is_broadcast_get = &shape == &to_ && from_.count != to_.count;
+  for (i64 i : indices) {
+    if (is_broadcast_get && shape.extents[d] == 1) i = 0;
+    if (i < 0 || i >= shape.extents[d]) {
+      fail(site, "index %lld of dimension %d is outside the channel's extent %lld", (long long)i, d,
+           (long long)shape.extents[d]);
+    }
+    flat = flat * shape.extents[d++] + i;
+  }
+  return flat;
+}
+
+void Channel::Queue::push(Transfer &transfer) {
+  transfer.next = nullptr;
+  if (last) last->next = &transfer;
+  else first = &transfer;
+  last = &transfer;
+}
+
+Transfer *Channel::Queue::pop() {
+  Transfer *transfer = first;
+  first = transfer->next;
+  if (!first) last = nullptr;
+  return transfer;
+}
+
+void Channel::hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark) {
+  if (get.side.count != block.count || get.side.element != block.element) {
+    char who[400];
+    vnpu::describe(&sender, who, int(sizeof(who)));
+    here = &get.where;
+    fail_as(Failure::kMismatch, get.site, "takes %lld elements of %d bytes, but the put at line %d%s sends %lld of %d bytes",
+            (long long)get.side.count, get.side.element, from.line, who, (long long)block.count, block.element);
+  }
+  get.strand.learn(mark);
+  observe(get.site, get.side, true, get.strand);
+  vnpu::copy(get.site, get.side, block);
+}
+
+bool Channel::deliver(Transfer &put, i64 index) {
+  // Without broadcast, put index and get index are the same number.
+  const bool is_broadcast = from_.count != to_.count;
+  const i64 begin = is_broadcast ? 0 : index, end = is_broadcast ? to_.count : index + 1;
+  for (i64 o = begin; o < end; ++o) {
+    if (outlets_[o].source == index && outlets_[o].full == kCapacity) return false;
+  }
+  ++inlets_[index].blocks;
+  observe(put.site, put.side, false, put.strand);
+  const Mark mark = put.strand.publish();
+  for (i64 o = begin; o < end; ++o) {
+    Outlet &outlet = outlets_[o];
+    if (outlet.source != index) continue;
+    if (outlet.gets.first) {
+      Transfer *get = outlet.gets.pop();
+      hand_over(*get, put.side, put.site, put.where, mark);
+      get->complete();
+    } else {
+      void *data = pool_take(put.side.count * put.side.element);
+      vnpu::copy(put.site, dense(data, put.side.count, put.side.element), put.side);
+      outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where, mark};
+      // Who is around the sender may be gone when the block is taken.
+      outlet.blocks[outlet.full - 1].where.around = nullptr;
+    }
+  }
+  return true;
+}
+
+bool Channel::put(Transfer &transfer, i64 index) {
+  Inlet &inlet = inlets_[index];
+  if (!inlet.puts.first && deliver(transfer, index)) return transfer.through = true;
+  inlet.puts.push(transfer);
+  return false;
+}
+
+bool Channel::get(Transfer &transfer, i64 index) {
+  Outlet &outlet = outlets_[index];
+  if (outlet.gets.first || outlet.full == 0) {
+    outlet.gets.push(transfer);
+    return false;
+  }
+  const Block block = outlet.blocks[0];
+  hand_over(transfer, dense(block.data, block.count, block.element), block.site, block.where, block.mark);
+  pool_give(block.data);
+  --outlet.full;
+  for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
+  // There is room again: a put may be waiting for it.
+  Queue &puts = inlets_[outlet.source].puts;
+  while (puts.first && deliver(*puts.first, outlet.source)) puts.pop()->complete();
+  return transfer.through = true;
+}
+
+int Channel::describe_index(char *text, int capacity, const Shape &shape, i64 index) {
+  int used = 0;
+  i64 inner = shape.count;
+  text[0] = 0;
+  for (int d = 0; d < shape.rank && used < capacity; ++d) {
+    inner /= shape.extents[d];
+    used += snprintf(text + used, size_t(capacity - used), "%s%lld", d ? ", " : "", (long long)(index / inner));
+    index %= inner;
+  }
+  return used;
+}
+
+void Channel::refuse_leftovers() const {
+  for (i64 i = 0; i < to_.count; ++i) {
+    const Outlet &outlet = outlets_[i];
+    if (outlet.full == 0) continue;
+    char index[64];
+    describe_index(index, int(sizeof(index)), to_, i);
+    const Block &block = outlet.blocks[0];
+    here = &block.where;
+    fail(block.site, "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
+         "drop the put", (long long)block.count, name_, index, outlet.full);
+  }
+}
+
+}  // namespace vnpu
