@@ -1,7 +1,7 @@
-"""Our kernels written out by hand as aircc's passes leave them: each form gives the bits of the kernel itself.
+"""Our kernels written out by hand as aircc's passes leave them give the bits of the kernels themselves.
 
-compiled_forms/KERNEL_FORM.mlir holds a function of that name with the arguments of the kernel. Its first lines say
-which passes made the form and what it shows.
+compiled_forms/KERNEL_FORM.mlir holds a function of that name with the arguments of the kernel. Its first
+lines say which passes make such a form and what it shows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from xdsl.dialects.func import FuncOp
+from rewrites import together
+from xdsl.dialects.builtin import ModuleOp
 
 import air_dialect
 import virtual_npu
@@ -44,33 +45,25 @@ def kernel_of(form: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(program: Callable[..., virtual_npu.Library]) -> Callable[[str], tuple[KernelModule, virtual_npu.Library]]:
+def built(
+    program: Callable[..., virtual_npu.Library],
+) -> Callable[[str], tuple[KernelModule, virtual_npu.Library]]:
     """built(kernel) -> the kernel, and one library with it and all its forms."""
     done: dict[str, tuple[KernelModule, virtual_npu.Library]] = {}
 
     def build(name: str) -> tuple[KernelModule, virtual_npu.Library]:
         if name not in done:
             kernel = registry()[name].build(**SHAPES[name])
-            done[name] = kernel, program(together(kernel.text, *forms_of(name)))
+            done[name] = kernel, program(together(air_dialect.parse(kernel.text), *forms_of(name)))
         return done[name]
 
     return build
 
 
-def forms_of(kernel: str) -> list[str]:
-    return [path.read_text() for path in PATHS if kernel_of(path.stem) == kernel]
-
-
-def together(*texts: str) -> str:
-    """One module of several: a kernel's sources are declared in each of them, and once in the result."""
-    whole, *others = (air_dialect.parse(text) for text in texts)
-    declared = {op.sym_name.data for op in whole.ops if isinstance(op, FuncOp)}
-    for other in others:
-        for op in other.ops:
-            if not (isinstance(op, FuncOp) and op.sym_name.data in declared):
-                op.detach()
-                whole.body.block.add_op(op)
-    return air_dialect.print_module(whole)
+def forms_of(kernel: str) -> list[ModuleOp]:
+    return [
+        air_dialect.parse(path.read_text(), path.name) for path in PATHS if kernel_of(path.stem) == kernel
+    ]
 
 
 def inputs(kernel: KernelModule, seed: int) -> list[Array]:
