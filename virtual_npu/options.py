@@ -42,6 +42,7 @@ class BuildOptions:
             "-DVNPU_CHECKS=1": self.checks,
             "-DVNPU_BFP16=1": self.numerics == "bfp16",
             "-DVNPU_ROUND_FLOOR=1": self.rounding == "floor",
+            "-DVNPU_SANITIZE=1": self.sanitize,
         }
         return tuple(flag for flag, on in flags.items() if on)
 

@@ -62,16 +62,19 @@ def run_again(words: Sequence[str]) -> int:
     Raises SanitizerError with what they report.
     """
     with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
-        log = Path(folder) / "report"
         done = subprocess.run(
             [sys.executable, "-m", "virtual_npu", *words],
-            env=_environment(log),
+            env=_environment(Path(folder) / "report"),
             text=True,
-            stdout=subprocess.PIPE,
+            capture_output=True,
+            check=False,
         )
         reports = [path.read_text(errors="replace") for path in sorted(Path(folder).iterdir())]
+    if UNDEFINED.search(done.stderr):
+        reports.append(done.stderr)
     if reports:
-        raise SanitizerError(summary(reports[0]) + "\n" + reports[0].strip())
+        raise SanitizerError("\n".join([summary(reports[0]), *shortened(reports[0])]))
+    print(done.stderr, end="", file=sys.stderr)
     print(done.stdout, end="")
     return done.returncode
 
@@ -95,10 +98,22 @@ def summary(report: str) -> str:
     undefined = UNDEFINED.search(report)
     if undefined:
         path, line, what = undefined.groups()
-        return f"{Path(path).name}:{line}: undefined behaviour: {what}"
+        return f"{path}:{line}: undefined behaviour: {what}"
     kind, access = ADDRESS.search(report), ACCESS.search(report)
     what = ", ".join(match[1] for match in (kind, access) if match) or "the sanitizer stopped the run"
     for function, path, line in FRAME.findall(report):
         if Path(path).suffix in (".cc", ".cpp", ".h", ".hpp") and "sanitizer" not in path:
-            return f"{Path(path).name}:{line}: in {function}: {what}"
+            return f"{path}:{line}: in {function}: {what}"
     return what
+
+
+def shortened(report: str) -> list[str]:
+    """The lines of a report without what Python and the runtime around the program are in, and raw memory."""
+    kept: list[str] = []
+    outside = False
+    for line in report.partition("Shadow bytes")[0].splitlines():
+        is_frame = re.match(r"\s+#\d+ ", line) is not None
+        outside = is_frame and (outside or " in work_on " in line or "call_entry" in line)
+        if line.strip("= ") and not outside:
+            kept.append(line.rstrip())
+    return kept
