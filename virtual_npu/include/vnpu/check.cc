@@ -9,6 +9,10 @@
 
 #include <new>
 
+#if VNPU_SANITIZE
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include "vnpu/memory.h"
 #include "vnpu/record.h"
 
@@ -211,19 +215,30 @@ namespace {
 
 constexpr i64 aligned(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
+// Between elements and what is known of them: bytes that nobody may touch, which AddressSanitizer watches.
+#if VNPU_SANITIZE
+constexpr i64 kGap = 64;
+void forbid(const char *data, i64 bytes) { __asan_poison_memory_region(data, size_t(bytes)); }
+#else
+constexpr i64 kGap = 0;
+void forbid(const char *, i64) {}
+#endif
+
 // How much of what was given back a body keeps.
 constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
 
 }  // namespace
 
 Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
-  const i64 header = aligned(sizeof(Block)), bytes = aligned(count * element);
+  const i64 header = aligned(sizeof(Block)) + kGap, bytes = aligned(count * element) + kGap;
   char *const data = static_cast<char *>(pool_take(header + bytes + count)) + header;
   // All ones is a NaN in every format: what nobody wrote must not look plausible.
   memset(data, 0xff, size_t(bytes));
   memset(data + bytes, 0, size_t(count));
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes);
   Block *const block = new (data - header) Block(label, data, element, sizes, count, written);
+  forbid(data - kGap, kGap);
+  forbid(data + count * element, bytes - count * element);
   live_.add(block);
   if (record::on()) record::allocated(*block);
   return block;
