@@ -108,7 +108,7 @@ def _outcome(
         difference = first_difference(entry.arguments, expected, outputs, tolerance)
         if difference:
             return Outcome(dump, "different", str(difference), difference)
-        program.check().check()
+        program.check().require()
     except VirtualNpuError as error:
         return Outcome(dump, error.kind, str(error))
     return Outcome(dump, "same")

@@ -6,6 +6,7 @@ from the parsed options to the exit status. It imports what costs time (xDSL, nu
 
 COMMANDS = (
     "virtual_npu.commands.run",
+    "virtual_npu.commands.check",
     "virtual_npu.commands.build",
     "virtual_npu.commands.emit",
     "virtual_npu.commands.bisect",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TextIO
 
 from virtual_npu.errors import VirtualNpuError
@@ -38,17 +38,30 @@ def error_fields(error: VirtualNpuError) -> dict[str, Any]:
 
 
 def print_table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, stream: TextIO
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    alignment: str,
+    stream: TextIO,
+    alarming: Container[int] = (),
 ) -> None:
-    """A table: as wide and colourful as a terminal takes it, plain text where there is none."""
+    """A table: as wide and colourful as a terminal takes it, plain text where there is none.
+
+    alarming: the numbers of the rows that stand out.
+    """
     if stream.isatty():
-        _print_rich(title, header, rows, alignment, stream)
+        _print_rich(title, header, rows, alignment, stream, alarming)
     else:
         print(title, text_table([header, *rows], alignment), sep="\n", file=stream)
 
 
 def _print_rich(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, stream: TextIO
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    alignment: str,
+    stream: TextIO,
+    alarming: Container[int],
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -57,6 +70,6 @@ def _print_rich(
     table = Table(title=title, title_justify="left")
     for name, side in zip(header, alignment, strict=True):
         table.add_column(name, justify="right" if side == ">" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    for number, row in enumerate(rows):
+        table.add_row(*(Text(cell) for cell in row), style="bold red" if number in alarming else None)
     Console(file=stream).print(table)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
-from air_dialect import parse
+from air_dialect import AirParseError, parse
+from virtual_npu.errors import ParseError
 from virtual_npu.static.device import DEVICES, NPU1, NPU2, Device
 from virtual_npu.static.report import Fault, Report, Usage
 from virtual_npu.static.rules import OF_PROGRAMS, OF_SCOPES
@@ -40,12 +41,19 @@ def check(
     ping_pong: whether aircc double-buffers (not so with `--omit-ping-pong-transform`). stack_bytes: stack of
     a core (aircc `--stack-size`), None for the device's default. kernel_dirs: folders with the sources of
     external kernels, looked at before kernels_cc. bf16_emulation: whether aircc gets `--bf16-emulation`.
-    filename names a text in messages. Raises AirParseError for text that does not parse.
+    filename names a text in messages. Raises ParseError for text that does not parse.
     """
-    module = parse(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
+    module = _parsed(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
     options = Options(ping_pong, stack_bytes, tuple(map(Path, kernel_dirs)), bf16_emulation)
     program = Program(module, device, options)
     findings = [found for rule in OF_PROGRAMS for found in rule(program)]
     for scope in program.scopes:
         findings += [found for rule in OF_SCOPES for found in rule(scope)]
     return Report(device, tuple(findings))
+
+
+def _parsed(text: str, filename: str) -> ModuleOp:
+    try:
+        return parse(text, filename)
+    except AirParseError as error:
+        raise ParseError(str(error)) from error

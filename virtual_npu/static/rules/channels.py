@@ -40,7 +40,7 @@ def core_channels(scope: Scope) -> Iterator[Finding]:
 
     On the safe side: mlir-air can let several transfers take turns on one channel in some programs.
     """
-    advice = "stage through L2 or send both over one channel"
+    advice = "send several over one channel, or compile with --air-channel-multiplexing=L1"
     limits = scope.device.core
     for name, herds in scope.herds.items():
         place, streams = scope.place_of(name), [core_streams(scope, herds, core) for core in cores(herds[0])]

@@ -1,0 +1,87 @@
+"""`check`: what a program takes of the device, against its limits, and what in it cannot be built."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virtual_npu.commands import common
+from virtual_npu.commands.reporting import print_json, print_table
+
+if TYPE_CHECKING:
+    from virtual_npu.static import Report
+
+FITS, EXCEEDED = 0, 1
+CHOICES = ("npu2", "npu1")
+ALIGNMENT = "<<>><<"
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    parser = commands.add_parser(
+        "check",
+        help="what a program takes of the device, against its limits",
+        description="What a program takes of the device, counted from its text, and what cannot be built.",
+        epilog="exit status: 0 it fits, 1 a limit is exceeded, 2 wrong input",
+    )
+    common.add_file(parser)
+    parser.add_argument("--device", choices=CHOICES, default=CHOICES[0], help="npu2 (default) or npu1")
+    parser.add_argument(
+        "--kernel-dir",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder with the sources of external kernels, looked at before kernels_cc; may be repeated",
+    )
+    parser.add_argument(
+        "--ping-pong",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="count buffers that aircc may double-buffer twice (default: on)",
+    )
+    parser.add_argument("--stack-size", type=_bytes, metavar="BYTES", help="stack of a core (aircc: 1024)")
+    parser.add_argument("--bf16-emulation", action="store_true", help="aircc emulates f32 vectors with bf16")
+    common.add_json(parser)
+    parser.set_defaults(command=_check)
+
+
+def _bytes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of bytes; give 1024 or more")
+    return int(text)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from virtual_npu.program import read_text
+    from virtual_npu.static import DEVICES, check
+
+    report = check(
+        read_text(options.file),
+        DEVICES[options.device],
+        ping_pong=options.ping_pong,
+        stack_bytes=options.stack_size,
+        kernel_dirs=options.kernel_dir,
+        bf16_emulation=options.bf16_emulation,
+        filename=str(options.file),
+    )
+    if options.json:
+        print_json(report.as_json())
+    else:
+        _show(report, options.file)
+    return FITS if report.ok else EXCEEDED
+
+
+def _show(report: Report, path: Path) -> None:
+    from virtual_npu.static.report import HEADER
+
+    title = f"{path} on {report.device.name}"
+    alarming = {number for number, usage in enumerate(report.usages) if not usage.fits}
+    print_table(title, HEADER, report.rows(), ALIGNMENT, sys.stdout, alarming)
+    sys.stdout.flush()
+    for warning in report.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for fault in report.faults:
+        print(f"error: {fault}", file=sys.stderr)
