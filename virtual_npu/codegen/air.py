@@ -14,7 +14,18 @@ from air_dialect.ops import (
     HierarchyOp,
     WaitAllOp,
 )
-from virtual_npu.codegen.body import Body, Mode, Scalar, attribute, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.body import (
+    Body,
+    Mode,
+    Scalar,
+    attribute,
+    emits,
+    grouped,
+    line_of,
+    plus,
+    times,
+    unsupported,
+)
 from virtual_npu.codegen.effects import operand_effects
 from virtual_npu.codegen.memref import access, whole
 from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
@@ -239,7 +250,7 @@ def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     name = f"{op.name.removeprefix('air.')} {label(op)}".strip()
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
     ports = body.unit.ports(op)
-    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {ports}}}'
+    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {ports}, {line_of(op)}}}'
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:

@@ -128,6 +128,7 @@ struct Where {
   i64 x, y;
   const Where *around = nullptr;
   const Ports *ports = nullptr;
+  int line = 0;  // of the operation whose body it is
 };
 
 // What this thread is executing, for messages; null outside of launches, segments and herds.

@@ -6,7 +6,7 @@
 namespace vnpu {
 
 void Transfer::complete() {
-  through = true;
+  pass();
   if (process) island.ready(process);
   else task->finish();
 }
@@ -124,19 +124,22 @@ bool Channel::deliver(Transfer &put, i64 index) {
       // Who is around the sender may be gone when the block is taken.
       outlet.blocks[outlet.full - 1].where.around = nullptr;
     }
+    record_delivery(o, put.side);
   }
   return true;
 }
 
 bool Channel::put(Transfer &transfer, i64 index) {
   Inlet &inlet = inlets_[index];
-  if (!inlet.puts.first && deliver(transfer, index)) return transfer.through = true;
+  record_arrival(transfer, true, index);
+  if (!inlet.puts.first && deliver(transfer, index)) return transfer.pass();
   inlet.puts.push(transfer);
   return false;
 }
 
 bool Channel::get(Transfer &transfer, i64 index) {
   Outlet &outlet = outlets_[index];
+  record_arrival(transfer, false, index);
   if (outlet.gets.first || outlet.full == 0) {
     outlet.gets.push(transfer);
     return false;
@@ -149,8 +152,31 @@ bool Channel::get(Transfer &transfer, i64 index) {
   // There is room again: a put may be waiting for it.
   Queue &puts = inlets_[outlet.source].puts;
   while (puts.first && deliver(*puts.first, outlet.source)) puts.pop()->complete();
-  return transfer.through = true;
+  return transfer.pass();
 }
+
+#if VNPU_CHECKS
+
+void Channel::record_arrival(Transfer &transfer, bool is_put, i64 index) const {
+  if (!record::on()) return;
+  char text[64];
+  describe_index(text, int(sizeof(text)), is_put ? from_ : to_, index);
+  transfer.recorded = record::arrives(transfer.site, transfer.where, transfer.side, is_put, transfer.task ? text : nullptr);
+}
+
+void Channel::record_delivery(i64 outlet, const Access &side) const {
+  if (!record::on()) return;
+  char text[64];
+  describe_index(text, int(sizeof(text)), to_, outlet);
+  record::delivered(name_, outlet, text, side.count * side.element, outlets_[outlet].full);
+}
+
+#else
+
+void Channel::record_arrival(Transfer &, bool, i64) const {}
+void Channel::record_delivery(i64, const Access &) const {}
+
+#endif
 
 int Channel::describe_index(char *text, int capacity, const Shape &shape, i64 index) {
   int used = 0;

@@ -115,8 +115,6 @@ int find(Rows<T> &rows, int last, Same same) {
   return -1;
 }
 
-int line_of(const Where &) { return 0; }
-
 const Where kFunction{"function", 0, 0, 0};
 
 Actor &actor(const Where *where) {
@@ -125,7 +123,7 @@ Actor &actor(const Where *where) {
   char point[60];
   write_point(point, sizeof(point), *where);
   snprintf(fresh.name, sizeof(fresh.name), "%.130s%s", where->name, point);
-  fresh.line = line_of(*where);
+  fresh.line = where->line;
   const int known = find(actors, last_actor, [&](const Actor &a) {
     return a.line == fresh.line && strcmp(a.name, fresh.name) == 0;
   });
@@ -133,9 +131,10 @@ Actor &actor(const Where *where) {
   return known < 0 ? actors.add(fresh) : actors[known];
 }
 
-int lane(const char *name, const char *suffix = "", const char *channel = "") {
+int lane(const char *name, const char *op = nullptr, const char *index = nullptr) {
   Lane fresh;
-  snprintf(fresh.name, sizeof(fresh.name), "%.130s%s%.100s", name, suffix, channel);
+  if (op) snprintf(fresh.name, sizeof(fresh.name), "%.130s: %.80s[%.30s]", name, op, index);
+  else snprintf(fresh.name, sizeof(fresh.name), "%.130s", name);
   const int known = find(lanes, last_lane, [&](const Lane &l) { return strcmp(l.name, fresh.name) == 0; });
   last_lane = known < 0 ? lanes.size() : known;
   if (known < 0) lanes.add(fresh);
@@ -247,7 +246,7 @@ char *take() {
 
 int enter(const Where &where) {
   const Actor &a = actor(&where);
-  return open(where.name, "body", line_of(where), lane(a.name), &where, -1);
+  return open(where.name, "body", where.line, lane(a.name), &where, -1);
 }
 
 void leave(int number) { close(number); }
@@ -266,12 +265,12 @@ void called(Site site, const char *name) {
   close(open(name, "kernel", site.line, lane(a.name), here, -1));
 }
 
-int arrives(Site site, const Where &where, const Access &side, bool is_put, bool is_engine) {
+int arrives(Site site, const Where &where, const Access &side, bool is_put, const char *engine) {
   Actor &a = actor(&where);
   const i64 bytes = side.count * side.element;
   (is_put ? a.bytes_out : a.bytes_in) += bytes;
   ++a.transfers;
-  const int at = is_engine ? lane(a.name, ": ", site.op) : lane(a.name);
+  const int at = engine ? lane(a.name, site.op, engine) : lane(a.name);
   return open(site.op, is_put ? "put" : "get", site.line, at, &where, bytes);
 }
 

@@ -31,8 +31,8 @@ void leave(int number);
 void copied(Site site, const Access &dst, const Access &src);
 void called(Site site, const char *name);
 
-// A side of a transfer arrives at its channel, and is through; `is_engine`: others of its body go on meanwhile.
-int arrives(Site site, const Where &where, const Access &side, bool is_put, bool is_engine);
+// A side of a transfer arrives at its channel, and is through. `engine`: the index, where its body goes on meanwhile.
+int arrives(Site site, const Where &where, const Access &side, bool is_put, const char *engine);
 void through(int number);
 
 // A block is handed over or waits for its get: `in_flight` of them do.

@@ -121,12 +121,18 @@ bool Island::next(Work &work) {
 void Island::step(Process::Handle process, Executing &executing) {
   Process::promise_type &promise = process.promise();
   here = &promise.where;
+#if VNPU_CHECKS
+  if (promise.recorded < 0) promise.recorded = begin_body(promise.where);
+#endif
   executing.process(promise.current);
   {
     const CoreTurn turn(promise.modes);
     process.resume();
   }
   if (!process.done()) return;
+#if VNPU_CHECKS
+  end_body(promise.recorded);
+#endif
   if (promise.previous) promise.previous->next = promise.next;
   else live_ = promise.next;
   if (promise.next) promise.next->previous = promise.previous;
@@ -156,6 +162,7 @@ void Island::run(Process root) {
       Token keep(work.task);
       work.task->release();
       executing.task();
+      if (work.task->where) here = work.task->where;
       work.task->begin();
     }
   }

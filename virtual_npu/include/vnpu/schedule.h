@@ -145,6 +145,7 @@ class Process {
     const Where where;
     Strand strand;
     Strand *current = &strand;  // or an asynchronous operation of it
+    int recorded = -1;          // its number in the trace
     uint32_t modes = 0;         // the mode registers of a tile, while others run
     class Spawn *owner = nullptr;
     promise_type *previous = nullptr, *next = nullptr;  // the island's list of live processes
@@ -253,7 +254,15 @@ struct Transfer {
   Task *task = nullptr;
   Transfer *next = nullptr;
   bool through = false;
+  int recorded = -1;  // its number in the trace
 
+  bool pass() {
+    through = true;
+#if VNPU_CHECKS
+    record::through(recorded);
+#endif
+    return true;
+  }
   void complete();
 };
 
@@ -311,6 +320,8 @@ class Channel {
   bool deliver(Transfer &put, i64 index);
   void hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark);
   i64 source_of(i64 outlet) const;
+  void record_arrival(Transfer &transfer, bool is_put, i64 index) const;
+  void record_delivery(i64 outlet, const Access &side) const;
   static int describe_index(char *text, int capacity, const Shape &shape, i64 index);
 
   friend class Deadlock;
