@@ -20,13 +20,17 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., virtual_n
     folder = tmp_path_factory.mktemp("programs")
     count = 0
 
-    def build(text: str, kernel_dirs: tuple[Path, ...] = ()) -> virtual_npu.Library:
+    def build(
+        text: str,
+        kernel_dirs: tuple[Path, ...] = (),
+        options: virtual_npu.BuildOptions | None = None,
+    ) -> virtual_npu.Library:
         nonlocal count
         count += 1
         path = folder / f"program{count}.so"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_OPT", "1")
-            virtual_npu.build(text, path, kernel_dirs=kernel_dirs)
+            virtual_npu.build(text, path, kernel_dirs=kernel_dirs, options=options)
         return virtual_npu.Library(path)
 
     return build

@@ -6,8 +6,8 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
-from virtual_npu.codegen.intervals import Interval
-from virtual_npu.codegen.spans import joined, transfer_span
+from virtual_npu.codegen.intervals import Interval, add
+from virtual_npu.codegen.spans import joined, shift, span
 
 _READS = frozenset([
     "memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read",
@@ -70,19 +70,27 @@ def operand_effects(op: Operation) -> list[Effect]:
             outside.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
     for inner in op.walk():
         for value, writes in accesses(inner):
-            root = base(value) if inner is not op else value
-            # Behind a view, offsets count from elsewhere.
-            span = transfer_span(inner, value, writes) if root is value else None
-            while root in outside:
-                inner_operand = outside[root]
-                root = base(inner_operand) if not _is_operand(op, inner_operand) else inner_operand
-                span = span if root is inner_operand else None
-                if _is_operand(op, root):
-                    break
+            root, touched = _outermost(op, value, span(inner, value, writes), outside)
             if inner is op or not _inside(op, root):
                 key = root, writes
-                found[key] = joined(found[key], span) if key in found else span
-    return [(root, writes, span) for (root, writes), span in found.items()]
+                found[key] = joined(found[key], touched) if key in found else touched
+    return [(root, writes, touched) for (root, writes), touched in found.items()]
+
+
+def _outermost(
+    op: Operation, value: SSAValue, touched: Interval | None, outside: dict[SSAValue, SSAValue]
+) -> tuple[SSAValue, Interval | None]:
+    """What a memref in `op` is, or looks at, outside of it, and what is touched counted from there."""
+    while not _is_operand(op, value):
+        if value in outside:
+            value = outside[value]
+        elif isinstance(value, OpResult) and value.op.name in _VIEWS and _inside(op, value):
+            step = shift(value)
+            touched = add(touched, step) if touched is not None and step is not None else None
+            value = value.op.operands[0]
+        else:
+            break
+    return value, touched
 
 
 def _is_operand(op: Operation, value: SSAValue) -> bool:

@@ -430,7 +430,9 @@ void observe(Site site, const Access &side, bool writes, Strand &strand) {
 
 void observe(Site site, const Use &use, Strand &strand) {
   if (!use.buffer) return;
-  Access side = dense(const_cast<char *>(use.low), use.high - use.low, 1);
+  const char *const base = use.buffer->base, *const end = base + use.buffer->count * use.buffer->element;
+  const char *const low = use.low < base ? base : use.low, *const high = use.high > end ? end : use.high;
+  Access side = dense(const_cast<char *>(low), high - low, 1);
   side.buffer = use.buffer;
   observe(site, side, use.writes, strand);
 }

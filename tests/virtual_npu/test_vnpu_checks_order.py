@@ -1,0 +1,279 @@
+# ruff: noqa: E501 - MLIR has long lines
+"""Data races: every kind is found and told with both sides; the same program with the missing order is clean."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import virtual_npu
+
+N = 64
+L3, L2, L1 = "memref<64xf32>", "memref<64xf32, 1>", "memref<64xf32, 2>"
+HALF = "memref<32xf32, 2>"
+
+
+def function(name: str, launch: str, space: str = "()  in ()", constants: str = "") -> str:
+    """A function of x and y around a launch that knows them as %a and %b."""
+    return f"""
+  func.func @{name}(%x: {L3}, %y: {L3}) {{
+    {constants}
+    air.launch {space} args(%a=%x, %b=%y) : {L3}, {L3} {{
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
+      %c16 = arith.constant 16 : index
+      %c32 = arith.constant 32 : index
+      {launch}
+    }}
+    return
+  }}"""
+
+
+def herd(body: str, columns: str = "%c1", tail: str = "", name: str = "h") -> str:
+    """A herd of `columns` x 1 tiles that knows x and y as %e and %f."""
+    return f"""
+      air.herd @{name} {tail} tile (%tx, %ty) in (%sx={columns}, %sy=%c1) args(%e=%a, %f=%b) : {L3}, {L3} {{
+        %k0 = arith.constant 0 : index
+        %k1 = arith.constant 1 : index
+        %k2 = arith.constant 2 : index
+        %k16 = arith.constant 16 : index
+        %k32 = arith.constant 32 : index
+        {body}
+      }}"""
+
+
+def allocated(name: str, type_: str) -> str:
+    return f"""
+      %t_{name}, %{name} = air.execute -> ({type_}) {{
+        %alloc = memref.alloc() : {type_}
+        air.execute_terminator %alloc : {type_}
+      }}"""
+
+
+def given_back(name: str, type_: str, after: str) -> str:
+    return f"""
+      %d_{name} = air.execute [{after}] {{
+        memref.dealloc %{name} : {type_}
+      }}"""
+
+
+def through_l2(wait: str, free: str) -> str:
+    """x to L2 to y, all with tokens; `wait` is what the second transfer depends on."""
+    return f"""{allocated("m", L2)}
+      %in = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+      %out = air.dma_memcpy_nd async [{wait}] (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+      {given_back("m", L2, free)}"""
+
+
+def tile_copy(offset: str) -> str:
+    """32 elements from x to y, at an offset that a tile computes."""
+    return f"""
+        %m = memref.alloc() : {HALF}
+        %o = {offset}
+        air.dma_memcpy_nd (%m[] [] [], %e[%o] [%k32] [%k1]) : ({HALF}, {L3})
+        air.dma_memcpy_nd (%f[%o] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        memref.dealloc %m : {HALF}"""
+
+
+def asynchronous_tile(wait: str) -> str:
+    """A tile that fetches, computes in an execute that depends on `wait`, and writes back."""
+    return f"""{allocated("m", HALF)}
+        %in = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %e[%k0] [%k32] [%k1]) : ({HALF}, {L3})
+        %sum = air.execute [{wait}] {{
+          %v = vector.load %m[%k0] : {HALF}, vector<16xf32>
+          %w = arith.addf %v, %v : vector<16xf32>
+          vector.store %w, %m[%k0] : {HALF}, vector<16xf32>
+        }}
+        %out = air.dma_memcpy_nd async [%sum] (%f[%k0] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        {given_back("m", HALF, "%out")}"""
+
+
+def plain_tile(before: str, after: str) -> str:
+    """A tile that starts a transfer and reads what it brings in its own order, with a wait before or after."""
+    return f"""
+        %m = memref.alloc() : {HALF}
+        %in = air.dma_memcpy_nd async (%m[] [] [], %e[%k0] [%k32] [%k1]) : ({HALF}, {L3})
+        {before}
+        %v = memref.load %m[%k1] : {HALF}
+        {after}
+        memref.store %v, %m[%k0] : {HALF}
+        air.dma_memcpy_nd (%f[%k0] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        memref.dealloc %m : {HALF}"""
+
+
+def two_herds(second: str) -> str:
+    """Two herds with tokens: the first writes the halves of y, the second overwrites one."""
+    first = f"air.dma_memcpy_nd (%f[%k16] [%k32] [%k1], %e[%k0] [%k32] [%k1]) : ({L3}, {L3})"
+    again = f"air.dma_memcpy_nd (%f[%k32] [%k32] [%k1], %e[%k0] [%k32] [%k1]) : ({L3}, {L3})"
+    return (
+        "%one = "
+        + herd(first, tail="async", name="one").strip()
+        + "\n      %two = "
+        + herd(again, tail=f"async [{second}]", name="two").strip()
+    )
+
+
+SHARED_L1 = f"""
+      air.segment @s args(%p=%a, %q=%b) : {L3}, {L3} {{
+        %c1 = arith.constant 1 : index
+        %c2 = arith.constant 2 : index
+        %s = memref.alloc() : {L1}
+        air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%s, %e=%p, %f=%q) : {L1}, {L3}, {L3} {{
+          %k0 = arith.constant 0 : index
+          %k1 = arith.constant 1 : index
+          %k16 = arith.constant 16 : index
+          %one = arith.constant 1.0 : f32
+          %own = arith.muli %tx, STEP : index
+          scf.for %i = %k0 to %k16 step %k1 {{
+            %at = arith.addi %own, %i : index
+            memref.store %one, %m[%at] : {L1}
+          }}
+        }}
+        memref.dealloc %s : {L1}
+      }}"""
+
+INTERLEAVED = f"""{allocated("m", L2)}
+      %even = air.dma_memcpy_nd async [%t_m] (%m[%c0, %c0] [%c32, %c1] [%c2, %c1], %a[%c0] [%c32] [%c1]) : ({L2}, {L3})
+      %odd = air.dma_memcpy_nd async [%t_m] (%m[%c0, %c1] [%c32, %c1] [%c2, %c1], %a[%c32] [%c32] [%c1]) : ({L2}, {L3})
+      %out = air.dma_memcpy_nd async [%even, %odd] (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+      {given_back("m", L2, "%out")}"""
+
+WRITTEN_WHILE_READ = f"""{allocated("m", L2)}
+      %in = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+      %out = air.dma_memcpy_nd async [%in] (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+      %again = air.dma_memcpy_nd async [WAIT] (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+      {given_back("m", L2, "%again, %out")}"""
+
+SYNCHRONOUS = f"""
+      %m = memref.alloc() : {L2}
+      air.dma_memcpy_nd (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+      air.dma_memcpy_nd (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+      memref.dealloc %m : {L2}"""
+
+LOOP = f"""{allocated("m", L2)}
+      %last = scf.for %i = %c0 to %c2 step %c1 iter_args(%t = %t_m) -> (!air.async.token) {{
+        %in = air.dma_memcpy_nd async [%t] (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+        %out = air.dma_memcpy_nd async [%in] (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+        scf.yield %out : !air.async.token
+      }}
+      {given_back("m", L2, "%last")}"""
+
+CHANNEL = """
+  air.channel @c []
+""" + function("by_channel", herd(f"""
+        %m = memref.alloc() : {HALF}
+        %first = arith.cmpi eq, %tx, %k0 : index
+        scf.if %first {{
+          air.dma_memcpy_nd (%m[] [] [], %e[%k0] [%k32] [%k1]) : ({HALF}, {L3})
+          air.dma_memcpy_nd (%f[%k0] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+          air.channel.put @c[] (%m[] [] []) : ({HALF})
+        }} else {{
+          air.channel.get @c[] (%m[] [] []) : ({HALF})
+          air.dma_memcpy_nd (%f[%k16] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        }}
+        memref.dealloc %m : {HALF}""", "%c2"))  # fmt: skip
+
+LAUNCHES = f"""
+  func.func @two_launches(%x: {L3}, %y: {L3}) {{
+    %one = air.launch async () in () args(%a=%x, %b=%y) : {L3}, {L3} {{
+      air.dma_memcpy_nd (%b[] [] [], %a[] [] []) : ({L3}, {L3})
+    }}
+    %two = air.launch async [WAIT] () in () args(%a=%y, %b=%x) : {L3}, {L3} {{
+      air.dma_memcpy_nd (%b[] [] [], %a[] [] []) : ({L3}, {L3})
+    }}
+    air.wait_all [%one, %two]
+    return
+  }}"""
+
+TWO = "%n2 = arith.constant 2 : index"
+GRID = "(%i) in (%n=%n2)"
+
+
+def points(offset: str) -> str:
+    return f"air.dma_memcpy_nd (%b[{offset}] [%c32] [%c1], %a[%c0] [%c32] [%c1]) : ({L3}, {L3})"
+
+
+RACES = {
+    "lost_token": (function("lost_token", through_l2("%t_m", "%in, %out")), "reads element 0 of %alloc", "writes"),
+    "written_while_read": (
+        function("written_while_read", WRITTEN_WHILE_READ.replace("WAIT", "%in")), "writes element 0 of %alloc", "reads"),
+    "freed_while_read": (function("freed_while_read", through_l2("%in", "%in")), "writes element 0 of %alloc", "reads"),
+    "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %k16 : index"), "%c2")), "writes element 16 of %y", "writes"),
+    "points": (function("points", "%o = arith.muli %i, %c16 : index\n" + points("%o"), GRID, TWO), "element 16 of %y", "writes"),
+    "execute": (function("execute", herd(asynchronous_tile("%t_m"))), "of %alloc", "writes"),
+    "unawaited": (function("unawaited", herd(plain_tile("", "air.wait_all [%in]"))), "reads element 1 of %m", "writes"),
+    "herds": (function("herds", two_herds("")), "writes element 32 of %y", "writes"),
+    "shared_l1": (function("shared_l1", SHARED_L1.replace("STEP", "%k1")), "writes element 1 of %s", "writes"),
+    "two_launches": (LAUNCHES.replace("WAIT", ""), "element 0 of %y", "writes"),
+}  # fmt: skip
+
+CLEAN = {
+    "with_token": function("with_token", through_l2("%in", "%out")),
+    "read_then_written": function("read_then_written", WRITTEN_WHILE_READ.replace("WAIT", "%out")),
+    "tiles_apart": function("tiles_apart", herd(tile_copy("arith.muli %tx, %k32 : index"), "%c2")),
+    "points_apart": function("points_apart", "%o = arith.muli %i, %c32 : index\n" + points("%o"), GRID, TWO),
+    "execute_after": function("execute_after", herd(asynchronous_tile("%in"))),
+    "awaited": function("awaited", herd(plain_tile("air.wait_all [%in]", ""))),
+    "herds_in_turn": function("herds_in_turn", two_herds("%one")),
+    "shared_l1_apart": function("shared_l1_apart", SHARED_L1.replace("STEP", "%k16")),
+    "interleaved": function("interleaved", INTERLEAVED),
+    "synchronous": function("synchronous", SYNCHRONOUS),
+    "loop": function("loop", LOOP),
+    "by_channel": CHANNEL,
+    "two_launches_in_turn": LAUNCHES.replace("WAIT", "%one").replace(
+        "@two_launches", "@two_launches_in_turn"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def library(program):
+    texts = [text for text, *_ in RACES.values()] + list(CLEAN.values())
+    return program("module {" + "\n".join(texts) + "}", options=virtual_npu.BuildOptions(checks=True))
+
+
+def call(library, entry, seed=0):
+    x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
+    result = library.run(entry, [x.ctypes.data, y.ctypes.data], virtual_npu.RunOptions(seed=seed))
+    assert result.notes == ()
+    return x, y
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_a_race_is_told_with_both_sides(library, name):
+    _, what, how = RACES[name]
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError) as caught:
+        call(library, name)
+    assert caught.value.kind == "race"
+    message = str(caught.value)
+    assert re.search(
+        rf"line \d+: [\w.]+.*: data race: this .*{re.escape(what)}\b.*, which line \d+: [\w.]+.* {how}, and nothing",
+        message,
+    ), message
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_a_race_is_found_whatever_the_schedule(library, name):
+    for seed in range(1, 6):
+        with pytest.raises(virtual_npu.VirtualNpuRuntimeError) as caught:
+            call(library, name, seed)
+        # Where the read comes first, it also reads what nobody wrote.
+        assert caught.value.kind in ("race", "uninitialised"), str(caught.value)
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_same_program_with_its_order_is_clean(library, name):
+    once = call(library, name)
+    for seed in range(1, 9):
+        for first, again in zip(once, call(library, name, seed), strict=True):
+            np.testing.assert_array_equal(first, again)
+
+
+def test_a_race_between_tiles_names_both(library):
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=r"in herd @h \(1, 0\).*in herd @h \(0, 0\)"):
+        call(library, "tiles")
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=r"launch \([01]\).*launch \([01]\)"):
+        call(library, "points")
