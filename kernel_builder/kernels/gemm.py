@@ -31,8 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.buffers import Buffer
+from kernel_builder.buffers import Buffer, View
 from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
+from kernel_builder.dtypes import DType
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
@@ -43,6 +44,8 @@ BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""
 MAX_TILE_M, MAX_TILE_N = 32, 128
 """Upstream's best tile for a bf16 result rounded once: a larger one leaves no L1 for the rounded copy."""
+MAX_TILE_M_F32 = 64
+"""Upstream's best for an f32 result, which has no such copy."""
 MAX_TILE_K_L1, MAX_TILE_K_L2 = 32, 256
 
 
@@ -56,6 +59,7 @@ class Tiles:
     tile_n: int
     herd_m: int
     herd_n: int
+    out: DType = bf16
 
     @property
     def l2_m(self) -> int:
@@ -71,13 +75,19 @@ class Tiles:
     def l1_bytes(self) -> int:
         """L1 of one core: f32 accumulator, its bf16 copy, and a and b twice (the compiler double-buffers)."""
         inputs = (self.tile_m + self.tile_n) * self.tile_k_l1 * bf16.itemsize
-        return self.tile_m * self.tile_n * (f32.itemsize + bf16.itemsize) + 2 * inputs
+        copy = 0 if self.out is f32 else self.out.itemsize
+        return self.tile_m * self.tile_n * (f32.itemsize + copy) + 2 * inputs
 
     @property
     def l2_bytes(self) -> int:
         """L2 of the segment: a, b twice, c once."""
         inputs = (self.l2_m + self.l2_n) * self.tile_k_l2 * bf16.itemsize
-        return self.l2_m * self.l2_n * bf16.itemsize + 2 * inputs
+        return self.l2_m * self.l2_n * self.out.itemsize + 2 * inputs
+
+    @property
+    def max_tile_m(self) -> int:
+        """The highest tile whose buffers fit L1 beside the widest."""
+        return MAX_TILE_M_F32 if self.out is f32 else MAX_TILE_M
 
 
 def blocks(extent: int, most_cores: int, widest: int) -> int:
@@ -102,7 +112,7 @@ def nearest(extent: int, step: int, serves: Callable[[int], bool]) -> int:
     return next(candidate for candidate in around if candidate > 0 and serves(candidate))
 
 
-def choose_tiles(m: int, k: int, n: int, **given: int | None) -> Tiles:
+def choose_tiles(m: int, k: int, n: int, out: DType = bf16, **given: int | None) -> Tiles:
     """The largest tiles that divide the shape, with what is given kept; the K tiles depend on k alone.
 
     Raises IllegalShapeError, with the nearest legal numbers, for a shape or tile that cannot be served.
@@ -114,13 +124,15 @@ def choose_tiles(m: int, k: int, n: int, **given: int | None) -> Tiles:
     herd_m = given.get("herd_m") or _spread("m", m, given.get("tile_m"), NPU2.columns)
     herd_n = given.get("herd_n") or _spread("n", n, given.get("tile_n"), NPU2.rows)
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
+    highest = MAX_TILE_M_F32 if out is f32 else MAX_TILE_M
     tiles = Tiles(
-        tile_m=given.get("tile_m") or _tile("m", m, herd_m, MAX_TILE_M),
+        tile_m=given.get("tile_m") or _tile("m", m, herd_m, highest),
         tile_k_l2=given.get("tile_k_l2") or largest_divisor(k, max(MAX_TILE_K_L2, tile_k_l1), tile_k_l1),
         tile_k_l1=tile_k_l1,
         tile_n=given.get("tile_n") or _tile("n", n, herd_n, MAX_TILE_N),
         herd_m=herd_m,
         herd_n=herd_n,
+        out=out,
     )
     _check(tiles, m, k, n)
     return tiles
@@ -163,7 +175,7 @@ def _check(tiles: Tiles, m: int, k: int, n: int) -> None:
     if tiles.l1_bytes > NPU2.l1_budget:
         raise IllegalShapeError(
             f"gemm: tiles {tiles.tile_m}x{tiles.tile_k_l1}x{tiles.tile_n} take {tiles.l1_bytes} bytes of L1, "
-            f"{NPU2.l1_budget} are free on a core; use at most {MAX_TILE_M}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
+            f"{NPU2.l1_budget} are free on a core; use at most {tiles.max_tile_m}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
         )
     if tiles.l2_bytes > NPU2.l2_total_bytes:
         raise IllegalShapeError(
@@ -198,16 +210,21 @@ def build(
         herd_m=herd_m,
         herd_n=herd_n,
     )
-    kernel = Kernel("gemm")
+    return product("gemm", m, k, n, tiles)
+
+
+def product(name: str, m: int, k: int, n: int, tiles: Tiles) -> KernelModule:
+    """The kernel with these tiles; c has their element type, bf16 or f32."""
+    kernel = Kernel(name)
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
     b = kernel.argument("b", (k, n), bf16, Role.WEIGHT)
-    c = kernel.argument("c", (m, n), bf16, Role.OUTPUT)
+    c = kernel.argument("c", (m, n), tiles.out, Role.OUTPUT)
     with kernel.launch(m // tiles.l2_m, n // tiles.l2_n) as (li, lj), kernel.segment("gemm_segment"):
         rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
         columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
         l2_a = kernel.alloc(L2, (tiles.l2_m, tiles.tile_k_l2), bf16, "l2_a")
         l2_b = kernel.alloc(L2, (tiles.tile_k_l2, tiles.l2_n), bf16, "l2_b")
-        l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), bf16, "l2_c")
+        l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), tiles.out, "l2_c")
         slab = (tiles.tile_n // BLOCK, tiles.tile_m // BLOCK, BLOCK, BLOCK)
         accumulator = kernel.alloc(L1, (tiles.herd_m, tiles.herd_n, *slab), f32, "accumulator")
         _clear(kernel, tiles, accumulator)
@@ -217,7 +234,7 @@ def build(
             kernel.dma(l2_b, b[depth, columns])
             _accumulate(kernel, tiles, l2_a, l2_b, accumulator)
         _drain(kernel, tiles, accumulator, l2_c)
-        kernel.dma(c[rows, columns], l2_c)
+        _send(kernel, tiles, c[rows, columns], l2_c)
     return kernel.finish()
 
 
@@ -251,24 +268,36 @@ def _accumulate(kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumu
 
 
 def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> None:
-    """c = accumulator, rounded to bf16 once, back in row-major order."""
+    """c = accumulator, unless it is f32 rounded once, back in row-major order."""
     with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
         m, n = tiles.tile_m // BLOCK, tiles.tile_n // BLOCK
-        rounded = kernel.alloc(L1, (n, m, BLOCK, BLOCK), bf16, "rounded")
-        for j in kernel.loop(n):
-            for i in kernel.loop(m):
-                kernel.store(rounded[j, i], kernel.load(accumulator[tx, ty, j, i]).to(bf16))
+        result: View = accumulator[tx, ty]
+        if tiles.out is not f32:
+            result = kernel.alloc(L1, (n, m, BLOCK, BLOCK), tiles.out, "rounded")
+            for j in kernel.loop(n):
+                for i in kernel.loop(m):
+                    kernel.store(result[j, i], kernel.load(accumulator[tx, ty, j, i]).to(tiles.out))
         own_rows = slice(tx * tiles.tile_m, tx * tiles.tile_m + tiles.tile_m)
         own_columns = slice(ty * tiles.tile_n, ty * tiles.tile_n + tiles.tile_n)
         # (n, m, 8, 8) walked as (rows, n, 8): the m blocks of 8 rows are one run of rows, 8 elements apart.
-        row_order = rounded.reshape(n, tiles.tile_m, BLOCK).permute(1, 0, 2)
+        row_order = result.reshape(n, tiles.tile_m, BLOCK).permute(1, 0, 2)
         kernel.dma(l2_c[own_rows, own_columns], row_order)
+
+
+def _send(kernel: Kernel, tiles: Tiles, c: View, l2_c: Buffer) -> None:
+    """c: L2 -> L3. One descriptor holds a bf16 block; of an f32 one, the rows that one row of cores made."""
+    if tiles.out is not f32:
+        kernel.dma(c, l2_c)
+        return
+    for at in kernel.loop(0, tiles.l2_m, tiles.tile_m):
+        rows = slice(at, at + tiles.tile_m)
+        kernel.dma(c[rows, :], l2_c[rows, :])
 
 
 def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product accumulated in f32 by numpy, rounded once to bf16."""
-    product = arrays["a"].astype(np.float32) @ arrays["b"].astype(np.float32)
-    return {"c": product.astype(bf16.numpy)}
+    exact = arrays["a"].astype(np.float32) @ arrays["b"].astype(np.float32)
+    return {"c": exact.astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:

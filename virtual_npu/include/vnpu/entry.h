@@ -9,17 +9,19 @@
 
 namespace vnpu {
 
-// The mode registers (rounding, saturation) of the core that executes external kernels on this thread. Reset when
-// made, given back when destroyed, so that no kernel sees what another tile left behind. Kernels that do not include
-// the host AIE API have none.
+// The mode registers (rounding, saturation) of the core that executes on this thread: those that external kernels set
+// and, where a build follows them, all code rounds by. Kernels that do not include the host AIE API have none.
 extern "C" __attribute__((weak)) uint32_t aie_host_exchange_modes(uint32_t next);
 
 inline uint32_t exchange_modes(uint32_t next) { return aie_host_exchange_modes ? aie_host_exchange_modes(next) : 0; }
 
+// What they hold when a core starts: 0 after power-up (floor), 6 where the program sets conv_even first.
+constexpr uint32_t kFloor = 0, kConvEven = 6;
+
 // Of a tile that runs to its end on one thread: its registers are in place as long as this lives.
 class CoreModes {
  public:
-  CoreModes() : outer_(exchange_modes(0)) {}
+  explicit CoreModes(uint32_t first = kFloor) : outer_(exchange_modes(first)) {}
   CoreModes(const CoreModes &) = delete;
   ~CoreModes() { exchange_modes(outer_); }
 
@@ -27,15 +29,16 @@ class CoreModes {
   uint32_t outer_;
 };
 
-// Of a tile that takes turns with others: its registers, in `word`, are in place during one call.
-template <class Call>
-inline auto with_modes(uint32_t &word, Call call) {
-  struct Swap {
-    uint32_t &word, outer;
-    ~Swap() { word = exchange_modes(outer); }
-  } const swap{word, exchange_modes(word)};
-  return call();
-}
+// Of a tile that takes turns with others: its registers, kept in `word` meanwhile, are in place as long as this lives.
+class CoreTurn {
+ public:
+  explicit CoreTurn(uint32_t &word) : word_(word), outer_(exchange_modes(word)) {}
+  CoreTurn(const CoreTurn &) = delete;
+  ~CoreTurn() { word_ = exchange_modes(outer_); }
+
+ private:
+  uint32_t &word_, outer_;
+};
 
 // How a run executes; virtual_npu/library.py has the same structs.
 struct RunOptions {

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "vnpu/arith.h"
+#if defined(VNPU_BFP16)
+#include "vnpu/bfp16.h"
+#endif
 
 namespace vnpu {
 
@@ -83,11 +86,37 @@ VNPU_INLINE void contract_rows(const float *a, const Vec<float, N> *b, Vec<float
   }
 }
 
+#if defined(VNPU_BFP16)
+// The compiler for the NPU takes 8x8x8 and 4x8x8 products of bf16 into f32 through bfp16, and no others (mlir-aie,
+// test/Conversion/AIEVecToLLVM/matmul-aie2p.mlir). It sets conv_even on every core that has one (pull request 2984).
+template <int B, int M, int N, int K, class TA, class TB, class TC>
+inline constexpr bool is_bfp16_product = B == 1 && (M == 8 || M == 4) && N == 8 && K == 8 && same_type<TA, bf16> &&
+                                         same_type<TB, bf16> && same_type<TC, float>;
+
+template <int M>
+VNPU_INLINE Vec<float, M * 8> contract_bfp16(const Vec<bf16, M * 8> &a, const Vec<bf16, 64> &b,
+                                             const Vec<float, M * 8> &c) {
+  const Lanes<bf16, M * 8> x(a);
+  const Lanes<bf16, 64> y(b);
+  Vec<float, 8> rows[M];
+  split_rows<8>(c, rows);
+  bfp16::Row sums[M];
+  for (int m = 0; m < M; ++m) sums[m] = rows[m].v;
+  bfp16::multiply_add<bfp16::NearestEven, M>(&x.at[0].bits, &y.at[0].bits, sums);
+  for (int m = 0; m < M; ++m) rows[m].v = sums[m];
+  return join_rows<M * 8>(rows);
+}
+#endif
+
 template <int B, int M, int N, int K, class TA, class TB, class TC>
 VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
                                         const Vec<TC, B * M * N> &c) {
   constexpr bool float_a = same_type<TA, float> || is_narrow_float<TA>;
   constexpr bool float_c = same_type<TC, float> || is_narrow_float<TC>;
+#if defined(VNPU_BFP16)
+  if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract_bfp16<M>(a, b, c);
+  else
+#endif
   if constexpr (float_a && float_c) {
     // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
     Lanes<float, B * M * K> x(widen(a));

@@ -238,7 +238,7 @@ VNPU_INLINE Vec<float, N> widen(const Vec<T, N> &a) {
   }
 }
 
-// float lanes rounded to T: one rounding, to nearest, ties to even.
+// float lanes rounded to T: one rounding, as round_bf16 and round_f16 do it.
 template <class T, int N>
 VNPU_INLINE Vec<T, N> narrow(const Vec<float, N> &a) {
   if constexpr (same_type<T, float>) {
@@ -246,6 +246,12 @@ VNPU_INLINE Vec<T, N> narrow(const Vec<float, N> &a) {
   } else if constexpr (same_type<T, f16>) {
     return each<f16>([](float x) { return round_f16(x); }, a);
   } else if constexpr (is_leaf<float, N>) {
+#if defined(VNPU_ROUND_FLOOR)
+    using aie::rounding_mode, aie::host::modes;
+    const auto down = [](float x) { return bf16{aie::host::round_bf16(x, rounding_mode::floor)}; };
+    if (modes.rounding == rounding_mode::floor) return each<bf16>(down, a);
+    if (modes.rounding != rounding_mode::conv_even) return each<bf16>([](float x) { return round_bf16(x); }, a);
+#endif
     typedef uint32_t U __attribute__((vector_size(N * 4)));
     const U u = (U)a.v;
     const U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

@@ -3,6 +3,12 @@
 
 #include "elementary.hpp"
 
+// As on the device a kernel asks for it; the virtual NPU grants it where it is built for the device's numbers.
+#if defined(VNPU_BFP16) && AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16
+#define AIE_HOST_BFP16 1
+#include "vnpu/bfp16.h"
+#endif
+
 namespace aie {
 namespace host {
 
@@ -44,6 +50,32 @@ constexpr bool is_mmul_shape() {
   else
     return one_of_shapes<M, K, N>({{4, 2, 8}, {4, 4, 8}, {4, 4, 4}, {8, 2, 8}, {4, 1, 8}});
 }
+
+#if defined(AIE_HOST_BFP16)
+// Block shapes that the device takes through bfp16; the others stay exact.
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+inline constexpr bool is_bfp16_product = std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> &&
+                                         (M == 8 || M == 4) && K == 8 && N == 8;
+
+// The conversion to bfp16 in the core's rounding mode, whichever it is; of the usual one there is a faster form.
+struct CoreRounding {
+  static vnpu::bfp16::Row round(const vnpu::bfp16::Row& v, const vnpu::bfp16::Ints& exponent) {
+    const vnpu::bfp16::Row step = (vnpu::bfp16::Row)exponent * 0x1p-6f;
+    vnpu::bfp16::Row out;
+    for (unsigned i = 0; i < vnpu::bfp16::kBlock; ++i) out[i] = round_to_step(v[i], step[i]);
+    return out;
+  }
+
+ private:
+  static float round_to_step(float v, float step) {
+    const float steps = __builtin_fabsf(v) / step, whole = __builtin_truncf(steps);
+    if (!(steps < 256)) return v;  // an infinity or a NaN, whose block becomes NaN anyway
+    const bool negative = __builtin_signbit(v), odd = unsigned(whole) & 1;
+    const float moved = whole + float(round_up<unsigned>(modes.rounding, steps - whole, 0.5f, odd, negative));
+    return (negative ? -moved : moved) * step;
+  }
+};
+#endif
 
 }  // namespace host
 
@@ -87,6 +119,17 @@ struct mmul {
   }
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
+#if defined(AIE_HOST_BFP16)
+    if constexpr (host::is_bfp16_product<M, K, N, TypeA, TypeB>) {
+      const auto x = a.data;
+      const auto y = b.data;
+      const auto left = (const std::uint16_t*)&x, right = (const std::uint16_t*)&y;
+      using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
+      if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, rows_.row);
+      else multiply_add<host::CoreRounding, M>(left, right, rows_.row);
+      return;
+    }
+#endif
     const auto left = host::factor<tag, size_A>(a);
     const auto right = host::factor<tag, size_B>(b);
     lane_type a_lane[size_A];

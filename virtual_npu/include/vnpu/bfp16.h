@@ -1,0 +1,135 @@
+// Products of bf16 blocks through block floating point, as AIE2P makes them (its type bfp16ebs8).
+//
+// Eight numbers along K share one exponent, that of the largest; each keeps a two's complement mantissa of 8 bits
+// in units of 2^(exponent - 6). Blocks are the rows of the left factor and the columns of the right one. The
+// products of two blocks are summed exactly, and the sum is added to the f32 accumulator with one rounding.
+//
+// From public sources: the format (mlir-air, programming_examples/matrix_multiplication/bfp16/bfp16_utils.py), which
+// products take this way (aie_api, detail/aie2p/mmul_bf16_bf16.hpp; mlir-aie, AIEVecToLLVM/matmul-aie2p.mlir), and that
+// the conversion obeys the rounding mode of the core (mlir-aie, pull request 3442). Not published, hence ours:
+// - a mantissa that rounds up to 128 becomes 127, which is as near; the exponent of the block stays;
+// - a block with an infinity or a NaN is all NaN, so that it shows;
+// - an all-zero or subnormal block has the lowest normal exponent;
+// - -128 in the block of the highest exponent, 2^128, is -inf, as f32 has no such number;
+// - the sum of a block's products is not rounded before it meets the accumulator.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+namespace vnpu::bfp16 {
+
+constexpr int kBlock = 8;
+typedef float Row __attribute__((vector_size(4 * kBlock)));
+typedef int32_t Ints __attribute__((vector_size(4 * kBlock)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kBlock)));
+
+#define VNPU_BFP16_INLINE __attribute__((always_inline)) inline
+
+constexpr int32_t exponent_bits(int biased) { return biased << 23; }
+
+// v to the nearest multiple of 2^(exponent - 6), ties to even; `exponent` is in place, as in the bits of an f32.
+struct NearestEven {
+  static VNPU_BFP16_INLINE Row round(Row v, Ints exponent) {
+    // Beside 1.5 * 2^(exponent + 17) an f32 has exactly the steps wanted.
+    const Row magic = (Row)((exponent + exponent_bits(17)) | 0x400000);
+    return v + magic - magic;
+  }
+};
+
+// Above it the steps of NearestEven leave the range of f32; such blocks are converted 2^-64 times as large.
+constexpr int32_t kHighest = exponent_bits(200), kInfinite = exponent_bits(255);
+
+VNPU_BFP16_INLINE bool any(Ints flags) {
+  int64_t words[4];
+  memcpy(words, &flags, sizeof(words));
+  return (words[0] | words[1] | words[2] | words[3]) != 0;
+}
+
+template <class Rounding>
+VNPU_BFP16_INLINE Row mantissas(Row v, Ints exponent) {
+  const Row rounded = Rounding::round(v, exponent), top = (Row)(exponent | 0x7e0000);  // 127 steps
+  return rounded > top ? top : rounded;
+}
+
+// Converts 8 blocks, which run down the columns, in place: each number becomes what bfp16 keeps of it.
+template <class Rounding>
+VNPU_BFP16_INLINE void convert(Row (&rows)[kBlock]) {
+  Ints exponent = exponent_bits(1) - Ints{};
+  for (const Row &row : rows) {
+    const Ints found = (Ints)row & kInfinite;
+    exponent = found > exponent ? found : exponent;
+  }
+  if (!any(exponent > kHighest)) [[likely]] {
+    for (Row &row : rows) row = mantissas<Rounding>(row, exponent);
+    return;
+  }
+  const Ints high = exponent > kHighest;
+  const Row down = high ? 0x1p-64f - Row{} : 1.0f - Row{}, up = high ? 0x1p64f - Row{} : 1.0f - Row{};
+  const Ints nan = (exponent == kInfinite) & 0x7fc00000;
+  for (Row &row : rows) {
+    row = mantissas<Rounding>(row * down, exponent - (high & exponent_bits(64))) * up;
+    row = (Row)((Ints)row | nan);
+  }
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define VNPU_BFP16_SHUFFLE 1
+#endif
+#endif
+
+VNPU_BFP16_INLINE void transpose(Halves (&rows)[kBlock]) {
+#if defined(VNPU_BFP16_SHUFFLE)
+  // Three times: rows i and i + 4 interleave, and so become rows 2i and 2i + 1.
+#pragma GCC unroll 3
+  for (int step = 0; step < 3; ++step) {
+    Halves next[kBlock];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      next[2 * i] = __builtin_shufflevector(rows[i], rows[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    memcpy(rows, next, sizeof(next));
+  }
+#else
+  for (int i = 0; i < kBlock; ++i)
+    for (int j = 0; j < i; ++j) {
+      const uint16_t below = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = below;
+    }
+#endif
+}
+
+VNPU_BFP16_INLINE void widen(const Halves (&bits)[kBlock], Row (&rows)[kBlock]) {
+  for (int i = 0; i < kBlock; ++i) rows[i] = (Row)(__builtin_convertvector(bits[i], Ints) << 16);
+}
+
+// c += a b; a: Rows x 8 (4 or 8 rows), b: 8 x 8, both bf16 by their bits and row by row; c: Rows rows of 8.
+template <class Rounding, int Rows>
+VNPU_BFP16_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c) {
+  Halves bits[kBlock] = {};
+  Row left[kBlock], right[kBlock];
+  memcpy(bits, a, Rows * sizeof(Halves));
+  transpose(bits);
+  widen(bits, left);
+  convert<Rounding>(left);
+  memcpy(bits, b, sizeof(bits));
+  widen(bits, right);
+  convert<Rounding>(right);
+  // In memory a broadcast of one factor is free; out of a register it costs a shuffle.
+  float factor[kBlock][kBlock];
+  memcpy(factor, left, sizeof(factor));
+  asm("" : "+m"(factor));
+#pragma GCC unroll 8
+  for (int m = 0; m < Rows; ++m) {
+    // Mantissas of 8 bits: every product and partial sum is exact in f32.
+    Row sum = factor[0][m] * right[0];
+#pragma GCC unroll 8
+    for (int k = 1; k < kBlock; ++k) sum += factor[k][m] * right[k];
+    c[m] += sum;
+  }
+}
+
+}  // namespace vnpu::bfp16
