@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from xdsl.dialects.builtin import BoolAttr, IntegerAttr, VectorType
+from xdsl.dialects.builtin import IntegerAttr, VectorType
 from xdsl.ir import Operation
 
 from virtual_npu.codegen import types
@@ -120,7 +120,7 @@ def _scan(body: Body, op: Operation) -> None:
     source, initial = op.operands
     dim, inclusive = attribute(op, "reduction_dim"), attribute(op, "inclusive")
     assert isinstance(dim, IntegerAttr)
-    assert isinstance(inclusive, BoolAttr | IntegerAttr)
+    assert isinstance(inclusive, IntegerAttr)
     shape, axis = shape_of(source), dim.value.data
     scalar, count = types.scalar(types.element(source.type)), prod(shape)
     kept = [d for d in range(len(shape)) if d != axis]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import BoolAttr, IntegerAttr, VectorType
+from xdsl.dialects.builtin import IntegerAttr, VectorType
 from xdsl.ir import Operation
 
 from air_dialect.upstream_math import PREDICATES
@@ -91,5 +91,5 @@ def _size_of(body: Body, op: Operation) -> None:
 @emits("index.bool.constant")
 def _bool_constant(body: Body, op: Operation) -> None:
     value = attribute(op, "value")
-    assert isinstance(value, BoolAttr | IntegerAttr)
+    assert isinstance(value, IntegerAttr)
     body.alias(op.results[0], "true" if value.value.data else "false")
