@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from virtual_npu import knobs
 from virtual_npu.commands import COMMANDS
@@ -13,7 +15,7 @@ from virtual_npu.commands.common import Parser
 from virtual_npu.commands.reporting import print_error
 from virtual_npu.errors import ResourceError, VirtualNpuError, VirtualNpuRuntimeError
 
-USER_ERROR, RUN_ERROR, INTERRUPTED = 2, 1, 130
+USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,9 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return RUN_ERROR if isinstance(error, VirtualNpuRuntimeError | ResourceError) else USER_ERROR
     except BrokenPipeError:
         return 0
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        print_error(_defect(error), "--json" in words)
+        return DEFECT
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
+
+
+def _defect(error: Exception) -> VirtualNpuError:
+    """What to say of an error that nobody expected."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return VirtualNpuError(
+        f"a defect of the virtual NPU: {what} ({Path(frame.filename).name}:{frame.lineno}); please "
+        "report it with the program; `python -X dev -m virtual_npu` shows where it comes from"
+    )
 
 
 if __name__ == "__main__":

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from virtual_npu.arrays import Array
 from virtual_npu.comparison import Difference, first_difference
-from virtual_npu.errors import OptionError, VirtualNpuError
+from virtual_npu.errors import (
+    OptionError,
+    ParseError,
+    ResourceError,
+    UnsupportedOpError,
+    VirtualNpuRuntimeError,
+)
 from virtual_npu.library import Entry
 from virtual_npu.program import Program, read_text
 
@@ -30,7 +36,7 @@ class Dump:
 class Outcome:
     """What became of one dump.
 
-    verdict: `same`, `different`, `skipped` (past AIR), or the kind of the failure.
+    verdict: `same`, `different`, `skipped` (it cannot be run), or the kind of the failure.
     message: what differs or failed, in words; why it was skipped.
     """
 
@@ -49,7 +55,7 @@ def dumps(folder: Path) -> list[Dump]:
     if not folder.is_dir():
         raise OptionError(f"{folder} is no folder: give the one that `aircc --debug-ir` wrote its dumps to")
     found = [(path, _DUMP.fullmatch(path.name)) for path in sorted(folder.iterdir())]
-    listed = [Dump(path, int(match[1]), match[2] or "") for path, match in found if match]
+    listed = [Dump(path, int(match[1]), match[2] or path.stem) for path, match in found if match]
     if len(listed) < 2:
         raise OptionError(
             f"{folder} has {len(listed)} files pass_NNN_after_NAME.mlir: give a folder with at least two, "
@@ -67,48 +73,52 @@ def bisect(
 ) -> Iterator[Outcome]:
     """Run dumps in order, each on the same arguments; ends after the first that is not as the first file.
 
-    A dump past AIR (with operations of aie or airrt) is skipped, and all after it. Raises what running the
-    first file raises: without its outputs there is nothing to compare with.
+    One with an operation that is not executed is skipped; one past AIR (with operations of aie or airrt) too,
+    and all after it. Raises what running the first file raises, since without its outputs there is nothing to
+    compare with, and what has nothing to do with the dumps: no compiler, no source of a kernel.
     """
     first, *others = listed
-    reference = load(first.path)
-    found = reference.entry(entry)
-    given = arguments(found)
-    expected = reference.run(*given, entry=found.name).outputs
+    reference = _Reference(load(first.path), arguments, entry, tolerance)
     yield Outcome(first, "same")
     for number, dump in enumerate(others):
         lowered = _LOWERED.search(read_text(dump.path))
         if lowered:
-            yield from _skipped(others[number:], lowered[1])
+            why = f"past AIR from {lowered[1]} on, which the virtual NPU does not run"
+            yield from (Outcome(rest, "skipped", why) for rest in others[number:])
             return
-        outcome = _outcome(dump, load(dump.path), found, given, expected, tolerance)
+        outcome = reference.outcome(dump, load(dump.path))
         yield outcome
         if outcome.is_guilty:
             return
 
 
-def _skipped(rest: Iterable[Dump], op: str) -> Iterator[Outcome]:
-    for dump in rest:
-        yield Outcome(dump, "skipped", f"past AIR from {op} on, which the virtual NPU does not run")
+class _Reference:
+    """What the first file does."""
 
+    def __init__(self, program: Program, arguments: Arguments, entry: str | None, tolerance: float) -> None:
+        self.entry = program.entry(entry)
+        self.given = arguments(self.entry)
+        self.outputs = program.run(*self.given, entry=self.entry.name).outputs
+        self.fits = program.check(ping_pong=False).ok
+        self.tolerance = tolerance
 
-def _outcome(
-    dump: Dump,
-    program: Program,
-    entry: Entry,
-    given: Sequence[Array],
-    expected: Sequence[Array],
-    tolerance: float,
-) -> Outcome:
-    try:
-        found = program.entry(entry.name)
-        if found.arguments != entry.arguments:
-            return Outcome(dump, "arguments", f"@{entry.name} takes other arguments than in the first file")
-        outputs = program.run(*given, entry=entry.name).outputs
-        difference = first_difference(entry.arguments, expected, outputs, tolerance)
+    def outcome(self, dump: Dump, program: Program) -> Outcome:
+        try:
+            return self._compared(dump, program)
+        except UnsupportedOpError as error:
+            return Outcome(dump, "skipped", str(error))
+        except (VirtualNpuRuntimeError, ResourceError, ParseError) as error:
+            return Outcome(dump, error.kind, str(error))
+
+    def _compared(self, dump: Dump, program: Program) -> Outcome:
+        name = self.entry.name
+        found = program.library.entries.get(name)
+        if found is None or found.arguments != self.entry.arguments:
+            return Outcome(dump, "arguments", f"no @{name} takes the arguments of the first file")
+        if self.fits:
+            program.check(ping_pong=False).require()  # buffers stand as often as they are written
+        outputs = program.run(*self.given, entry=name).outputs
+        difference = first_difference(found.arguments, self.outputs, outputs, self.tolerance)
         if difference:
             return Outcome(dump, "different", str(difference), difference)
-        program.check().require()
-    except VirtualNpuError as error:
-        return Outcome(dump, error.kind, str(error))
-    return Outcome(dump, "same")
+        return Outcome(dump, "same")

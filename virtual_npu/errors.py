@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class VirtualNpuError(Exception):
     """Anything that keeps a program from being built or run."""
@@ -73,6 +75,8 @@ class VirtualNpuRuntimeError(VirtualNpuError):
 
     kind = "error"
     """What failed, in one word: one of `FAULTS`."""
+    record: dict[str, Any] | None = None
+    """What the run was asked to record, until it failed."""
 
 
 class VirtualNpuDeadlock(VirtualNpuRuntimeError):  # noqa: N818 - the name says it all
@@ -97,9 +101,10 @@ FAULTS = ("error", "deadlock", "race", "uninitialised", "outside", "freed", "mis
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
 
-def run_error(kind: int, message: str) -> VirtualNpuRuntimeError:
+def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:
     """The error for a run that ended with a `Failure::Kind`."""
     name = FAULTS[kind - 1]
     error = VirtualNpuDeadlock(message) if name == "deadlock" else VirtualNpuRuntimeError(message)
     error.kind = name
+    error.record = record
     return error

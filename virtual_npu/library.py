@@ -78,7 +78,7 @@ class Library:
         """Run an entry on buffers at these addresses, one per argument, in order.
 
         The caller keeps the buffers alive and of the sizes that `entries` tells. Raises
-        VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed.
+        VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed and what was recorded until then.
         """
         found = self.entries.get(entry)
         if found is None:
@@ -91,9 +91,10 @@ class Library:
         asked, report = _RunOptions(knobs.threads(), wanted, options.seed), _RunReport()
         status = function(arguments, ctypes.byref(asked), ctypes.byref(report))
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
+        found_out = json.loads(record) if record else None
         if status != 0:
-            raise run_error(status, f"{entry}: {message}")
-        return RunResult(tuple(notes.splitlines()), json.loads(record) if record else None)
+            raise run_error(status, f"{entry}: {message}", found_out)
+        return RunResult(tuple(notes.splitlines()), found_out)
 
     def _taken(self, address: int | None) -> str:
         """The text at an address, which the program gives away."""

@@ -129,13 +129,24 @@ class Program:
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 
-    def check(self, device: str = "npu2") -> Report:
-        """What the program takes of a device, against its limits; it is not built for that."""
-        import air_dialect
-        from virtual_npu.static.device import DEVICES
-        from virtual_npu.static import check
+    def check(self, device: str = "npu2", *, ping_pong: bool = True) -> Report:
+        """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
 
-        return check(air_dialect.parse(self.source.text, self.source.filename), DEVICES[device])
+        ping_pong: count the buffers twice that aircc may double. `virtual_npu.static.check` has more to
+        choose. Raises ParseError, and OptionError for a device that is not known.
+        """
+        from virtual_npu.static import DEVICES, check
+
+        if device not in DEVICES:
+            raise OptionError(f"device '{device}' is not known; choose one of: {', '.join(DEVICES)}")
+        source = self.source
+        return check(
+            source.text,
+            DEVICES[device],
+            ping_pong=ping_pong,
+            kernel_dirs=source.kernel_dirs,
+            filename=source.filename,
+        )
 
     def _can(self, **asked: bool) -> None:
         wanted = [name for name, on in asked.items() if on]

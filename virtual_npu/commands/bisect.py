@@ -74,18 +74,17 @@ def _followed(listed: Sequence[Dump], running: Iterable[Outcome]) -> list[Outcom
 
 
 def _lines(outcomes: Sequence[Outcome], guilty: Outcome | None) -> list[str]:
-    skipped = [outcome for outcome in outcomes if outcome.verdict == "skipped"]
-    run = outcomes[: len(outcomes) - len(skipped)]
-    lines = [f"{outcome.verdict:12}{outcome.dump.path.name}" for outcome in run]
-    if skipped:
-        names = skipped[0].dump.path.name, skipped[-1].dump.path.name
-        span = names[0] if len(skipped) == 1 else f"{names[0]} to {names[1]}"
-        lines.append(f"{'skipped':12}{span}: {skipped[0].message}")
+    lines = [_line(outcome) for outcome in outcomes]
     if guilty is None:
         return [*lines, "no pass changes the results"]
-    before = outcomes[outcomes.index(guilty) - 1].dump.path.name
+    before = [outcome for outcome in outcomes if outcome.verdict == "same"][-1].dump
     what = f"the results change: {guilty.message}" if guilty.difference else guilty.message
-    return [*lines, f"guilty: {guilty.dump.pass_name or guilty.dump.path.name} (after {before}): {what}"]
+    return [*lines, f"guilty: {guilty.dump.pass_name} (after {before.path.name}): {what}"]
+
+
+def _line(outcome: Outcome) -> str:
+    why = f": {outcome.message}" if outcome.verdict == "skipped" else ""
+    return f"{outcome.verdict:12}{outcome.dump.path.name}{why}"
 
 
 def _fields(outcomes: Sequence[Outcome], guilty: Outcome | None) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virtual_npu import sanitizers
 from virtual_npu.commands import common
 from virtual_npu.commands.reporting import print_json, print_table
-from virtual_npu.errors import OptionError
+from virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 
 if TYPE_CHECKING:
     from virtual_npu.arrays import Array
@@ -49,20 +51,36 @@ def _run(options: argparse.Namespace) -> int:
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
     given = common.arguments(options, entry)
-    result = program.run(
-        *given,
-        entry=entry.name,
-        perturb=options.perturb or 0,
-        seed=options.seed or 1,
-        stats=options.stats,
-        trace=options.trace is not None,
-    )
+    try:
+        with _interruptible():
+            result = program.run(
+                *given,
+                entry=entry.name,
+                perturb=options.perturb or 0,
+                seed=options.seed or 1,
+                stats=options.stats,
+                trace=options.trace is not None,
+            )
+    except VirtualNpuRuntimeError as error:
+        if options.trace and error.record:
+            _write_trace(options.trace, error.record)
+        raise
     if options.out:
         arrays.write(options.out, result.outputs)
-    if options.trace:
-        _write_trace(options.trace, result)
+    if options.trace and result.record:
+        _write_trace(options.trace, result.record)
     _report(options, entry, result)
     return 0
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the process at once: Python would not see it before the program has ended."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _check_combination(options: argparse.Namespace) -> None:
@@ -85,11 +103,11 @@ def _check_combination(options: argparse.Namespace) -> None:
         raise OptionError(f"--seed {options.seed} is no seed of a schedule: give a whole number from 1 on")
 
 
-def _write_trace(path: Path, result: Result) -> None:
+def _write_trace(path: Path, record: dict[str, Any]) -> None:
     from virtual_npu.arrays import write_whole
     from virtual_npu.record import chrome_trace
 
-    text = json.dumps(chrome_trace(result.record or {}))
+    text = json.dumps(chrome_trace(record))
     write_whole(path, lambda file: file.write(text.encode()))
 
 
