@@ -27,17 +27,19 @@ SHAPES: dict[str, Parameters] = {
     "swiglu": {"rows": 2, "cols": 16384, "herd_x": 2},
     "rope": {"rows": 8, "n_heads": 2, "head_dim": 32, "herd_x": 2},
     "flash_attention": {
-        **{"lq": 16, "lk": 64, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "lkp": 8},
-        **{"num_q_tiles": 2, "num_stages": 2},
+        **{"lq": 64, "lk": 64, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16},
+        **{"lqp": 16, "lkp": 8, "num_q_tiles": 2, "num_stages": 2},
     },
     "gemm": {
         **{"m": 32, "k": 64, "n": 16, "tile_m": 8, "tile_n": 8, "tile_k_l2": 32, "tile_k_l1": 8},
         **{"herd_m": 2, "herd_n": 2},
     },
-    "rms_norm": {"rows": 32, "cols": 32, "herd_x": 2},
+    "rms_norm": {"rows": 32, "cols": 32, "eps": 0.25, "herd_x": 2},
     "gemv": {"m": 16, "k": 64, "herd_m": 2, "tile_m": 4, "m_input": 2},
 }
 PATHS = sorted(FORMS.glob("*.mlir"))
+FOLDED = pytest.mark.xfail(strict=True, reason="not modelled: one put for several gets, or the reverse")
+CASES = [pytest.param(p.stem, marks=FOLDED if p.stem.endswith("_folded") else ()) for p in PATHS]
 
 
 def kernel_of(form: str) -> str:
@@ -77,7 +79,7 @@ def inputs(kernel: KernelModule, seed: int) -> list[Array]:
     ]
 
 
-@pytest.mark.parametrize("form", [path.stem for path in PATHS])
+@pytest.mark.parametrize("form", CASES)
 def test_form_gives_the_bits_of_the_kernel(form, built, run):
     kernel, library = built(kernel_of(form))
     arrays = inputs(kernel, seed=len(form))

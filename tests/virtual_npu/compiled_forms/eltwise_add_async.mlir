@@ -1,5 +1,5 @@
-// eltwise_add, rows=2 cols=8192 herd_x=2, after air-dependency: every operation on memory is asynchronous and names
-// what it waits for; both loops carry a token.
+// eltwise_add, rows=2 cols=8192 herd_x=2, after air-dependency: every operation on memory is asynchronous and
+// names what it waits for; both loops carry a token.
 module {
   func.func @eltwise_add_async(%a: memref<2x8192xbf16>, %b: memref<2x8192xbf16>, %out: memref<2x8192xbf16>) {
     %launched = air.launch async () in () args(%a_1=%a, %b_1=%b, %out_1=%out) : memref<2x8192xbf16>, memref<2x8192xbf16>, memref<2x8192xbf16> attributes {id = 1 : i32} {

@@ -1,6 +1,6 @@
-// eltwise_add, rows=2 cols=8192 herd_x=2, after air-dma-to-channel: the tiles only get and put; the other side of every
-// pair stands in the launch, hoisted out of herd and segment in loops of its own. The get of the result is written
-// before the segment that produces it.
+// eltwise_add, rows=2 cols=8192 herd_x=2, after air-dma-to-channel: the tiles only get and put; the other
+// side of every pair stands in the launch, hoisted out of herd and segment in loops of its own. The get of
+// the result is written before the segment that produces it.
 module {
   air.channel @eltwise_add_channels_0 [2, 1]
   air.channel @eltwise_add_channels_1 [2, 1]

@@ -1,5 +1,6 @@
-// eltwise_add, rows=2 cols=8192 herd_x=2, after air-fuse-alloc-dealloc and air-label-scf-for-to-ping-pong: a loop that
-// allocates its buffers, with the marks for the transformation to come (unroll, hoist_alloc), which do nothing yet.
+// eltwise_add, rows=2 cols=8192 herd_x=2, after air-fuse-alloc-dealloc and air-label-scf-for-to-ping-pong: a
+// loop that allocates its buffers, with the marks for the transformation to come (unroll, hoist_alloc), which
+// do nothing yet.
 module {
   air.channel @eltwise_add_labelled_0 [2, 1]
   air.channel @eltwise_add_labelled_1 [2, 1]

@@ -1,6 +1,6 @@
-// eltwise_add, rows=2 cols=8192 herd_x=2, after air-ping-pong-transform: two of every buffer, allocated before the loop
-// and freed after it; the loop takes two steps at once and carries four tokens: ping is free, pong is free, the last
-// consumer, the last producer.
+// eltwise_add, rows=2 cols=8192 herd_x=2, after air-ping-pong-transform: two of every buffer, allocated
+// before the loop and freed after it; the loop takes two steps at once and carries four tokens: ping is free,
+// pong is free, the last consumer, the last producer.
 module {
   air.channel @eltwise_add_pingpong_0 [2, 1]
   air.channel @eltwise_add_pingpong_1 [2, 1]

@@ -1,5 +1,6 @@
-// eltwise_add, rows=2 cols=8192 herd_x=2, after air-place-herds and air-renumber-dma: the ping-pong form with the place
-// of segment and herd. The get of the result is written after the segment here, and waits for the launch's begin only.
+// eltwise_add, rows=2 cols=8192 herd_x=2, after air-place-herds and air-renumber-dma: the ping-pong form with
+// the place of segment and herd. The get of the result is written after the segment here, and waits for the
+// launch's begin only.
 module {
   air.channel @eltwise_add_placed_0 [2, 1]
   air.channel @eltwise_add_placed_1 [2, 1]

@@ -1,5 +1,6 @@
-// flash_attention, lq=16 lk=64 n_heads=2 n_kv_heads=1 head_dim=16 lkp=8, 2 tiles of 2 stages, after air-ping-pong-transform:
-// the kernel's broadcast channels are one for each row or column of tiles; K and V are doubled in L2 and in L1.
+// flash_attention, lq=64 lk=64 n_heads=2 n_kv_heads=1 head_dim=16 lqp=16 lkp=8, 2 tiles of 2 stages, after
+// air-ping-pong-transform: the kernel's broadcast channels are one for each row or column of tiles; K and V
+// are doubled in L2 and in L1.
 #q_row = affine_map<()[s0] -> (s0 * 16)>
 #q_row8 = affine_map<()[s0] -> (s0 * 16 + 8)>
 #head = affine_map<()[s0] -> (s0 * 16)>
@@ -33,10 +34,10 @@ module {
   func.func private @attn_values_8x8x16(memref<64xbf16, 2>, memref<128xbf16, 2>, memref<128xf32, 2>) attributes {link_with = "attn_8x8x16.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=8 ATTN_HEAD_DIM=16 attn_init=attn_init_8x8x16 attn_scores=attn_scores_8x8x16 attn_causal_mask=attn_causal_mask_8x8x16 attn_softmax=attn_softmax_8x8x16 attn_values=attn_values_8x8x16 attn_merge=attn_merge_8x8x16 attn_store=attn_store_8x8x16", llvm.emit_c_interface}
   func.func private @attn_merge_8x8x16(memref<128xf32, 2>, memref<32xf32, 2>, memref<128xf32, 2>, memref<32xf32, 2>) attributes {link_with = "attn_8x8x16.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=8 ATTN_HEAD_DIM=16 attn_init=attn_init_8x8x16 attn_scores=attn_scores_8x8x16 attn_causal_mask=attn_causal_mask_8x8x16 attn_softmax=attn_softmax_8x8x16 attn_values=attn_values_8x8x16 attn_merge=attn_merge_8x8x16 attn_store=attn_store_8x8x16", llvm.emit_c_interface}
   func.func private @attn_store_8x8x16(memref<128xf32, 2>, memref<32xf32, 2>, memref<128xbf16, 2>) attributes {link_with = "attn_8x8x16.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=8 ATTN_HEAD_DIM=16 attn_init=attn_init_8x8x16 attn_scores=attn_scores_8x8x16 attn_causal_mask=attn_causal_mask_8x8x16 attn_softmax=attn_softmax_8x8x16 attn_values=attn_values_8x8x16 attn_merge=attn_merge_8x8x16 attn_store=attn_store_8x8x16", llvm.emit_c_interface}
-  func.func @flash_attention_pingpong(%q: memref<16x32xbf16>, %k: memref<64x16xbf16>, %v: memref<64x16xbf16>, %out: memref<16x32xbf16>) {
-    %c1 = arith.constant 1 : index
+  func.func @flash_attention_pingpong(%q: memref<64x32xbf16>, %k: memref<64x16xbf16>, %v: memref<64x16xbf16>, %out: memref<64x32xbf16>) {
     %c2 = arith.constant 2 : index
-    %launched = air.launch async (%lx, %ly) in (%lsx=%c1, %lsy=%c2) args(%q_1=%q, %out_1=%out, %k_1=%k, %v_1=%v) : memref<16x32xbf16>, memref<16x32xbf16>, memref<64x16xbf16>, memref<64x16xbf16> attributes {id = 1 : i32} {
+    %c4 = arith.constant 4 : index
+    %launched = air.launch async (%lx, %ly) in (%lsx=%c4, %lsy=%c2) args(%q_1=%q, %out_1=%out, %k_1=%k, %v_1=%v) : memref<64x32xbf16>, memref<64x32xbf16>, memref<64x16xbf16>, memref<64x16xbf16> attributes {id = 1 : i32} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %c4 = arith.constant 4 : index
@@ -51,8 +52,8 @@ module {
         %pos = affine.apply #head()[%ly]
         air.execute_terminator %pos : index
       }
-      %q_out0 = air.channel.put async [%row0_known, %head0_known] @flash_attention_pingpong_q_in[%c0] (%q_1[%row0, %head0] [%c8, %c16] [%c32, %c1]) {id = 1 : i32} : (memref<16x32xbf16>)
-      %result0 = air.channel.get async [%row0_known, %head0_known] @flash_attention_pingpong_out_l3[%c0] (%out_1[%row0, %head0] [%c8, %c16] [%c32, %c1]) {id = 2 : i32} : (memref<16x32xbf16>)
+      %q_out0 = air.channel.put async [%row0_known, %head0_known] @flash_attention_pingpong_q_in[%c0] (%q_1[%row0, %head0] [%c8, %c16] [%c32, %c1]) {id = 1 : i32} : (memref<64x32xbf16>)
+      %result0 = air.channel.get async [%row0_known, %head0_known] @flash_attention_pingpong_out_l3[%c0] (%out_1[%row0, %head0] [%c8, %c16] [%c32, %c1]) {id = 2 : i32} : (memref<64x32xbf16>)
       %row1_known, %row1 = air.execute -> (index) {
         %pos = affine.apply #q_row8()[%lx]
         air.execute_terminator %pos : index
@@ -61,8 +62,8 @@ module {
         %pos = affine.apply #head()[%ly]
         air.execute_terminator %pos : index
       }
-      %q_out1 = air.channel.put async [%row1_known, %head1_known] @flash_attention_pingpong_q_in[%c1] (%q_1[%row1, %head1] [%c8, %c16] [%c32, %c1]) {id = 3 : i32} : (memref<16x32xbf16>)
-      %result1 = air.channel.get async [%row1_known, %head1_known] @flash_attention_pingpong_out_l3[%c1] (%out_1[%row1, %head1] [%c8, %c16] [%c32, %c1]) {id = 4 : i32} : (memref<16x32xbf16>)
+      %q_out1 = air.channel.put async [%row1_known, %head1_known] @flash_attention_pingpong_q_in[%c1] (%q_1[%row1, %head1] [%c8, %c16] [%c32, %c1]) {id = 3 : i32} : (memref<64x32xbf16>)
+      %result1 = air.channel.get async [%row1_known, %head1_known] @flash_attention_pingpong_out_l3[%c1] (%out_1[%row1, %head1] [%c8, %c16] [%c32, %c1]) {id = 4 : i32} : (memref<64x32xbf16>)
       %kv0_known, %kv0 = air.execute -> (index) {
         %pos = affine.apply #kv_head()[%ly]
         air.execute_terminator %pos : index

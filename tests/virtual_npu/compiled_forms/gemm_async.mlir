@@ -1,5 +1,5 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-dependency: three herds that are
-// one in three phases wait for each other by token, and so do the transfers between L3, L2 and L1.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-dependency: three herds that
+// are one in three phases wait for each other by token, and so do the transfers between L3, L2 and L1.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

@@ -1,6 +1,6 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-dma-to-channel without broadcast:
-// a and b come to L2 and go on to every tile by a channel of its own, fed by a parallel loop in the segment's K loop.
-// The get of c stands first in the launch.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-dma-to-channel without
+// broadcast: a and b come to L2 and go on to every tile by a channel of its own, fed by a parallel loop in
+// the segment's K loop. The get of c stands first in the launch.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

@@ -1,5 +1,5 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-fuse-channels (aggressive): a and b
-// come to L2 over one channel, in turn; puts and gets alternate in the same order on both sides.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-fuse-channels (aggressive):
+// a and b come to L2 over one channel, in turn; puts and gets alternate in the same order on both sides.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

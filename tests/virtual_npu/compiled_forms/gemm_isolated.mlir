@@ -1,5 +1,6 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-isolate-async-dma-loop-nests: a and b
-// have a K loop each, and the herd has its own inside; nothing but channels ties the three together.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-isolate-async-dma-loop-
+// nests: a and b have a K loop each, and the herd has its own inside; nothing but channels ties the three
+// together.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

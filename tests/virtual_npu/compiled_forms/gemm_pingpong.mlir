@@ -1,5 +1,6 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-ping-pong-transform: two buffers each
-// for a and b in L2 and in L1, every loop over them unrolled by two with four tokens; broadcast by affine.if in between.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-ping-pong-transform: two
+// buffers each for a and b in L2 and in L1, every loop over them unrolled by two with four tokens; broadcast
+// by affine.if in between.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

@@ -1,5 +1,6 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-place-herds and air-renumber-dma: the
-// ping-pong form with the place of the segment and of its three herds, which is one place; ids count through the module.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-place-herds and air-
+// renumber-dma: the ping-pong form with the place of the segment and of its three herds, which is one place;
+// ids count through the module.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

@@ -1,6 +1,6 @@
-// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-split-l2-memref: every L2 buffer is
-// two, one for each row (a, c) or column (b) of tiles, so that it can stand in a memtile of its own; the channels to and
-// from L3 are bundles, and launch and segment serve each of their members apart.
+// gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-split-l2-memref: every L2
+// buffer is two, one for each row (a, c) or column (b) of tiles, so that it can stand in a memtile of its
+// own; the channels to and from L3 are bundles, and launch and segment serve each of their members apart.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

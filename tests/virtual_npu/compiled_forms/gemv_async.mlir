@@ -1,5 +1,5 @@
-// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-dependency: two loops, the inner one over the rows of one run of
-// results; positions in L3 are made in executes.
+// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-dependency: two loops, the inner one over the rows
+// of one run of results; positions in L3 are made in executes.
 #input = affine_map<()[s0, s1, s2] -> (s0 * 8 + s1 + s2)>
 #output = affine_map<()[s0, s1] -> (s0 * 8 + s1)>
 module {

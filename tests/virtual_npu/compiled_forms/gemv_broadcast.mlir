@@ -1,5 +1,5 @@
-// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-dma-to-channel with broadcast: one put of x reaches every tile. The
-// get is not in an affine.if, as canonicalize leaves it where the set holds all tiles.
+// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-dma-to-channel with broadcast: one put of x reaches
+// every tile. The get is not in an affine.if, as canonicalize leaves it where the set holds all tiles.
 #input = affine_map<()[s0, s1, s2] -> (s0 * 8 + s1 + s2)>
 #output = affine_map<()[s0, s1] -> (s0 * 8 + s1)>
 module {

@@ -1,4 +1,5 @@
-// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-dma-to-channel without broadcast: x is put once for every tile.
+// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-dma-to-channel without broadcast: x is put once for
+// every tile.
 #input = affine_map<()[s0, s1, s2] -> (s0 * 8 + s1 + s2)>
 #output = affine_map<()[s0, s1] -> (s0 * 8 + s1)>
 module {

@@ -1,5 +1,6 @@
-// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-ping-pong-transform: only the inner loop is doubled; the run of
-// results, allocated in the outer one, is filled by both of its halves, and x stays through both loops.
+// gemv, m=16 k=64 herd_m=2 tile_m=4 m_input=2, after air-ping-pong-transform: only the inner loop is doubled;
+// the run of results, allocated in the outer one, is filled by both of its halves, and x stays through both
+// loops.
 #input = affine_map<()[s0, s1, s2] -> (s0 * 8 + s1 + s2)>
 #output = affine_map<()[s0, s1] -> (s0 * 8 + s1)>
 module {

@@ -1,5 +1,6 @@
-// rope, rows=8 n_heads=2 head_dim=32 herd_x=2, after air-dependency: the bounds of the loop depend on the tile; the inner
-// loop takes its token from the outer one, and the table's row is waited for where it is read.
+// rope, rows=8 n_heads=2 head_dim=32 herd_x=2, after air-dependency: the bounds of the loop depend on the
+// tile; the inner loop takes its token from the outer one, and the table's row is waited for where it is
+// read.
 #first = affine_map<()[s0] -> (s0 * 4)>
 #after = affine_map<()[s0] -> (s0 * 4 + 4)>
 module {

@@ -1,5 +1,5 @@
-// rope, rows=8 n_heads=2 head_dim=32 herd_x=2, after air-dma-to-channel: the loop nests that feed and drain the tiles
-// stand after the segment in the text, and have the bounds of the tile whose channel they serve.
+// rope, rows=8 n_heads=2 head_dim=32 herd_x=2, after air-dma-to-channel: the loop nests that feed and drain
+// the tiles stand after the segment in the text, and have the bounds of the tile whose channel they serve.
 #first = affine_map<()[s0] -> (s0 * 4)>
 #after = affine_map<()[s0] -> (s0 * 4 + 4)>
 module {

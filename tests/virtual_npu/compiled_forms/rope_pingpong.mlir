@@ -1,5 +1,5 @@
-// rope, rows=8 n_heads=2 head_dim=32 herd_x=2, after air-ping-pong-transform: the loop of one trip is folded away, the one
-// over the tile's positions takes two at a time.
+// rope, rows=8 n_heads=2 head_dim=32 herd_x=2, after air-ping-pong-transform: the loop of one trip is folded
+// away, the one over the tile's positions takes two at a time.
 #first = affine_map<()[s0] -> (s0 * 4)>
 #after = affine_map<()[s0] -> (s0 * 4 + 4)>
 module {

@@ -1,5 +1,5 @@
-// swiglu, rows=2 cols=16384 herd_x=2, after air-dependency: the call of the external kernel is an execute that waits for
-// both inputs, and the loop carries a token.
+// swiglu, rows=2 cols=16384 herd_x=2, after air-dependency: the call of the external kernel is an execute
+// that waits for both inputs, and the loop carries a token.
 module {
   func.func private @silu_and_mul_bf16_4096(memref<4096xbf16, 2>, memref<4096xbf16, 2>, memref<4096xbf16, 2>, i32) attributes {link_with = "silu_and_mul_4096.o", link_source = "silu_and_mul.cc", link_defines = "silu_and_mul_bf16=silu_and_mul_bf16_4096", llvm.emit_c_interface}
   func.func @swiglu_async(%gate: memref<2x16384xbf16>, %up: memref<2x16384xbf16>, %out: memref<2x16384xbf16>) {

@@ -1,5 +1,6 @@
-// swiglu, rows=2 cols=16384 herd_x=2, air-dma-to-channel on the synchronous program: no token anywhere. Channels alone
-// order what happens; the get of the result, first in the text, must not hold back the puts that come after it.
+// swiglu, rows=2 cols=16384 herd_x=2, air-dma-to-channel on the synchronous program: no token anywhere.
+// Channels alone order what happens; the get of the result, first in the text, must not hold back the puts
+// that come after it.
 module {
   air.channel @swiglu_channels_0 [2, 1]
   air.channel @swiglu_channels_1 [2, 1]

@@ -1,5 +1,6 @@
-// swiglu, rows=2 cols=16384 herd_x=2, after air-ping-pong-transform with keep-memref-dealloc: two of every buffer come
-// before the loop, and their deallocs stay in it, as the pass leaves them. A buffer is used again in the next step.
+// swiglu, rows=2 cols=16384 herd_x=2, after air-ping-pong-transform with keep-memref-dealloc: two of every
+// buffer come before the loop, and their deallocs stay in it, as the pass leaves them. A buffer is used again
+// in the next step.
 module {
   air.channel @swiglu_pingpong_0 [2, 1]
   air.channel @swiglu_pingpong_1 [2, 1]
