@@ -155,7 +155,7 @@ def _cast_signed(body: Body, op: Operation) -> None:
     _from_integer(body, op, "cast_signed_bit" if is_bit else "cast")
 
 
-@emits("arith.uitofp", "arith.extui", "index.castu")
+@emits("arith.uitofp", "arith.extui", "arith.index_castui", "index.castu")
 def _cast_unsigned(body: Body, op: Operation) -> None:
     _from_integer(body, op, "cast_unsigned")
 
