@@ -1,0 +1,310 @@
+# ruff: noqa: E501 - MLIR has long lines
+"""Rarer forms of loops, buffers, results and hierarchies that run, and those that are refused with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import virtual_npu
+from virtual_npu import VirtualNpuError
+from virtual_npu.toolchain import emit
+
+PROGRAM = """
+func.func @bounds(%x: memref<8x8xi32>, %n: index, %m: index) {
+  %one = arith.constant 1 : i32
+  affine.parallel (%i, %j) = (max(%n - 2, 1), 0) to (min(%n + 3, 8, %m), 8) step (2, 3) {
+    memref.store %one, %x[%i, %j] : memref<8x8xi32>
+  }
+  return
+}
+func.func @folded(%x: memref<4x8xf32>, %k: memref<4x8xi32>, %s: memref<f32>, %p: memref<f32>, %h: memref<i32>) {
+  %sum, %max, %low = affine.parallel (%i, %j) = (0, 0) to (4, 8) reduce ("addf", "maximumf", "mins")
+      -> (f32, f32, i32) {
+    %v = memref.load %x[%i, %j] : memref<4x8xf32>
+    %w = memref.load %k[%i, %j] : memref<4x8xi32>
+    affine.yield %v, %v, %w : f32, f32, i32
+  }
+  memref.store %sum, %s[] : memref<f32>
+  memref.store %max, %p[] : memref<f32>
+  memref.store %low, %h[] : memref<i32>
+  return
+}
+func.func @positions(%at: index, %n: index, %parts: memref<3xindex>, %back: memref<2xindex>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %p:3 = affine.delinearize_index %at into (2, %n, 8) : index, index, index
+  %q:3 = affine.delinearize_index %at into (%n, 8) : index, index, index
+  memref.store %p#0, %parts[%c0] : memref<3xindex>
+  memref.store %p#1, %parts[%c1] : memref<3xindex>
+  memref.store %q#2, %parts[%c2] : memref<3xindex>
+  %l = affine.linearize_index disjoint [%p#0, %p#1, %p#2] by (2, %n, 8) : index
+  %m = affine.linearize_index [%q#0, %q#1, %q#2] by (%n, 8) : index
+  memref.store %l, %back[%c0] : memref<2xindex>
+  memref.store %m, %back[%c1] : memref<2xindex>
+  return
+}
+func.func @atomic(%x: memref<4xi32>, %old: memref<4xi32>, %f: memref<4xf32>, %new: memref<4xf32>) {
+  %v = arith.constant 5 : i32
+  affine.for %i = 0 to 4 {
+    %o = memref.atomic_rmw maxs %v, %x[%i] : (i32, memref<4xi32>) -> i32
+    memref.store %o, %old[%i] : memref<4xi32>
+    %g = memref.generic_atomic_rmw %f[%i] : memref<4xf32> {
+    ^bb0(%c: f32):
+      %t = arith.mulf %c, %c : f32
+      memref.atomic_yield %t : f32
+    }
+    memref.store %g, %new[%i] : memref<4xf32>
+    memref.prefetch %f[%i], read, locality<3>, data : memref<4xf32>
+  }
+  return
+}
+func.func @made_of(%x: memref<8x6xf32>, %out: memref<8xindex>, %d: index) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %c3 = arith.constant 3 : index
+  %c4 = arith.constant 4 : index
+  %c5 = arith.constant 5 : index
+  %v = memref.subview %x[1, 2] [4, 2] [2, 1] : memref<8x6xf32> to memref<4x2xf32, strided<[12, 1], offset: 8>>
+  %b, %o, %sizes:2, %strides:2 = memref.extract_strided_metadata %v : memref<4x2xf32, strided<[12, 1], offset: 8>>
+      -> memref<f32>, index, index, index, index, index
+  %size = memref.dim %v, %d : memref<4x2xf32, strided<[12, 1], offset: 8>>
+  %rank = memref.rank %v : memref<4x2xf32, strided<[12, 1], offset: 8>>
+  memref.store %sizes#0, %out[%c0] : memref<8xindex>
+  memref.store %sizes#1, %out[%c1] : memref<8xindex>
+  memref.store %strides#0, %out[%c2] : memref<8xindex>
+  memref.store %strides#1, %out[%c3] : memref<8xindex>
+  memref.store %size, %out[%c4] : memref<8xindex>
+  memref.store %rank, %out[%c5] : memref<8xindex>
+  return
+}
+func.func @scoped(%x: memref<4xf32>) -> memref<4xf32> {
+  %half = arith.constant 0.5 : f32
+  %k = memref.alloca_scope -> (f32) {
+    %t = memref.alloca() : memref<1xf32>
+    %c0 = arith.constant 0 : index
+    memref.store %half, %t[%c0] : memref<1xf32>
+    %h = memref.load %t[%c0] : memref<1xf32>
+    memref.alloca_scope.return %h : f32
+  }
+  %y = memref.alloc() : memref<4xf32>
+  linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%x : memref<4xf32>) outs(%y : memref<4xf32>) {
+  ^bb0(%a: f32, %b: f32):
+    %p = arith.mulf %a, %k : f32
+    linalg.yield %p : f32
+  }
+  return %y : memref<4xf32>
+}
+func.func @several(%x: memref<4xi8>, %v: vector<4xi16>, %y: memref<4xi16>) -> (memref<4xi8>, i8, index) {
+  %c2 = arith.constant 2 : index
+  %c0 = arith.constant 0 : index
+  %e = memref.load %x[%c2] : memref<4xi8>
+  vector.store %v, %y[%c0] : memref<4xi16>, vector<4xi16>
+  return %x, %e, %c2 : memref<4xi8>, i8, index
+}
+func.func @promised(%n: i32) {
+  %c4 = arith.constant 4 : i32
+  %is = arith.cmpi slt, %n, %c4 : i32
+  cf.assert %is, "n is less than 4"
+  return
+}
+func.func @ranks(%x: memref<6x4xi32>) {
+  %c2 = arith.constant 2 : index
+  %c3 = arith.constant 3 : index
+  %ready = air.wait_all async
+  %u = air.universe.alloc(%c3)
+  %done = air.rank async [%ready] universe(%u) (%r, %q) in (%nr = %c2, %nq = %c3) args(%b = %x) : memref<6x4xi32> {
+    %c1 = arith.constant 1 : index
+    %c4 = arith.constant 4 : index
+    %three = arith.constant 3 : index
+    %first = arith.muli %r, %three : index
+    %row = arith.addi %first, %q : index
+    air.launch (%i) in (%n = %c4) args(%k = %row, %m = %b) : index, memref<6x4xi32> {
+      air.segment args(%ii = %i, %kk = %k, %mm = %m) : index, index, memref<6x4xi32> {
+        %one = arith.constant 1 : index
+        %zero = arith.constant 0 : index
+        air.herd tile (%tx, %ty) in (%sx = %one, %sy = %one) args(%iii = %ii, %kkk = %kk, %mmm = %mm)
+            : index, index, memref<6x4xi32> {
+          %l1 = memref.alloc() : memref<1xi32, 2>
+          %o = arith.constant 1 : index
+          %z = arith.constant 0 : index
+          air.dma_memcpy_nd (%l1[] [] [], %mmm[%kkk, %iii] [%o, %o] [4, %o]) : (memref<1xi32, 2>, memref<6x4xi32>)
+          %old = memref.load %l1[%z] : memref<1xi32, 2>
+          %k32 = arith.index_cast %kkk : index to i32
+          %new = arith.addi %old, %k32 : i32
+          memref.store %new, %l1[%z] : memref<1xi32, 2>
+          air.dma_memcpy_nd (%mmm[%kkk, %iii] [%o, %o] [4, %o], %l1[] [] []) : (memref<6x4xi32>, memref<1xi32, 2>)
+          memref.dealloc %l1 : memref<1xi32, 2>
+        }
+      }
+    }
+  }
+  air.wait_all [%done]
+  return
+}
+func.func @unsigned(%x: memref<8xui8>, %y: memref<8xui8>, %z: memref<4xui16>) {
+  %t = memref.alloc() : memref<8xui8>
+  memref.copy %x, %t : memref<8xui8> to memref<8xui8>
+  affine.for %i = 0 to 8 {
+    %v = memref.load %t[%i] : memref<8xui8>
+    memref.store %v, %y[%i] : memref<8xui8>
+  }
+  affine.for %i = 1 to 4 {
+    %w = memref.load %z[%i] : memref<4xui16>
+    %c0 = arith.constant 0 : index
+    memref.store %w, %z[%c0] : memref<4xui16>
+  }
+  return
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(program):
+    return program(PROGRAM)
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 6), (1, 9), (7, 5)])
+def test_bounds_of_several_expressions(library, run, n, m):
+    got, _, _ = run(library, "bounds", np.zeros((8, 8), np.int32), np.int64(n), np.int64(m))
+    want = np.zeros((8, 8), np.int32)
+    want[max(n - 2, 1) : min(n + 3, 8, m) : 2, ::3] = 1
+    np.testing.assert_array_equal(got, want)
+
+
+def test_affine_parallel_folds_what_it_yields(library, run):
+    rng = np.random.default_rng(0)
+    x, k = rng.integers(-9, 9, (4, 8)).astype(np.float32), rng.integers(-9, 9, (4, 8)).astype(np.int32)
+    got = run(library, "folded", x, k, np.float32(0), np.float32(0), np.int32(0))
+    assert [float(value) for value in got[2:]] == [x.sum(), x.max(), k.min()]
+
+
+@pytest.mark.parametrize("at", [0, 37, 63])
+def test_positions_one_by_one_and_back(library, run, at):
+    got = run(library, "positions", np.int64(at), np.int64(4), np.zeros(3, np.int64), np.zeros(2, np.int64))
+    np.testing.assert_array_equal(got[2], [at // 32, at // 8 % 4, at % 8])
+    np.testing.assert_array_equal(got[3], [at, at])
+
+
+def test_atomic_updates_give_the_old_or_the_new_element(library, run):
+    x, f = np.array([3, 9, -1, 5], np.int32), np.array([1, 2, 3, 4], np.float32)
+    new, old, squared, given = run(library, "atomic", x, x * 0, f, f * 0)
+    np.testing.assert_array_equal(old, x)
+    np.testing.assert_array_equal(new, np.maximum(x, 5))
+    np.testing.assert_array_equal(squared, f * f)
+    np.testing.assert_array_equal(given, f * f)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_a_view_is_made_of(library, run, dim):
+    _, got, _ = run(library, "made_of", np.zeros((8, 6), np.float32), np.zeros(8, np.int64), np.int64(dim))
+    np.testing.assert_array_equal(got[:6], [4, 2, 12, 1, (4, 2)[dim], 2])
+
+
+def test_dimension_that_is_none_is_an_error(library, run):
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="dimension 2 of a memref of rank 2"):
+        run(library, "made_of", np.zeros((8, 6), np.float32), np.zeros(8, np.int64), np.int64(2))
+
+
+def test_returned_buffers_become_arguments(library, run):
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(run(library, "scoped", x, x * 0)[1], x / 2)
+
+
+def test_several_results_and_an_argument_that_is_a_vector(library, run):
+    """What is an argument already is not returned a second time."""
+    x, v = np.array([1, 2, 7, 4], np.int8), np.array([9, 8, 7, 6], np.int16)
+    _, _, y, e, n = run(library, "several", x, v, v * 0, np.int8(0), np.int64(0))
+    assert (int(e), int(n)) == (7, 2)
+    np.testing.assert_array_equal(y, v)
+
+
+def test_assertions_are_checked(library, run):
+    run(library, "promised", np.int32(3))
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="does not hold: n is less than 4"):
+        run(library, "promised", np.int32(4))
+
+
+def test_ranks_run_one_after_another(library, run):
+    x = np.arange(24, dtype=np.int32).reshape(6, 4)
+    np.testing.assert_array_equal(run(library, "ranks", x)[0], x + np.arange(6, dtype=np.int32)[:, None])
+
+
+def test_unsigned_elements(library, run):
+    x = np.array([0, 1, 127, 128, 200, 255, 7, 9], np.uint8)
+    z = np.array([1, 2, 3, 65535], np.uint16)
+    _, y, z = run(library, "unsigned", x, x * 0, z)
+    np.testing.assert_array_equal(y, x)
+    assert z[0] == 65535
+
+
+def wrapped(body: str, arguments: str = "%x: memref<8xf32>, %i: index") -> str:
+    return f"func.func @f({arguments}) {{\n{body}\n  return\n}}"
+
+
+REFUSED = {
+    "a tensor argument": ("func.func @f(%x: tensor<4xf32>) {\n  return\n}", "line 1: func.func: tensor<4xf32> is a tensor"),
+    "a tensor": (wrapped("  %t = tensor.empty() : tensor<4xf32>"), "line 2: tensor.empty: tensors are not supported"),
+    "linalg on tensors": (
+        wrapped("  %t = tensor.empty() : tensor<f32>\n  %r = linalg.exp ins(%t : tensor<f32>) outs(%t : tensor<f32>) -> tensor<f32>"),
+        "line 2: tensor.empty: tensors are not supported: bufferize",
+    ),
+    "blocks": (
+        "func.func @f() {\n  cf.br ^bb1\n^bb1:\n  return\n}",
+        "line 2: cf.br: branches between blocks are not supported: write scf.if",
+    ),
+    "a placeholder": (wrapped("  air.custom @c operands (%x) : memref<8xf32>"), "line 2: air.custom: this is a placeholder"),
+    "another device's buffer": (
+        wrapped("  %y = air.translate %x, %i, %i, %h : memref<8xf32>, memref<?xindex>", "%x: memref<8xf32>, %i: index, %h: memref<2xindex>")
+        .replace("%h : memref", "%g : memref").replace("{\n", "{\n  %g = memref.cast %h : memref<2xindex> to memref<?xindex>\n", 1),
+        "line 3: air.translate: this belongs to systems of several GPUs",
+    ),
+    "an unranked buffer": ("func.func @f(%x: memref<*xf32>) {\n  return\n}", "line 1: func.func: memref<*xf32> has no shape"),
+    "an odd integer": (wrapped("  %c = arith.constant 1 : i24"), "line 2: arith.constant: type i24 is not supported"),
+    "a result without a shape": (
+        "func.func @f(%n: index) -> memref<?xf32> {\n  %m = memref.alloc(%n) : memref<?xf32>\n  return %m : memref<?xf32>\n}",
+        "line 3: func.return: returns memref<?xf32>: an entry gives results of static shape only",
+    ),
+    "a pack of tensors": (
+        wrapped("  linalg.pack %t inner_dims_pos = [0] inner_tiles = [4] into %u : tensor<8xf32> -> tensor<2x4xf32>", "%t: tensor<8xf32>, %u: tensor<2x4xf32>").replace("  linalg", "  %r = linalg"),
+        "is a tensor",
+    ),
+    "a pack without padding": (
+        wrapped("  linalg.pack %x inner_dims_pos = [0] inner_tiles = [3] into %u : memref<8xf32> -> memref<3x3xf32>", "%x: memref<8xf32>, %u: memref<3x3xf32>"),
+        "line 2: linalg.pack: the tiles may reach beyond the source, and no padding_value",
+    ),
+    "the last of many": (
+        wrapped('  %r = affine.parallel (%k) = (0) to (8) reduce ("assign") -> (index) {\n    affine.yield %k : index\n  }'),
+        "line 2: affine.parallel: reduces by assign",
+    ),
+    "a dma of memref": (
+        wrapped('  "memref.dma_wait"(%t, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 1>} : (memref<1xi32>, index, index) -> ()', "%t: memref<1xi32>, %i: index"),
+        "memref.dma_wait: write air.wait_all",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals_name_the_operation_its_line_and_the_reason(what):
+    text, message = REFUSED[what]
+    with pytest.raises(VirtualNpuError) as caught:
+        emit(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_oversight_of_an_emitter_is_an_error_with_a_line(monkeypatch):
+    """Whatever goes wrong while C++ is made, the message names the operation, and nothing is a traceback."""
+    from virtual_npu.codegen import body
+
+    def broken(*_: object) -> None:
+        raise KeyError("nothing here")
+
+    monkeypatch.setitem(body._REGISTRY, "memref.rank", broken)
+    with pytest.raises(
+        virtual_npu.UnsupportedOpError, match=r"line 2: memref.rank: .*KeyError: 'nothing here'"
+    ):
+        emit(wrapped("  %r = memref.rank %x : memref<8xf32>"))
