@@ -2,6 +2,7 @@
 
     CACHE/PLAN.json      for a text and the options it is built with: the external kernels it calls
     CACHE/PROGRAM.so     for a plan and the sources of those kernels: the shared object, then its sha256
+    CACHE/KEY-NAME.o     an object of the runtime (runtime_objects.py)
     CACHE/PLAN.lock      held while it is built: a second process waits, and finds it
 
 So a program that is found needs neither parser nor compiler. Files appear in one step; one that is damaged
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from virtual_npu import knobs
+from virtual_npu import knobs, sealed
 from virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from virtual_npu.fingerprint import file_digest, key_of, text_digest, with_includes
 from virtual_npu.library import Library
@@ -31,7 +31,6 @@ from virtual_npu.recipe import ingredients
 LARGEST_BYTES = 1 << 30
 OLDEST_DAYS = 30
 
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _DAY = 24 * 60 * 60
 
 
@@ -70,20 +69,12 @@ def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) ->
     Raises what building raises. A cache folder that cannot be written is done without.
     """
     folder = knobs.cache_folder() if use_cache else None
-    if folder is None or not _is_usable(folder):
+    if folder is None or not knobs.is_usable(folder):
         with tempfile.TemporaryDirectory(prefix="vnpu-") as scratch:
             path = Path(scratch) / "program.so"
             source.build(path, keep)
             return Library(path)
     return Library(_Entry(folder, source).path(keep))
-
-
-def _is_usable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
 
 
 class _Entry:
@@ -107,7 +98,7 @@ class _Entry:
         if kernels is None:
             return None
         path = self._program(kernels)
-        if not _is_whole(path):
+        if sealed.content(path) is None:
             return None
         for used in (self.plan, path):
             with contextlib.suppress(OSError):
@@ -131,8 +122,7 @@ class _Entry:
         try:
             built, plan = work / "program.so", work / "plan.json"
             kernels = self.source.build(built, keep)
-            with built.open("ab") as file:
-                file.write(bytes.fromhex(file_digest(built)))
+            sealed.seal(built)
             plan.write_text(json.dumps([dataclasses.asdict(kernel) for kernel in kernels]))
             path = self._program(kernels)
             os.replace(built, path)
@@ -154,15 +144,6 @@ def _made_from(kernel: KernelObject) -> str:
     return " ".join([*kernel.flags, *(f"{path} {file_digest(path)}" for path in files)])
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    return bool(body) and hashlib.sha256(body).digest() == digest
-
-
 def prune(folder: Path, largest_bytes: int = LARGEST_BYTES, oldest_days: float = OLDEST_DAYS) -> None:
     """Remove what was not used for so long, and then the least recently used until the rest is so small."""
     now, kept = time.time(), 0
@@ -176,7 +157,7 @@ def prune(folder: Path, largest_bytes: int = LARGEST_BYTES, oldest_days: float =
 def _files(folder: Path) -> Iterator[tuple[Path, float, int]]:
     """What is in a cache folder: path, when it was used last, bytes."""
     for path in folder.iterdir():
-        if path.suffix in (".so", ".json", ".lock") or path.name.startswith(".work-"):
+        if path.suffix in (".so", ".o", ".json", ".lock") or path.name.startswith(".work-"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 yield path, status.st_mtime, status.st_size

@@ -130,6 +130,15 @@ def strict() -> bool:
     return STRICT.get() == "1"
 
 
+def is_usable(folder: Path) -> bool:
+    """Whether files can be written there; the folder is made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
 def cache_folder() -> Path | None:
     """Where built programs are kept, or None where they are not."""
     text = CACHE.get()

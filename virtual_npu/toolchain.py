@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import air_dialect
 from virtual_npu import knobs
 from virtual_npu.codegen.module import Generated, generate
-from virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler
+from virtual_npu.compiler import INCLUDE, Compiler, find_compiler
 from virtual_npu.errors import ParseError, ToolchainError
 from virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from virtual_npu.options import EXACT, BuildOptions
+from virtual_npu.runtime_objects import FLAGS, compile_runtime
 
 
 def emit(text: str, filename: str = "<string>", options: BuildOptions = EXACT) -> Generated:
@@ -69,7 +71,7 @@ def _build_in(
     main = folder / f"{output.stem}.cc"
     main.write_text(generated.text)
     runtime = [INCLUDE / "vnpu" / name for name in generated.runtime]
-    objects = _compile_all(compiler, folder, [main, *runtime], kernels)
+    objects = _compile_all(compiler, folder, main, runtime, kernels)
     descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     os.close(descriptor)
     try:
@@ -86,19 +88,23 @@ def _keep(text: str, folder: Path, name: str) -> None:
     (folder / f"{name}.cc").write_text(text)
 
 
+Job = tuple[Path, Callable[[Path, Path], None]]
+"""A source, and what makes its object."""
+
+
 def _compile_all(
-    compiler: Compiler, folder: Path, own: Sequence[Path], kernels: Sequence[KernelObject]
+    compiler: Compiler, folder: Path, main: Path, runtime: Sequence[Path], kernels: Sequence[KernelObject]
 ) -> list[Path]:
     """Compile everything, several files at a time; gives the objects."""
-    ours = (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
-    jobs: list[tuple[Path, tuple[str, ...]]] = [(source, ours) for source in own]
+    jobs: list[Job] = [(main, functools.partial(compiler.compile, extra=FLAGS))]
     for kernel in kernels:
-        jobs.append((kernel.source, (*ours, f"-I{kernel.source.parent}", *kernel.flags)))
+        flags = (*FLAGS, f"-I{kernel.source.parent}", *kernel.flags)
+        jobs.append((kernel.source, functools.partial(compiler.compile, extra=flags)))
+    jobs += [(source, functools.partial(compile_runtime, compiler)) for source in runtime]
     objects = [folder / f"{number}_{source.stem}.o" for number, (source, _) in enumerate(jobs)]
     with ThreadPoolExecutor(max_workers=2) as pool:
         running = [
-            pool.submit(compiler.compile, source, target, extra)
-            for (source, extra), target in zip(jobs, objects, strict=True)
+            pool.submit(job, source, target) for (source, job), target in zip(jobs, objects, strict=True)
         ]
         for job in running:
             job.result()
