@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
@@ -181,10 +181,8 @@ class Scope:
 
 def integer_attribute(op: Operation, name: str) -> int | None:
     """An integer among the attributes and properties of an operation."""
-    found = op.attributes.get(name) or op.properties.get(name)
-    value = getattr(found, "value", None)
-    data = getattr(value, "data", None)
-    return data if isinstance(data, int) else None
+    found = op.attributes.get(name, op.properties.get(name))
+    return found.value.data if isinstance(found, IntegerAttr) else None
 
 
 def place_of(op: Operation) -> str:

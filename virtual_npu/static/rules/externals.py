@@ -45,7 +45,7 @@ def symbols(program: Program) -> Iterator[Finding]:
 def _text(op: Operation | None, name: str) -> str | None:
     if op is None:
         return None
-    found = op.attributes.get(name) or op.properties.get(name)
+    found = op.attributes.get(name, op.properties.get(name))
     return found.data if isinstance(found, StringAttr) else None
 
 

@@ -1,0 +1,160 @@
+"""Static check: bytes of L1 and L2, double-buffering, the stack, and memory that no NPU has."""
+
+from __future__ import annotations
+
+import pytest
+from static_texts import assert_clean, assert_fault, program, used
+
+from virtual_npu.static import check
+
+FILL = "air.dma_memcpy_nd (%b[] [] [], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) {{id = 1 : i32}} : ({0}, {1})"
+NEAR, FAR = "memref<16x64xbf16, 2>", "memref<64x64xbf16>"
+ALLOC = f"%b = memref.alloc() : {NEAR}"
+EXECUTED = (
+    f"%t, %b = air.execute -> ({NEAR}) {{\n"
+    f"%m = memref.alloc() : {NEAR}\nair.execute_terminator %m : {NEAR}\n}}"
+)
+COPY = FILL.format(NEAR, FAR)
+PART = (
+    "air.dma_memcpy_nd (%b[%c0, %c0] [%c16, %c64] [%c64, %c1], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) "
+    "{id = 1 : i32} : (memref<256x64xbf16, 2>, memref<64x64xbf16>)"
+)
+KIB = 1024
+
+
+def loop(body: str, attributes: str = "") -> str:
+    return f"scf.for %i = %c0 to %c4 step %c1 {{\n{body}\n}} {attributes}"
+
+
+def l1(herd: str, **options) -> int:
+    return used(check(program(herd), **options), "L1 bytes") - KIB
+
+
+def l2(segment: str, **options) -> int:
+    return used(check(program(segment=segment), **options), "L2 bytes")
+
+
+@pytest.mark.parametrize(
+    ("herd", "copies"),
+    [
+        (f"{ALLOC}\n{COPY}", 1),
+        (loop(f"{ALLOC}\n{COPY}"), 2),
+        (f"{ALLOC}\n{loop(COPY)}", 2),
+        (f"{EXECUTED}\n{loop(COPY)}", 2),
+        (f"{ALLOC}\n{loop(COPY, '{unroll = 2 : i32}')}", 1),
+        (f"{ALLOC}\n{loop(COPY, '{air.disable_ping_pong}')}", 1),
+        (f"{ALLOC}\n{loop(loop('', '{air.disable_ping_pong}').replace('%i', '%j') + COPY)}", 1),
+        (loop(ALLOC), 1),
+    ],
+)
+def test_what_aircc_double_buffers_counts_twice(herd: str, copies: int) -> None:
+    assert l1(herd) == copies * 2 * KIB
+    assert l1(herd, ping_pong=False) == 2 * KIB
+
+
+def test_the_stack_counts_with_l1() -> None:
+    assert used(check(program()), "L1 bytes") == KIB
+    assert used(check(program(), stack_bytes=4096), "L1 bytes") == 4 * KIB
+
+
+def test_l2_counts_copies_of_the_segment() -> None:
+    buffer = "%b = memref.alloc() : memref<32x64xbf16, 1>"
+    assert l2(buffer) == 4 * KIB
+    twice = program(segment=buffer, unroll="unroll(%u) in (%su=%c2)")
+    assert used(check(twice), "L2 bytes") == 8 * KIB
+
+
+def test_l2_filled_in_a_loop_counts_twice() -> None:
+    fill = FILL.format("memref<16x64xbf16, 1>", FAR)
+    text = "%b = memref.alloc() : memref<16x64xbf16, 1>\n" + loop(fill)
+    assert l2(text) == 4 * KIB
+    assert l2(text, ping_pong=False) == 2 * KIB
+
+
+def test_a_buffer_of_the_segment_is_divided_among_the_cores() -> None:
+    text = """func.func @f() {
+      %c4 = arith.constant 4 : index
+      air.segment @s {
+        %c4_0 = arith.constant 4 : index
+        %b = memref.alloc() : memref<4x4x64xf32, 2>
+        air.herd @h tile (%x, %y) in (%sx=%c4_0, %sy=%c4_0) args(%p=%b) : memref<4x4x64xf32, 2> { }
+      }
+      return
+    }"""
+    assert used(check(text), "L1 bytes") == KIB + 256
+
+
+def test_elements_below_a_byte() -> None:
+    assert l1("%b = memref.alloc() : memref<33xi4, 2>") == 17
+
+
+FAULTS = {
+    "L1": (
+        program("%b = memref.alloc() : memref<16129xf32, 2>"),
+        "limit",
+        "air.herd: f/0/s/h: L1 bytes takes 65540, npu2 has 65536; use smaller L1 tiles .mlir-aie AIETargetM",
+    ),
+    "L1 with double-buffering": (
+        program(loop("%b = memref.alloc() : memref<256x64xbf16, 2>\n" + PART)),
+        "limit",
+        "L1 bytes takes 66560",
+    ),
+    "L2": (
+        program(segment="%b = memref.alloc() : memref<1048577xf32, 1>"),
+        "limit",
+        "L2 bytes takes 4194308, npu2 has 4194304; use smaller L2 tiles, or more columns .8 memtiles",
+    ),
+    "L2 of a narrow segment": (
+        program(segment="%b = memref.alloc() : memref<131073xf32, 1>", segment_attributes="x_size = 1 : i64"),
+        "limit",
+        "L2 bytes takes 524292, npu2 has 524288; .*1 memtiles, one per column",
+    ),
+    "a size of the run": (
+        program("%b = memref.alloc(%c4) : memref<?xbf16, 2>"),
+        "memory",
+        "memref.alloc: f/0/s/h: memref<.xbf16, 2> has a size known only at run time; memory of the array is",
+    ),
+    "a memory that is none": (
+        program("%b = memref.alloc() : memref<8xbf16, 3>"),
+        "memory",
+        "memref<8xbf16, 3> is in no memory of an NPU; there are L3 .0 or none., L2 .1. and L1 .2.",
+    ),
+    "a named memory": (
+        program(
+            'air.channel.put @c[] (%a[] [] []) : (memref<8xbf16, "near">)',
+            module="air.channel @c []",
+            args={"a": 'memref<8xbf16, "near">'},
+        ),
+        "memory",
+        'memref<8xbf16, "near"> is in no memory of an NPU',
+    ),
+    "elements that are vectors": (
+        program(
+            "%b = memref.alloc() : memref<8xvector<2xbf16>, 2>\n"
+            "air.channel.put @c[] (%b[] [] []) : (memref<8xvector<2xbf16>, 2>)",
+            module="air.channel @c []",
+        ),
+        "memory",
+        "air.channel.put: .* elements of memref<8xvector<2xbf16>, 2> are none that a DMA moves; use integers",
+    ),
+    "unknown rank": (
+        program(
+            "%b = memref.alloc() : memref<8xbf16, 2>\n"
+            "%u = memref.cast %b : memref<8xbf16, 2> to memref<*xbf16, 2>\n"
+            "air.channel.put @c[] (%u[] [] []) : (memref<*xbf16, 2>)",
+            module="air.channel @c []",
+        ),
+        "memory",
+        "memref<.xbf16, 2 : i64> is a memref of unknown rank; give it a shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_memory_that_is_not_there(name: str) -> None:
+    assert_fault(*FAULTS[name])
+
+
+def test_memory_that_is_there() -> None:
+    assert_clean(program("%b = memref.alloc() : memref<16128xf32, 2>"))
+    assert_clean(program(segment="%b = memref.alloc() : memref<1048576xf32, 1>"))
