@@ -84,10 +84,10 @@ class Tiles:
         inputs = (self.l2_m + self.l2_n) * self.tile_k_l2 * bf16.itemsize
         return self.l2_m * self.l2_n * self.out.itemsize + 2 * inputs
 
-    @property
-    def max_tile_m(self) -> int:
-        """The highest tile whose buffers fit L1 beside the widest."""
-        return MAX_TILE_M_F32 if self.out is f32 else MAX_TILE_M
+
+def max_tile_m(out: DType) -> int:
+    """The highest tile whose buffers fit L1 beside the widest."""
+    return MAX_TILE_M_F32 if out is f32 else MAX_TILE_M
 
 
 def blocks(extent: int, most_cores: int, widest: int) -> int:
@@ -124,9 +124,8 @@ def choose_tiles(m: int, k: int, n: int, out: DType = bf16, **given: int | None)
     herd_m = given.get("herd_m") or _spread("m", m, given.get("tile_m"), NPU2.columns)
     herd_n = given.get("herd_n") or _spread("n", n, given.get("tile_n"), NPU2.rows)
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
-    highest = MAX_TILE_M_F32 if out is f32 else MAX_TILE_M
     tiles = Tiles(
-        tile_m=given.get("tile_m") or _tile("m", m, herd_m, highest),
+        tile_m=given.get("tile_m") or _tile("m", m, herd_m, max_tile_m(out)),
         tile_k_l2=given.get("tile_k_l2") or largest_divisor(k, max(MAX_TILE_K_L2, tile_k_l1), tile_k_l1),
         tile_k_l1=tile_k_l1,
         tile_n=given.get("tile_n") or _tile("n", n, herd_n, MAX_TILE_N),
@@ -175,7 +174,8 @@ def _check(tiles: Tiles, m: int, k: int, n: int) -> None:
     if tiles.l1_bytes > NPU2.l1_budget:
         raise IllegalShapeError(
             f"gemm: tiles {tiles.tile_m}x{tiles.tile_k_l1}x{tiles.tile_n} take {tiles.l1_bytes} bytes of L1, "
-            f"{NPU2.l1_budget} are free on a core; use at most {tiles.max_tile_m}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
+            f"{NPU2.l1_budget} are free on a core; use at most "
+            f"{max_tile_m(tiles.out)}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
         )
     if tiles.l2_bytes > NPU2.l2_total_bytes:
         raise IllegalShapeError(

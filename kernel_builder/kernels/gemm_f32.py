@@ -3,7 +3,7 @@
 The GEMM of gemm.py whose accumulator is the output. The L1 that the rounded copy would take goes into tiles
 twice as high. An f32 block of c does not fit one descriptor, so it leaves L2 a row of cores at a time.
 
-No model's program uses it; it is the form whose error on the NPU is published (`python -m kernel_builder numerics`).
+No model's program uses it; it is a form whose error on the NPU is published: see kernel_builder/numerics.py.
 """
 
 from __future__ import annotations

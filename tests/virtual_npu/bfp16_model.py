@@ -24,9 +24,11 @@ def converted(values: Array, axis: int, rounding: Any = round_even) -> Array:
     finite = np.isfinite(largest)
     exponent = np.frexp(np.where(finite, np.maximum(largest, 2.0**-126), 1.0))[1] - 1
     step = np.ldexp(1.0, exponent - 6)
-    mantissas = np.clip(rounding(np.where(finite, blocks, 0.0) / step), -128, 127)
-    kept = np.where(finite, mantissas * step, np.nan)
-    kept = np.where(kept == -(2.0**128), -np.inf, kept)
+    finite_blocks = np.where(finite, blocks, 0.0)
+    is_above = rounding(finite_blocks / step).max(-1, keepdims=True) > 127
+    step = np.where(is_above, 2 * step, step)
+    kept = np.where(finite, rounding(finite_blocks / step) * step, np.nan)
+    kept = np.where(np.abs(kept) == 2.0**128, np.copysign(np.inf, kept), kept)
     return np.moveaxis(kept.reshape(shape), -1, axis)
 
 

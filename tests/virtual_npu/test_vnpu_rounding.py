@@ -74,8 +74,10 @@ def nearest_bf16(x):
 
 LEAST, MOST = np.float32(2.0**-149), np.finfo(np.float32).max
 NUMBERS = np.array(
-    [0.0, -0.0, 1.0, -1.0, 1 + 2**-9, -1 - 2**-9, 1 + 2**-8, -1 - 2**-8, 1 + 3 * 2**-8, -1 - 3 * 2**-8, LEAST, -LEAST]
-    + [MOST, -MOST, np.inf, -np.inf, np.nan, 3.14159, -3.14159, 1e-3, -1e-3, 65504.0, -65519.0, 0.1],
+    [
+        0.0, -0.0, 1.0, -1.0, 1 + 2**-9, -1 - 2**-9, 1 + 2**-8, -1 - 2**-8, 1 + 3 * 2**-8, -1 - 3 * 2**-8,
+        LEAST, -LEAST, MOST, -MOST, np.inf, -np.inf, np.nan, 3.14159, -3.14159, 1e-3, -1e-3, 65504.0, -65519.0, 0.1,
+    ],
     np.float32,
 )  # fmt: skip
 

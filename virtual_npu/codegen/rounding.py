@@ -1,9 +1,9 @@
 """The mode registers of a core, which say how it rounds: what a herd's body declares to have its own.
 
-By default generated code rounds to nearest even, and the registers matter to external kernels alone. A build
-with rounding `floor` follows the core throughout: one register for generated code and kernels, in which a core
-starts with `floor` and which a kernel may set. mlir-aie's compiler sets it to `conv_even` first on every core
-with a matrix product of bf16 (AIECoreToStandard, pull request 2984), and so it is here.
+By default generated code rounds to nearest even, and the registers matter to external kernels alone. A
+build with rounding `floor` follows the core throughout: generated code and kernels share one register, in
+which a core starts with `floor` and which a kernel may set. mlir-aie's compiler sets it to `conv_even` first
+on every core with a matrix product of bf16 (AIECoreToStandard, pull request 2984), and so it is here.
 """
 
 from __future__ import annotations

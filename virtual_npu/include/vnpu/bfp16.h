@@ -6,11 +6,14 @@
 //
 // From public sources: the format (mlir-air, programming_examples/matrix_multiplication/bfp16/bfp16_utils.py), which
 // products take this way (aie_api, detail/aie2p/mmul_bf16_bf16.hpp; mlir-aie, AIEVecToLLVM/matmul-aie2p.mlir), and that
-// the conversion obeys the rounding mode of the core (mlir-aie, pull request 3442). Not published, hence ours:
-// - a mantissa that rounds up to 128 becomes 127, which is as near; the exponent of the block stays;
+// the conversion obeys the rounding mode of the core (mlir-aie, pull request 3442).
+// Inferred: a mantissa that would round to 128 raises the exponent of its block by one (-128 fits and does not). With
+// this, and with none of the other ways tried, mlir-air's published errors come out digit for digit
+// (kernel_builder/numerics.py).
+// Not known, hence ours:
 // - a block with an infinity or a NaN is all NaN, so that it shows;
 // - an all-zero or subnormal block has the lowest normal exponent;
-// - -128 in the block of the highest exponent, 2^128, is -inf, as f32 has no such number;
+// - what rounds to 2^128 or -2^128 is infinite, as f32 has no such numbers;
 // - the sum of a block's products is not rounded before it meets the accumulator.
 #pragma once
 
@@ -46,10 +49,24 @@ VNPU_BFP16_INLINE bool any(Ints flags) {
   return (words[0] | words[1] | words[2] | words[3]) != 0;
 }
 
+// Rounds 8 blocks; gives the lanes whose exponent is too low, as a mantissa would be above 127.
 template <class Rounding>
-VNPU_BFP16_INLINE Row mantissas(Row v, Ints exponent) {
-  const Row rounded = Rounding::round(v, exponent), top = (Row)(exponent | 0x7e0000);  // 127 steps
-  return rounded > top ? top : rounded;
+VNPU_BFP16_INLINE Ints round_rows(const Row (&from)[kBlock], Ints exponent, Row (&to)[kBlock]) {
+  const Row top = (Row)(exponent | 0x7e0000);  // 127 steps
+  Ints above = {};
+  for (int k = 0; k < kBlock; ++k) {
+    to[k] = Rounding::round(from[k], exponent);
+    above |= to[k] > top;
+  }
+  return above;
+}
+
+template <class Rounding>
+VNPU_BFP16_INLINE void round_blocks(Row (&rows)[kBlock], Ints exponent) {
+  Row rounded[kBlock];
+  const Ints above = round_rows<Rounding>(rows, exponent, rounded);
+  if (any(above)) [[unlikely]] round_rows<Rounding>(rows, exponent + (above & exponent_bits(1)), rounded);
+  memcpy(rows, rounded, sizeof(rounded));
 }
 
 // Converts 8 blocks, which run down the columns, in place: each number becomes what bfp16 keeps of it.
@@ -61,16 +78,15 @@ VNPU_BFP16_INLINE void convert(Row (&rows)[kBlock]) {
     exponent = found > exponent ? found : exponent;
   }
   if (!any(exponent > kHighest)) [[likely]] {
-    for (Row &row : rows) row = mantissas<Rounding>(row, exponent);
+    round_blocks<Rounding>(rows, exponent);
     return;
   }
   const Ints high = exponent > kHighest;
   const Row down = high ? 0x1p-64f - Row{} : 1.0f - Row{}, up = high ? 0x1p64f - Row{} : 1.0f - Row{};
   const Ints nan = (exponent == kInfinite) & 0x7fc00000;
-  for (Row &row : rows) {
-    row = mantissas<Rounding>(row * down, exponent - (high & exponent_bits(64))) * up;
-    row = (Row)((Ints)row | nan);
-  }
+  for (Row &row : rows) row *= down;
+  round_blocks<Rounding>(rows, exponent - (high & exponent_bits(64)));
+  for (Row &row : rows) row = (Row)((Ints)(row * up) | nan);
 }
 
 #if defined(__has_builtin)
