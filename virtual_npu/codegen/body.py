@@ -172,6 +172,8 @@ class Body:
     uses_arena: bool = False
     modes: str = ""
     """How the body keeps the mode registers of its core: a C++ declaration, empty where it calls nothing."""
+    in_nest: bool = False
+    """Whether this is inside loops that are emitted in two versions: see virtual_npu.codegen.nests."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of the linalg ops around, for linalg.index."""
 
@@ -211,6 +213,15 @@ class Body:
     def name_for(self, value: SSAValue) -> str:
         """A fresh identifier after the value's own name."""
         return self.fresh(value.name_hint)
+
+    @property
+    def checked(self) -> bool:
+        """Whether pointers know their buffer, and accesses are checked.
+
+        An emitter of an operation that touches memory asks virtual_npu.codegen.memory for its C++, and so has
+        checks without knowing of them.
+        """
+        return self.unit.options.checks
 
     # ---- values ----
 
@@ -256,7 +267,8 @@ class Body:
         type_ = result.type
         assert isinstance(type_, MemRefType)
         name = self.name_for(result)
-        self.put(f"{types.scalar(type_.element_type)} *const {name} = {pointer};")
+        kind = "const auto " if self.checked else f"{types.scalar(type_.element_type)} *const "
+        self.put(f"{kind}{name} = {pointer};")
         known = zip(type_.get_shape(), sizes, strict=True)
         extents = [
             str(size) if size != types.DYNAMIC else self.hold(text, f"{name}_size") for size, text in known
@@ -303,6 +315,8 @@ class Body:
         with naming(op):
             if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
                 self.unit.issue_memory_work(self, op, emit)
+            elif self.checked and self.unit.is_nest(self, op):
+                self.unit.emit_nest(self, op, emit)
             else:
                 emit(self, op)
 

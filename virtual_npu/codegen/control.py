@@ -9,9 +9,8 @@ from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseArrayBase, 
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen import affine_text, types
+from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, MemRef, Mode, Scalar, attribute, emits, unsupported
-from virtual_npu.codegen.memref import address
 from virtual_npu.codegen.tokens import token_type
 
 # ---- values that loops carry ----
@@ -34,7 +33,7 @@ def _variable_type(body: Body, type_: Attribute) -> str:
     if isinstance(type_, AsyncTokenType):
         return token_type(body)
     if isinstance(type_, MemRefType):
-        return f"{types.scalar(type_.element_type)} *"
+        return types.pointer(type_, body.checked)
     return types.cpp(type_)
 
 
@@ -297,16 +296,13 @@ def _affine_if(body: Body, op: Operation) -> None:
 
 @emits("affine.load")
 def _affine_load(body: Body, op: Operation) -> None:
-    view = body.memref(op.operands[0])
-    indices = affine_text.results(_map(op, "map").data, body.texts(op.operands[1:]))
-    body.define(op.results[0], f"{view.pointer}[{address(view, indices)}]")
+    body.define(op.results[0], memory.read(body, op, op.operands[0], op.operands[1:], _map(op, "map").data))
 
 
 @emits("affine.store")
 def _affine_store(body: Body, op: Operation) -> None:
-    view = body.memref(op.operands[1])
-    indices = affine_text.results(_map(op, "map").data, body.texts(op.operands[2:]))
-    body.put(f"{view.pointer}[{address(view, indices)}] = {body.text(op.operands[0])};")
+    value, target, *indices = op.operands
+    body.put(memory.write(body, op, target, indices, body.text(value), _map(op, "map").data))
 
 
 # ---- calls ----
@@ -319,6 +315,8 @@ def _call(body: Body, op: Operation) -> None:
     arguments = [_argument(body, op, value) for value in op.arguments]
     body.comment(op)
     call = f"{body.unit.callee(op, callee)}({', '.join(arguments)})"
+    if body.checked and callee in body.unit.kernels:
+        call = _kernel_call(body, op, call)
     if body.unit.options.checks and callee in body.unit.kernels:
         body.put(f'if (vnpu::record::on()) vnpu::record::called({body.site(op)}, "{callee}");')
     if not op.results:
@@ -339,4 +337,23 @@ def _argument(body: Body, op: Operation, value: SSAValue) -> str:
     shape = found.type.get_shape()
     if types.DYNAMIC in (*shape, *types.memref_strides(found.type)):
         raise unsupported(op, f"cannot pass {found.type} as a bare pointer: cast it to a static memref type")
-    return found.pointer
+    return f"vnpu::raw({found.pointer})" if _is_checked_kernel(body, op) else found.pointer
+
+
+def _is_checked_kernel(body: Body, op: Operation) -> bool:
+    """Whether a call goes to a function in C++, which takes plain pointers."""
+    assert isinstance(op, func.CallOp)
+    callee = body.unit.symbols.get(op.callee.root_reference.data)
+    return body.checked and callee is not None and not callee.body.blocks
+
+
+def _kernel_call(body: Body, op: Operation, call: str) -> str:
+    """The call of an external kernel, with checks of the memrefs that it gets."""
+    assert isinstance(op, func.CallOp)
+    memrefs = [
+        f"vnpu::argument({position}, {body.memref(value).pointer}, {body.memref(value).extent})"
+        for position, value in enumerate(op.arguments)
+        if isinstance(value.type, MemRefType)
+    ]
+    site = body.site(op, f"@{op.callee.root_reference.data}")
+    return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', *memrefs])})"

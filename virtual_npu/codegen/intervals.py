@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import affine, scf
 from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr, IntegerType
-from xdsl.ir import Block, Operation, OpResult, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import (
     AffineBinaryOpExpr,
     AffineBinaryOpKind,
@@ -27,7 +27,8 @@ def interval(value: SSAValue) -> Interval | None:
     """The values that an integer or index can take; None where that is not known."""
     if isinstance(value, OpResult):
         return _fitting(value, _of_result(value.op))
-    around = value.owner.parent_op() if isinstance(value.owner, Block) else None
+    assert isinstance(value, BlockArgument)
+    around = value.owner.parent_op()
     if isinstance(around, HierarchyOp):
         return _of_hierarchy_argument(around, value)
     if around is None or value.index >= _count_loop_variables(around):
@@ -38,7 +39,7 @@ def interval(value: SSAValue) -> Interval | None:
 def of_map(map_: AffineMap, operands: Sequence[SSAValue]) -> list[Interval | None]:
     """The values of every result of an affine map; operands are the dimensions, then the symbols."""
     known = [interval(operand) for operand in operands]
-    return [_of_expression(expr, known, map_.num_dims) for expr in map_.results]
+    return [of_expression(expr, known, map_.num_dims) for expr in map_.results]
 
 
 def _fitting(value: SSAValue, found: Interval | None) -> Interval | None:
@@ -130,7 +131,8 @@ def _of_result(op: Operation) -> Interval | None:
     return function(*known) if len(known) == len(operands) else None
 
 
-def _of_expression(expr: AffineExpr, operands: Sequence[Interval | None], dims: int) -> Interval | None:
+def of_expression(expr: AffineExpr, operands: Sequence[Interval | None], dims: int) -> Interval | None:
+    """The values of an affine expression; operands are the dimensions, then the symbols."""
     if isinstance(expr, AffineConstantExpr):
         return expr.value, expr.value
     if isinstance(expr, AffineDimExpr):
@@ -138,7 +140,7 @@ def _of_expression(expr: AffineExpr, operands: Sequence[Interval | None], dims: 
     if isinstance(expr, AffineSymExpr):
         return operands[dims + expr.position]
     assert isinstance(expr, AffineBinaryOpExpr)
-    left, right = (_of_expression(side, operands, dims) for side in (expr.lhs, expr.rhs))
+    left, right = (of_expression(side, operands, dims) for side in (expr.lhs, expr.rhs))
     return None if left is None or right is None else _KINDS[expr.kind](left, right)
 
 

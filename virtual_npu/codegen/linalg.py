@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, MemRefType, TensorType
 from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.dialects.linalg.ops import IndexOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
 from air_dialect import upstream_linalg_named
-from virtual_npu.codegen import affine_text, types
+from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
-from virtual_npu.codegen.memref import access, address, whole
+from virtual_npu.codegen.intervals import of_expression
+from virtual_npu.codegen.memory import access, address, whole
 
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
@@ -33,12 +34,13 @@ def _structured(body: Body, op: Operation) -> None:
     body.comment(op)
     indices = []
     with body.block(""):
+        views = _views(body, op, maps, extents)
         for dim, extent in enumerate(extents):
             name = body.fresh(f"d{dim}")
             indices.append(name)
             body.put(f"for (vnpu::i64 {name} = 0; {name} < {extent}; ++{name}) {{")
             body.depth += 1
-        _scalar_body(body, op, maps, indices)
+        _scalar_body(body, op, views, maps, indices, extents)
         for _ in extents:
             body.depth -= 1
             body.put("}")
@@ -60,31 +62,84 @@ def _extents(body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap
     return [found[dim] for dim in range(count)]
 
 
+def _views(
+    body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap], extents: Sequence[str]
+) -> list[MemRef | None]:
+    """What the loops read and write their operands through.
+
+    With checks, an operand that they walk as a whole is checked before them. None for a scalar, and, with
+    checks, for a memref whose elements are checked one by one.
+    """
+    views: list[MemRef | None] = []
+    written: list[SSAValue] = []
+    outputs = len(op.operands) - len(op.outputs)
+    for number, (value, argument, map_) in enumerate(zip(op.operands, op.body.block.args, maps, strict=True)):
+        if not isinstance(value.type, MemRefType) or (body.checked and not _is_walked(map_)):
+            views.append(None)
+            continue
+        for dim, expr in enumerate(map_.results):
+            assert not body.checked or isinstance(expr, AffineDimExpr)
+            if body.checked and isinstance(expr, AffineDimExpr):
+                memory.same_extent(body, op, value, dim, extents[expr.position])
+        if argument.uses:
+            memory.reads_whole(body, op, value)
+        if number >= outputs:
+            written.append(value)
+        views.append(memory.raw(body, body.memref(value)))
+    for value in written:
+        memory.writes_whole(body, op, value)
+    return views
+
+
+def _is_walked(map_: AffineMap) -> bool:
+    """Whether loops over all dimensions of an operand touch each of its elements."""
+    return all(isinstance(expr, AffineDimExpr) for expr in map_.results)
+
+
 def _scalar_body(
-    body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap], indices: Sequence[str]
+    body: Body,
+    op: LinalgStructuredOperation,
+    views: Sequence[MemRef | None],
+    maps: Sequence[AffineMap],
+    indices: Sequence[str],
+    extents: Sequence[str],
 ) -> None:
     """Load the operands of one point, run the region, store what it yields."""
     block = op.body.block
-    places: list[str] = []
-    for value, argument, map_ in zip(op.operands, block.args, maps, strict=True):
+    elements = [_indices(map_, indices, extents) for map_ in maps]
+    for value, argument, view, element in zip(op.operands, block.args, views, elements, strict=True):
         if not isinstance(value.type, MemRefType):
             body.values[argument] = body.values[value]
-            places.append("")
-            continue
-        view = body.memref(value)
-        offset = address(view, [f"({text})" for text in affine_text.results(map_, indices)])
-        places.append(f"{view.pointer}[{offset}]")
-        if argument.uses:
+        elif argument.uses:
             name = body.name_for(argument)
-            body.put(f"const {types.scalar(argument.type)} {name} = {places[-1]};")
+            text = _element(view, element) if view else memory.read_at(body, op, value, element)
+            body.put(f"const {types.scalar(argument.type)} {name} = {text};")
             body.values[argument] = Scalar(name)
     body.loop_indices.append(list(indices))
     body.operations(block)
     body.loop_indices.pop()
     assert block.last_op is not None
-    outputs = places[len(op.operands) - len(op.outputs) :]
-    for place, value in zip(outputs, block.last_op.operands, strict=True):
-        body.put(f"{place} = {body.text(value)};")
+    first = len(op.operands) - len(op.outputs)
+    for number, result in enumerate(block.last_op.operands, start=first):
+        view, text = views[number], body.text(result)
+        if view:
+            body.put(f"{_element(view, elements[number])} = {text};")
+        else:
+            body.put(memory.write_at(body, op, op.operands[number], elements[number], text))
+
+
+def _indices(map_: AffineMap, indices: Sequence[str], extents: Sequence[str]) -> list[memory.Index]:
+    """The indices into an operand at one point of the loops."""
+    ranges = [(0, max(0, int(extent) - 1)) if extent.isdigit() else None for extent in extents]
+    texts = affine_text.results(map_, indices)
+    return [
+        memory.Index(f"({text})", of_expression(expr, ranges, map_.num_dims))
+        for text, expr in zip(texts, map_.results, strict=True)
+    ]
+
+
+def _element(view: MemRef, indices: Sequence[memory.Index]) -> str:
+    return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
 
 
 @emits("linalg.index")
@@ -103,6 +158,8 @@ def _fill(body: Body, op: Operation) -> None:
         text = f"vnpu::cast<{types.scalar(view.type.element_type)}>({text})"
     name = body.fresh("filled")
     body.put(f"const {types.scalar(view.type.element_type)} {name} = {text};")
+    memory.writes_whole(body, op, target)
+    view = memory.raw(body, view)
     _loops(body, view, lambda offset: f"{view.pointer}[{offset}] = {name};")
 
 

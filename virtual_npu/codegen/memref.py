@@ -10,34 +10,14 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from air_dialect.ops import ExecuteOp
-from virtual_npu.codegen import types
+from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.l1_copies import tile_copies
-
-
-def address(view: MemRef, indices: Sequence[str]) -> str:
-    """C++ text of the offset, in elements, of an index into a memref."""
-    pairs = zip(indices, view.strides, strict=True)
-    return plus(*(times(grouped(index), stride) for index, stride in pairs)) if indices else "0"
-
-
-def at(view: MemRef, indices: Sequence[str]) -> str:
-    """C++ text of a pointer to an element."""
-    offset = address(view, indices)
-    return view.pointer if offset == "0" else f"{view.pointer} + {offset}"
-
-
-def whole(view: MemRef) -> tuple[list[str], list[str]]:
-    """Sizes and strides that walk a memref in row-major order; one element for rank 0."""
-    return (list(view.sizes), list(view.strides)) if view.sizes else (["1"], ["1"])
-
-
-def access(
-    body: Body, op: Operation, view: MemRef, offset: str, sizes: Sequence[str], strides: Sequence[str]
-) -> str:
-    """C++ text of one side of a transfer, checked against the extent of its buffer."""
-    braces = f"{{{', '.join(sizes)}}}, {{{', '.join(strides)}}}"
-    return f"vnpu::access({body.site(op)}, {view.pointer}, {view.extent}, {offset}, {braces})"
+from virtual_npu.codegen.memory import access as access
+from virtual_npu.codegen.memory import address as address
+from virtual_npu.codegen.memory import at as at
+from virtual_npu.codegen.memory import whole as whole
 
 
 @emits("memref.alloc", "memref.alloca")
@@ -58,27 +38,54 @@ def _alloc(body: Body, op: Operation) -> None:
         strides = [str(s) for s in known]
     view = MemRef(name, tuple(sizes), tuple(strides), type_, tile_copies(op.memref))
     element = types.scalar(type_.element_type)
-    arena = "sequencer.arena" if body.mode is Mode.SEQUENCER else "arena"
-    body.uses_arena = body.uses_arena or arena == "arena"
-    body.put(f"{element} *const {name} = {arena}.alloc<{element}>({view.footprint});")
+    arena = _arena(body)
+    count = view.footprint
+    if body.checked:
+        label = memory.label(
+            body.unit, memory.name_of(op.memref), type_, op, "allocated", op.name == "memref.alloca"
+        )
+        count = f"{label}, {{{', '.join(sizes)}}}, {count}"
+    kind = "const auto " if body.checked else f"{element} *const "
+    body.put(f"{kind}{name} = {arena}.alloc<{element}>({count});")
     body.values[op.memref] = view
+
+
+def _arena(body: Body) -> str:
+    """C++ text of the arena of the body."""
+    if body.mode is Mode.SEQUENCER:
+        return "sequencer.arena"
+    body.uses_arena = True
+    return "arena"
 
 
 @emits("memref.dealloc")
 def _dealloc(body: Body, op: Operation) -> None:
     """Give a buffer back where this happens once; else it stays until its body ends.
 
-    The compiler moves allocations out of loops and leaves the deallocations inside (ping-pong buffers).
+    The compiler moves allocations out of loops and leaves the deallocations inside (ping-pong buffers). There
+    what the buffer holds is not wanted any more.
     """
     view = body.memref(op.operands[0])
     alloc = _allocation(op.operands[0])
     if alloc is None or _loops_around(op) != _loops_around(alloc):
-        return
-    if body.mode is Mode.SEQUENCER:
+        if body.checked:
+            _end_use(body, op, view, alloc is not None)
+    elif body.mode is Mode.SEQUENCER:
         body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.footprint});")
     else:
-        body.put(f"arena.dealloc({body.site(op)}, {view.pointer});")
-        body.uses_arena = True
+        body.put(f"{_arena(body)}.dealloc({body.site(op)}, {view.pointer});")
+
+
+def _end_use(body: Body, op: Operation, view: MemRef, is_own: bool) -> None:
+    """End what one iteration does with a buffer. Only what the body allocated itself loses what it holds."""
+    extent = view.footprint if is_own else "0"
+    call = f"vnpu::end_use({body.site(op)}, {view.pointer}, {extent});"
+    if body.mode is not Mode.SEQUENCER:
+        body.put(call)
+        return
+    uses = f"{{vnpu::writes({view.pointer}, {extent})}}"
+    with body.block(f"sequencer.run({body.site(op)}, vnpu::blocking(vnpu::Token()), {uses}, [=]", "});"):
+        body.put(call)
 
 
 def _allocation(value: SSAValue) -> Operation | None:
@@ -105,14 +112,13 @@ def _loops_around(op: Operation) -> list[Operation]:
 
 @emits("memref.load")
 def _load(body: Body, op: Operation) -> None:
-    view, indices = body.memref(op.operands[0]), body.texts(op.operands[1:])
-    body.define(op.results[0], f"{view.pointer}[{address(view, indices)}]")
+    body.define(op.results[0], memory.read(body, op, op.operands[0], op.operands[1:]))
 
 
 @emits("memref.store")
 def _store(body: Body, op: Operation) -> None:
-    view, indices = body.memref(op.operands[1]), body.texts(op.operands[2:])
-    body.put(f"{view.pointer}[{address(view, indices)}] = {body.text(op.operands[0])};")
+    value, target, *indices = op.operands
+    body.put(memory.write(body, op, target, indices, body.text(value)))
 
 
 @emits("memref.copy")
@@ -149,8 +155,21 @@ def _subview(body: Body, op: Operation) -> None:
     steps = _mixed(body, op.static_strides.get_values(), op.strides)
     strides = [times(step, stride) for step, stride in zip(steps, source.strides, strict=True)]
     kept = _kept_dims(op, sizes)
+    if body.checked:
+        _stay_within(body, op, (offsets, sizes, steps))
     pointer = at(source, offsets)
     body.define_memref(op.result, pointer, [sizes[d] for d in kept], [strides[d] for d in kept])
+
+
+def _stay_within(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], ...]) -> None:
+    """Refuse a subview that leaves its source; one without elements has nothing outside."""
+    dynamic = iter(op.offsets)
+    for dim, (offset, size, step) in enumerate(zip(*lists, strict=True)):
+        known = int(offset) if offset.lstrip("-").isdigit() else None
+        value = next(dynamic) if op.static_offsets.get_values()[dim] == DYNAMIC_INDEX else None
+        values = (known, known) if known is not None else interval(value) if value is not None else None
+        reach = times(grouped(step), grouped(plus(size, "-1")))
+        memory.stay_within(body, op, op.source, dim, memory.Index(offset, values), plus(reach, "1"))
 
 
 def _kept_dims(op: memref.SubviewOp, sizes: Sequence[str]) -> list[int]:
@@ -250,18 +269,22 @@ def _reinterpret(body: Body, op: Operation) -> None:
 @emits("memref.reshape")
 def _reshape(body: Body, op: Operation) -> None:
     """The result is dense; its static type tells its extents, the shape operand any others."""
-    source, shape = body.memref(op.operands[0]), body.memref(op.operands[1])
-    type_ = op.results[0].type
+    source, type_ = body.memref(op.operands[0]), op.results[0].type
     if not isinstance(type_, MemRefType):
         raise unsupported(op, f"the result has type {type_}: give it a rank")
     sizes = [
-        str(n) if n != types.DYNAMIC else body.hold(f"{shape.pointer}[{dim}]", "extent")
+        str(n) if n != types.DYNAMIC else body.hold(_extent(body, op, dim), "extent")
         for dim, n in enumerate(type_.get_shape())
     ]
     strides = ["1"] * len(sizes)
     for dim in range(len(sizes) - 2, -1, -1):
         strides[dim] = times(strides[dim + 1], sizes[dim + 1])
     body.define_memref(op.results[0], source.pointer, sizes, strides)
+
+
+def _extent(body: Body, op: Operation, dim: int) -> str:
+    """C++ text of an element of the operand that tells the shape."""
+    return memory.read_at(body, op, op.operands[1], [memory.Index(str(dim), (dim, dim))])
 
 
 @emits("memref.view")
@@ -275,7 +298,8 @@ def _view(body: Body, op: Operation) -> None:
     for dim in range(len(extents) - 2, -1, -1):
         strides[dim] = times(strides[dim + 1], grouped(extents[dim + 1]))
     element = types.scalar(type_.element_type)
-    pointer = f"reinterpret_cast<{element} *>({body.memref(source).pointer} + {body.text(shift)})"
+    moved = f"{body.memref(source).pointer} + {body.text(shift)}"
+    pointer = f"vnpu::recast<{element}>({moved})" if body.checked else f"reinterpret_cast<{element} *>({moved})"
     body.define_memref(op.results[0], pointer, extents, strides)
 
 

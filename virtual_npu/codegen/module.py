@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Operation
 
 from air_dialect.ops import AsyncTokenType, ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
 from virtual_npu.abi import FORMAT, entry_symbol, identifier
-from virtual_npu.codegen import air, arith, emitters, tokens, types  # noqa: F401 - emitters register
+from virtual_npu.codegen import air, arith, emitters, memory, nests, tokens, types  # noqa: F401
 from virtual_npu.codegen.body import (
     Body,
     Emit,
@@ -64,7 +64,9 @@ class Unit:
     names: set[str] = field(default_factory=set)
     channel_structs: dict[Operation, str] = field(default_factory=dict)
     emitted: set[str] = field(default_factory=set)
-    globals: set[str] = field(default_factory=set)
+    globals: dict[str, str] = field(default_factory=dict)
+    """C++ text of a pointer to every memref.global that is used, by its name."""
+    constants: dict[tuple[str, str], str] = field(default_factory=dict)
     needs_schedule: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +95,14 @@ class Unit:
             name = f"{base}_{count}"
         self.names.add(name)
         return name
+
+    def constant(self, type_: str, hint: str, fields: str) -> str:
+        """The C++ name of a constant of the file; the same fields give the same one."""
+        key = type_, fields
+        if key not in self.constants:
+            self.constants[key] = self.fresh(hint)
+            self.declarations.append(f"static constexpr {type_} {self.constants[key]}{{{fields}}};")
+        return self.constants[key]
 
     # ---- functions ----
 
@@ -175,7 +185,8 @@ class Unit:
                 parameters.append(f"{types.cpp(type_)} {name}")
                 body.values[argument] = Scalar(name)  # type: ignore[index]
                 continue
-            parameters.append(f"{types.scalar(type_.element_type)} *{name}")
+            kind = types.pointer(type_, self.options.checks)
+            parameters.append(f"{kind}{name}" if kind.endswith("*") else f"{kind} {name}")
             sizes = [self._extent(body, parameters, n, f"{name}_size") for n in type_.get_shape()]
             strides = [
                 self._extent(body, parameters, s, f"{name}_stride") for s in types.memref_strides(type_)
@@ -219,6 +230,8 @@ class Unit:
             ]
             result = "vnpu::Process"
             lines.append("  co_return;" if body.mode is Mode.PROCESS else _DRAIN)
+        if self.options.checks:
+            _close_arena(body, lines)
         if body.mode is Mode.SEQUENCER:
             lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
         if body.uses_arena:
@@ -228,7 +241,15 @@ class Unit:
         head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
         self.functions.append("\n".join([head, *lines, "}"]))
 
-    # ---- memory work in sequencers ----
+    # ---- memory work ----
+
+    def is_nest(self, body: Body, op: Operation) -> bool:
+        """Whether an operation is the outermost of loops that are emitted in two versions."""
+        return nests.is_nest(body, op)
+
+    def emit_nest(self, body: Body, op: Operation, emit: Emit) -> None:
+        """Emit such an operation."""
+        nests.emit_nest(body, op, emit)
 
     def is_memory_work(self, op: Operation) -> bool:
         """Whether an operation that is no AIR operation reads or writes buffers itself."""
@@ -284,11 +305,11 @@ class Unit:
     # ---- globals and calls ----
 
     def global_pointer(self, name: str) -> str:
-        """The C++ name of a memref.global, emitted on first use."""
+        """C++ text of a pointer to a memref.global, which is emitted on first use."""
         text = f"global_{identifier(name)}"
         if name in self.globals:
-            return text
-        self.globals.add(name)
+            return self.globals[name]
+        self.globals[name] = text
         found = [
             op for op in self.module.walk() if isinstance(op, memref.GlobalOp) and op.sym_name.data == name
         ]
@@ -306,7 +327,9 @@ class Unit:
             initial = " = {" + ", ".join(arith.literal(type_.element_type, n) for n in numbers) + "}"
         scalar = types.scalar(type_.element_type)
         self.declarations.append(f"alignas(64) static {scalar} {text}[{count}]{initial};")
-        return text
+        if self.options.checks:
+            self.globals[name] = memory.checked_global(self, found[0], text, bool(initial))
+        return self.globals[name]
 
     def callee(self, call: Operation, name: str) -> str:
         """The C++ function that a call goes to; external ones are declared."""
@@ -352,6 +375,9 @@ class Unit:
         arguments = [_unpacked(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
         entry = f"entry_{identifier(name)}"
         lines = [f"static void {entry}(void *const *arguments) {{"]
+        if self.options.checks:
+            buffers, arguments = memory.checked_arguments(self, op, arguments)
+            lines += buffers
         if self._function_mode(op) is Mode.SEQUENCER:
             struct = self.channel_struct(op)
             call = ", ".join(["island", f'vnpu::Where{{"func @{name}", 0, 0, 0}}', "channels", *arguments])
@@ -364,6 +390,15 @@ class Unit:
         lines += [f"  return vnpu::call_entry({entry}, arguments, options, report);", "}"]
         self.functions.append("\n".join(lines))
         return {"arguments": described}
+
+
+def _close_arena(body: Body, lines: list[str]) -> None:
+    """With checks, a body ends by reporting the buffers that it did not give back."""
+    if body.mode is Mode.SEQUENCER:
+        lines.append("  sequencer.arena.close();")
+    elif body.uses_arena:
+        returns = bool(lines) and lines[-1].startswith(("  co_return", "  return"))
+        lines.insert(len(lines) - returns, "  arena.close();")
 
 
 def _outside_launches(op: Operation) -> Iterator[Operation]:
@@ -440,5 +475,5 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
     )
     runtime = ["runtime.cc", *(["schedule.cc"] if unit.needs_schedule else [])]
     if options.checks:
-        runtime += ["check.cc", "order.cc", "record.cc"]
+        runtime += ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)

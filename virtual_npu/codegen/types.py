@@ -104,6 +104,12 @@ def cpp(type_: Attribute) -> str:
     return scalar(type_)
 
 
+def pointer(type_: MemRefType, checked: bool) -> str:
+    """The C++ type of a pointer into a memref; with checks, of one that knows its buffer."""
+    element = scalar(type_.element_type)
+    return f"vnpu::Ptr<{element}>" if checked else f"{element} *"
+
+
 def row_major(shape: tuple[int, ...]) -> list[int]:
     """Strides of a dense row-major buffer; DYNAMIC where they depend on a dynamic extent."""
     strides = [1] * len(shape)

@@ -20,9 +20,9 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 
-from virtual_npu.codegen import affine_text, types
+from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, attribute, emits, grouped, plus, unsupported
-from virtual_npu.codegen.memref import at
+from virtual_npu.codegen.memory import at
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
@@ -60,26 +60,32 @@ def _minor(view: MemRef, rank: int) -> list[str]:
 
 @emits("vector.load", "affine.vector_load")
 def _load(body: Body, op: Operation) -> None:
-    view, type_ = body.memref(op.operands[0]), op.results[0].type
+    type_ = op.results[0].type
     assert isinstance(type_, VectorType)
-    pointer = at(view, _indices(body, op, op.operands[1:]))
-    strides = _braces(_minor(view, len(type_.get_shape())))
-    body.define(op.results[0], f"vnpu::read<{_template(type_)}>({pointer}, {strides})")
+    pointer, strides = _window(body, op, op.operands[0], op.operands[1:], type_)
+    call = memory.vector_call(body, op, op.operands[0], f"read<{_template(type_)}>", [pointer, strides])
+    body.define(op.results[0], call)
 
 
 @emits("vector.store", "affine.vector_store")
 def _store(body: Body, op: Operation) -> None:
-    value, type_ = op.operands[0], op.operands[0].type
-    assert isinstance(type_, VectorType)
-    view = body.memref(op.operands[1])
-    pointer = at(view, _indices(body, op, op.operands[2:]))
-    strides = _braces(_minor(view, len(type_.get_shape())))
-    body.put(f"vnpu::write<{_template(type_)}>({pointer}, {strides}, {body.text(value)});")
+    value, target, *indices = op.operands
+    assert isinstance(value.type, VectorType)
+    pointer, strides = _window(body, op, target, indices, value.type)
+    arguments = [pointer, strides, body.text(value)]
+    body.put(memory.vector_call(body, op, target, f"write<{_template(value.type)}>", arguments) + ";")
 
 
-def _indices(body: Body, op: Operation, operands: Sequence[SSAValue]) -> list[str]:
-    texts, map_ = body.texts(operands), attribute(op, "map")
-    return affine_text.results(map_.data, texts) if isinstance(map_, AffineMapAttr) else texts
+def _window(
+    body: Body, op: Operation, value: SSAValue, operands: Sequence[SSAValue], type_: VectorType
+) -> tuple[str, str]:
+    """C++ text of where a vector begins in the last dimensions of a memref, and of its strides."""
+    view, map_, shape = body.memref(value), attribute(op, "map"), type_.get_shape()
+    indices = memory.indices_of(body, operands, map_.data if isinstance(map_, AffineMapAttr) else None)
+    lanes = [*[1] * (len(indices) - len(shape)), *shape][-len(indices) :] if indices else []
+    for dim, (index, count) in enumerate(zip(indices, lanes, strict=True)):
+        memory.stay_within(body, op, value, dim, index, str(count))
+    return at(view, [index.text for index in indices]), _braces(_minor(view, len(shape)))
 
 
 class _Transfer:
@@ -95,6 +101,7 @@ class _Transfer:
         self.view = body.memref(op.source)
         self.indices = body.texts(op.indices)
         self.pointer = at(self.view, self.indices)
+        self._stay_within(body, op, type_, mask)
         bounds = [bound.value.data != 0 for bound in op.in_bounds]
         self.strides: list[str] = []
         self.limits: list[str] = []
@@ -115,7 +122,26 @@ class _Transfer:
             limit.isdigit() and int(limit) >= extent
             for limit, extent in zip(self.limits, shape or (1,), strict=True)
         )
-        self.mask = "" if mask is None else f", &{body.text(mask)}"
+        self.mask = [] if mask is None else [f"&{body.text(mask)}"]
+
+    def _stay_within(
+        self,
+        body: Body,
+        op: vector.TransferReadOp | vector.TransferWriteOp,
+        type_: VectorType,
+        mask: SSAValue | None,
+    ) -> None:
+        """Refuse what lies outside of dimensions that are in bounds, or are not part of the vector."""
+        exprs = op.permutation_map.data.results
+        bounds = [bound.value.data != 0 for bound in op.in_bounds] or [False] * len(exprs)
+        of_dim = {e.position: i for i, e in enumerate(exprs) if isinstance(e, AffineDimExpr)}
+        for dim, index in enumerate(memory.indices_of(body, op.indices)):
+            if dim not in of_dim:
+                memory.stay_within(body, op, op.source, dim, index)
+            elif bounds[of_dim[dim]] and mask is None:
+                memory.stay_within(body, op, op.source, dim, index, str(type_.get_shape()[of_dim[dim]]))
+            else:
+                memory.stay_natural(body, op, op.source, dim, index)
 
     def _left(self, body: Body, op: vector.TransferReadOp | vector.TransferWriteOp, dim: int) -> str:
         """Elements from the index to the end of a dimension."""
@@ -133,13 +159,10 @@ def _transfer_read(body: Body, op: Operation) -> None:
     side = _Transfer(body, op, type_, op.mask)
     template, strides = _template(type_), _braces(side.strides)
     if side.is_inside:
-        expression = f"vnpu::read<{template}>({side.pointer}, {strides})"
+        expression = memory.vector_call(body, op, op.source, f"read<{template}>", [side.pointer, strides])
     else:
-        padding = body.text(op.padding)
-        limits = _braces(side.limits)
-        expression = (
-            f"vnpu::read_within<{template}>({side.pointer}, {strides}, {limits}, {padding}{side.mask})"
-        )
+        arguments = [side.pointer, strides, _braces(side.limits), body.text(op.padding), *side.mask]
+        expression = memory.vector_call(body, op, op.source, f"read_within<{template}>", arguments)
     body.define(op.result, expression)
 
 
@@ -151,10 +174,11 @@ def _transfer_write(body: Body, op: Operation) -> None:
     side = _Transfer(body, op, type_, op.mask)
     template, strides, value = _template(type_), _braces(side.strides), body.text(op.vector)
     if side.is_inside:
-        body.put(f"vnpu::write<{template}>({side.pointer}, {strides}, {value});")
+        call = memory.vector_call(body, op, op.source, f"write<{template}>", [side.pointer, strides, value])
     else:
-        limits = _braces(side.limits)
-        body.put(f"vnpu::write_within<{template}>({side.pointer}, {strides}, {limits}, {value}{side.mask});")
+        arguments = [side.pointer, strides, _braces(side.limits), value, *side.mask]
+        call = memory.vector_call(body, op, op.source, f"write_within<{template}>", arguments)
+    body.put(f"{call};")
 
 
 @emits("vector.maskedload")
@@ -162,10 +186,11 @@ def _masked_load(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.MaskedLoadOp)
     type_ = op.result.type
     assert isinstance(type_, VectorType)
-    pointer = at(body.memref(op.base), body.texts(op.indices))
+    pointer = _masked_window(body, op, op.base, op.indices, op.mask)
     n, mask = types.lanes(type_), body.text(op.mask)
     scalar = types.scalar(type_.element_type)
-    loaded = f"vnpu::read_within<{scalar}, {n}>({pointer}, {{1}}, {{{n}}}, {scalar}{{}}, &{mask})"
+    arguments = [pointer, "{1}", f"{{{n}}}", f"{scalar}{{}}", f"&{mask}"]
+    loaded = memory.vector_call(body, op, op.base, f"read_within<{scalar}, {n}>", arguments)
     body.define(op.result, f"vnpu::select({mask}, {loaded}, {body.text(op.pass_thru)})")
 
 
@@ -174,10 +199,26 @@ def _masked_store(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.MaskedStoreOp)
     type_ = op.value_to_store.type
     assert isinstance(type_, VectorType)
-    pointer = at(body.memref(op.base), body.texts(op.indices))
+    pointer = _masked_window(body, op, op.base, op.indices, op.mask)
     n, value = types.lanes(type_), body.text(op.value_to_store)
     scalar = types.scalar(type_.element_type)
-    body.put(f"vnpu::write_within<{scalar}, {n}>({pointer}, {{1}}, {{{n}}}, {value}, &{body.text(op.mask)});")
+    arguments = [pointer, "{1}", f"{{{n}}}", value, f"&{body.text(op.mask)}"]
+    body.put(memory.vector_call(body, op, op.base, f"write_within<{scalar}, {n}>", arguments) + ";")
+
+
+def _masked_window(
+    body: Body, op: Operation, value: SSAValue, operands: Sequence[SSAValue], mask: SSAValue
+) -> str:
+    """C++ text of where a vector begins whose lanes must lie inside where the mask is on."""
+    *outer, last = enumerate(memory.indices_of(body, operands))
+    for dim, index in outer:
+        memory.stay_within(body, op, value, dim, index)
+    dim, index = last
+    size = body.memref(value).sizes[dim]
+    if body.checked:
+        where = f"{memory.place(body, op, value)}, {dim}, {index.text}"
+        body.put(f"vnpu::lanes_within({where}, {body.text(mask)}, {size});")
+    return at(body.memref(value), body.texts(operands))
 
 
 @emits("vector.create_mask")

@@ -22,17 +22,6 @@ namespace {
 
 using ll = long long;
 
-// `%acc (memref<8x8xf32, 2>, allocated at line 20)`.
-struct Described {
-  char text[400];
-  explicit Described(const Label &label) {
-    const bool is_named = label.name[0];
-    int used = snprintf(text, sizeof(text), "%s%s%s, %s", label.name, is_named ? " (" : "", label.type, label.how);
-    if (label.site.line > 0) used += snprintf(text + used, sizeof(text) - size_t(used), " at line %d", label.site.line);
-    if (is_named) snprintf(text + used, sizeof(text) - size_t(used), ")");
-  }
-};
-
 // `[3, 0]`: where an element is in the buffer, and in which of its copies if there are several.
 struct Coordinates {
   char text[200];
@@ -56,13 +45,21 @@ struct Coordinates {
 
 // ---- buffers ----
 
+Described::Described(const Label &label) {
+  const bool is_named = label.name[0];
+  int used = snprintf(text, sizeof(text), "%.100s%s%.200s, %.60s", label.name, is_named ? " (" : "", label.type, label.how);
+  if (label.site.line > 0) used += snprintf(text + used, sizeof(text) - size_t(used), " at line %d", label.site.line);
+  if (is_named) snprintf(text + used, sizeof(text) - size_t(used), ")");
+}
+
 Buffer::Buffer(const Label &label, void *base, int element, std::initializer_list<i64> extents, i64 count,
-               uint8_t *written)
+               uint8_t *written, i64 guard)
     : label(label),
       maker(here ? *here : Where{"the program", 0, 0, 0}),
       base(static_cast<char *>(base)),
       count(count),
       element(element),
+      guard(guard),
       rank(extents.size() <= kMaxRank ? int(extents.size()) : 1),
       owner(current_process()),
       written_(written),
@@ -90,6 +87,26 @@ i64 Buffer::first_hole(const void *low, const void *high) {
   return found ? static_cast<const uint8_t *>(found) - written_ : -1;
 }
 
+bool Buffer::written_in_part(const void *low, const void *high) const {
+  const i64 first = (static_cast<const char *>(low) - base) / element;
+  const i64 end = (static_cast<const char *>(high) - base + element - 1) / element;
+  return !written_ || memchr(written_ + first, 1, size_t(end - first));
+}
+
+void Buffer::mark_changed(const char *low, const char *high) {
+  for (i64 i = (low - base) / element, end = (high - base) / element; i < end; ++i) {
+    if (written_[i]) continue;
+    for (int b = 0; b < element; ++b) written_[i] |= base[i * element + b] != char(0xff);
+  }
+}
+
+i64 Buffer::count_strays() const {
+  i64 strays = 0;
+  const char *const end = base + count * element;
+  for (i64 i = 1; i <= guard; ++i) strays += (base[-i] != char(0xff)) + (end[i - 1] != char(0xff));
+  return strays;
+}
+
 void Buffer::mark(const void *low, const void *high) {
   if (!written_) return;
   const i64 first = (static_cast<const char *>(low) - base) / element;
@@ -103,6 +120,7 @@ void Buffer::forget(Site by, const void *low, const void *high) {
   if (!written_) return;
   const i64 first = (static_cast<const char *>(low) - base) / element;
   const i64 end = (static_cast<const char *>(high) - base) / element;
+  if (first == end) return;
   // Full without being marked: all was written in one go.
   if (full()) memset(written_, 1, size_t(count));
   memset(written_ + first, 0, size_t(end - first));
@@ -142,10 +160,17 @@ void Buffer::refuse_unwritten(Site site, const void *low, const void *high) {
           ll(count_written()), ll(count));
 }
 
-void fail_index(const Place &at, int dimension, i64 index, i64 size) {
-  const bool is_named = at.name[0];
-  fail_as(Failure::kOutside, at.site, "index %lld of dimension %d is outside %s%s%s%s: legal are 0 to %lld", ll(index),
-          dimension, at.type, is_named ? " " : "", at.name, at.made, ll(size - 1));
+void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size) {
+  char last[40] = "", name[200] = "";
+  if (lanes > 1) snprintf(last, sizeof(last), " to %lld", ll(index + lanes - 1));
+  if (at.name[0]) snprintf(name, sizeof(name), " %s", at.name);
+  fail_as(Failure::kOutside, at.site, "index %lld%s of dimension %d is outside %s%s%s: legal are 0 to %lld", ll(index),
+          last, dimension, at.type, name, at.made, ll(size - 1));
+}
+
+void fail_extent(const Place &at, int dimension, i64 size, i64 loops) {
+  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension,
+          at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
 }
 
 // ---- transfers ----
@@ -190,6 +215,19 @@ void mark(const Access &dst) {
   each_run(dst, [&](const char *low, const char *high) { dst.buffer->mark(low, high); });
 }
 
+void reads_all(Site site, const Access &operand) {
+  check_source(site, operand);
+  if (!operand.buffer || operand.count == 0 || !watched(*operand.buffer)) return;
+  each_run(operand, [&](const char *low, const char *high) { touch(site, *operand.buffer, low, high - low, false); });
+}
+
+void writes_all(Site site, const Access &operand) {
+  check_destination(site, operand);
+  mark(operand);
+  if (!operand.buffer || operand.count == 0 || !watched(*operand.buffer)) return;
+  each_run(operand, [&](const char *low, const char *high) { touch(site, *operand.buffer, low, high - low, true); });
+}
+
 // ---- the buffers of a body ----
 
 // The buffer; behind it its elements, then a byte for each that tells whether it is written.
@@ -215,12 +253,14 @@ namespace {
 
 constexpr i64 aligned(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
-// Between elements and what is known of them: bytes that nobody may touch, which AddressSanitizer watches.
+// Before and behind every buffer, for accesses that miss it: a vector of 64 floats.
+constexpr i64 kGap = 256;
+
 #if VNPU_SANITIZE
-constexpr i64 kGap = 64;
+constexpr i64 kGuard = 0;  // the sanitizer watches the gaps itself
 void forbid(const char *data, i64 bytes) { __asan_poison_memory_region(data, size_t(bytes)); }
 #else
-constexpr i64 kGap = 0;
+constexpr i64 kGuard = kGap;
 void forbid(const char *, i64) {}
 #endif
 
@@ -230,15 +270,15 @@ constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
 }  // namespace
 
 Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
-  const i64 header = aligned(sizeof(Block)) + kGap, bytes = aligned(count * element) + kGap;
-  char *const data = static_cast<char *>(pool_take(header + bytes + count)) + header;
+  const i64 header = aligned(sizeof(Block)) + kGap, bytes = count * element;
+  char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count)) + header;
   // All ones is a NaN in every format: what nobody wrote must not look plausible.
-  memset(data, 0xff, size_t(bytes));
-  memset(data + bytes, 0, size_t(count));
-  uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes);
-  Block *const block = new (data - header) Block(label, data, element, sizes, count, written);
+  memset(data - kGap, 0xff, size_t(bytes + 2 * kGap));
+  uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes + kGap);
+  memset(written, 0, size_t(count));
+  Block *const block = new (data - header) Block(label, data, element, sizes, count, written, kGuard);
   forbid(data - kGap, kGap);
-  forbid(data + count * element, bytes - count * element);
+  forbid(data + bytes, kGap);
   live_.add(block);
   if (record::on()) record::allocated(*block);
   return block;

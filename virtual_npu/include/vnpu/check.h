@@ -19,6 +19,12 @@ struct Label {
   bool ends_with_body = false;    // needs no memref.dealloc
 };
 
+// `%acc (memref<8x8xf32, 2>, allocated at line 20)`.
+struct Described {
+  explicit Described(const Label &label);
+  char text[400];
+};
+
 // The memref operand of an operation, for messages.
 struct Place {
   Site site;
@@ -29,8 +35,10 @@ struct Place {
 struct Buffer {
   static constexpr int kMaxRank = 8;
 
-  // `written` has one byte per element, or is null for a buffer whose contents were there before.
-  Buffer(const Label &label, void *base, int element, std::initializer_list<i64> sizes, i64 count, uint8_t *written);
+  // `written` has one byte per element, or is null for a buffer whose contents were there before. `guard` bytes
+  // before it and behind it belong to it, and must stay all ones.
+  Buffer(const Label &label, void *base, int element, std::initializer_list<i64> sizes, i64 count, uint8_t *written,
+         i64 guard = 0);
   Buffer(const Buffer &) = delete;
   ~Buffer() { release_cells(cells); }
 
@@ -41,13 +49,19 @@ struct Buffer {
   bool full() { return __atomic_load_n(&hole_, __ATOMIC_RELAXED) == count || !find_hole(); }
   // Whether every element in these bytes is written.
   bool written(const void *low, const void *high) { return first_hole(low, high) < 0; }
+  // Whether any is.
+  bool written_in_part(const void *low, const void *high) const;
   // The first element in these bytes that is not; -1: there is none.
   i64 first_hole(const void *low, const void *high);
   void mark(const void *low, const void *high);
+  // Marks what is not all ones any more.
+  void mark_changed(const char *low, const char *high);
   void mark_all() { __atomic_store_n(&hole_, count, __ATOMIC_RELAXED); }
   // Its contents mean nothing any more.
   void forget(Site by, const void *low, const void *high);
   i64 count_written() const;
+  // The bytes around it that are not what they were.
+  i64 count_strays() const;
 
   // Refuses a buffer that was given back, and bytes outside of it.
   void check(Site site, const char *verb, const void *low, const void *high) const {
@@ -63,6 +77,7 @@ struct Buffer {
   char *const base;
   const i64 count;         // elements
   const int element;       // bytes of one
+  const i64 guard;         // bytes
   const int rank;
   i64 sizes[kMaxRank];
   Site freed{nullptr, 0};  // the operation that gave it back
@@ -85,6 +100,11 @@ struct Ptr {
   Buffer *buffer;
   VNPU_INLINE Ptr operator+(i64 n) const { return Ptr{p + n, buffer}; }
 };
+
+template <class T>
+VNPU_INLINE Ptr<T> all_of(Buffer &buffer) {
+  return Ptr<T>{reinterpret_cast<T *>(buffer.base), &buffer};
+}
 
 // The same place as elements of another type.
 template <class To, class From>
@@ -128,11 +148,24 @@ VNPU_INLINE void store(const Place &, T *x, T value) {
   *x = value;
 }
 
-[[noreturn]] void fail_index(const Place &at, int dimension, i64 index, i64 size);
+[[noreturn]] void fail_extent(const Place &at, int dimension, i64 size, i64 loops);
+[[noreturn]] void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size);
 
 // Refuses an index outside of [0, size).
 VNPU_INLINE void within(const Place &at, int dimension, i64 index, i64 size) {
-  if (__builtin_expect(uint64_t(index) >= uint64_t(size), 0)) fail_index(at, dimension, index, size);
+  if (__builtin_expect(uint64_t(index) >= uint64_t(size), 0)) fail_index(at, dimension, index, 1, size);
+}
+// The same for `lanes` elements from the index on.
+VNPU_INLINE void within(const Place &at, int dimension, i64 index, i64 lanes, i64 size) {
+  if (__builtin_expect(index < 0 || index + lanes > size, 0)) fail_index(at, dimension, index, lanes, size);
+}
+// Refuses a dimension of another extent than the loops over it have.
+VNPU_INLINE void same_extent(const Place &at, int dimension, i64 size, i64 loops) {
+  if (__builtin_expect(size != loops, 0)) fail_extent(at, dimension, size, loops);
+}
+// Refuses a negative index where elements beyond the end are legal.
+VNPU_INLINE void not_before(const Place &at, int dimension, i64 index, i64 size) {
+  if (__builtin_expect(index < 0, 0)) fail_index(at, dimension, index, 1, size);
 }
 
 // ---- the buffers of a body ----
@@ -175,6 +208,7 @@ class Arena {
 // A deallocation that the compiler left in a loop out of which it moved the allocation.
 template <class T>
 inline void end_use(Site site, Ptr<T> x, i64 extent) {
+  x.buffer->check(site, "gives back", x.p, x.p);
   x.buffer->forget(site, x.p, x.p + extent);
 }
 

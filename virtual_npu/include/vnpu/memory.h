@@ -227,3 +227,7 @@ VNPU_INLINE void write_within(T *p, const i64 (&strides)[sizeof...(S)], const i6
 }
 
 }  // namespace vnpu
+
+#if VNPU_CHECKS
+#include "vnpu/check_access.h"
+#endif

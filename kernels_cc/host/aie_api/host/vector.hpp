@@ -182,6 +182,17 @@ AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at) {
 #endif
 }
 
+// Tells the virtual NPU, in programs built with checks, what a kernel reads and writes.
+#if VNPU_CHECKS
+extern "C" void vnpu_kernel_read(const void* at, long bytes);
+extern "C" void vnpu_kernel_write(const void* at, long bytes);
+AIE_HOST_INLINE void tell_read(const void* at, long bytes) { vnpu_kernel_read(at, bytes); }
+AIE_HOST_INLINE void tell_write(const void* at, long bytes) { vnpu_kernel_write(at, bytes); }
+#else
+AIE_HOST_INLINE void tell_read(const void*, long) {}
+AIE_HOST_INLINE void tell_write(const void*, long) {}
+#endif
+
 }  // namespace host
 
 template <typename V>
@@ -203,6 +214,7 @@ template <unsigned N, typename T>
 AIE_HOST_INLINE vector<T, N> load_v(const T* from) {
   host::check_alignment<T, N>(from);
   vector<T, N> v;
+  host::tell_read(from, sizeof(v.data));
   std::memcpy(&v.data, from, sizeof(v.data));
   return v;
 }
@@ -214,6 +226,7 @@ AIE_HOST_INLINE auto load_v(const T* from) {
 template <unsigned N, typename T>
 AIE_HOST_INLINE vector<T, N> load_unaligned_v(const T* from, [[maybe_unused]] unsigned aligned_elems = 1) {
   vector<T, N> v;
+  host::tell_read(from, sizeof(v.data));
   std::memcpy(&v.data, from, sizeof(v.data));
   return v;
 }
@@ -232,12 +245,14 @@ AIE_HOST_INLINE vector<T, N> load_floor_v(const T* from, unsigned elems = N) {
 template <typename T, unsigned N>
 AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
   host::check_alignment<T, N>(to);
+  host::tell_write(to, sizeof(v.data));
   std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
   return to;
 }
 
 template <unsigned N, typename T>
 AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
+  host::tell_write(to, sizeof(v.data));
   std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
   return to;
 }

@@ -1,0 +1,298 @@
+"""How operations read and write memory: where every emitter of such an operation gets its C++.
+
+    read, write                 one element
+    read_vector, write_vector   a vector, and the same with lanes that may lie outside or be masked off
+    reads_whole, writes_whole   a whole operand at once, before loops over `raw` views of it
+    access                      one side of a transfer
+
+In builds without checks the text works on plain pointers. With checks, every access tells its place, and
+indices that are not known to lie inside are compared with the extents of their dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from xdsl.dialects import func, memref
+from xdsl.dialects.builtin import MemRefType
+from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
+from xdsl.ir.affine import AffineMap
+
+from air_dialect.attributes import attribute_text
+from air_dialect.ops import ExecuteOp, HierarchyOp
+from virtual_npu.codegen import affine_text, types
+from virtual_npu.codegen.body import Body, MemRef, grouped, line_of, plus, times
+from virtual_npu.codegen.intervals import Interval, interval, of_map
+
+if TYPE_CHECKING:
+    from virtual_npu.codegen.module import Unit
+
+# ---- addresses ----
+
+
+def address(view: MemRef, indices: Sequence[str]) -> str:
+    """C++ text of the offset, in elements, of an index into a memref."""
+    pairs = zip(indices, view.strides, strict=True)
+    return plus(*(times(grouped(index), stride) for index, stride in pairs)) if indices else "0"
+
+
+def at(view: MemRef, indices: Sequence[str]) -> str:
+    """C++ text of a pointer to an element."""
+    offset = address(view, indices)
+    return view.pointer if offset == "0" else f"{view.pointer} + {offset}"
+
+
+def whole(view: MemRef) -> tuple[list[str], list[str]]:
+    """Sizes and strides that walk a memref in row-major order; one element for rank 0."""
+    return (list(view.sizes), list(view.strides)) if view.sizes else (["1"], ["1"])
+
+
+def access(
+    body: Body, op: Operation, view: MemRef, offset: str, sizes: Sequence[str], strides: Sequence[str]
+) -> str:
+    """C++ text of one side of a transfer, checked against the extent of its buffer."""
+    braces = f"{{{', '.join(sizes)}}}, {{{', '.join(strides)}}}"
+    return f"vnpu::access({body.site(op)}, {view.pointer}, {view.extent}, {offset}, {braces})"
+
+
+# ---- names in messages ----
+
+
+def place(body: Body, op: Operation, value: SSAValue) -> str:
+    """C++ name of the `vnpu::Place` that says which memref of which operation is accessed."""
+    assert isinstance(value.type, MemRefType)
+    made = _maker(value)
+    origin = f" ({made})" if made else ""
+    texts = [name_of(value), attribute_text(value.type), origin]
+    fields = ", ".join([f"{{{_quoted(op.name)}, {line_of(op)}}}", *map(_quoted, texts)])
+    return body.unit.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
+
+
+def label(
+    unit: Unit, name: str, type_: Attribute, op: Operation, how: str, ends_with_body: bool = False
+) -> str:
+    """C++ name of the `vnpu::Label` of a buffer that `op` makes."""
+    site = f"{{{_quoted(op.name)}, {line_of(op)}}}"
+    texts = [_quoted(name), _quoted(attribute_text(type_)), site, _quoted(how), str(ends_with_body).lower()]
+    return unit.constant(
+        "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
+    )
+
+
+def name_of(value: SSAValue) -> str:
+    """The name of a value in its program; nothing for one that has a number only."""
+    return f"%{value.name_hint}" if value.name_hint else ""
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _maker(value: SSAValue) -> str:
+    """Where the buffer behind a memref comes from, as far as the text of the program tells."""
+    found = _origin(value)
+    if not isinstance(found, OpResult):
+        return ""
+    if found.op.name in ("memref.alloc", "memref.alloca"):
+        return f"allocated at line {line_of(found.op)}"
+    return f"global @{found.op.name_.root_reference.data}" if isinstance(found.op, memref.GetGlobalOp) else ""
+
+
+def _origin(value: SSAValue) -> SSAValue:
+    """The memref that a chain of views, captures and executes begins with."""
+    while True:
+        found = _one_step_back(value)
+        if found is None:
+            return value
+        value = found
+
+
+def _one_step_back(value: SSAValue) -> SSAValue | None:
+    if isinstance(value, OpResult):
+        if isinstance(value.op, ExecuteOp):
+            end = value.op.body.block.last_op
+            return end.operands[value.index - 1] if end is not None else None
+        sources = [operand for operand in value.op.operands if isinstance(operand.type, MemRefType)]
+        is_view = value.op.name.startswith("memref.") and not value.op.regions
+        return sources[0] if is_view and sources else None
+    around = value.owner.parent_op() if isinstance(value.owner, Block) else None
+    if not isinstance(around, HierarchyOp):
+        return None
+    pairs = zip(around.kernel_args, around.kernel_operands, strict=True)
+    return next((operand for argument, operand in pairs if argument is value), None)
+
+
+# ---- indices ----
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index into one dimension: C++ text, and the values it can take where they are known."""
+
+    text: str
+    values: Interval | None
+
+    def is_within(self, size: str, lanes: str = "1") -> bool:
+        """Whether `lanes` elements from this one on are known to lie inside."""
+        if self.values is None or not size.isdigit() or not lanes.isdigit():
+            return False
+        return self.values[0] >= 0 and self.values[1] + int(lanes) <= int(size)
+
+
+def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[Index]:
+    """The indices that operands give, through an affine map where there is one."""
+    texts = body.texts(operands)
+    if map_ is None:
+        return [Index(text, interval(value)) for text, value in zip(texts, operands, strict=True)]
+    return [
+        Index(text, values)
+        for text, values in zip(affine_text.results(map_, texts), of_map(map_, operands), strict=True)
+    ]
+
+
+def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Index, lanes: str = "1") -> None:
+    """Refuse at run time what lies outside of a dimension; emits nothing where it cannot."""
+    size = body.memref(value).sizes[dim]
+    if not body.checked or index.is_within(size, lanes):
+        return
+    many = f"{lanes}, " if lanes != "1" else ""
+    body.put(f"vnpu::within({place(body, op, value)}, {dim}, {index.text}, {many}{size});")
+
+
+def stay_natural(body: Body, op: Operation, value: SSAValue, dim: int, index: Index) -> None:
+    """Refuse a negative index where lanes beyond the end are legal."""
+    if body.checked and (index.values is None or index.values[0] < 0):
+        size = body.memref(value).sizes[dim]
+        body.put(f"vnpu::not_before({place(body, op, value)}, {dim}, {index.text}, {size});")
+
+
+# ---- elements ----
+
+
+def _element(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index]) -> str:
+    """C++ text of a pointer to an element that is inside."""
+    for dim, index in enumerate(indices):
+        stay_within(body, op, value, dim, index)
+    return at(body.memref(value), [index.text for index in indices])
+
+
+def read(
+    body: Body, op: Operation, value: SSAValue, operands: Sequence[SSAValue], map_: AffineMap | None = None
+) -> str:
+    """C++ text of an element of a memref."""
+    return read_at(body, op, value, indices_of(body, operands, map_))
+
+
+def read_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index]) -> str:
+    """The same for indices that are not operands."""
+    if not body.checked:
+        view = body.memref(value)
+        return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
+    pointer = _element(body, op, value, indices)
+    return f"vnpu::load({place(body, op, value)}, {pointer})"
+
+
+def write(
+    body: Body,
+    op: Operation,
+    value: SSAValue,
+    operands: Sequence[SSAValue],
+    text: str,
+    map_: AffineMap | None = None,
+) -> str:
+    """C++ text of a statement that stores an element."""
+    return write_at(body, op, value, indices_of(body, operands, map_), text)
+
+
+def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index], text: str) -> str:
+    """The same for indices that are not operands."""
+    if not body.checked:
+        view = body.memref(value)
+        return f"{view.pointer}[{address(view, [index.text for index in indices])}] = {text};"
+    pointer = _element(body, op, value, indices)
+    element = types.scalar(types.element(value.type))
+    return f"vnpu::store<{element}>({place(body, op, value)}, {pointer}, {text});"
+
+
+# ---- vectors ----
+
+
+def vector_call(body: Body, op: Operation, value: SSAValue, function: str, arguments: Sequence[str]) -> str:
+    """C++ text of a vector access, such as vnpu::read<float, 8>; the first argument is the pointer."""
+    leading = [place(body, op, value)] if body.checked else []
+    return f"vnpu::{function}({', '.join([*leading, *arguments])})"
+
+
+# ---- whole operands ----
+
+
+def same_extent(body: Body, op: Operation, value: SSAValue, dim: int, extent: str) -> None:
+    """Refuse a dimension of another extent than the loops have; emits nothing where both are known."""
+    size = body.memref(value).sizes[dim]
+    if size != extent:
+        body.put(f"vnpu::same_extent({place(body, op, value)}, {dim}, {size}, {extent});")
+
+
+def reads_whole(body: Body, op: Operation, value: SSAValue) -> None:
+    """Refuse, before loops over all of a memref, what must not be read."""
+    if body.checked:
+        view = body.memref(value)
+        body.put(f"vnpu::reads_all({body.site(op)}, {access(body, op, view, '0', *whole(view))});")
+
+
+def writes_whole(body: Body, op: Operation, value: SSAValue) -> None:
+    """The same where loops write all of it."""
+    if body.checked:
+        view = body.memref(value)
+        body.put(f"vnpu::writes_all({body.site(op)}, {access(body, op, view, '0', *whole(view))});")
+
+
+def raw(body: Body, view: MemRef) -> MemRef:
+    """The view with a plain pointer, for loops whose accesses were checked as a whole."""
+    if not body.checked:
+        return view
+    name = body.fresh(f"{view.pointer}_raw")
+    body.put(f"{types.scalar(view.type.element_type)} *const {name} = vnpu::raw({view.pointer});")
+    return replace(view, pointer=name)
+
+
+# ---- buffers that are there before the program runs ----
+
+
+def checked_arguments(unit: Unit, op: func.FuncOp, unpacked: Sequence[str]) -> tuple[list[str], list[str]]:
+    """C++ of an entry with checks: statements that make a buffer of every memref, and what to pass."""
+    statements, arguments = [], []
+    for index, (value, text) in enumerate(zip(op.body.block.args, unpacked, strict=True)):
+        if not isinstance(value.type, MemRefType):
+            arguments.append(text)
+            continue
+        known = label(unit, name_of(value), value.type, op, f"argument {index} of @{op.sym_name.data}")
+        name = f"buffer_{index}"
+        statements.append(
+            f"  vnpu::Buffer {name}({_buffer(known, f'arguments[{index}]', value.type, 'nullptr')});"
+        )
+        arguments.append(f"vnpu::all_of<{types.scalar(value.type.element_type)}>({name})")
+    return statements, arguments
+
+
+def checked_global(unit: Unit, op: memref.GlobalOp, data: str, is_written: bool) -> str:
+    """C++ declarations of the buffer of a global; gives a pointer to it."""
+    assert isinstance(op.type, MemRefType)
+    written = "nullptr"
+    if not is_written:
+        written = f"written_{data}"
+        unit.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
+    known = label(unit, f"@{op.sym_name.data}", op.type, op, "declared")
+    unit.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
+    return f"vnpu::all_of<{types.scalar(op.type.element_type)}>(buffer_{data})"
+
+
+def _buffer(known: str, data: str, type_: MemRefType, written: str) -> str:
+    """C++ text of the arguments of a vnpu::Buffer."""
+    shape = type_.get_shape()
+    extents = ", ".join(map(str, shape))
+    return f"{known}, {data}, {types.byte_width(type_.element_type)}, {{{extents}}}, {prod(shape)}, {written}"

@@ -1,0 +1,182 @@
+// Checked vector accesses, whole operands, versions of loops, calls of external kernels. Included by vnpu/memory.h.
+#pragma once
+
+namespace vnpu {
+
+// ---- vectors: on pointers that know their buffer, and on plain ones where all is known to be in order ----
+
+template <int... S, class T, class Observe>
+VNPU_INLINE void each_dense(Ptr<T> x, const i64 *strides, Observe observe) {
+  if (is_contiguous<S...>(strides)) return observe(x.p, i64(volume<S...>));
+  constexpr int L = last_of<S...>;
+  const i64 step = strides[sizeof...(S) - 1];
+  each_row<S...>(strides, [&](int, i64 offset) {
+    if (step == 1) return observe(x.p + offset, i64(L));
+    for (int i = 0; i < L; ++i) observe(x.p + offset + i * step, i64(1));
+  });
+}
+
+template <class T, int... S>
+VNPU_INLINE Vec<T, volume<S...>> read(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
+  each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_read(at.site, *x.buffer, p, n * i64(sizeof(T))); });
+  return read<T, S...>(x.p, strides);
+}
+template <class T, int... S>
+VNPU_INLINE Vec<T, volume<S...>> read(const Place &, const T *x, const i64 (&strides)[sizeof...(S)]) {
+  return read<T, S...>(x, strides);
+}
+
+template <class T, int... S>
+VNPU_INLINE void write(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                       const Vec<T, volume<S...>> &value) {
+  each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_write(at.site, *x.buffer, p, n * i64(sizeof(T))); });
+  write<T, S...>(x.p, strides, value);
+}
+template <class T, int... S>
+VNPU_INLINE void write(const Place &, T *x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
+  write<T, S...>(x, strides, value);
+}
+
+// Calls observe(element) for every lane that is on and inside.
+template <int... S, class T, class Observe>
+VNPU_INLINE void each_lane_within(Ptr<T> x, const i64 *strides, const i64 *limits, const Vec<bool, volume<S...>> *mask,
+                                  Observe observe) {
+  constexpr int N = volume<S...>;
+  const Lanes<bool, N> on(mask ? *mask : splat<bool, N>(true));
+  for (int i = 0; i < N; ++i) {
+    if (on.at[i] && inside<S...>(i, limits)) observe(x.p + offset_of<S...>(i, strides));
+  }
+}
+
+template <class T, int... S>
+VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                                             const i64 (&limits)[sizeof...(S)], T padding,
+                                             const Vec<bool, volume<S...>> *mask = nullptr) {
+  each_lane_within<S...>(x, strides, limits, mask,
+                         [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T))); });
+  return read_within<T, S...>(x.p, strides, limits, padding, mask);
+}
+template <class T, int... S>
+VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &, const T *x, const i64 (&strides)[sizeof...(S)],
+                                             const i64 (&limits)[sizeof...(S)], T padding,
+                                             const Vec<bool, volume<S...>> *mask = nullptr) {
+  return read_within<T, S...>(x, strides, limits, padding, mask);
+}
+
+template <class T, int... S>
+VNPU_INLINE void write_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                              const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
+                              const Vec<bool, volume<S...>> *mask = nullptr) {
+  each_lane_within<S...>(x, strides, limits, mask,
+                         [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T))); });
+  write_within<T, S...>(x.p, strides, limits, value, mask);
+}
+template <class T, int... S>
+VNPU_INLINE void write_within(const Place &, T *x, const i64 (&strides)[sizeof...(S)],
+                              const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
+                              const Vec<bool, volume<S...>> *mask = nullptr) {
+  write_within<T, S...>(x, strides, limits, value, mask);
+}
+
+// Refuses lanes that are on and outside of [0, size).
+template <int N>
+VNPU_INLINE void lanes_within(const Place &at, int dimension, i64 index, const Vec<bool, N> &mask, i64 size) {
+  const Lanes<bool, N> on(mask);
+  for (int i = 0; i < N; ++i) {
+    if (on.at[i]) within(at, dimension, index + i, size);
+  }
+}
+
+// ---- whole operands of structured operations, before their loops run on plain pointers ----
+
+void reads_all(Site site, const Access &operand);
+void writes_all(Site site, const Access &operand);
+
+template <class T>
+VNPU_INLINE T *raw(Ptr<T> x) {
+  return x.p;
+}
+template <class T>
+VNPU_INLINE T *raw(T *x) {
+  return x;
+}
+
+// ---- loops in two versions ----
+
+// A memref that loops touch: where it begins, and elements from there to its last one.
+template <class T>
+struct Part {
+  Ptr<T> x;
+  i64 extent;
+  // Whether no access to it can have anything to report.
+  bool quiet() const {
+    Buffer &buffer = *x.buffer;
+    if (buffer.freed.op || !buffer.holds(x.p, x.p + extent) || watched(buffer)) return false;
+    // Looking for what is not written costs time; a large buffer that never fills up is not worth it every time.
+    return buffer.full() || (extent <= 4096 && buffer.written(x.p, x.p + extent));
+  }
+};
+template <class T>
+VNPU_INLINE Part<T> part(Ptr<T> x, i64 extent) {
+  return Part<T>{x, extent};
+}
+
+// Runs loops on plain pointers where nothing can be wrong with the buffers they touch, else on checked ones.
+template <class Loops, class... T>
+VNPU_INLINE void nest(Loops loops, Part<T>... parts) {
+  if ((parts.quiet() && ...)) loops(parts.x.p...);
+  else loops(parts.x...);
+}
+
+// ---- calls of external kernels ----
+
+// A memref argument, as a kernel gets it.
+struct Argument {
+  Buffer *buffer;
+  char *low, *high;
+  int position;  // among the arguments of the call
+  bool is_float;
+  bool is_written = false;  // as the kernel told
+};
+template <class T>
+VNPU_INLINE Argument argument(int position, Ptr<T> x, i64 extent) {
+  constexpr bool is_float = same_type<T, float> || same_type<T, double> || is_narrow_float<T>;
+  char *const low = reinterpret_cast<char *>(x.p);
+  return Argument{x.buffer, low, low + extent * i64(sizeof(T)), position, is_float};
+}
+
+// The call that this thread makes. The host AIE API tells it of vector loads and stores.
+class KernelCall {
+ public:
+  KernelCall(Site site, Argument *arguments, int count);
+  KernelCall(const KernelCall &) = delete;
+  ~KernelCall();
+  void touched(const void *at, i64 bytes, bool writes);
+  // The kernel has returned.
+  void finish();
+
+ private:
+  void read(Buffer &buffer, const char *low, i64 bytes);
+  [[noreturn]] void fail_outside(int argument, const char *low, const char *high, bool writes) const;
+
+  Site site_;
+  Argument *arguments_;
+  int count_;
+  KernelCall *outer_;
+};
+
+template <class Call, class... Arguments>
+inline auto call_kernel(Site site, Call call, Arguments... arguments) {
+  Argument list[] = {arguments..., Argument{}};
+  KernelCall around(site, list, int(sizeof...(arguments)));
+  if constexpr (same_type<decltype(call()), void>) {
+    call();
+    around.finish();
+  } else {
+    const auto result = call();
+    around.finish();
+    return result;
+  }
+}
+
+}  // namespace vnpu
