@@ -140,7 +140,7 @@ class _Entry:
 
 
 def _made_from(kernel: KernelObject) -> str:
-    files = sorted(with_includes([kernel.source]))
+    files = sorted(with_includes([kernel.source.resolve()]))
     return " ".join([*kernel.flags, *(f"{path} {file_digest(path)}" for path in files)])
 
 

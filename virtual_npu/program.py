@@ -152,8 +152,8 @@ class Program:
         wanted = [name for name, on in asked.items() if on]
         if wanted and not self.source.options.checks:
             raise OptionError(
-                f"{' and '.join(wanted)} need a program built with checks: leave out --no-checks "
-                "(BuildOptions(checks=True))"
+                f"{' and '.join(wanted)} {'needs' if len(wanted) == 1 else 'need'} a program built with checks: "
+                "give options=BuildOptions(checks=True), or none"
             )
 
     def _compare(self, entry: Entry, start: Sequence[Array], expected: Sequence[Array], seed: int) -> None:
