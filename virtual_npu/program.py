@@ -151,9 +151,10 @@ class Program:
     def _can(self, **asked: bool) -> None:
         wanted = [name for name, on in asked.items() if on]
         if wanted and not self.source.options.checks:
+            verb = "needs" if len(wanted) == 1 else "need"
             raise OptionError(
-                f"{' and '.join(wanted)} {'needs' if len(wanted) == 1 else 'need'} a program built with checks: "
-                "give options=BuildOptions(checks=True), or none"
+                f"{' and '.join(wanted)} {verb} a program built with checks: give options="
+                "BuildOptions(checks=True), or none"
             )
 
     def _compare(self, entry: Entry, start: Sequence[Array], expected: Sequence[Array], seed: int) -> None:
