@@ -250,12 +250,35 @@ FULL = f"""
     return
   }}"""
 
-MISMATCH = f"""
-  air.channel @m [1]
-  func.func @mismatch(%x: memref<16xf32>) {{
+
+def mismatch(name: str, size: int) -> str:
+    """One put of 16 elements, one get of `size`."""
+    tile = f"""
+    %m = memref.alloc() : memref<{size}xf32, 2>
+    air.channel.get @of_{name}[%c0] (%m[] [] []) : (memref<{size}xf32, 2>)
+"""
+    return f"""
+  air.channel @of_{name} [1]
+  func.func @{name}(%x: memref<16xf32>) {{
     air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
 {CONSTANTS}
-      air.channel.put @m[%c0] (%a[] [] []) : (memref<16xf32>)
+      air.channel.put @of_{name}[%c0] (%a[] [] []) : (memref<16xf32>)
+      air.segment @s {{
+        {herd("h", 1, 1, tile)}
+      }}
+    }}
+    return
+  }}"""
+
+
+FOLDED = f"""
+  air.channel @many [1]
+  air.channel @one [1]
+  func.func @folded(%x: memref<16xf32>, %y: memref<16xf32>) {{
+    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<16xf32>, memref<16xf32> {{
+{CONSTANTS}
+      air.channel.put @many[%c0] (%a[] [] []) : (memref<16xf32>)
+      air.channel.get @one[%c0] (%b[] [] []) : (memref<16xf32>)
       air.segment @s {{
         {
     herd(
@@ -263,15 +286,21 @@ MISMATCH = f"""
         1,
         1,
         '''
-    %m = memref.alloc() : memref<8xf32, 2>
-    air.channel.get @m[%c0] (%m[] [] []) : (memref<8xf32, 2>)
+    %m = memref.alloc() : memref<4xf32, 2>
+    scf.for %k = %c0 to %c16 step %c4 {
+      air.channel.get @many[%c0] (%m[] [] []) : (memref<4xf32, 2>)
+      air.channel.put @one[%c0] (%m[] [] []) : (memref<4xf32, 2>)
+    }
 ''',
     )
 }
       }}
     }}
     return
-  }}
+  }}"""
+
+MISMATCH = f"""{"".join(mismatch(f"takes{size}", size) for size in (8, 12, 32))}
+  air.channel @m [1]
   func.func @index(%x: memref<16xf32>) {{
     air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
 {CONSTANTS}
@@ -342,7 +371,9 @@ CONFLICT = f"""
 
 @pytest.fixture(scope="module")
 def library(program):
-    text = "\n".join((BEFORE, ASYNC, BROADCAST, CASCADE, DEADLOCK, FULL, MISMATCH, CONFLICT, LEFT, HALVES))
+    text = "\n".join(
+        (BEFORE, ASYNC, BROADCAST, CASCADE, DEADLOCK, FULL, FOLDED, MISMATCH, CONFLICT, LEFT, HALVES)
+    )
     text = text.replace(
         "    air.launch (%i) in (%n=%one)",
         "    %one = arith.constant 1 : index\n    air.launch (%i) in (%n=%one)",
@@ -422,13 +453,35 @@ def test_parts_of_one_buffer_do_not_hold_each_other_back(library, run):
     np.testing.assert_array_equal(got, np.concatenate([x[16:], x[16:]]))
 
 
-def test_mismatched_sides_name_both(library, run):
-    with pytest.raises(
-        virtual_npu.VirtualNpuRuntimeError,
-        match=r"line \d+: air.channel.get @m in herd @h \(0, 0\) of launch \(0\): takes 8 elements of 4 bytes, but the put "
-        r"at line \d+ in launch \(0\) sends 16 of 4 bytes",
-    ):
-        run(library, "mismatch", np.zeros(16, np.float32))
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "takes8",
+            r"line \d+: air.channel.put @of_takes8 in launch \(0\): sent 16 elements to @of_takes8\[0\], of which the get "
+            r"at line \d+ takes 8 and no other takes the rest",
+        ),
+        (
+            "takes12",
+            r"line \d+: air.channel.get @of_takes12 in herd @h \(0, 0\) of launch \(0\): takes 12 elements of 4 bytes, "
+            r"but the put at line \d+ in launch \(0\) sends 16 of 4 bytes",
+        ),
+        (
+            "takes32",
+            r"line \d+: air.channel.get @of_takes32 in herd @h \(0, 0\) of launch \(0\): takes 32 elements from @of_takes32, "
+            "but only 16 were put there and no more come",
+        ),
+    ],
+)
+def test_mismatched_sides_name_both(library, run, entry, message):
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=message) as caught:
+        run(library, entry, np.zeros(16, np.float32))
+    assert caught.value.kind == "mismatch"
+
+
+def test_a_put_may_fill_several_gets_and_the_other_way_round(library, run):
+    x = normal(16)
+    np.testing.assert_array_equal(run(library, "folded", x, np.zeros_like(x))[1], x)
 
 
 def test_index_outside_a_bundle(library, run):

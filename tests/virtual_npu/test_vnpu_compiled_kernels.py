@@ -38,8 +38,7 @@ SHAPES: dict[str, Parameters] = {
     "gemv": {"m": 16, "k": 64, "herd_m": 2, "tile_m": 4, "m_input": 2},
 }
 PATHS = sorted(FORMS.glob("*.mlir"))
-FOLDED = pytest.mark.xfail(strict=True, reason="not modelled: one put for several gets, or the reverse")
-CASES = [pytest.param(p.stem, marks=FOLDED if p.stem.endswith("_folded") else ()) for p in PATHS]
+CASES = [path.stem for path in PATHS]
 
 
 def kernel_of(form: str) -> str:

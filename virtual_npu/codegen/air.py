@@ -261,7 +261,9 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     order = after(body, op, op.async_dependencies)
     site = body.site(op, label(op))
-    define_token(body, op.async_token, f"sequencer.spawn({site}, {order}, {{{uses}}}, {count}, {make})")
+    ports = body.unit.ports(op, within=True)
+    call = f"sequencer.spawn({site}, {order}, {{{uses}}}, {ports}, {count}, {make})"
+    define_token(body, op.async_token, call)
 
 
 def hierarchy_uses(body: Body, op: Operation) -> list[str]:

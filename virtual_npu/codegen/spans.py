@@ -76,11 +76,13 @@ def _plain_span(op: Operation, buffer: SSAValue) -> Interval | None:
     shape = list(moved.get_shape()) if isinstance(moved, VectorType) else []
     if begin is None or types.DYNAMIC in strides or len(shape) > len(strides):
         return None
-    # Whatever the permutation, a transfer moves at most so far in every dimension.
-    extents = [max(shape, default=1)] * len(strides) if op.name.startswith("vector.transfer") else shape
-    extents = [1] * (len(strides) - len(extents)) + extents
+    # Whatever the permutation, a transfer moves at most so far in every dimension, and stays in the memref.
+    if op.name.startswith("vector.transfer"):
+        shape = [max(shape, default=1)] * len(strides)
+    extents = [1] * (len(strides) - len(shape)) + shape
     reach = sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
-    return add(begin, (0, reach))
+    whole = _whole_span(buffer)
+    return (max(0, begin[0]), min(begin[1] + reach, whole[1])) if whole is not None else None
 
 
 def _walked(offsets: Sequence[Interval | None], strides: Sequence[int]) -> Interval | None:

@@ -103,12 +103,12 @@ struct Site {
 // A token where operations run in program order: always done.
 struct Done {};
 
-// A put or get in the text of a body. An index is constant + x * (coordinate x) + y * (coordinate y), or not known.
+// A put or get in the text of a body; what its indices are, as far as the coordinates of who executes tell.
 struct Port {
   static constexpr int kMaxRank = 4;
   struct Index {
-    bool is_known;
-    i64 constant, x, y;
+    bool is_fixed;             // the same everywhere
+    i64 (*at)(i64 x, i64 y);   // null: not known
   };
   const char *channel;
   int line;

@@ -87,17 +87,59 @@ Transfer *Channel::Queue::pop() {
   return transfer;
 }
 
-void Channel::hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark) {
-  if (get.side.count != block.count || get.side.element != block.element) {
-    char who[400];
-    vnpu::describe(&sender, who, int(sizeof(who)));
-    here = &get.where;
-    fail_as(Failure::kMismatch, get.site, "takes %lld elements of %d bytes, but the put at line %d%s sends %lld of %d bytes",
-            (long long)get.side.count, get.side.element, from.line, who, (long long)block.count, block.element);
-  }
+namespace {
+
+void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, const Where &sender) {
+  const i64 wanted = get.side.count;
+  const bool divides = wanted && count && (wanted % count == 0 || count % wanted == 0);
+  if (get.side.element == element && (divides || wanted == count)) return;
+  char who[400];
+  vnpu::describe(&sender, who, int(sizeof(who)));
+  here = &get.where;
+  fail_as(Failure::kMismatch, get.site, "takes %lld elements of %d bytes, but the put at line %d%s sends %lld of %d bytes",
+          (long long)wanted, get.side.element, from.line, who, (long long)count, element);
+}
+
+}  // namespace
+
+void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
   get.strand.learn(mark);
   observe(get.site, get.side, true, get.strand);
   vnpu::copy(get.site, get.side, block);
+}
+
+// Adds a part to what a get has; true when it is complete.
+bool Channel::collect(Transfer &get, const Access &part) {
+  Collected &all = get.collected;
+  if (!all.data) all.data = static_cast<char *>(pool_take(get.side.count * get.side.element));
+  __builtin_memcpy(all.data + all.count * part.element, part.first, size_t(part.count * part.element));
+  all.count += part.count;
+  return all.count == get.side.count;
+}
+
+// Takes what a get wants from the blocks that wait; false when they are not enough.
+bool Channel::serve(Outlet &outlet, Transfer &get) {
+  while (outlet.full > 0) {
+    Block &block = outlet.blocks[0];
+    refuse_mismatch(get, block.count, block.element, block.site, block.where);
+    const i64 left = block.count - block.taken, wanted = get.side.count - get.collected.count;
+    const i64 count = left < wanted ? left : wanted;
+    const Access part = dense(static_cast<char *>(block.data) + block.taken * block.element, count, block.element);
+    const bool is_whole = count == get.side.count;
+    get.strand.learn(block.mark);
+    if (is_whole) hand_over(get, part, block.mark);
+    const bool is_complete = is_whole || collect(get, part);
+    if (is_complete && !is_whole) hand_over(get, dense(get.collected.data, get.side.count, block.element), block.mark);
+    block.taken += count;
+    block.taker = get.site;
+    if (block.taken == block.count) {
+      pool_give(block.data);
+      --outlet.full;
+      for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
+    }
+    if (is_complete) return true;
+  }
+  return false;
 }
 
 bool Channel::deliver(Transfer &put, i64 index) {
@@ -113,16 +155,18 @@ bool Channel::deliver(Transfer &put, i64 index) {
   for (i64 o = begin; o < end; ++o) {
     Outlet &outlet = outlets_[o];
     if (outlet.source != index) continue;
-    if (outlet.gets.first) {
-      Transfer *get = outlet.gets.pop();
-      hand_over(*get, put.side, put.site, put.where, mark);
-      get->complete();
+    Transfer *const first = outlet.gets.first;
+    if (first && outlet.full == 0 && first->collected.count == 0 && first->side.count == put.side.count) {
+      refuse_mismatch(*first, put.side.count, put.side.element, put.site, put.where);
+      hand_over(*first, put.side, mark);
+      outlet.gets.pop()->complete();
     } else {
       void *data = pool_take(put.side.count * put.side.element);
       vnpu::copy(put.site, dense(data, put.side.count, put.side.element), put.side);
       outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where, mark};
       // Who is around the sender may be gone when the block is taken.
       outlet.blocks[outlet.full - 1].where.around = nullptr;
+      while (outlet.gets.first && serve(outlet, *outlet.gets.first)) outlet.gets.pop()->complete();
     }
     record_delivery(o, put.side);
   }
@@ -140,18 +184,25 @@ bool Channel::put(Transfer &transfer, i64 index) {
 bool Channel::get(Transfer &transfer, i64 index) {
   Outlet &outlet = outlets_[index];
   record_arrival(transfer, false, index);
-  if (outlet.gets.first || outlet.full == 0) {
+  Queue &puts = inlets_[outlet.source].puts;
+  const auto next_put = [&] {
+    if (!puts.first || !deliver(*puts.first, outlet.source)) return false;
+    puts.pop()->complete();
+    return true;
+  };
+  bool is_served = false;
+  if (!outlet.gets.first) {
+    // Whenever the blocks are used up there is room for a put that waits.
+    do {
+      is_served = serve(outlet, transfer);
+    } while (!is_served && next_put());
+  }
+  if (!is_served) {
     outlet.gets.push(transfer);
     return false;
   }
-  const Block block = outlet.blocks[0];
-  hand_over(transfer, dense(block.data, block.count, block.element), block.site, block.where, block.mark);
-  pool_give(block.data);
-  --outlet.full;
-  for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
-  // There is room again: a put may be waiting for it.
-  Queue &puts = inlets_[outlet.source].puts;
-  while (puts.first && deliver(*puts.first, outlet.source)) puts.pop()->complete();
+  while (next_put()) {
+  }
   return transfer.pass();
 }
 
@@ -198,6 +249,10 @@ void Channel::refuse_leftovers() const {
     describe_index(index, int(sizeof(index)), to_, i);
     const Block &block = outlet.blocks[0];
     here = &block.where;
+    if (block.taken > 0) {
+      fail_as(Failure::kMismatch, block.site, "sent %lld elements to %s[%s], of which the get at line %d takes %lld and no other "
+              "takes the rest", (long long)block.count, name_, index, block.taker.line, (long long)block.taken);
+    }
     fail(block.site, "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
          "drop the put", (long long)block.count, name_, index, outlet.full);
   }

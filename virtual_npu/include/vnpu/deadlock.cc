@@ -23,7 +23,8 @@ struct Knot {
   Task *task;
   Channel *channel;  // of a put or get
   i64 index;
-  bool is_put, is_queued;
+  bool is_put;
+  Transfer *transfer;  // queued at its channel; else null
   int color = 0;     // of the search: not seen, on the path, done
 };
 
@@ -61,12 +62,13 @@ class Deadlock {
   int knot_of(const Body *body);
   int knot_of(const Task *task);
   bool is_at_end(const Body &body);
-  bool may_do(const Body &body, const Channel &channel, bool put, i64 index) const;
+  bool may_do(const Ports *ports, const Where *where, const Channel &channel, bool put, i64 index) const;
   bool search(int knot);
   void describe(Text &text, const Knot &knot) const;
   bool is_shown(const Knot &knot) const { return knot.site.line > 0; }
   void list_cycle(Text &text);
   void list_dead_ends(Text &text);
+  void refuse_unfilled();
 
   static constexpr int kMostLines = 16;
   Island &island_;
@@ -78,13 +80,13 @@ void Deadlock::collect_channel(Channel &channel) {
   for (i64 i = 0; i < channel.from_.count; ++i) {
     for (Transfer *t = channel.inlets_[i].puts.first; t; t = t->next) {
       Body *const body = t->process ? &t->process.promise() : nullptr;
-      knots_.push(Knot{&t->where, t->site, body, t->task, &channel, i, true, true});
+      knots_.push(Knot{&t->where, t->site, body, t->task, &channel, i, true, t});
     }
   }
   for (i64 i = 0; i < channel.to_.count; ++i) {
     for (Transfer *t = channel.outlets_[i].gets.first; t; t = t->next) {
       Body *const body = t->process ? &t->process.promise() : nullptr;
-      knots_.push(Knot{&t->where, t->site, body, t->task, &channel, i, false, true});
+      knots_.push(Knot{&t->where, t->site, body, t->task, &channel, i, false, t});
     }
   }
 }
@@ -93,7 +95,7 @@ void Deadlock::collect() {
   for (int i = 0; i < island_.channels_.size(); ++i) collect_channel(*island_.channels_[i]);
   for (Task *task = island_.tasks_; task; task = task->next_) {
     if (task->done || knot_of(task) >= 0) continue;
-    Knot knot{task->where, task->site, nullptr, task, nullptr, 0, false, false};
+    Knot knot{task->where, task->site, nullptr, task, nullptr, 0, false, nullptr};
     if (auto *transfer = dynamic_cast<TransferTask *>(task)) {
       knot.channel = &transfer->channel;
       knot.index = transfer->index;
@@ -102,7 +104,7 @@ void Deadlock::collect() {
     knots_.push(knot);
   }
   for (Body *body = island_.live_; body; body = body->next) {
-    if (knot_of(body) < 0) knots_.push(Knot{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, false});
+    if (knot_of(body) < 0) knots_.push(Knot{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, nullptr});
   }
 }
 
@@ -129,9 +131,8 @@ bool Deadlock::is_at_end(const Body &body) {
   return false;
 }
 
-// Whether the text of a body has a put (or get) whose indices may be these.
-bool Deadlock::may_do(const Body &body, const Channel &channel, bool put, i64 index) const {
-  const Ports *const ports = body.where.ports;
+// Whether among these is a put (or get) whose indices may be these. Who executes it, where that is known, tells more.
+bool Deadlock::may_do(const Ports *ports, const Where *where, const Channel &channel, bool put, i64 index) const {
   const Channel::Shape &shape = put ? channel.from_ : channel.to_;
   for (int p = 0; ports && p < ports->count; ++p) {
     const Port &port = ports->list[p];
@@ -143,8 +144,8 @@ bool Deadlock::may_do(const Body &body, const Channel &channel, bool put, i64 in
       rest /= shape.extents[d];
       if (d >= Port::kMaxRank || shape.extents[d] == 1) continue;
       const Port::Index &known = port.indices[d];
-      const i64 value = known.constant + known.x * body.where.x + known.y * body.where.y;
-      fits = fits && (!known.is_known || value == coordinate);
+      if (!known.at || (!where && !known.is_fixed)) continue;
+      fits = fits && known.at(where ? where->x : 0, where ? where->y : 0) == coordinate;
     }
     if (fits) return true;
   }
@@ -162,9 +163,13 @@ bool Deadlock::each_partner(const Knot &knot, Visit visit) {
     for (int i = 0; i < knots_.size(); ++i) {
       const Knot &k = knots_[i];
       if (k.channel == &channel && k.is_put != knot.is_put && k.index == other && visit(i)) return true;
+      auto *const spawn = k.task ? dynamic_cast<Spawn *>(k.task) : nullptr;
+      const bool begins = spawn && spawn->pending > 0;
+      if (begins && may_do(spawn->ports, nullptr, channel, !knot.is_put, other) && visit(i)) return true;
     }
     for (Body *body = island_.live_; body; body = body->next) {
-      if (!is_at_end(*body) && may_do(*body, channel, !knot.is_put, other) && visit(knot_of(body))) return true;
+      if (is_at_end(*body)) continue;
+      if (may_do(body->where.ports, &body->where, channel, !knot.is_put, other) && visit(knot_of(body))) return true;
     }
   }
   return false;
@@ -188,7 +193,7 @@ bool Deadlock::each_reason(Task *task, Visit visit) {
 template <class Visit>
 bool Deadlock::each_cause(int number, Visit visit) {
   const Knot knot = knots_[number];
-  if (knot.is_queued) return each_partner(knot, visit);
+  if (knot.transfer) return each_partner(knot, visit);
   if (knot.task) return each_reason(knot.task, visit);
   // A body: it goes on when the task does that resumes it.
   for (int i = 0; i < knots_.size(); ++i) {
@@ -250,7 +255,7 @@ void Deadlock::list_cycle(Text &text) {
     const Knot &knot = knots_[path_[i]];
     if (!is_shown(knot)) continue;
     describe(text, knot);
-    if (knot.is_queued) text.add(knot.is_put ? ", until a get makes room" : ", until a put comes");
+    if (knot.transfer) text.add(knot.is_put ? ", until a get makes room" : ", until a put comes");
   }
 }
 
@@ -258,7 +263,7 @@ void Deadlock::list_dead_ends(Text &text) {
   text.add("deadlock: nothing can make progress. Nobody is left who could do what these wait for:");
   int listed = 0, more = 0;
   for (int i = 0; i < knots_.size(); ++i) {
-    if (!is_shown(knots_[i]) || !knots_[i].is_queued || each_cause(i, [](int) { return true; })) continue;
+    if (!is_shown(knots_[i]) || !knots_[i].transfer || each_cause(i, [](int) { return true; })) continue;
     if (listed++ >= kMostLines) {
       ++more;
       continue;
@@ -269,11 +274,23 @@ void Deadlock::list_dead_ends(Text &text) {
   if (more) text.add("\n  and %d more", more);
 }
 
+// A get that has a part of what it takes and waits for the rest.
+void Deadlock::refuse_unfilled() {
+  for (int i = 0; i < knots_.size(); ++i) {
+    Transfer *const get = knots_[i].transfer;
+    if (!get || get->collected.count == 0) continue;
+    here = &get->where;
+    fail_as(Failure::kMismatch, get->site, "takes %lld elements from %s, but only %lld were put there and no more come",
+            (long long)get->side.count, knots_[i].channel->name_, (long long)get->collected.count);
+  }
+}
+
 void Deadlock::report() {
   Failure failure{Failure::kDeadlock, {}};
   Text text{failure.text, int(sizeof(failure.text))};
   bool found = false;
   for (int i = 0; i < knots_.size() && !found; ++i) found = knots_[i].color == 0 && search(i);
+  if (!found) refuse_unfilled();
   if (found) list_cycle(text);
   else list_dead_ends(text);
   throw failure;

@@ -158,8 +158,10 @@ class Process {
 // Runs `count` processes; done when all of them have ended.
 class Spawn : public Task {
  public:
-  Spawn(Island &island, Site site, i64 count) : Task(island), left(count), site_(site) {}
+  Spawn(Island &island, Site site, const Ports *ports, i64 count)
+      : Task(island), left(count), ports(ports), site_(site) {}
   i64 left;
+  const Ports *const ports;  // of everything in it, for as long as it has not begun
 
  protected:
   void adopt(Process process, i64 flat);
@@ -171,7 +173,8 @@ class Spawn : public Task {
 template <class Make>
 class SpawnOf final : public Spawn {
  public:
-  SpawnOf(Island &island, Site site, i64 count, Make make) : Spawn(island, site, count), make_(make) {}
+  SpawnOf(Island &island, Site site, const Ports *ports, i64 count, Make make)
+      : Spawn(island, site, ports, count), make_(make) {}
   void start() override {
     if (left == 0) return finish();
     const i64 count = left;
@@ -243,6 +246,17 @@ class Island {
 
 // ---- channels ----
 
+// What a get has so far, where several puts fill it.
+struct Collected {
+  Collected() = default;
+  Collected(const Collected &) = delete;
+  ~Collected() {
+    if (data) pool_give(data);
+  }
+  char *data = nullptr;
+  i64 count = 0;
+};
+
 // One side of a transfer that has arrived at its channel, and whom to wake when it is through.
 struct Transfer {
   Site site;
@@ -254,6 +268,7 @@ struct Transfer {
   Task *task = nullptr;
   Transfer *next = nullptr;
   bool through = false;
+  Collected collected;
   int recorded = -1;  // its number in the trace
 
   bool pass() {
@@ -266,6 +281,8 @@ struct Transfer {
   void complete();
 };
 
+// A channel is a stream of elements. Mostly a get takes the block of one put; the compiler also folds a loop of puts or
+// gets into one, so a get may take a part of a block, or the blocks of several puts.
 class Channel {
  public:
   // How many blocks a put may be ahead of its get, per index: the two buffers of a ping-pong pair.
@@ -298,7 +315,9 @@ class Channel {
     int element;
     Site site;
     Where where;
-    Mark mark;  // what the sender did before
+    Mark mark;        // what the sender did before
+    i64 taken = 0;    // elements that gets have taken so far
+    Site taker{};     // the last of them
   };
   struct Queue {
     Transfer *first = nullptr, *last = nullptr;
@@ -318,7 +337,9 @@ class Channel {
 
   i64 index(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
   bool deliver(Transfer &put, i64 index);
-  void hand_over(Transfer &get, const Access &block, Site from, const Where &sender, const Mark &mark);
+  bool serve(Outlet &outlet, Transfer &get);
+  void hand_over(Transfer &get, const Access &block, const Mark &mark);
+  static bool collect(Transfer &get, const Access &part);
   i64 source_of(i64 outlet) const;
   void record_arrival(Transfer &transfer, bool is_put, i64 index) const;
   void record_delivery(i64 outlet, const Access &side) const;
@@ -415,8 +436,8 @@ class Sequencer {
 
   // A segment or herd, of `count` points.
   template <class Make>
-  Token spawn(Site site, After after, std::initializer_list<Use> uses, i64 count, Make make) {
-    return issue(new SpawnOf<Make>(island_, site, count, make), site, after, uses);
+  Token spawn(Site site, After after, std::initializer_list<Use> uses, const Ports *ports, i64 count, Make make) {
+    return issue(new SpawnOf<Make>(island_, site, ports, count, make), site, after, uses);
   }
 
   Token put(Site site, After after, Channel &channel, i64 index, const Access &side) {

@@ -1,0 +1,144 @@
+# ruff: noqa: E501 - MLIR has long lines
+"""A program that stops tells the cycle of who waits for whom, or what nobody is left to do."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import virtual_npu
+
+L3, L1 = "memref<16xf32>", "memref<16xf32, 2>"
+
+
+def function(name: str, body: str) -> str:
+    return f"""
+  func.func @{name}(%x: {L3}) {{
+    air.launch () in () args(%a=%x) : {L3} {{
+      %c1 = arith.constant 1 : index
+      %c3 = arith.constant 3 : index
+      {body}
+    }}
+    return
+  }}"""
+
+
+def herd(body: str, columns: str = "%c1", order: str = "", name: str = "h") -> str:
+    return f"""
+      air.herd @{name} {order} tile (%tx, %ty) in (%sx={columns}, %sy=%c1) {{
+        %k0 = arith.constant 0 : index
+        %k1 = arith.constant 1 : index
+        %k2 = arith.constant 2 : index
+        %k3 = arith.constant 3 : index
+        %m = memref.alloc() : {L1}
+        %zero = arith.constant 0.0 : f32
+        linalg.fill ins(%zero : f32) outs(%m : {L1})
+        {body}
+        memref.dealloc %m : {L1}
+      }}"""
+
+
+RING = """
+  air.channel @c_ring [3]
+""" + function("ring", herd(f"""
+        %next = arith.addi %tx, %k1 : index
+        %is_last = arith.cmpi eq, %tx, %k2 : index
+        %to = arith.select %is_last, %k0, %next : index
+        air.channel.get @c_ring[%tx] (%m[] [] []) : ({L1})
+        air.channel.put @c_ring[%to] (%m[] [] []) : ({L1})""", "%c3"))  # fmt: skip
+
+TOKEN = """
+  air.channel @out []
+""" + function("token", f"""
+      %got = air.channel.get async @out[] (%a[] [] []) : ({L3})
+      %done = """ + herd(f"air.channel.put @out[] (%m[] [] []) : ({L1})", order="async [%got]").strip())  # fmt: skip
+
+TWO = """
+  air.channel @there []
+  air.channel @back []
+""" + function("two", herd(f"""
+        air.channel.get @there[] (%m[] [] []) : ({L1})
+        air.channel.put @back[] (%m[] [] []) : ({L1})""", name="one") + herd(f"""
+        air.channel.get @back[] (%m[] [] []) : ({L1})
+        air.channel.put @there[] (%m[] [] []) : ({L1})""", name="other"))  # fmt: skip
+
+ITSELF = """
+  air.channel @self []
+""" + function("itself", herd(f"""
+        air.channel.get @self[] (%m[] [] []) : ({L1})
+        air.channel.put @self[] (%m[] [] []) : ({L1})"""))  # fmt: skip
+
+ONE_SHORT = """
+  air.channel @short []
+""" + function("one_short", herd(f"""
+        scf.for %i = %k0 to %k3 step %k1 {{
+          air.channel.get @short[] (%m[] [] []) : ({L1})
+        }}""") + f"""
+      air.channel.put @short[] (%a[] [] []) : ({L3})
+      air.channel.put @short[] (%a[] [] []) : ({L3})""")  # fmt: skip
+
+WAITED = """
+  air.channel @never []
+""" + function("waited", f"""
+      %got = air.channel.get async @never[] (%a[] [] []) : ({L3})
+      air.wait_all [%got]
+      air.channel.put @never[] (%a[] [] []) : ({L3})""")  # fmt: skip
+
+WHERE = r"[\w@ ]+(?: \(\d+(?:, \d+)?\))?, line \d+: "
+CYCLES = {
+    "ring": [r"get @c_ring\[\d\] \(0 put so far, 0 in flight\), until a put comes"] * 3,
+    "token": [r"get @out\[0\] \(0 put so far, 0 in flight\), until a put comes", "air.herd @h"],
+    "two": [r"get @\w+\[0\] \(0 put so far, 0 in flight\), until a put comes"] * 2,
+}
+ENDS = {
+    "itself": "This one waits for what only it could do later:\n"
+    r"  herd @h \(0, 0\), line \d+: get @self\[0\] \(0 put so far, 0 in flight\), until a put comes",
+    "one_short": "Nobody is left who could do what these wait for:\n"
+    r"  herd @h \(0, 0\), line \d+: get @short\[0\] \(2 put so far, 0 in flight\): no put comes",
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checks"])
+def library(program, request):
+    text = "module {" + RING + TOKEN + TWO + ITSELF + ONE_SHORT + WAITED + "}"
+    return program(text, options=virtual_npu.BuildOptions(checks=request.param))
+
+
+def message(library, entry: str) -> str:
+    x = np.zeros(16, np.float32)
+    with pytest.raises(virtual_npu.VirtualNpuDeadlock) as caught:
+        library.run(entry, [x.ctypes.data])
+    assert caught.value.kind == "deadlock"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_a_cycle_is_told_in_order(library, name):
+    steps = CYCLES[name]
+    head = f"{name}: deadlock: nothing can make progress. Each of these {len(steps)} waits for the next one, the last for the first:"
+    first, *rest = message(library, name).splitlines()
+    assert first == head
+    # It may begin anywhere.
+    turns = [rest[i:] + rest[:i] for i in range(len(rest))]
+    patterns = [f"  {WHERE}{step}" for step in steps]
+    fits = [all(re.fullmatch(p, line) for p, line in zip(patterns, turn, strict=True)) for turn in turns]
+    assert any(fits), rest
+
+
+def test_a_ring_names_every_tile(library):
+    tiles = re.findall(r"herd @h \((\d), 0\), line \d+: get @c_ring\[(\d)\]", message(library, "ring"))
+    assert sorted(tiles) == [("0", "0"), ("1", "1"), ("2", "2")]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_nobody_does_is_told(library, name):
+    assert re.search(ENDS[name], message(library, name))
+
+
+def test_a_body_that_waits_for_itself(library):
+    text = message(library, "waited")
+    assert re.search(
+        r"launch, line \d+: get @never\[0\] \(0 put so far, 0 in flight\), until a put comes", text
+    )
