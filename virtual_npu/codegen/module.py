@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import func, memref
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp, StringAttr
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp, StringAttr, VectorType
 from xdsl.ir import Attribute, Operation
 
 from air_dialect.ops import AsyncTokenType, ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
@@ -22,10 +22,15 @@ from virtual_npu.codegen.body import (
     Value,
     attribute,
     grouped,
+    line_of,
+    naming,
     unsupported,
 )
 from virtual_npu.codegen.effects import accesses, channels_used
 from virtual_npu.codegen.inline import inline_calls
+from virtual_npu.codegen.ports import ports_of
+from virtual_npu.codegen.ranks import serialise_ranks
+from virtual_npu.codegen.results import check_single_blocks, results_to_arguments
 from virtual_npu.codegen.rounding import mode_registers
 from virtual_npu.errors import UnsupportedOpError
 from virtual_npu.external import ExternalKernel
@@ -39,6 +44,9 @@ _HEADER = """\
 #include "vnpu/order.h"
 #include "vnpu/shuffle.h"
 """
+
+_LINES = ",\n  "
+_SCHEDULER = ["schedule.cc", "channel.cc", "deadlock.cc"]
 
 
 @dataclass
@@ -63,6 +71,7 @@ class Unit:
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     channel_structs: dict[Operation, str] = field(default_factory=dict)
+    port_tables: dict[tuple[Operation, bool], str] = field(default_factory=dict)
     emitted: set[str] = field(default_factory=set)
     globals: dict[str, str] = field(default_factory=dict)
     """C++ text of a pointer to every memref.global that is used, by its name."""
@@ -273,6 +282,22 @@ class Unit:
 
     # ---- channels ----
 
+    def ports(self, op: Operation, within: bool = False) -> str:
+        """C++ text of a pointer to the puts and gets of a body, or of all within it; emitted on first use."""
+        key = (op, within)
+        if key not in self.port_tables:
+            ports = ports_of(op, within)
+            self.port_tables[key] = self._port_table(ports) if ports else "nullptr"
+        return self.port_tables[key]
+
+    def _port_table(self, ports: Sequence[str]) -> str:
+        name = self.fresh("ports")
+        self.declarations.append(
+            f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(ports)},\n}};\n"
+            f"static const vnpu::Ports {name} = {{{name}_list, {len(ports)}}};"
+        )
+        return f"&{name}"
+
     def channel_field(self, op: ChannelTransferOp) -> str:
         """The C++ name of a channel inside its struct."""
         if op.chan_name not in self.channels:
@@ -321,8 +346,9 @@ class Unit:
         for extent in type_.get_shape():
             count *= extent
         initial = ""
-        if isinstance(found[0].initial_value, DenseIntOrFPElementsAttr):
-            numbers = list(found[0].initial_value.get_values())
+        given = found[0].properties.get("initial_value")
+        if isinstance(given, DenseIntOrFPElementsAttr):
+            numbers = list(given.get_values())
             numbers = numbers * count if len(numbers) == 1 else numbers
             initial = " = {" + ", ".join(arith.literal(type_.element_type, n) for n in numbers) + "}"
         scalar = types.scalar(type_.element_type)
@@ -380,7 +406,14 @@ class Unit:
             lines += buffers
         if self._function_mode(op) is Mode.SEQUENCER:
             struct = self.channel_struct(op)
-            call = ", ".join(["island", f'vnpu::Where{{"func @{name}", 0, 0, 0}}', "channels", *arguments])
+            call = ", ".join(
+                [
+                    "island",
+                    f'vnpu::Where{{"func @{name}", 0, 0, 0, nullptr, {self.ports(op)}, {line_of(op)}}}',
+                    "channels",
+                    *arguments,
+                ]
+            )
             lines += ["  vnpu::Island island;", f"  {struct} channels(island);"]
             lines += [f"  island.run({function}({call}));"]
         else:
@@ -422,6 +455,8 @@ def _described(op: func.FuncOp, index: int) -> dict[str, object]:
     """Metadata of an argument of an entry; shape [] is a scalar."""
     type_ = op.function_type.inputs.data[index]
     shape: list[int] = []
+    if isinstance(type_, VectorType):
+        shape = list(type_.get_shape())
     if isinstance(type_, MemRefType):
         shape = list(type_.get_shape())
         if types.DYNAMIC in shape or not _is_dense(type_):
@@ -433,7 +468,10 @@ def _described(op: func.FuncOp, index: int) -> dict[str, object]:
 
 def _unpacked(type_: Attribute, index: int) -> str:
     """C++ text of an argument taken from the array of addresses that an entry is called with."""
-    pointer = f"static_cast<{types.scalar(types.element(type_))} *>(arguments[{index}])"
+    scalar = types.scalar(types.element(type_))
+    pointer = f"static_cast<{scalar} *>(arguments[{index}])"
+    if isinstance(type_, VectorType):
+        return f"vnpu::load<{scalar}, {types.lanes(type_)}>({pointer})"
     return pointer if isinstance(type_, MemRefType) else f"*{pointer}"
 
 
@@ -462,9 +500,15 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
 
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
+    check_single_blocks(module)
+    serialise_ranks(module)
     inline_calls(module)
     unit = Unit(module, text.splitlines(), options)
-    entries = {op.sym_name.data: unit.entry(op) for op in public_functions(module)}
+    entries = {}
+    for op in public_functions(module):
+        with naming(op):
+            results_to_arguments(op)
+            entries[op.sym_name.data] = unit.entry(op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries})
@@ -473,7 +517,7 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
     parts.append(
         f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
     )
-    runtime = ["runtime.cc", *(["schedule.cc"] if unit.needs_schedule else [])]
+    runtime = ["runtime.cc", *(_SCHEDULER if unit.needs_schedule else [])]
     if options.checks:
         runtime += ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)
