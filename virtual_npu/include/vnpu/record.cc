@@ -61,7 +61,7 @@ class Text {
   size_t used_ = 0, capacity_ = 0;
 };
 
-// A tile, or the body of a launch, segment or function; all points of a launch together.
+// A tile, or the body of a segment or function, or of all points of a launch.
 struct Actor {
   char name[200];
   int line;
@@ -99,6 +99,8 @@ Rows<Event> events;
 i64 now = 0, left_out = 0;
 int last_actor = 0, last_lane = 0, last_member = 0;
 
+bool is_launch(const Where &where) { return strncmp(where.name, "launch", 6) == 0; }
+
 void write_point(char *text, size_t capacity, const Where &where) {
   if (where.dims == 0) text[0] = 0;
   else if (where.dims == 1) snprintf(text, capacity, " (%lld)", (long long)where.x);
@@ -120,8 +122,8 @@ const Where kFunction{"function", 0, 0, 0};
 Actor &actor(const Where *where) {
   if (!where) where = &kFunction;
   Actor fresh{};
-  char point[60];
-  write_point(point, sizeof(point), *where);
+  char point[60] = "";
+  if (!is_launch(*where)) write_point(point, sizeof(point), *where);
   snprintf(fresh.name, sizeof(fresh.name), "%.130s%s", where->name, point);
   fresh.line = where->line;
   const int known = find(actors, last_actor, [&](const Actor &a) {
@@ -148,7 +150,7 @@ int open(const char *name, const char *category, int line, int at, const Where *
     return -1;
   }
   Event fresh{name, category, line, at, now++, -1, bytes, {}};
-  while (where && strncmp(where->name, "launch", 6) != 0) where = where->around;
+  while (where && !is_launch(*where)) where = where->around;
   if (where) write_point(fresh.point, sizeof(fresh.point), *where);
   events.add(fresh);
   return events.size() - 1;
