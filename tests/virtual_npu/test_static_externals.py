@@ -1,0 +1,129 @@
+"""Static check: C++ functions without a declaration, an object file, a source, or a definition in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from static_texts import assert_clean, assert_fault, assert_warning, program
+
+from virtual_npu.static import check
+
+CALL = "%b = memref.alloc() : memref<64xbf16, 2>\nfunc.call @k(%b) : (memref<64xbf16, 2>) -> ()"
+DEFINITION = 'extern "C" void k(bfloat16 *x) { x[0] = bfloat16(0.0f); }\n'
+
+
+def declared(attributes: str = "") -> str:
+    """A program that calls @k, with these attributes of its declaration."""
+    given = f"attributes {{{attributes}}}" if attributes else ""
+    return program(CALL, module=f"func.func private @k(memref<64xbf16, 2>) {given}")
+
+
+LINKED = declared('link_with = "k.o"')
+
+DEFINED = {
+    "a declaration": DEFINITION,
+    "a block": 'namespace { void k(int) {} }\nextern "C" {\n#define S "}"\nvoid k(short *x) {}\n}\n',
+    "a header": '#include "body.h"\n',
+    "pasted together": '#define NAME(x) x##_\nextern "C" void NAME(k)() {}\n',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "body.h").write_text(DEFINITION)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", DEFINED)
+def test_sources_that_define_it(name: str, folder: Path) -> None:
+    (folder / "k.cc").write_text(DEFINED[name])
+    assert_clean(LINKED, kernel_dirs=[folder])
+
+
+def test_a_macro_renames_it(folder: Path) -> None:
+    (folder / "k.cc").write_text(DEFINITION.replace(" k(", " work("))
+    assert_clean(declared('link_with = "k.o", link_defines = "N=8 work=k"'), kernel_dirs=[folder])
+    assert_fault(LINKED, "external", "k.cc does not define it", kernel_dirs=[folder])
+
+
+def test_a_source_of_another_name(folder: Path) -> None:
+    (folder / "other.cc").write_text(DEFINITION)
+    assert_clean(declared('link_with = "k.o", link_source = "other.cc"'), kernel_dirs=[folder])
+
+
+def test_the_object_of_the_herd(folder: Path) -> None:
+    (folder / "h.cc").write_text(DEFINITION)
+    text = program(
+        CALL, module="func.func private @k(memref<64xbf16, 2>)", herd_attributes='link_with = "h.o"'
+    )
+    assert_clean(text, kernel_dirs=[folder])
+
+
+UNDEFINED = {
+    "without C linkage": (
+        "void k(bfloat16 *x) {}\n",
+        "func.call: f/0/s/h: @k links with k.o, but k.cc does not define it as extern .C., so its sym",
+    ),
+    "under another name": (
+        DEFINITION.replace(" k(", " l("),
+        "but k.cc does not define it; name a function that is there, or add it",
+    ),
+    "in a comment": ("// " + DEFINITION, "but k.cc does not define it; "),
+    "as part of a name": (DEFINITION.replace(" k(", " my_k("), "but k.cc does not define it; "),
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_sources_that_do_not_define_it(name: str, folder: Path) -> None:
+    source, message = UNDEFINED[name]
+    (folder / "k.cc").write_text(source)
+    assert_fault(LINKED, "external", message, kernel_dirs=[folder])
+
+
+def test_no_object() -> None:
+    message = (
+        r"@k has no body and no link_with; declare it with attributes .link_with = .k.o.. .mlir-air AIRTo"
+    )
+    assert_fault(declared(), "external", message)
+
+
+def test_no_source(tmp_path: Path) -> None:
+    message = (
+        f"@k links with k.o, but k.cc is in none of: {tmp_path}, .*kernels_cc; put it there, name its fol"
+    )
+    assert_fault(LINKED, "external", message, kernel_dirs=[tmp_path])
+
+
+def test_a_function_is_reported_once() -> None:
+    text = program(f"{CALL}\n{CALL.partition(chr(10))[2]}", module="func.func private @k(memref<64xbf16, 2>)")
+    assert len(check(text).faults) == 1
+
+
+def test_a_function_that_nobody_calls_is_not_needed() -> None:
+    assert_clean(program(module="func.func private @k(memref<64xbf16, 2>)"))
+
+
+def test_functions_with_a_body_need_no_object() -> None:
+    assert_clean(program(CALL, module="func.func private @k(%x: memref<64xbf16, 2>) { return }"))
+
+
+def test_a_herd_without_a_body() -> None:
+    text = """func.func @f() {
+      %c1 = arith.constant 1 : index
+      air.herd @h tile (%x, %y) in (%sx=%c1, %sy=%c1) attributes {link_with = "nowhere.o"}
+      return
+    }"""
+    assert_fault(
+        text, "external", "air.herd: f/h: it links with nowhere.o, but nowhere.cc is in none of: .*ker"
+    )
+
+
+def test_an_index_has_no_established_width(folder: Path) -> None:
+    (folder / "k.cc").write_text(DEFINITION)
+    text = program(
+        "func.call @k(%c1) : (index) -> ()",
+        module='func.func private @k(index) attributes {link_with = "k.o"}',
+    )
+    message = "@k takes an index, whose width on a core is not established; pass i32"
+    assert_warning(text, "index-argument", message, kernel_dirs=[folder])
