@@ -210,7 +210,15 @@ RACES = {
     "two_launches": (LAUNCHES.replace("WAIT", ""), "element 0 of %y", "writes"),
 }  # fmt: skip
 
+IN_EXECUTE = SHARED_L1.replace(
+    "          scf.for %i", "          %filled = air.execute {\n          scf.for %i"
+).replace("STEP : index\n          %filled", "%k16 : index\n          %filled").replace(
+    "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }",
+    "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }\n          }",
+)  # fmt: skip
+
 CLEAN = {
+    "in_execute": function("in_execute", IN_EXECUTE),
     "with_token": function("with_token", through_l2("%in", "%out")),
     "read_then_written": function("read_then_written", WRITTEN_WHILE_READ.replace("WAIT", "%out")),
     "tiles_apart": function("tiles_apart", herd(tile_copy("arith.muli %tx, %k32 : index"), "%c2")),

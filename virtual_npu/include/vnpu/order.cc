@@ -214,7 +214,9 @@ void Fork::begin(Site site) {
 }
 
 void Fork::covers(Site site, std::initializer_list<Use> uses) {
-  for (const Use &use : uses) observe(site, use, strand_);
+  for (const Use &use : uses) {
+    if (use.buffer && use.buffer->owner == strand_.process) observe(site, use, strand_);
+  }
   strand_.covers = true;
 }
 
@@ -439,8 +441,9 @@ void observe(Site site, const Use &use, Strand &strand) {
 
 bool watched(const Buffer &buffer) {
   const Strand *const strand = current_strand();
-  if (!strand || strand->covers || is_private(buffer, *strand)) return false;
+  if (!strand || is_private(buffer, *strand)) return false;
   if (buffer.owner != strand->process) return true;
+  if (strand->covers) return false;
   // What only this tile touches, in its order or asynchronously, cannot race once all that went before is known.
   Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
   return strand->is_fork || !cells->is_settled(*strand);

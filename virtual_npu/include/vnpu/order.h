@@ -120,7 +120,7 @@ struct Strand {
   const Lineage *lineage = nullptr;
   const Where *where = nullptr;
   bool is_fork = false;   // an asynchronous operation of a tile
-  bool covers = false;    // has told what it touches, so that single accesses need not
+  bool covers = false;    // has told what it touches of its tile's own buffers, so that single accesses need not
   Clock clock;
   struct Origin {
     uint32_t chain;
@@ -188,7 +188,8 @@ class Fork {
     strand_.start();
   }
   Fork(const Fork &) = delete;
-  // What it touches, told once for all of its accesses.
+  // What it touches, told once for all of its accesses to the buffers of its tile. Of a buffer that tiles share, it
+  // may touch the part of its own tile only, so there every access counts by itself.
   void covers(Site site, std::initializer_list<Use> uses);
   Mark end();
 
