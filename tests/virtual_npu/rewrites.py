@@ -7,6 +7,7 @@ no views of memrefs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from xdsl.dialects import affine, scf
@@ -65,6 +66,15 @@ def make_asynchronous(module: ModuleOp) -> None:
             order_block(function.body.block, Order())
 
 
+def memrefs(op: Operation) -> Iterator[tuple[SSAValue, bool]]:
+    """The memrefs that an operation itself touches, and whether it may write them."""
+    made = op.results if op.name == "memref.alloc" else ()
+    for value in (*op.operands, *made):
+        if isinstance(value.type, MemRefType) and not isinstance(op, (HierarchyOp, *CONTROL)):
+            is_source = isinstance(op, DmaMemcpyNdOp) and value is op.src
+            yield value, op.name not in READS and not is_source
+
+
 def resources(op: Operation) -> dict[Resource, bool]:
     """What an operation and all in it touches, named from outside, and whether it may write it."""
     found: dict[Resource, bool] = {}
@@ -72,15 +82,10 @@ def resources(op: Operation) -> dict[Resource, bool]:
     for inner in op.walk():
         if isinstance(inner, HierarchyOp):
             outer.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
-        elif not isinstance(inner, CONTROL):
-            for value in (*inner.operands, *(inner.results if inner.name == "memref.alloc" else ())):
-                if isinstance(value.type, MemRefType):
-                    writes = inner.name not in READS and not (
-                        isinstance(inner, DmaMemcpyNdOp) and value is inner.src
-                    )
-                    while value in outer:
-                        value = outer[value]
-                    found[value] = found.get(value, False) or writes
+        for value, writes in memrefs(inner):
+            while value in outer:
+                value = outer[value]
+            found[value] = found.get(value, False) or writes
         if isinstance(inner, ChannelTransferOp) and not isinstance(op, HierarchyOp):
             found[channel_end(inner)] = True
     return found
@@ -89,11 +94,8 @@ def resources(op: Operation) -> dict[Resource, bool]:
 def channel_end(op: ChannelTransferOp) -> Resource:
     """The channel, which end of it, and the member of the bundle where that is constant."""
     owners = [index.owner for index in op.indices]
-    return (
-        op.name,
-        op.chan_name,
-        *(owner.value if isinstance(owner, ConstantOp) else None for owner in owners),
-    )
+    known = [owner.value if isinstance(owner, ConstantOp) else None for owner in owners]
+    return op.name, op.chan_name, *known
 
 
 @dataclass

@@ -69,23 +69,19 @@ class Hoist:
 
     def __init__(self, holder: HierarchyOp) -> None:
         self.holder, self.place = holder, InsertPoint.before(holder)
-        inside, outside = (
-            (*holder.size_args, *holder.kernel_args),
-            (*holder.sizes, *holder.kernel_operands),
-        )
+        inside = *holder.size_args, *holder.kernel_args
+        outside = *holder.sizes, *holder.kernel_operands
         self.values: dict[SSAValue, SSAValue] = dict(zip(inside, outside, strict=True))
 
     def run(self, op: Operation) -> None:
         """Move `op`; over the tiles of a herd it runs in parallel."""
         if self.holder.sizes:
-            self.enter_parallel(
-                self.holder.ids, [self.constant(0) for _ in self.holder.sizes], self.holder.sizes
-            )
-        for loop in reversed(list(self.loops_around(op))):
+            zeros = [self.constant(0) for _ in self.holder.sizes]
+            self.enter_parallel(self.holder.ids, zeros, self.holder.sizes)
+        for loop in reversed(self.loops_around(op)):
             self.enter(loop)
         self.copy(op)
-        op.detach()
-        op.erase()
+        Rewriter.erase_op(op)
 
     def loops_around(self, op: Operation) -> list[Operation]:
         """From the innermost outwards."""
@@ -99,13 +95,15 @@ class Hoist:
     def enter(self, loop: Operation) -> None:
         """Open a copy of a loop at the place reached, and go into it."""
         if isinstance(loop, scf.ParallelOp):
-            bounds = [[self.value(bound) for bound in group] for group in (loop.lowerBound, loop.upperBound)]
-            self.enter_parallel(loop.body.block.args, *bounds)
+            low, high = (
+                [self.value(bound) for bound in bounds] for bounds in (loop.lowerBound, loop.upperBound)
+            )
+            self.enter_parallel(loop.body.block.args, low, high)
             return
         assert isinstance(loop, scf.ForOp), f"{loop.name} around a DMA"
         block = Block([scf.YieldOp()], arg_types=[IndexType()])
-        bounds = [self.value(bound) for bound in (loop.lb, loop.ub, loop.step)]
-        self.insert(scf.ForOp(*bounds, [], block))
+        first, end, step = (self.value(bound) for bound in (loop.lb, loop.ub, loop.step))
+        self.insert(scf.ForOp(first, end, step, [], block))
         self.go_into(block, loop.body.block.args[:1])
 
     def enter_parallel(
@@ -117,6 +115,7 @@ class Hoist:
         self.go_into(block, ids)
 
     def go_into(self, block: Block, ids: Sequence[SSAValue]) -> None:
+        """Go on inside of a loop just made; `ids` are the indices of the one it is a copy of."""
         self.values.update(zip(ids, block.args, strict=True))
         assert block.last_op is not None
         self.place = InsertPoint.before(block.last_op)
@@ -138,5 +137,6 @@ class Hoist:
         return self.insert(ConstantOp(IntegerAttr(number, IndexType()))).results[0]
 
     def insert(self, op: Operation) -> Operation:
+        """Put an operation at the place reached."""
         Rewriter.insert_op(op, self.place)
         return op
