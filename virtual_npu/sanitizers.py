@@ -98,12 +98,12 @@ def summary(report: str) -> str:
     undefined = UNDEFINED.search(report)
     if undefined:
         path, line, what = undefined.groups()
-        return f"{path}:{line}: undefined behaviour: {what}"
+        return f"{Path(path).name}:{line}: undefined behaviour: {what}"
     kind, access = ADDRESS.search(report), ACCESS.search(report)
     what = ", ".join(match[1] for match in (kind, access) if match) or "the sanitizer stopped the run"
     for function, path, line in FRAME.findall(report):
         if Path(path).suffix in (".cc", ".cpp", ".h", ".hpp") and "sanitizer" not in path:
-            return f"{path}:{line}: in {function}: {what}"
+            return f"{Path(path).name}:{line}: in {function}: {what}"
     return what
 
 
