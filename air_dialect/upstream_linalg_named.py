@@ -23,6 +23,8 @@ from xdsl.dialects.builtin import (
     FixedBitwidthType,
     FloatAttr,
     IndexType,
+    IntegerType,
+    Signedness,
     i1,
 )
 from xdsl.dialects.linalg import ops
@@ -57,6 +59,8 @@ def convert(value: SSAValue, target: Attribute, is_unsigned: bool = False) -> SS
 
 def _conversion(source: Attribute, target: Attribute, is_unsigned: bool) -> type[Operation]:
     pair = isinstance(source, AnyFloat), isinstance(target, AnyFloat)
+    integers = [type_ for type_ in (source, target) if isinstance(type_, IntegerType)]
+    is_unsigned = is_unsigned or any(type_.signedness.data is Signedness.UNSIGNED for type_ in integers)
     if IndexType() in (source, target):
         return upstream_arith.IndexCastOp
     if pair == (False, True):

@@ -14,9 +14,10 @@ from xdsl.dialects.builtin import (
     IndexType,
     IntegerAttr,
     IntegerType,
+    MemRefType,
     VectorType,
 )
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, Scalar, emits, unsupported
@@ -130,11 +131,26 @@ def _explicit(op: Operation) -> str:
 @emits("arith.select")
 def _select(body: Body, op: Operation) -> None:
     condition, yes, no = op.operands
+    if isinstance(yes.type, MemRefType):
+        _select_memref(body, op, yes, no)
+        return
     if isinstance(condition.type, VectorType):
         expression = f"vnpu::select({', '.join(body.texts(op.operands))})"
     else:
         expression = f"{body.text(condition)} ? {body.text(yes)} : {body.text(no)}"
     body.define(op.results[0], expression)
+
+
+def _select_memref(body: Body, op: Operation, yes: SSAValue, no: SSAValue) -> None:
+    """One of two buffers: its pointer, and its sizes and strides where the type leaves them open."""
+    condition, left, right = body.text(op.operands[0]), body.memref(yes), body.memref(no)
+
+    def chosen(one: str, other: str) -> str:
+        return one if one == other else f"({condition} ? {one} : {other})"
+
+    sizes = [chosen(*pair) for pair in zip(left.sizes, right.sizes, strict=True)]
+    strides = [chosen(*pair) for pair in zip(left.strides, right.strides, strict=True)]
+    body.define_memref(op.results[0], chosen(left.pointer, right.pointer), sizes, strides)
 
 
 # ---- conversions ----

@@ -171,7 +171,7 @@ class Body:
     names: set[str] = field(default_factory=set)
     uses_arena: bool = False
     modes: str = ""
-    """How the body keeps the mode registers of its core: a C++ declaration, empty where it calls nothing."""
+    """How the body has the mode registers of its core in place: a C++ statement, or nothing."""
     in_nest: bool = False
     """Whether this is inside loops that are emitted in two versions: see virtual_npu.codegen.nests."""
     loop_indices: list[list[str]] = field(default_factory=list)
@@ -351,5 +351,7 @@ _TERMINATORS = frozenset(
         "air.segment_terminator",
         "air.herd_terminator",
         "memref.alloca_scope.return",
+        "memref.atomic_yield",
+        "vector.yield",
     ]
 )

@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import affine_text, memory, types
-from virtual_npu.codegen.body import Body, MemRef, Mode, Scalar, attribute, emits, unsupported
+from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
 from virtual_npu.codegen.tokens import token_type
 
 # ---- values that loops carry ----
@@ -263,27 +263,6 @@ def _affine_for(body: Body, op: Operation) -> None:
     high = _extreme(op.upperBoundMap, body.texts(op.upperBoundOperands), "minsi")
     bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
     _loop(body, op, bounds, op.body.block, op.inits, op.results)
-
-
-@emits("affine.parallel")
-def _affine_parallel(body: Body, op: Operation) -> None:
-    assert isinstance(op, affine.ParallelOp)
-    if op.results or len(op.lowerBoundsMap.data.results) != len(op.steps):
-        raise unsupported(op, "reductions and bounds of several expressions are not supported")
-    operands = body.texts(op.map_operands)
-    cut = op.lowerBoundsMap.data.num_dims + op.lowerBoundsMap.data.num_symbols
-    lows = affine_text.results(op.lowerBoundsMap.data, operands[:cut])
-    highs = affine_text.results(op.upperBoundsMap.data, operands[cut:])
-    block = op.body.block
-    for argument, low, high, step in zip(block.args, lows, highs, op.steps, strict=True):
-        name = body.name_for(argument)
-        body.values[argument] = Scalar(name)
-        body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step.value.data}) {{")
-        body.depth += 1
-    body.operations(block)
-    for _ in block.args:
-        body.depth -= 1
-        body.put("}")
 
 
 @emits("affine.if")

@@ -1,15 +1,33 @@
 """Every file of emitters, by importing them: each registers what it emits."""
 
 from virtual_npu.codegen import (
+    affine_ops,
     air,
     arith,
+    branches,
     control,
+    gathers,
     lanes,
     linalg,
     memref,
     numbers,
+    relayout,
     tokens,
     vector,
 )
 
-__all__ = ["air", "arith", "control", "lanes", "linalg", "memref", "numbers", "tokens", "vector"]
+__all__ = [
+    "affine_ops",
+    "air",
+    "arith",
+    "branches",
+    "control",
+    "gathers",
+    "lanes",
+    "linalg",
+    "memref",
+    "numbers",
+    "relayout",
+    "tokens",
+    "vector",
+]

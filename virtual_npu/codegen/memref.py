@@ -131,10 +131,17 @@ def _copy(body: Body, op: Operation) -> None:
 
 @emits("memref.dim")
 def _dim(body: Body, op: Operation) -> None:
-    dim = body.const(op.operands[1])
-    if dim is None:
-        raise unsupported(op, "the dimension must be a constant")
-    body.alias(op.results[0], body.memref(op.operands[0]).sizes[dim])
+    dim, sizes = body.const(op.operands[1]), body.memref(op.operands[0]).sizes
+    if dim is not None and 0 <= dim < len(sizes):
+        body.alias(op.results[0], sizes[dim])
+        return
+    name = body.fresh("sizes")
+    body.put(f"const vnpu::i64 {name}[] = {{{', '.join(sizes)}}};")
+    wanted = body.hold(body.text(op.operands[1]), "dim")
+    outside = f"{wanted} < 0 || {wanted} >= {len(sizes)}"
+    message = f'"dimension %lld of a memref of rank {len(sizes)}", (long long)({wanted})'
+    body.put(f"if ({outside}) vnpu::fail({body.site(op)}, {message});")
+    body.define(op.results[0], f"{name}[{wanted}]")
 
 
 # ---- views ----
@@ -299,7 +306,9 @@ def _view(body: Body, op: Operation) -> None:
         strides[dim] = times(strides[dim + 1], grouped(extents[dim + 1]))
     element = types.scalar(type_.element_type)
     moved = f"{body.memref(source).pointer} + {body.text(shift)}"
-    pointer = f"vnpu::recast<{element}>({moved})" if body.checked else f"reinterpret_cast<{element} *>({moved})"
+    pointer = (
+        f"vnpu::recast<{element}>({moved})" if body.checked else f"reinterpret_cast<{element} *>({moved})"
+    )
     body.define_memref(op.results[0], pointer, extents, strides)
 
 
