@@ -111,7 +111,7 @@ def far_stride(k, a, tx, ty) -> None:
             "trips of one dimension takes 256, npu2 has 255; run",
         ),
         (lambda: sketch(too_much_l1), "L1 bytes takes 66560, npu2 has 65536; use smaller L1 tiles"),
-        (lambda: sketch(three_inputs), "input channels takes 3, npu2 has 2; stage through L2"),
+        (lambda: sketch(three_inputs), "input channels takes 3, npu2 has 2; send several"),
         (lambda: sketch(own_rows(17)), "descriptors takes 17, npu2 has 16; make fewer transfers"),
         (lambda: sketch(own_rows(1), 8, 4), "shim channels from L3 takes 32, npu2 has 16; stage through L2"),
         (lambda: sketch(far_stride), "a stride of 49152 bytes; a descriptor holds 32768"),
@@ -165,7 +165,7 @@ def test_too_many_dimensions() -> None:
     with k.launch(), k.segment("seg"), k.herd(1, 1, name="h"):
         near = k.alloc(L1, (4, 4, 4, 4, 4, 4), bf16)
         k.dma(near, a[0:16, 0:16, 0:16].blocks(4, 4, 4))
-    with pytest.raises(ResourceError, match=r"L3 side .* has 6 dimensions; a descriptor walks 3 and one it"):
+    with pytest.raises(ResourceError, match=r"the L3 side .* has 6 dimensions; a task walks 3 and one it"):
         check(k.finish().module).require()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, program
+from static_texts import assert_clean, assert_fault, assert_warning, program
 
 from virtual_npu.static import check
 
@@ -163,7 +163,7 @@ FAULTS = {
     "too many dimensions for the shim": (
         moved("[0, 0, 0, 0, 0] [2, 4, 4, 4, 4] [1, 4, 256, 16, 2]", "memref<4096xf32>"),
         "dimensions",
-        "5 dimensions; a descriptor walks 3 and one iteration;",
+        "5 dimensions; a task walks 3 and one iteration or repeat, and mlir-air drops the others; move less",
     ),
     "a size that no register holds": (
         moved("[0, 0] [509, 4] [8, 1]", "memref<509x8xf32, 2>", "herd"),
@@ -212,6 +212,31 @@ FAULTS = {
 def test_what_no_dma_can_walk(name: str) -> None:
     text, kind, message = FAULTS[name]
     assert_fault(text, kind, message)
+
+
+def test_a_repeat_takes_a_dimension_of_the_shim_only() -> None:
+    pattern = "[0, 0, 0, 0, 0] [3, 4, 4, 4, 4] [0, 4, 256, 16, 2]"
+    assert_clean(moved(pattern, "memref<4096xf32, 1>", "segment"))
+    assert_fault(moved(pattern, "memref<4096xf32>"), "dimensions", "5 dimensions; a task walks 3 and one")
+
+
+LOOPS = {
+    "a size above a register": (
+        moved("[0, 0, 0, 0] [2, 3, 2, 2048] [7, 3, 1, 16]", "memref<65536xf32>"),
+        "dimensions",
+        "sizes above 1023 in 4 dimensions, which no single task walks; it becomes a loop of several",
+    ),
+    "many iterations": (
+        moved("[0, 0, 0, 0] [65, 3, 2, 2] [19, 3, 1, 16]", "memref<65536xf32>"),
+        "iteration",
+        "an outermost size of 65 in 4 dimensions; a task iterates 64 times at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_becomes_a_loop_of_the_host(name: str) -> None:
+    assert_warning(*LOOPS[name])
 
 
 def test_both_sides_of_a_dma_are_looked_at() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 
@@ -17,13 +18,21 @@ from virtual_npu.static.device import Device, DmaLimits
 from virtual_npu.static.patterns import Side
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
-from virtual_npu.static.sources import DESCRIPTOR_FIELDS, DESCRIPTOR_RULES, TASK_QUEUE
+from virtual_npu.static.sources import DESCRIPTOR_FIELDS, DESCRIPTOR_RULES, LOWERING, TASK_QUEUE
 from virtual_npu.static.values import constant, multiple
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""
-Complaint = tuple[str, str, str]
-"""Kind, message, source."""
+
+
+class Complaint(NamedTuple):
+    """A fault of one side, or where it is not certain a warning."""
+
+    kind: str
+    message: str
+    source: str
+    certain: bool = True
+
 
 SHIM_ELEMENTS = (8, 16, 32)
 """Bits of the elements that airrt-to-npu converts."""
@@ -34,15 +43,16 @@ MAX_REPEATS = 256
 def walks(program: Program) -> Iterator[Finding]:
     """Transfers that the DMA on one of their sides cannot walk."""
     for side in program.transfers:
-        for kind, message, source in _complaints(side, program.device):
+        for kind, message, source, certain in _complaints(side, program.device):
             level, type_ = memory_space_name(side.space), attribute_text(side.type)
-            yield Fault(kind, place_of(side.op), f"the {level} side ({type_}) has {message}", source, side.op)
+            full = f"the {level} side ({type_}) has {message}"
+            yield Fault(kind, place_of(side.op), full, source, side.op, certain)
 
 
 def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
     limits: DmaLimits = (device.shim, device.memtile, device.core)[side.space]
     if side.space == 0 and side.bits not in SHIM_ELEMENTS:
-        yield (
+        yield Complaint(
             "element-width",
             f"elements of {side.bits} bits; the shim moves elements of 8, 16 or 32 bits, so move them as i32",
             TASK_QUEUE,
@@ -60,20 +70,20 @@ def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
     yield from _repeats(side, dims, repeats)
     dims = _contiguous([(size, stride) for size, stride in dims if size != 1])
     yield from _granules(side, dims, device.granule_bytes * 8)
-    yield from _fields(side, dims, limits, device.granule_bytes * 8)
+    yield from _fields(side, dims, repeats, limits, device.granule_bytes * 8)
 
 
 def _signs(dims: Dims) -> Iterator[Complaint]:
     for place, (size, stride) in enumerate(dims):
         if size < 1:
-            yield (
+            yield Complaint(
                 "size",
                 f"size {size} in dimension {place}; a transfer of nothing is none, so give every size at "
                 "least 1",
                 DESCRIPTOR_FIELDS,
             )
         if stride < 0:
-            yield (
+            yield Complaint(
                 "stride",
                 f"stride {stride} in dimension {place}; a DMA walks upwards only, so turn the order around "
                 "on the core",
@@ -91,7 +101,7 @@ def _bounds(side: Side, dims: Dims) -> Iterator[Complaint]:
     last = sum((start + size - 1) * stride for start, (size, stride) in zip(starts, dims, strict=False))
     elements = math.prod(shape)
     if last >= elements:
-        yield (
+        yield Complaint(
             "bounds",
             f"a walk that reaches element {last} of {elements}; make offsets, sizes or strides smaller",
             DESCRIPTOR_RULES,
@@ -109,7 +119,7 @@ def _without_repeats(dims: Dims) -> tuple[Dims, int]:
 
 def _repeats(side: Side, dims: Dims, repeats: int) -> Iterator[Complaint]:
     if repeats > MAX_REPEATS:
-        yield (
+        yield Complaint(
             "repeat",
             f"a walk that repeats {repeats} times; a repeat count of 8 bits allows {MAX_REPEATS}, so move it "
             "in parts",
@@ -117,7 +127,7 @@ def _repeats(side: Side, dims: Dims, repeats: int) -> Iterator[Complaint]:
         )
     still = [size for size, stride in dims if stride == 0 and size > 1]
     if still and (side.space != 0 or dims[-1][1] == 0):
-        yield (
+        yield Complaint(
             "stride",
             f"stride 0 over {still[0]} elements; only the outermost dimension can repeat, so put it there",
             DESCRIPTOR_FIELDS,
@@ -139,7 +149,7 @@ def _granules(side: Side, dims: Dims, granule: int) -> Iterator[Complaint]:
     size, stride = dims[-1] if dims else (1, 1)
     whole = "use an even number of elements" if bits == 16 else f"use a multiple of {granule // 8} bytes"
     if bits != granule and stride != 1:
-        yield (
+        yield Complaint(
             "innermost-stride",
             f"innermost stride {stride}: elements of {bits} bits move only in runs of stride 1; move blocks "
             "and transpose on the core",
@@ -147,26 +157,26 @@ def _granules(side: Side, dims: Dims, granule: int) -> Iterator[Complaint]:
         )
     if stride == 1 and size * bits % granule:
         message = f"runs of {_bytes(size * bits)}, no multiple of {granule // 8}; {whole}"
-        yield "granule", message, DESCRIPTOR_FIELDS
+        yield Complaint("granule", message, DESCRIPTOR_FIELDS)
     odd = [step for _, step in dims[:-1] if step * bits % granule]
     if odd:
         message = f"a stride of {_bytes(odd[0] * bits)}, no multiple of {granule // 8} bytes; {whole}"
-        yield "granule", message, DESCRIPTOR_FIELDS
+        yield Complaint("granule", message, DESCRIPTOR_FIELDS)
     for offset, step in zip(reversed(side.offsets), reversed(side.strides), strict=False):
         if multiple(offset) * (step or 0) * bits % granule:
             message = f"an offset that may be no multiple of {granule // 8} bytes; {whole}"
-            yield "alignment", message, DESCRIPTOR_RULES
+            yield Complaint("alignment", message, DESCRIPTOR_RULES)
 
 
 def _bytes(bits: int) -> str:
     return f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
 
 
-def _fields(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
+def _fields(side: Side, dims: Dims, repeats: int, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
     """What does not fit the registers of a descriptor. A run in memory order has no dimensions to hold."""
     length = math.prod(size for size, _ in dims) * side.bits // granule
     if length > limits.max_length_granules:
-        yield (
+        yield Complaint(
             "length",
             f"{length * granule // 8} bytes in one transfer; a descriptor holds "
             f"{limits.max_length_granules * granule // 8}, so move it in parts",
@@ -174,10 +184,14 @@ def _fields(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator
         )
     if len(dims) <= 1 and (not dims or dims[0][1] == 1):
         return
-    yield from _dimensions(side, dims, limits, granule)
+    needed = sum(_cut(side, dims, limits, granule))
+    if side.space == 0:
+        yield from _task_dimensions(len(dims) + (repeats > 1), needed + (repeats > 1), dims, limits)
+    else:
+        yield from _dimensions(len(dims), needed, limits)
     furthest = max(stride for _, stride in dims) * side.bits // granule
     if furthest > limits.max_stride_granules:
-        yield (
+        yield Complaint(
             "stride",
             f"a stride of {furthest * granule // 8} bytes; a descriptor holds "
             f"{limits.max_stride_granules * granule // 8}, so lay the buffer out differently",
@@ -185,25 +199,53 @@ def _fields(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator
         )
 
 
-def _dimensions(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
-    iteration = limits.iterations > 1
+def _cut(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[int]:
+    """How many dimensions each one takes once its size is cut to what a register holds."""
     last = len(dims) - 1
-    needed = sum(
-        _wraps(size, side.bits if place == last else granule, limits, granule)
-        for place, (size, _) in enumerate(dims)
-    )
-    room = limits.dims + iteration
-    if needed <= room:
+    for place, (size, _) in enumerate(dims):
+        yield _wraps(size, side.bits if place == last else granule, limits, granule)
+
+
+def _dimensions(given: int, needed: int, limits: DmaLimits) -> Iterator[Complaint]:
+    """A core or a memtile walks a fixed program: one descriptor for each transfer."""
+    if needed <= limits.dims:
         return
-    walks_ = f"{limits.dims} and one iteration" if iteration else str(limits.dims)
-    cut = f" after cutting sizes above {limits.max_wrap}" if needed > len(dims) else ""
-    words = "too many" if needed > 2 * room else str(needed)
-    yield (
+    cut = f" after cutting sizes above {limits.max_wrap}" if needed > given else ""
+    words = "too many" if needed > 2 * limits.dims else str(needed)
+    yield Complaint(
         "dimensions",
-        f"{words} dimensions{cut}; a descriptor walks {walks_}; move less at a time or lay the buffer out "
-        "differently",
+        f"{words} dimensions{cut}; a descriptor walks {limits.dims}; move less at a time or lay the buffer "
+        "out differently",
         DESCRIPTOR_RULES,
     )
+
+
+def _task_dimensions(given: int, needed: int, dims: Dims, limits: DmaLimits) -> Iterator[Complaint]:
+    """The shim's transfers are tasks of the host: what one cannot walk becomes a loop of several."""
+    room = limits.dims + 1
+    if given > room:
+        yield Complaint(
+            "dimensions",
+            f"{given} dimensions; a task walks {limits.dims} and one iteration or repeat, and mlir-air drops "
+            "the others; move less at a time or lay the buffer out differently",
+            LOWERING,
+        )
+    elif needed > room:
+        yield Complaint(
+            "dimensions",
+            f"sizes above {limits.max_wrap} in {given} dimensions, which no single task walks; it becomes a "
+            "loop of several, so move less at a time",
+            TASK_QUEUE,
+            certain=False,
+        )
+    elif given == room and dims[0][0] > limits.iterations and dims[0][1]:
+        yield Complaint(
+            "iteration",
+            f"an outermost size of {dims[0][0]} in {given} dimensions; a task iterates {limits.iterations} "
+            "times at most, so it becomes a loop of several; move less at a time",
+            TASK_QUEUE,
+            certain=False,
+        )
 
 
 def _wraps(size: int, bits: int, limits: DmaLimits, granule: int) -> int:
@@ -232,13 +274,15 @@ def _padding(side: Side, device: Device) -> Iterator[Complaint]:
     if side.space != 1:
         level = memory_space_name(side.space)
         message = f"padding on its way out of {level}; only memtiles pad, so stage it through L2"
-        yield "padding", message, DESCRIPTOR_RULES
+        yield Complaint("padding", message, DESCRIPTOR_RULES)
     if side.known_dims is None:
-        yield "padding", "padding with sizes that are not constant; write numbers", DESCRIPTOR_RULES
+        yield Complaint(
+            "padding", "padding with sizes that are not constant; write numbers", DESCRIPTOR_RULES
+        )
     granule, (first, last) = device.granule_bytes * 8, amounts[-1]
     if first * side.bits % granule or last * side.bits % granule:
         message = (
             f"innermost padding of {first} and {last} elements of {side.bits} bits; a memtile pads whole "
             f"words of {device.granule_bytes} bytes, so pad by multiples of that"
         )
-        yield "padding", message, DESCRIPTOR_RULES
+        yield Complaint("padding", message, DESCRIPTOR_RULES)
