@@ -13,7 +13,8 @@ from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, Emit, Mode, Scalar
+from virtual_npu.codegen.blocks import touched_block
+from virtual_npu.codegen.body import Body, Emit, Mode, Scalar, grouped
 from virtual_npu.codegen.effects import accesses
 
 _LOOPS = frozenset(["scf.for", "scf.parallel", "scf.forall", "scf.while", "affine.for", "affine.parallel"])
@@ -43,19 +44,31 @@ def _may_be_inside(op: Operation) -> bool:
 
 def emit_nest(body: Body, op: Operation, emit: Emit) -> None:
     """Emit loops in two versions. What they give is assigned to variables outside."""
-    parts = {body.memref(value).pointer: body.memref(value) for value in _memrefs_from_outside(op)}
+    memrefs = {body.memref(value).pointer: value for value in _memrefs_from_outside(op)}
     outside = [body.name_for(result) for result in op.results]
     for name, result in zip(outside, op.results, strict=True):
         body.put(f"{types.cpp(result.type)} {name};")
-    listed = "".join(f", vnpu::part({pointer}, {view.extent})" for pointer, view in parts.items())
+    listed = "".join(f", {_part(body, op, pointer, value)}" for pointer, value in memrefs.items())
     body.in_nest = True
-    with body.block(f"vnpu::nest([&]({', '.join(f'auto {pointer}' for pointer in parts)})", f"}}{listed});"):
+    with body.block(
+        f"vnpu::nest([&]({', '.join(f'auto {pointer}' for pointer in memrefs)})", f"}}{listed});"
+    ):
         emit(body, op)
         for name, result in zip(outside, op.results, strict=True):
             body.put(f"{name} = {body.text(result)};")
     body.in_nest = False
     for name, result in zip(outside, op.results, strict=True):
         body.values[result] = Scalar(name)
+
+
+def _part(body: Body, op: Operation, pointer: str, value: SSAValue) -> str:
+    """C++ text of a `vnpu::Part`: the block that the loops touch where it is known, else all of the memref."""
+    block = touched_block(body, op, value)
+    if block is None:
+        return f"vnpu::part({pointer}, {body.memref(value).extent})"
+    begin = pointer if block.offset == "0" else f"{pointer} + {grouped(block.offset)}"
+    use = f"{block.count}, {str(block.writes).lower()}"
+    return f"vnpu::block({body.site(op)}, {pointer}, {begin}, {use})"
 
 
 def _memrefs_from_outside(op: Operation) -> list[SSAValue]:

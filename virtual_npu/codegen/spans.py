@@ -12,7 +12,7 @@ from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp
 from virtual_npu.codegen import types
 from virtual_npu.codegen.intervals import Interval, add, interval, multiply
 
-_PLAIN = {
+PLAIN = {
     "memref.load": 1, "memref.store": 2, "vector.load": 1, "vector.store": 2, "vector.transfer_read": 1,
     "vector.transfer_write": 2,
 }  # fmt: skip
@@ -21,7 +21,7 @@ _PLAIN = {
 
 def span(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
     """First and last element of a memref that an operation touches; None where that is not known."""
-    found = _plain_span(op, buffer) if op.name in _PLAIN else _transfer_span(op, buffer, writes)
+    found = _plain_span(op, buffer) if op.name in PLAIN else _transfer_span(op, buffer, writes)
     return _whole_span(buffer) if found is None else found
 
 
@@ -70,7 +70,7 @@ def shift(view: SSAValue) -> Interval | None:
 def _plain_span(op: Operation, buffer: SSAValue) -> Interval | None:
     type_ = buffer.type
     assert isinstance(type_, MemRefType)
-    strides, first = types.memref_strides(type_), _PLAIN[op.name]
+    strides, first = types.memref_strides(type_), PLAIN[op.name]
     begin = _walked([interval(value) for value in op.operands[first : first + len(strides)]], strides)
     moved = op.results[0].type if op.results else op.operands[0].type
     shape = list(moved.get_shape()) if isinstance(moved, VectorType) else []

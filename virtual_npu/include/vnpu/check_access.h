@@ -103,22 +103,33 @@ VNPU_INLINE T *raw(T *x) {
 
 // ---- loops in two versions ----
 
-// A memref that loops touch: where it begins, and elements from there to its last one.
+// What loops touch of a memref: where the memref begins, and the elements that they come to.
 template <class T>
 struct Part {
-  Ptr<T> x;
-  i64 extent;
+  Ptr<T> x, first;
+  i64 count;
+  Site site{};          // of the loops, where they touch these elements and no others
+  bool writes = false;  // some of them
   // Whether no access to it can have anything to report.
   bool quiet() const {
     Buffer &buffer = *x.buffer;
-    if (buffer.freed.op || !buffer.holds(x.p, x.p + extent) || watched(buffer)) return false;
+    T *const end = first.p + count;
+    if (buffer.freed.op || !buffer.holds(first.p, end)) return false;
+    if (watched(buffer)) {
+      if (!site.op) return false;
+      touch(site, buffer, first.p, count * i64(sizeof(T)), writes);
+    }
     // Looking for what is not written costs time; a large buffer that never fills up is not worth it every time.
-    return buffer.full() || (extent <= 4096 && buffer.written(x.p, x.p + extent));
+    return buffer.full() || (count <= 4096 && buffer.written(first.p, end));
   }
 };
 template <class T>
 VNPU_INLINE Part<T> part(Ptr<T> x, i64 extent) {
-  return Part<T>{x, extent};
+  return Part<T>{x, x, extent};
+}
+template <class T>
+VNPU_INLINE Part<T> block(Site site, Ptr<T> x, Ptr<T> first, i64 count, bool writes) {
+  return Part<T>{x, first, count, site, writes};
 }
 
 // Runs loops on plain pointers where nothing can be wrong with the buffers they touch, else on checked ones.

@@ -235,6 +235,22 @@ namespace {
 struct Cell {
   static constexpr int kReaders = 3;
   uint32_t writer, readers[kReaders];
+  bool operator==(const Cell &other) const { return __builtin_memcmp(this, &other, sizeof(Cell)) == 0; }
+};
+
+// One access while it is entered.
+struct Entry {
+  const Strand &strand;
+  const uint32_t event;
+  const bool writes;
+  // The cell that was visited last, as it was and as it is; at first one that no cell is like.
+  Cell before{~0u, {}}, after{};
+  // The access that it races with, and at which byte.
+  uint32_t other = 0;
+  bool other_writes = false;
+  i64 place = 0;
+
+  uint32_t visit(Cell &cell) const;
 };
 
 class Locked {
@@ -265,20 +281,18 @@ class Cells {
   Cells(const Cells &) = delete;
   ~Cells() { free(cells_); }
 
-  // Enters an access of bytes [low, high) of the buffer. Gives the event that it races with, and where, or 0.
-  uint32_t enter(i64 low, i64 high, bool writes, uint32_t event, const Strand &strand, i64 &place);
+  // Makes parts as small as runs that begin and end at these bytes need them.
+  void refine(i64 low, i64 high);
+
+  // Enters a run of an access: bytes [low, high) of the buffer. False where it races.
+  bool enter(Entry &entry, i64 low, i64 high);
 
   // Whether everything so far happened before a strand.
   bool is_settled(const Strand &strand) const;
 
-  bool is_writer(i64 place, uint32_t event) const { return cells_[place / granule_].writer == event; }
-
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
  private:
-  void refine(i64 low, i64 high);
-  uint32_t visit(Cell &cell, bool writes, uint32_t event, const Strand &strand);
-
   const i64 bytes_;
   Cell *cells_;
   i64 count_, granule_;
@@ -298,7 +312,8 @@ void Cells::refine(i64 low, i64 high) {
   granule_ = wanted;
 }
 
-uint32_t Cells::visit(Cell &cell, bool writes, uint32_t event, const Strand &strand) {
+// Gives the event that this one races with, or 0.
+uint32_t Entry::visit(Cell &cell) const {
   if (cell.writer && !happened_before(events[cell.writer], strand)) return cell.writer;
   if (writes) {
     for (const uint32_t reader : cell.readers) {
@@ -310,37 +325,34 @@ uint32_t Cells::visit(Cell &cell, bool writes, uint32_t event, const Strand &str
   // A read that happened before this one says nothing that this one does not.
   int place = int(event % Cell::kReaders);
   for (int i = Cell::kReaders - 1; i >= 0; --i) {
-    if (!cell.readers[i]) place = i;
-  }
-  for (int i = 0; i < Cell::kReaders; ++i) {
-    if (cell.readers[i] && happened_before(events[cell.readers[i]], strand)) place = i;
+    if (!cell.readers[i] || happened_before(events[cell.readers[i]], strand)) place = i;
   }
   cell.readers[place] = event;
   return 0;
 }
 
-uint32_t Cells::enter(i64 low, i64 high, bool writes, uint32_t event, const Strand &strand, i64 &place) {
-  if (low >= high) return 0;
-  refine(low, high);
-  Cell before{}, after{};
-  const i64 first = low / granule_, last = (high - 1) / granule_;
-  for (i64 i = first; i <= last; ++i) {
-    // Neighbours mostly have the same past.
-    if (i > first && memcmp(&cells_[i], &before, sizeof(Cell)) == 0) {
-      cells_[i] = after;
+bool Cells::enter(Entry &entry, i64 low, i64 high) {
+  for (i64 i = low / granule_, last = (high - 1) / granule_; i <= last; ++i) {
+    Cell &cell = cells_[i];
+    // Most parts have the same past as the one before.
+    if (cell == entry.before) {
+      cell = entry.after;
       continue;
     }
-    before = cells_[i];
-    place = i * granule_;
-    if (const uint32_t other = visit(cells_[i], writes, event, strand)) return other;
-    after = cells_[i];
+    entry.before = cell;
+    if ((entry.other = entry.visit(cell)) != 0) {
+      entry.place = i * granule_;
+      entry.other_writes = cell.writer == entry.other;
+      return false;
+    }
+    entry.after = cell;
   }
-  return 0;
+  return true;
 }
 
 bool Cells::is_settled(const Strand &strand) const {
   for (i64 i = 0; i < count_; ++i) {
-    if (i > 0 && memcmp(&cells_[i], &cells_[i - 1], sizeof(Cell)) == 0) continue;
+    if (i > 0 && cells_[i] == cells_[i - 1]) continue;
     if (cells_[i].writer && !happened_before(events[cells_[i].writer], strand)) return false;
     for (const uint32_t reader : cells_[i].readers) {
       if (reader && !happened_before(events[reader], strand)) return false;
@@ -376,8 +388,8 @@ uint32_t new_event(Site site, const Strand &strand) {
   return number;
 }
 
-[[noreturn]] void fail_race(Site site, const Buffer &buffer, i64 byte, bool writes, uint32_t other, bool other_writes) {
-  const Event &event = events[other];
+[[noreturn]] void fail_race(Site site, const Buffer &buffer, const Entry &entry) {
+  const Event &event = events[entry.other];
   Where where = event.where;
   if (event.island && where.dims > 0) where.around = &roots[event.island];
   char who[600];
@@ -385,8 +397,8 @@ uint32_t new_event(Site site, const Strand &strand) {
   fail_as(Failure::kRace, site,
           "data race: this %s element %lld of %s, which line %d: %s%s %s, and nothing puts one before the other; let one of "
           "them depend on the token of the other, or send the data through a channel",
-          writes ? "writes" : "reads", (long long)(byte / buffer.element), buffer.label.name, event.site.line, event.site.op,
-          who, other_writes ? "writes" : "reads");
+          entry.writes ? "writes" : "reads", (long long)(entry.place / buffer.element), buffer.label.name, event.site.line,
+          event.site.op, who, entry.other_writes ? "writes" : "reads");
 }
 
 // Calls run(first byte, end) for every run of bytes that a side touches, until one gives true.
@@ -416,18 +428,16 @@ void observe(Site site, const Access &side, bool writes, Strand &strand) {
   Cells &cells = cells_of(buffer);
   const uint32_t event = new_event(site, strand);
   if (!event) return;
-  uint32_t other = 0;
-  i64 place = 0;
-  bool other_writes = false;
+  Entry entry{strand, event, writes};
   {
     const Locked locked(cells.mutex);
     each_run(side, [&](const char *first, i64 bytes) {
       const i64 low = first - buffer.base;
-      return (other = cells.enter(low, low + bytes, writes, event, strand, place)) != 0;
+      cells.refine(low, low + bytes);
+      return !cells.enter(entry, low, low + bytes);
     });
-    if (other) other_writes = cells.is_writer(place, other);
   }
-  if (other) fail_race(site, buffer, place, writes, other, other_writes);
+  if (entry.other) fail_race(site, buffer, entry);
 }
 
 void observe(Site site, const Use &use, Strand &strand) {
