@@ -168,6 +168,11 @@ void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size) 
           last, dimension, at.type, name, at.made, ll(size - 1));
 }
 
+void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent) {
+  fail_as(Failure::kOutside, site, "the access pattern reaches elements %lld to %lld of %s: legal are 0 to %lld", ll(low),
+          ll(high), Described(buffer.label).text, ll(extent - 1));
+}
+
 void fail_extent(const Place &at, int dimension, i64 size, i64 loops) {
   fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension,
           at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));

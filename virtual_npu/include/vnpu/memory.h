@@ -29,12 +29,13 @@ struct Access {
 // Refuses a pattern that leaves its buffer.
 [[noreturn]] void fail_outside(Site site, i64 low, i64 high, i64 extent);
 
-// `data` points at the memref's first element, `extent` counts the elements from there to its last one.
+// What a pattern touches, and its first and last element.
 template <class T, int R>
-inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
+inline Access pattern(T *data, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R], i64 &low, i64 &high) {
   static_assert(R <= kMaxRank, "an access pattern has at most 8 dimensions");
   Access a;
-  i64 low = offset, high = offset, count = 1;
+  i64 count = 1;
+  low = high = offset;
   for (int i = 0; i < R; ++i) {
     a.sizes[i] = sizes[i];
     a.strides[i] = strides[i];
@@ -43,7 +44,6 @@ inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&siz
     if (reach > 0) high += reach;
     else low += reach;
   }
-  if (count > 0 && (low < 0 || high >= extent)) fail_outside(site, low, high, extent);
   a.rank = R;
   a.element = int(sizeof(T));
   a.count = count;
@@ -53,10 +53,22 @@ inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&siz
   return a;
 }
 
+// `data` points at the memref's first element, `extent` counts the elements from there to its last one.
+template <class T, int R>
+inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
+  i64 low, high;
+  const Access a = pattern(data, offset, sizes, strides, low, high);
+  if (a.count > 0 && (low < 0 || high >= extent)) fail_outside(site, low, high, extent);
+  return a;
+}
+
 #if VNPU_CHECKS
+[[noreturn]] void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent);
 template <class T, int R>
 inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
-  Access a = access(site, data.p, extent, offset, sizes, strides);
+  i64 low, high;
+  Access a = pattern(data.p, offset, sizes, strides, low, high);
+  if (a.count > 0 && (low < 0 || high >= extent)) fail_outside(site, *data.buffer, low, high, extent);
   a.buffer = data.buffer;
   return a;
 }
