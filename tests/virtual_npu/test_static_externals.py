@@ -127,3 +127,31 @@ def test_an_index_has_no_established_width(folder: Path) -> None:
     )
     message = "@k takes an index, whose width on a core is not established; pass i32"
     assert_warning(text, "index-argument", message, kernel_dirs=[folder])
+
+
+def test_a_text_of_llvm_is_merged() -> None:
+    assert_fault(declared('link_with = "k.ll"'), "external", "@k links with k.ll, which is no object")
+
+
+LINK = 'attributes {link_with = "g.o"}'
+
+
+def test_a_symbol_has_one_object(folder: Path) -> None:
+    for name in ("h.cc", "g.cc"):
+        (folder / name).write_text(DEFINITION)
+    other = f'air.herd @g tile (%x, %y) in (%sx=%c1, %sy=%c1) attributes {{link_with = "g.o"}} {{\n{CALL}\n}}'
+    text = program(
+        CALL,
+        segment=other,
+        module="func.func private @k(memref<64xbf16, 2>)",
+        herd_attributes='link_with = "h.o"',
+    )
+    message = "@k links with g.o and with h.o; give each variant a name of its own"
+    assert_fault(text, "external", message, kernel_dirs=[folder])
+
+
+def test_an_object_has_one_source(folder: Path) -> None:
+    (folder / "k.cc").write_text(DEFINITION)
+    again = 'func.func private @l() attributes {link_with = "k.o", link_defines = "N=8"}\n'
+    message = "@l and @k link with k.o, made of k.cc N=8 and of k.cc; name another object for one"
+    assert_fault(again + LINKED, "external", message, kernel_dirs=[folder])

@@ -42,6 +42,7 @@ def l2(segment: str, **options) -> int:
         (f"{ALLOC}\n{loop(COPY)}", 2),
         (f"{EXECUTED}\n{loop(COPY)}", 2),
         (f"{ALLOC}\n{loop(COPY, '{unroll = 2 : i32}')}", 1),
+        (loop(f"{ALLOC}\n{COPY}", "{unroll = 2 : i32}"), 2),
         (f"{ALLOC}\n{loop(COPY, '{air.disable_ping_pong}')}", 1),
         (f"{ALLOC}\n{loop(loop('', '{air.disable_ping_pong}').replace('%i', '%j') + COPY)}", 1),
         (loop(ALLOC), 1),

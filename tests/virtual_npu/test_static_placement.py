@@ -191,3 +191,10 @@ def test_the_devices_are_described_in_full() -> None:
     assert (NPU2.shim.max_wrap, NPU2.core.max_wrap) == (1023, 255)
     assert (NPU2.architecture, NPU1.architecture) == ("aie2p", "aie2")
     assert (NPU2.elf, NPU1.elf) == (True, False)
+
+
+def test_a_bare_herd_beside_launches() -> None:
+    text = program(function="air.herd @bare tile (%x, %y) in (%sx=%c1, %sy=%c1) { }")
+    assert_fault(
+        text, "bare-herd", "air.herd: f/bare: a herd without a launch in a function that has launches"
+    )

@@ -69,6 +69,7 @@ class Device:
     first_core_row: the row of the lowest cores; row 0 is the shim's, row 1 the memtiles'.
     cascade_bits: width of the accumulator cascade between neighbouring cores.
     packet_ids: ids that packets can carry (5 bits).
+    max_lock_value: what a semaphore lock counts to (6 bits).
     """
 
     name: str
@@ -89,6 +90,7 @@ class Device:
     first_core_row: int = 2
     cascade_bits: int = 512
     packet_ids: int = 32
+    max_lock_value: int = 63
 
     @property
     def l1_budget(self) -> int:

@@ -20,9 +20,11 @@ from virtual_npu.static.scopes import Program, Scope
 OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     interface.arguments,
     placement.launches,
+    placement.bare_herds,
     memory.memories,
     transfers.walks,
     channels.types,
+    channels.refeeds,
     externals.symbols,
     vectors.forms,
 )

@@ -12,12 +12,12 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstraintKind
 
 from air_dialect.attributes import attribute_text
-from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, SegmentOp
+from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
 from virtual_npu.static.patterns import Side, memref_bytes, space_of
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.rules.placement import shape
 from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
-from virtual_npu.static.sources import AIRCC, ALLOCATION, TARGET_MODEL, TO_AIE
+from virtual_npu.static.sources import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
 from virtual_npu.static.values import (
     Known,
     evaluate,
@@ -200,6 +200,7 @@ def types(program: Program) -> Iterator[Finding]:
             yield from _cascade(program, op)
         if kind == "npu_mmio" and isinstance(op, ChannelPutOp):
             yield from _memory_mapped(op)
+        yield from _of_the_function(op)
         yield from _memtile_floor(program, op)
 
 
@@ -246,6 +247,29 @@ def _memory_mapped(op: ChannelPutOp) -> Iterator[Fault]:
             "memref.get_global, or use npu_dma_stream"
         )
         yield Fault("mmio", place_of(op), message, TO_AIE, op)
+
+
+def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
+    """mlir-air measured it on npu1 only."""
+    if space_of(op.memref.type) == 0 and not any(isinstance(parent, HierarchyOp) for parent in parents(op)):
+        message = (
+            "a transfer of L3 outside of any launch; air-to-aie finds no shim DMA for it, so put it into the "
+            "launch or segment"
+        )
+        yield Fault("host-transfer", place_of(op), message, CHANNEL_API, op, certain=False)
+
+
+def refeeds(program: Program) -> Iterator[Finding]:
+    """Buffers that are sent again and again: each fill releases a lock so many times."""
+    limit = program.device.max_lock_value
+    for op in program.module.walk():
+        count = integer_attribute(op, "air.refeed_count")
+        if count is not None and count > limit:
+            message = (
+                f"air.refeed_count = {count}; a lock counts to {limit}, so send the buffer at most {limit} "
+                "times per fill"
+            )
+            yield Fault("refeed", place_of(op), message, TARGET_MODEL, op)
 
 
 def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:

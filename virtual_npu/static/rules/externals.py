@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from xdsl.dialects.builtin import IndexType, StringAttr
@@ -26,7 +26,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.MULTILINE)
 def symbols(program: Program) -> Iterator[Finding]:
     """Every function that is called and has no body, once."""
     functions = {op.sym_name.data: op for op in program.module.walk() if isinstance(op, FuncOp)}
-    seen: set[tuple[str, str | None]] = set()
+    seen: dict[tuple[str, str | None], CallOp] = {}
     for call in program.module.walk():
         if not isinstance(call, CallOp):
             continue
@@ -36,10 +36,40 @@ def symbols(program: Program) -> Iterator[Finding]:
             continue
         linked = _text(function, "link_with") or _herd_object(call)
         if (name, linked) not in seen:
-            seen.add((name, linked))
+            seen[name, linked] = call
             yield from _external(program, call, function, linked)
             yield from _index_arguments(call)
+    yield from _one_object_each(seen)
+    yield from _one_source_each(functions)
     yield from _bodiless(program)
+
+
+def _one_object_each(calls: Mapping[tuple[str, str | None], CallOp]) -> Iterator[Fault]:
+    """A symbol stands for one function in the whole program."""
+    first: dict[str, str | None] = {}
+    for (name, linked), call in calls.items():
+        if first.setdefault(name, linked) != linked:
+            message = (
+                f"@{name} links with {first[name]} and with {linked}; give each variant a name of its own"
+            )
+            yield Fault(KIND, place_of(call), message, LINKING, call)
+
+
+def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
+    """An object file is built from one source with one set of defines."""
+    first: dict[str, tuple[str, FuncOp]] = {}
+    for name, function in functions.items():
+        linked = _text(function, "link_with")
+        if linked is None:
+            continue
+        made = f"{_source_name(function, linked)} {_text(function, 'link_defines') or ''}".strip()
+        known, other = first.setdefault(linked, (made, function))
+        if known != made:
+            message = (
+                f"@{other.sym_name.data} and @{name} link with {linked}, made of {known} and of {made}; name "
+                "another object for one"
+            )
+            yield Fault(KIND, place_of(function), message, LINKING, function)
 
 
 def _text(op: Operation | None, name: str) -> str | None:
@@ -61,6 +91,12 @@ def _external(program: Program, call: CallOp, function: FuncOp | None, linked: s
         what = "is declared nowhere" if function is None else "has no body and no link_with"
         message = f'@{name} {what}; declare it with attributes {{link_with = "{name}.o"}}'
         yield Fault(KIND, place, message, TO_AIE, call)
+        return
+    if linked.endswith(".ll") and _text(function, "link_with_mode") != "merge":
+        message = (
+            f'@{name} links with {linked}, which is no object; give it link_with_mode = "merge", or an .o'
+        )
+        yield Fault(KIND, place, message, LINKING, call)
         return
     source = find_source(program, _source_name(function, linked))
     if source is None:

@@ -81,14 +81,17 @@ def buffer_copies(scope: Scope, value: SSAValue) -> int:
     """2 for a buffer that aircc may double-buffer, else 1.
 
     On the safe side: every buffer that a DMA fills or empties in a loop of its own herd or segment, unless
-    that loop was unrolled before (`unroll`) or opts out (`air.disable_ping_pong`).
+    that loop opts out (`air.disable_ping_pong`) or was unrolled for its two buffers before (`unroll`, with
+    the buffer outside).
     """
     target = origin(value)
     level = HerdOp if space_of(target.type) == 2 else SegmentOp
     if not scope.program.options.ping_pong or not _made_in(target, level):
         return 1
     loops = (_loops(side.op, level) for side in scope.sides if origin(side.memref) is target)
-    return 2 if any(found and not any(map(_stays_single, found)) for found in loops) else 1
+    return (
+        2 if any(found and not any(_stays_single(loop, target) for loop in found) for found in loops) else 1
+    )
 
 
 def _made_in(value: SSAValue, level: type[HierarchyOp]) -> bool:
@@ -110,9 +113,11 @@ def _loops(op: Operation, level: type[HierarchyOp]) -> list[scf.ForOp]:
     return found
 
 
-def _stays_single(loop: scf.ForOp) -> bool:
+def _stays_single(loop: scf.ForOp, buffer: SSAValue) -> bool:
     inner = (op for op in loop.walk() if isinstance(op, scf.ForOp))
-    return "unroll" in loop.attributes or any("air.disable_ping_pong" in op.attributes for op in inner)
+    opted_out = any("air.disable_ping_pong" in op.attributes for op in inner)
+    outside = isinstance(buffer.owner, Operation) and loop not in parents(buffer.owner)
+    return opted_out or ("unroll" in loop.attributes and outside)
 
 
 def memories(program: Program) -> Iterator[Finding]:

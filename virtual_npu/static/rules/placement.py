@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
-from virtual_npu.static.sources import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TO_AIE
-from virtual_npu.static.values import constant, extents
+from virtual_npu.static.sources import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
+from virtual_npu.static.values import constant, extents, parents
 
 Cell = tuple[int, int]
 """(column, row) of a core, from the corner of the segment."""
@@ -30,6 +30,21 @@ def launches(program: Program) -> Iterator[Finding]:
             )
         if isinstance(op, LaunchOp | SegmentOp | HerdOp):
             yield from _empty(op)
+
+
+def bare_herds(program: Program) -> Iterator[Finding]:
+    """Herds without a launch beside launches: aircc wraps only programs that have none (stitching.py)."""
+    for function in program.functions:
+        ops = list(function.walk())
+        if not any(isinstance(op, LaunchOp) for op in ops):
+            continue
+        for herd in ops:
+            if isinstance(herd, HerdOp) and not any(isinstance(parent, LaunchOp) for parent in parents(herd)):
+                message = (
+                    "a herd without a launch in a function that has launches: airrt-to-npu drops it; put it "
+                    "into a launch and a segment"
+                )
+                yield Fault("bare-herd", place_of(herd), message, TASK_QUEUE, herd)
 
 
 def _empty(op: HierarchyOp) -> Iterator[Fault]:
