@@ -241,6 +241,59 @@ def test_unsigned_elements(library, run):
     assert z[0] == 65535
 
 
+HERDS = """
+air.channel @c [1]
+func.func @empty(%x: memref<8xf32>) {
+  air.launch () in () args(%a = %x) : memref<8xf32> {
+    %t = air.channel.put async @c[] (%a[] [] []) : (memref<8xf32>)
+    air.segment {
+      %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
+      %w = air.wait_all async
+      %h = air.herd async [%w] tile (%i, %j) in (%n = %c2, %m = %c1) { }
+      %r = scf.for %k = %c1 to %c2 step %c1 iter_args(%s = %h) -> (!air.async.token) {
+        %g = air.herd async [%s] tile (%i, %j) in (%n = %c2, %m = %c1) { }
+        scf.yield %g : !air.async.token
+      }
+      air.herd [%r] tile (%i, %j) in (%n = %c2, %m = %c1) { }
+      %l1 = memref.alloc() : memref<8xf32, 1>
+      air.channel.get @c[] (%l1[] [] []) : (memref<8xf32, 1>)
+      memref.dealloc %l1 : memref<8xf32, 1>
+    }
+  }
+  return
+}
+func.func @nested(%x: memref<8xf32>) {
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  air.herd tile (%i, %j) in (%n = %c2, %m = %c1) args(%a = %x) : memref<8xf32> {
+    %one = arith.constant 1 : index
+    %four = arith.constant 4 : index
+    air.herd tile (%k, %l) in (%p = %four, %q = %one) args(%b = %a, %o = %i) : memref<8xf32>, index {
+      %f = arith.constant 4 : index
+      %w = arith.constant 1 : index
+      %v = arith.constant 7.0 : f32
+      %t = memref.alloc() : memref<1xf32, 2>
+      %z = arith.constant 0 : index
+      memref.store %v, %t[%z] : memref<1xf32, 2>
+      %r = arith.muli %o, %f : index
+      %at = arith.addi %r, %k : index
+      air.dma_memcpy_nd (%b[%at] [%w] [%w], %t[] [] []) : (memref<8xf32>, memref<1xf32, 2>)
+      memref.dealloc %t : memref<1xf32, 2>
+    }
+  }
+  return
+}
+"""
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_herds_with_nothing_in_them_and_herds_in_herds(program, run, checks):
+    library = program(HERDS, options=virtual_npu.BuildOptions(checks=checks))
+    run(library, "empty", np.zeros(8, np.float32))
+    np.testing.assert_array_equal(run(library, "nested", np.zeros(8, np.float32))[0], np.full(8, 7))
+
+
 def wrapped(body: str, arguments: str = "%x: memref<8xf32>, %i: index") -> str:
     return f"func.func @f({arguments}) {{\n{body}\n  return\n}}"
 
@@ -279,6 +332,10 @@ REFUSED = {
     "the last of many": (
         wrapped('  %r = affine.parallel (%k) = (0) to (8) reduce ("assign") -> (index) {\n    affine.yield %k : index\n  }'),
         "line 2: affine.parallel: reduces by assign",
+    ),
+    "channels of a herd in a herd": (
+        HERDS.replace("memref.dealloc %t", "air.channel.put @c[] (%b[] [] []) : (memref<8xf32>)\n      memref.dealloc %t"),
+        "air.herd: this stands in a herd and has channels of its own",
     ),
     "a dma of memref": (
         wrapped('  "memref.dma_wait"(%t, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 1>} : (memref<1xi32>, index, index) -> ()', "%t: memref<1xi32>, %i: index"),

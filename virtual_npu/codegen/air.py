@@ -26,7 +26,7 @@ from virtual_npu.codegen.body import (
     times,
     unsupported,
 )
-from virtual_npu.codegen.effects import operand_effects
+from virtual_npu.codegen.effects import channels_used, operand_effects
 from virtual_npu.codegen.memref import access, whole
 from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
 
@@ -157,15 +157,8 @@ def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str)
 def _hierarchy(body: Body, op: Operation) -> None:
     assert isinstance(op, HierarchyOp)
     if not op.has_body:
-        body.comment(op)
-        if op.properties.get("link_with") is not None:
-            raise unsupported(
-                op,
-                f"{label(op) or 'a herd'} has link_with but no body, which names no function to run: call "
-                "the external function in a body",
-            )
-        with in_order(body, op, op.async_dependencies):
-            return
+        _without_body(body, op)
+        return
     takes_turns = body.unit.takes_turns(op)
     function = body.unit.hierarchy_function(body, op)
     body.comment(op)
@@ -179,6 +172,24 @@ def _hierarchy(body: Body, op: Operation) -> None:
                 _island(body, op, function)
             else:
                 _plain_grid(body, op, function, capture="&")
+
+
+def _without_body(body: Body, op: HierarchyOp) -> None:
+    """Nothing runs: its token is done when those are that it waits for."""
+    body.comment(op)
+    if op.properties.get("link_with") is not None:
+        raise unsupported(
+            op,
+            f"{label(op) or 'a herd'} has link_with but no body, which names no function to run: call "
+            "the external function in a body",
+        )
+    if body.mode is Mode.SEQUENCER and op.async_token is not None:
+        define_token(body, op.async_token, joined(body, op.async_dependencies))
+    elif body.mode is Mode.SEQUENCER and op.async_dependencies:
+        suspend(body, f"sequencer.wait({joined(body, op.async_dependencies)})")
+    else:
+        with in_order(body, op, op.async_dependencies):
+            return
 
 
 def _issue_grid(body: Body, op: HierarchyOp, function: str) -> None:
@@ -232,8 +243,10 @@ def _plain_grid(body: Body, op: HierarchyOp, function: str, capture: str) -> Non
 
 def _island(body: Body, op: HierarchyOp, function: str) -> None:
     """Run every iteration of a launch that owns its channels as an island of its own, over all threads."""
+    if body.mode is Mode.PROCESS and channels_used(op):
+        raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
     count, ids = _points(body, op)
-    struct = body.unit.channel_struct(op)
+    struct = body.unit.channel_struct(body.root or op)
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.put("(void)flat;")
         body.put("vnpu::Island island;")
