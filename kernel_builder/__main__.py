@@ -4,29 +4,36 @@
     show KERNEL [--param=value ...]       its MLIR
     check KERNEL [--param=value ...]      its results on the virtual NPU, against its reference
     preflight KERNEL|FILE [--param=value ...]   what it takes of the device, and whether that fits
+    numerics [--size N]                   errors published for an NPU, and those on the virtual NPU
 
 Parameters that are not given are those of the kernel's first case; `none` stands for None. Without any,
 `check` runs every case. Errors go to standard error. The exit status is 1 where a result is out of
-tolerance or a kernel fails as it runs, and 2 for what is refused.
+tolerance, an error is not the published one, or a kernel fails as it runs, and 2 for what is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+
 from air_dialect import AirParseError, parse
 from air_dialect.command_line import OneLineParser
+from kernel_builder import numerics
 from kernel_builder.errors import KernelBuilderError
 from kernel_builder.kernels import registry
 from kernel_builder.module import KernelModule
 from kernel_builder.spec import Difference, KernelSpec, Parameters
 from kernel_builder.testing import compare
 from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
+from virtual_npu.commands.reporting import print_table
 from virtual_npu.static import check
 from virtual_npu.static.device import DEVICES, NPU2
 from virtual_npu.tables import text_table
@@ -69,7 +76,24 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("target", metavar="KERNEL|FILE")
     fit.add_argument("--device", default=NPU2.name, choices=sorted(DEVICES))
     fit.set_defaults(run=_preflight)
+    errors = commands.add_parser("numerics", help="errors published for an NPU, and those on the virtual NPU")
+    errors.add_argument(
+        "--size",
+        type=_size,
+        default=512,
+        metavar="N",
+        help="rows with at most N**3 multiply-adds; 4096 is all of them (default: %(default)s)",
+    )
+    errors.set_defaults(run=_numerics)
     return parser
+
+
+def _size(text: str) -> int:
+    smallest = min(row.work for row in numerics.ROWS)
+    if not text.isdecimal() or int(text) ** 3 < smallest:
+        least = math.ceil(smallest ** (1 / 3))
+        raise argparse.ArgumentTypeError(f"'{text}' leaves no row; give a whole number of {least} or more")
+    return int(text)
 
 
 def _list(_: argparse.Namespace, rest: list[str]) -> int:
@@ -123,6 +147,43 @@ def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
     print(report.table())
     report.require()
     return 0
+
+
+def _numerics(options: argparse.Namespace, rest: list[str]) -> int:
+    _nothing_more(rest)
+    found = list(_measured(numerics.up_to(options.size)))
+    off = [number for number, row in enumerate(found) if not row.agrees]
+    print_table(
+        "mean |error| / mean |result|",
+        ("row", "published", "here", "ratio", "same digits"),
+        [_numbers(row) for row in found],
+        "<>>><",
+        sys.stdout,
+        off,
+    )
+    print("not compared:", *(f"  {row}: {why}" for row, why in numerics.NOT_COMPARED.items()), sep="\n")
+    for row in (found[number] for number in off):
+        print(
+            f"error: {row.name}: published {row.published}, here {row.here:.2e}; "
+            f"more than {numerics.TOLERANCE:.0%} apart",
+            file=sys.stderr,
+        )
+    return WRONG_RESULT if off else 0
+
+
+def _measured(rows: Sequence[numerics.Row]) -> Iterator[numerics.Comparison]:
+    """The comparisons; a terminal shows which one is being made."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        task = bars.add_task("", total=len(rows))
+        for row, comparison in zip(rows, numerics.compare(rows), strict=True):
+            yield comparison
+            bars.update(task, advance=1, description=row.name)
+
+
+def _numbers(row: numerics.Comparison) -> tuple[str, ...]:
+    mantissa, exponent = f"{row.here:.3e}".split("e")
+    here = f"{mantissa}e{int(exponent)}"
+    return row.name, row.published, here, f"{row.ratio:.4f}", "yes" if row.same_digits else "no"
 
 
 def _read(path: Path) -> str:

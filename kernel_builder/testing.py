@@ -16,6 +16,7 @@ import virtual_npu
 from kernel_builder.arguments import Role
 from kernel_builder.module import KernelModule
 from kernel_builder.spec import Array, Difference, KernelSpec, Parameters
+from virtual_npu.options import BuildOptions
 
 READ = (Role.INPUT, Role.WEIGHT, Role.LUT)
 """Roles of arguments that a kernel reads."""
@@ -29,24 +30,30 @@ def _folder() -> Path:
     return path
 
 
-def library(kernel: KernelModule) -> virtual_npu.Library:
-    """The kernel built for the virtual NPU; built once per text and process."""
-    digest = hashlib.sha256(kernel.text.encode()).hexdigest()[:16]
+def library(kernel: KernelModule, options: BuildOptions | None = None) -> virtual_npu.Library:
+    """The kernel built for the virtual NPU; built once per text, options and process.
+
+    Without `options`, those that the environment asks for hold.
+    """
+    options = options or BuildOptions.from_knobs()
+    digest = hashlib.sha256(f"{options} {kernel.text}".encode()).hexdigest()[:16]
     path = _folder() / f"{kernel.name}-{digest}.so"
     if not path.exists():
-        virtual_npu.build(kernel.text, path)
+        virtual_npu.build(kernel.text, path, options=options)
     return virtual_npu.Library(path)
 
 
-def run(kernel: KernelModule, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Run `kernel` on the virtual NPU.
+def run(
+    kernel: KernelModule, arrays: Mapping[str, Array], options: BuildOptions | None = None
+) -> dict[str, Array]:
+    """Run `kernel` on the virtual NPU, built with `options` (default: what the environment asks for).
 
     arrays: one array for every argument that the kernel reads, by name; they are not changed.
     Returns the arrays of its OUTPUT arguments, by name. They start as NaN, so that an element the kernel
     does not write shows.
     """
     memory = {a.name: _prepared(kernel, a.name, arrays) for a in kernel.arguments}
-    library(kernel).run(kernel.name, [memory[name].ctypes.data for name in kernel.arguments.names])
+    library(kernel, options).run(kernel.name, [memory[name].ctypes.data for name in kernel.arguments.names])
     return {a.name: memory[a.name] for a in kernel.arguments if a.role is Role.OUTPUT}
 
 

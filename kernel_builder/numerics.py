@@ -1,0 +1,211 @@
+"""Errors that were measured on an NPU, and those of the same computations on the virtual NPU.
+
+The table is mlir-air's kernel registry (programming_examples/kernel_registry/details at e972f294, measured on
+NPU2 in June 2026). Its error is mean |got - want| / mean |want| over the whole result, `want` computed in f32
+and given the result's type (python/air/backend/xrt_runner.py). Inputs are drawn here as its programs draw
+them, numpy's generators and seeds included, so an error should agree to its last printed digit and not only
+in size. Errors do not depend on tiles, so ours may differ from those measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernel_builder.dtypes import bf16
+from kernel_builder.kernels import eltwise_add, gemm, gemm_f32, narrow
+from kernel_builder.module import KernelModule
+from kernel_builder.spec import Array
+from kernel_builder.testing import run
+from virtual_npu.options import BuildOptions
+
+TOLERANCE = 0.05
+"""How far an error may be from the published one, as a share of it."""
+
+BOARD = BuildOptions(numerics="bfp16", rounding="floor")
+"""The virtual NPU with all that is known of the device's numbers."""
+
+Product = tuple[int, int, int, str]
+"""m, k, n, and the error as published."""
+
+F32_OUT: tuple[Product, ...] = (
+    (512, 512, 512, "9.3e-3"),
+    (1024, 1024, 1024, "9.5e-3"),
+    (2048, 2048, 512, "9.3e-3"),
+    (2048, 2048, 2048, "9.3e-3"),
+    (2048, 2048, 8192, "9.3e-3"),
+    (2048, 8192, 2048, "9.3e-3"),
+    (4096, 4096, 4096, "9.4e-3"),
+)
+"""GEMM_bf16_in_fp32_out.json: all rows; both ways of generating code have the same errors."""
+
+ROUNDED: tuple[Product, ...] = (
+    (64, 32, 720, "9.26e-3"),
+    (64, 720, 32, "9.01e-3"),
+    (192, 64, 256, "9.39e-3"),
+    (192, 256, 64, "9.45e-3"),
+    (192, 64, 320, "9.42e-3"),
+    (192, 320, 64, "9.27e-3"),
+    (256, 64, 256, "9.5708e-3"),
+    (256, 256, 64, "9.6173e-3"),
+    (64, 720, 320, "9.43e-3"),
+    (256, 320, 320, "9.4e-3"),
+    (64, 720, 720, "9.45e-3"),
+    (64, 720, 960, "9.39e-3"),
+    (64, 960, 720, "9.47e-3"),
+    (64, 960, 768, "9.46e-3"),
+    (64, 1440, 720, "9.29e-3"),
+    (64, 1440, 768, "9.34e-3"),
+    (64, 720, 1600, "9.44e-3"),
+    (256, 960, 320, "9.4e-3"),
+    (64, 720, 2048, "9.43e-3"),
+    (64, 2048, 720, "9.36e-3"),
+    (64, 2048, 768, "9.28e-3"),
+    (512, 512, 512, "9.3e-3"),
+    (64, 720, 4096, "9.44e-3"),
+    (2048, 896, 128, "9.4e-3"),
+    (256, 960, 960, "9.5e-3"),
+    (1024, 768, 768, "9.5e-3"),
+    (256, 960, 2560, "9.4e-3"),
+    (256, 2560, 960, "9.4e-3"),
+    (64, 12288, 960, "9.5e-3"),
+    (2048, 1536, 256, "9.3e-3"),
+    (1024, 1024, 1024, "9.5e-3"),
+    (2048, 2048, 256, "9.3e-3"),
+    (2048, 896, 896, "9.4e-3"),
+    (2048, 1024, 1024, "9.4e-3"),
+    (2048, 2048, 512, "9.3e-3"),
+    (1024, 768, 3072, "9.4e-3"),
+    (1024, 3072, 768, "9.4e-3"),
+    (2048, 3584, 512, "9.44e-3"),
+    (2048, 2560, 1024, "9.4e-3"),
+    (2048, 2048, 2048, "9.3e-3"),
+    (2048, 2048, 8192, "9.3e-3"),
+    (2048, 8192, 2048, "9.3e-3"),
+    (4096, 4096, 4096, "9.4e-3"),
+)
+"""GEMM_bf16_in_bf16_out.json, method `drain`, all rows: the cores that made the product round it."""
+
+CAST: tuple[Product, ...] = (
+    (512, 512, 512, "9.7e-3"),
+    (1024, 1024, 1024, "9.9e-3"),
+    (2048, 4096, 1024, "9.87e-3"),
+    (2048, 3584, 3584, "9.88e-3"),
+)
+"""The same file, method `fused-cast`, some rows: a second launch rounds, whose cores start with floor."""
+
+SUM_ERROR = "1.9e-3"
+"""EltwiseAdd_bf16.md, for every length: bf16 sums, rounded by cores that start with floor."""
+
+NOT_COMPARED: Mapping[str, str] = {
+    "FlashAttention 3.8e-2 to 5.5e-2": "it keeps softmax statistics and accumulator in bf16; ours are f32",
+    "SiLU_Mul 1.0e-2, GELU 8.4e-3": "the accuracy of the core's tanh and exp2 tables is not published",
+    "RMSNorm 4.2e-3 to 4.6e-3": "its kernel and ours round in different places",
+    "RoPE 2.4e-3 to 2.8e-3": "its kernel and ours round in different places",
+    "GEMM 1.0e-2 to 1.9e-2, method `direct`": "it rounds its partial sums to bf16; ours stay f32",
+    "GEMV 1e-6 and less": "no matrix product: multiply-adds of single bf16 numbers are exact, here as there",
+}
+"""Other errors of the registry, and why no number here stands against them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published error. work: its multiply-adds (or elements), which say how long `measure` takes."""
+
+    name: str
+    published: str
+    work: int
+    measure: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published error, as text, and that of the virtual NPU."""
+
+    name: str
+    published: str
+    here: float
+
+    @property
+    def ratio(self) -> float:
+        """The error here over the published one."""
+        return self.here / float(self.published)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two lie within TOLERANCE."""
+        return abs(self.ratio - 1) <= TOLERANCE
+
+    @property
+    def same_digits(self) -> bool:
+        """Whether the error here, rounded to as many digits, is the published one."""
+        digits = len(self.published.partition("e")[0].partition(".")[2])
+        return float(f"{self.here:.{digits}e}") == float(self.published)
+
+
+def up_to(size: int) -> list[Row]:
+    """The rows with at most size**3 multiply-adds."""
+    return [row for row in ROWS if row.work <= size**3]
+
+
+def compare(rows: Iterable[Row]) -> Iterator[Comparison]:
+    """Measure the rows, one after the other."""
+    return (Comparison(row.name, row.published, row.measure()) for row in rows)
+
+
+def relative_error(got: Array, want: Array) -> float:
+    """mean |got - want| / mean |want|."""
+    exact = want.astype(np.float64)
+    return float(np.abs(got.astype(np.float64) - exact).mean() / np.abs(exact).mean())
+
+
+def product_operands(m: int, k: int, n: int) -> dict[str, Array]:
+    """a (m, k) and b (k, n): normal numbers over sqrt(k) in bf16, as both GEMM programs draw them."""
+    rng = np.random.RandomState(42)
+    a, b = (rng.randn(*shape) / np.sqrt(k) for shape in ((m, k), (k, n)))
+    return {"a": a.astype(bf16.numpy), "b": b.astype(bf16.numpy)}
+
+
+def _product_error(build: Callable[..., KernelModule], result: str, m: int, k: int, n: int) -> float:
+    """Of one GEMM; result: `f32`, `bf16`, or `cast` for f32 that another launch rounds."""
+    arrays = product_operands(m, k, n)
+    want = gemm_f32.reference({}, arrays)["c"]
+    got = run(build(m, k, n), arrays, BOARD)["c"]
+    if result == "cast":
+        got = run(narrow.build(m, n), {"x": got}, BOARD)["out"]
+    return relative_error(got, want if result == "f32" else want.astype(bf16.numpy))
+
+
+def sum_error(rows: int, cols: int) -> float:
+    """Of bf16 sums of standard normal numbers."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.standard_normal((rows, cols), dtype=np.float32).astype(bf16.numpy) for name in ("a", "b")
+    }
+    want = eltwise_add.reference({}, arrays)["out"]
+    return relative_error(run(eltwise_add.build(rows, cols), arrays, BOARD)["out"], want)
+
+
+def _products(
+    what: str, build: Callable[..., KernelModule], result: str, shapes: Iterable[Product]
+) -> list[Row]:
+    return [
+        Row(
+            f"GEMM {m}x{k}x{n}, {what}",
+            published,
+            m * k * n,
+            lambda m=m, k=k, n=n: _product_error(build, result, m, k, n),  # type: ignore[misc]
+        )
+        for m, k, n, published in shapes
+    ]
+
+
+ROWS: tuple[Row, ...] = (
+    *_products("f32 result", gemm_f32.build, "f32", F32_OUT),
+    *_products("bf16 result", gemm.build, "bf16", ROUNDED),
+    *_products("f32 result, then cast", gemm_f32.build, "cast", CAST),
+    Row("EltwiseAdd 2048x2048", SUM_ERROR, 2048 * 2048, lambda: sum_error(2048, 2048)),
+)
+"""Every row that can be compared."""
