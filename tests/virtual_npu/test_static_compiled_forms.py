@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ FORMS = sorted((Path(__file__).parent / "compiled_forms").glob("*.mlir"))
 OF_A_CORE = ("L1 bytes", "input channels", "output channels", "descriptors")
 
 
+@cache
 def of_a_core(path: Path) -> dict[str, int]:
     report = check(path.read_text(), filename=str(path))
     report.require()

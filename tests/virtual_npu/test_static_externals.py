@@ -133,9 +133,6 @@ def test_a_text_of_llvm_is_merged() -> None:
     assert_fault(declared('link_with = "k.ll"'), "external", "@k links with k.ll, which is no object")
 
 
-LINK = 'attributes {link_with = "g.o"}'
-
-
 def test_a_symbol_has_one_object(folder: Path) -> None:
     for name in ("h.cc", "g.cc"):
         (folder / name).write_text(DEFINITION)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import CONSTANTS, assert_clean, assert_fault, program, used
+from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning, program, used
 
 from virtual_npu.static import NPU1, NPU2, check
 
@@ -75,7 +75,7 @@ FAULTS = {
     "pinned outside": (
         program(tiles="%c2, %c1", herd_attributes=place(7, 2)),
         "placement",
-        "x_loc 7, y_loc 2 puts 2 x 1 cores outside of the 8 columns and 4 rows",
+        "x_loc 7, y_loc 2 puts 2 x 1 cores outside of the npu2.s columns and rows; move it, or let it be",
     ),
     "pinned below": (
         program(herd_attributes=place(0, 1)),
@@ -198,3 +198,8 @@ def test_a_bare_herd_beside_launches() -> None:
     assert_fault(
         text, "bare-herd", "air.herd: f/bare: a herd without a launch in a function that has launches"
     )
+
+
+def test_a_pin_outside_of_its_segment() -> None:
+    text = program(herd_attributes=place(5, 2), segment_attributes="x_size = 4 : i64")
+    assert_warning(text, "placement", "x_loc 5, y_loc 2 puts 1 x 1 cores outside of the segment's columns")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from virtual_npu.static.report import Fault, Finding, Usage
@@ -154,25 +154,34 @@ def _cells(corner: Cell, size: tuple[int, int]) -> list[Cell]:
     return [(corner[0] + x, corner[1] + y) for x in range(size[0]) for y in range(size[1])]
 
 
-def _inside(scope: Scope, cells: Sequence[Cell]) -> bool:
-    return all(0 <= x < scope.columns and 0 <= y < scope.rows for x, y in cells)
-
-
 def _pinned(scope: Scope, name: str, herd: HerdOp, corner: Cell, taken: dict[Cell, str]) -> Iterator[Fault]:
+    """mlir-air ignores such a pin with a warning; on the array it cannot be."""
     cells, place = _cells(corner, shape(herd)), scope.place_of(name)
     where = f"x_loc {integer_attribute(herd, 'x_loc')}, y_loc {integer_attribute(herd, 'y_loc')}"
-    if not _inside(scope, cells):
-        columns, rows = shape(herd)
-        message = (
-            f"{where} puts {columns} x {rows} cores outside of the {scope.columns} columns and {scope.rows} "
-            f"rows (from row {scope.device.first_core_row}) that there are; move it, or let it be placed"
-        )
-        yield Fault("placement", place, message, PLACEMENT, herd)
     others = {taken[cell] for cell in cells if cell in taken}
+    taken.update(dict.fromkeys(cells, name))
     if others:
         message = f"{where} overlaps herd {', '.join(sorted(others))}; move one, or let it be placed"
         yield Fault("placement", place, message, PLACEMENT, herd)
-    taken.update(dict.fromkeys(cells, name))
+    if all(0 <= x < scope.columns and 0 <= y < scope.rows for x, y in cells):
+        return
+    columns, rows = shape(herd)
+    on_device = _on_device(scope, herd)
+    whose = "segment" if on_device else scope.device.name
+    message = (
+        f"{where} puts {columns} x {rows} cores outside of the {whose}'s columns and rows; move it, or let it "
+        "be placed"
+    )
+    yield Fault("placement", place, message, PLACEMENT, herd, certain=not on_device)
+
+
+def _on_device(scope: Scope, herd: HerdOp) -> bool:
+    """Whether a pinned herd stands on cores, if not on those of its segment."""
+    left, low = integer_attribute(herd, "x_loc") or 0, integer_attribute(herd, "y_loc") or 0
+    columns, rows = shape(herd)
+    first = scope.device.first_core_row
+    fits = left + columns <= scope.device.columns and low + rows <= first + scope.device.rows
+    return fits and left >= 0 and low >= first
 
 
 def _room(scope: Scope, free: dict[str, HerdOp], taken: dict[Cell, str]) -> Iterator[Fault]:
