@@ -145,6 +145,26 @@ func.func @ranks(%x: memref<6x4xi32>) {
   air.wait_all [%done]
   return
 }
+func.func @recast(%x: memref<4x8xf32>, %y: memref<4xf32>, %z: memref<4xf32>, %n: index) {
+  %v = memref.subview %x[1, 2] [2, 4] [1, 1] : memref<4x8xf32> to memref<2x4xf32, strided<[8, 1], offset: 10>>
+  %r = memref.reinterpret_cast %v to offset: [3], sizes: [4], strides: [8]
+      : memref<2x4xf32, strided<[8, 1], offset: 10>> to memref<4xf32, strided<[8], offset: 3>>
+  memref.copy %r, %y : memref<4xf32, strided<[8], offset: 3>> to memref<4xf32>
+  %w = memref.subview %x[%n, 2] [2, 4] [1, 1] : memref<4x8xf32> to memref<2x4xf32, strided<[8, 1], offset: ?>>
+  %s = memref.reinterpret_cast %w to offset: [%n], sizes: [4], strides: [1]
+      : memref<2x4xf32, strided<[8, 1], offset: ?>> to memref<4xf32, strided<[1], offset: ?>>
+  memref.copy %s, %z : memref<4xf32, strided<[1], offset: ?>> to memref<4xf32>
+  return
+}
+func.func @either(%first: i1, %x: memref<8xi32>, %y: memref<8xi32>, %n: index) {
+  %c0 = arith.constant 0 : i32
+  %a = memref.subview %x[0] [%n] [1] : memref<8xi32> to memref<?xi32, strided<[1]>>
+  %b = memref.subview %y[0] [4] [1] : memref<8xi32> to memref<4xi32, strided<[1]>>
+  %c = memref.cast %b : memref<4xi32, strided<[1]>> to memref<?xi32, strided<[1]>>
+  %chosen = arith.select %first, %a, %c : memref<?xi32, strided<[1]>>
+  linalg.fill ins(%c0 : i32) outs(%chosen : memref<?xi32, strided<[1]>>)
+  return
+}
 func.func @unsigned(%x: memref<8xui8>, %y: memref<8xui8>, %z: memref<4xui16>) {
   %t = memref.alloc() : memref<8xui8>
   memref.copy %x, %t : memref<8xui8> to memref<8xui8>
@@ -162,9 +182,9 @@ func.func @unsigned(%x: memref<8xui8>, %y: memref<8xui8>, %z: memref<4xui16>) {
 """
 
 
-@pytest.fixture(scope="module")
-def library(program):
-    return program(PROGRAM)
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checked"])
+def library(program, request):
+    return program(PROGRAM, options=virtual_npu.BuildOptions(checks=request.param))
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 6), (1, 9), (7, 5)])
@@ -231,6 +251,19 @@ def test_assertions_are_checked(library, run):
 def test_ranks_run_one_after_another(library, run):
     x = np.arange(24, dtype=np.int32).reshape(6, 4)
     np.testing.assert_array_equal(run(library, "ranks", x)[0], x + np.arange(6, dtype=np.int32)[:, None])
+
+
+def test_offsets_of_a_recast_count_from_the_buffer_whatever_its_view(library, run):
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    got = run(library, "recast", x, np.zeros(4, np.float32), np.zeros(4, np.float32), np.int64(2))
+    np.testing.assert_array_equal(got[1], x.ravel()[3::8])
+    np.testing.assert_array_equal(got[2], x.ravel()[2:6])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_of_two_buffers(library, run, first):
+    got = run(library, "either", np.bool_(first), np.ones(8, np.int32), np.ones(8, np.int32), np.int64(3))
+    assert [int(a.sum()) for a in got[1:3]] == ([5, 8] if first else [8, 4])
 
 
 def test_unsigned_elements(library, run):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import virtual_npu
+
 PROGRAM = """
 func.func @made(%s: memref<8xindex>, %m: memref<4x3xi1>, %b: memref<8xf32>, %x: f32) {
   %c0 = arith.constant 0 : index
@@ -78,6 +80,20 @@ func.func @anywhere(%x: memref<16xf32>, %w: memref<8xi32>, %k: memref<8xi1>, %g:
   vector.scatter %s[%c2] [%where], %mask, %got : memref<16xf32>, vector<8xi32>, vector<8xi1>, vector<8xf32>
   return
 }
+#tr = affine_map<(d0, d1) -> (d1, d0)>
+#spread = affine_map<(d0, d1) -> (d1, 0)>
+func.func @masked(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %t: memref<4x3xf32>, %b: memref<4x2xf32>, %w: memref<3x4xf32>) {
+  %c0 = arith.constant 0 : index
+  %pad = arith.constant -1.0 : f32
+  %mask = vector.load %k[%c0, %c0] : memref<3x4xi1>, vector<3x4xi1>
+  %row = vector.extract %mask[1] : vector<4xi1> from vector<3x4xi1>
+  %v = vector.transfer_read %x[%c0, %c0], %pad, %mask {permutation_map = #tr, in_bounds = [true, true]} : memref<3x4xf32>, vector<4x3xf32>
+  vector.store %v, %t[%c0, %c0] : memref<4x3xf32>, vector<4x3xf32>
+  %s = vector.transfer_read %x[%c0, %c0], %pad, %row {permutation_map = #spread, in_bounds = [true, true]} : memref<3x4xf32>, vector<4x2xf32>
+  vector.store %s, %b[%c0, %c0] : memref<4x2xf32>, vector<4x2xf32>
+  vector.transfer_write %v, %w[%c0, %c0], %mask {permutation_map = #tr, in_bounds = [true, true]} : vector<4x3xf32>, memref<3x4xf32>
+  return
+}
 func.func @packed(%x: memref<16xi8>, %k: memref<8xi1>, %e: memref<8xi8>, %c: memref<16xi8>) {
   %c0 = arith.constant 0 : index
   %c3 = arith.constant 3 : index
@@ -91,9 +107,9 @@ func.func @packed(%x: memref<16xi8>, %k: memref<8xi1>, %e: memref<8xi8>, %c: mem
 """
 
 
-@pytest.fixture(scope="module")
-def library(program):
-    return program(PROGRAM)
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checked"])
+def library(program, request):
+    return program(PROGRAM, options=virtual_npu.BuildOptions(checks=request.param))
 
 
 def test_vectors_that_are_made(library, run):
@@ -153,6 +169,16 @@ def test_gather_and_scatter(library, run):
     scattered = np.zeros(16, np.float32)
     scattered[where[MASK] + 2] = want[MASK]
     np.testing.assert_array_equal(got[4], scattered)
+
+
+def test_masks_have_the_order_of_memory(library, run):
+    rng = np.random.default_rng(5)
+    x, mask = rng.integers(1, 99, (3, 4)).astype(np.float32), rng.integers(0, 2, (3, 4)).astype(np.bool_)
+    zeros = (np.zeros(shape, np.float32) for shape in ((4, 3), (4, 2), (3, 4)))
+    _, _, turned, spread, written = run(library, "masked", x, mask, *zeros)
+    np.testing.assert_array_equal(turned, np.where(mask, x, -1).T)
+    np.testing.assert_array_equal(spread, np.repeat(np.where(mask[1], x[0], -1)[:, None], 2, 1))
+    np.testing.assert_array_equal(written, np.where(mask, x, 0))
 
 
 def test_expand_and_compress(library, run):

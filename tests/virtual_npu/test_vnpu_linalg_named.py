@@ -10,10 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import virtual_npu
+
 BF16 = ml_dtypes.bfloat16
 NUMPY = {
     "f32": np.float32, "bf16": BF16, "f16": np.float16, "i8": np.int8, "i16": np.int16, "i32": np.int32,
-    "i64": np.int64,
+    "i64": np.int64, "ui8": np.uint8, "ui16": np.uint16,
 }  # fmt: skip
 
 
@@ -81,6 +83,8 @@ CASES = {
         lambda a, b, c: product("mk,kn->mn")(a.view(np.uint8), b.view(np.uint8), c),
         "{cast = #linalg.type_fn<cast_unsigned>}",
     ),
+    "matmul_ui8_i32": Case("matmul", (("ui8", (M, K)), ("ui8", (K, N))), ("i32", (M, N)), product("mk,kn->mn")),
+    "matmul_ui16_f32": Case("matmul", (("ui16", (M, K)), ("ui16", (K, N))), ("f32", (M, N)), product("mk,kn->mn")),
     "matmul_transposed": Case(
         "matmul", (("f32", (K, M)), ("f32", (K, N))), ("f32", (M, N)), product("km,kn->mn"),
         "indexing_maps = [affine_map<(m, n, k) -> (k, m)>, affine_map<(m, n, k) -> (k, n)>, affine_map<(m, n, k) -> (m, n)>]",
@@ -153,15 +157,22 @@ def function(name: str, case: Case) -> str:
     )
 
 
-@pytest.fixture(scope="module")
-def library(program):
-    return program("\n".join(function(name, case) for name, case in CASES.items()))
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checked"])
+def library(program, request):
+    return program(
+        "\n".join(function(name, case) for name, case in CASES.items()),
+        options=virtual_npu.BuildOptions(checks=request.param),
+    )
 
 
 def values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     kind = np.dtype(NUMPY[dtype])
     if np.issubdtype(kind, np.integer):
-        return rng.integers(-100, 100, shape).astype(kind)
+        return (
+            rng.integers(-100, 100, shape).astype(kind)
+            if dtype != "ui16"
+            else rng.integers(0, 60000, shape).astype(kind)
+        )
     return rng.standard_normal(shape).astype(kind)
 
 
@@ -240,9 +251,9 @@ func.func @padded(%x: memref<7x5xf32>, %p: memref<2x2x4x4xf32>, %y: memref<7x5xf
 """
 
 
-@pytest.fixture(scope="module")
-def forms(program):
-    return program(FORMS)
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checked"])
+def forms(program, request):
+    return program(FORMS, options=virtual_npu.BuildOptions(checks=request.param))
 
 
 def test_reduce_of_two_operands(forms, run):

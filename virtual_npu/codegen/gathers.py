@@ -137,11 +137,13 @@ def _pointer(body: Body, op: Operation) -> None:
 
 @emits("memref.extract_strided_metadata")
 def _metadata(body: Body, op: Operation) -> None:
-    """The base buffer begins where the view begins, so the offset is 0."""
+    """Where the offset is known at run time only, the buffer counts from the view's first element."""
     view = body.memref(op.operands[0])
     buffer, offset, *rest = op.results
-    body.define_memref(buffer, view.pointer, [], [])
-    body.values[offset] = Scalar("0", 0)
+    known = types.memref_offset(view.type)
+    known = 0 if known == types.DYNAMIC else known
+    body.define_memref(buffer, plus(view.pointer, str(-known)), [], [])
+    body.values[offset] = Scalar(str(known), known)
     for result, text in zip(rest, (*view.sizes, *view.strides), strict=True):
         body.values[result] = Scalar(text, int(text) if text.lstrip("-").isdigit() else None)
 

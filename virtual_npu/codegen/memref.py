@@ -262,14 +262,30 @@ def _transpose(body: Body, op: Operation) -> None:
     body.define_memref(op.results[0], source.pointer, sizes, strides)
 
 
+def buffer_pointer(body: Body, op: Operation, value: SSAValue) -> str:
+    """C++ text of a pointer to where the offsets of a memref type count from, whatever views lie between."""
+    while isinstance(value, OpResult) and value.op.name in _VIEWS:
+        value = value.op.operands[0]
+    assert isinstance(value.type, MemRefType)
+    offset = types.memref_offset(value.type)
+    if offset == types.DYNAMIC:
+        raise unsupported(op, f"where {value.type} begins in its buffer is known only at run time")
+    return plus(body.memref(value).pointer, str(-offset))
+
+
+_VIEWS = frozenset([
+    "memref.subview", "memref.cast", "memref.reinterpret_cast", "memref.expand_shape",
+    "memref.collapse_shape", "memref.transpose", "memref.memory_space_cast", "memref.assume_alignment",
+])  # fmt: skip
+
+
 @emits("memref.reinterpret_cast")
 def _reinterpret(body: Body, op: Operation) -> None:
     assert isinstance(op, memref.ReinterpretCastOp)
-    source = body.memref(op.source)
     offset = _mixed(body, op.static_offsets.get_values(), op.offsets)[0]
     sizes = _mixed(body, op.static_sizes.get_values(), op.sizes)
     strides = _mixed(body, op.static_strides.get_values(), op.strides)
-    pointer = source.pointer if offset == "0" else f"{source.pointer} + {offset}"
+    pointer = plus(buffer_pointer(body, op, op.source), offset)
     body.define_memref(op.result, pointer, sizes, strides)
 
 

@@ -136,6 +136,17 @@ def memref_strides(type_: MemRefType) -> list[int]:
     return [coefficients.get(dim, 0) for dim in range(type_.get_num_dims())]
 
 
+def memref_offset(type_: MemRefType) -> int:
+    """Where the first element of a memref type lies in its buffer, in elements; DYNAMIC if not known."""
+    if isinstance(type_.layout, StridedLayoutAttr):
+        offset = type_.layout.offset
+        return DYNAMIC if isinstance(offset, NoneAttr) else int(offset.data)
+    if not isinstance(type_.layout, AffineMapAttr):
+        return 0
+    map_ = type_.layout.data
+    return DYNAMIC if map_.num_symbols else int(map_.eval([0] * map_.num_dims, [])[0])
+
+
 def _coefficients(expr: AffineExpr) -> dict[int, int]:
     """What every dimension is multiplied by, DYNAMIC where that is no constant. ValueError if not linear."""
     if isinstance(expr, AffineDimExpr):

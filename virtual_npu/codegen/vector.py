@@ -122,7 +122,7 @@ class _Transfer:
             limit.isdigit() and int(limit) >= extent
             for limit, extent in zip(self.limits, shape or (1,), strict=True)
         )
-        self.mask = [] if mask is None else [f"&{body.text(mask)}"]
+        self.mask = [] if mask is None else [f"&{_mask_by_lane(body, op, shape, mask)}"]
 
     def _stay_within(
         self,
@@ -149,6 +149,28 @@ class _Transfer:
         if known is not None and size.isdigit():
             return str(int(size) - known)
         return plus(size, f"-{grouped(self.indices[dim])}")
+
+
+def _mask_by_lane(
+    body: Body,
+    op: vector.TransferReadOp | vector.TransferWriteOp,
+    shape: Sequence[int],
+    mask: SSAValue,
+) -> str:
+    """The name of a mask with a bit per lane; a given one has the order of the memory's dimensions."""
+    exprs = op.permutation_map.data.results
+    of_dim = {e.position: i for i, e in enumerate(exprs) if isinstance(e, AffineDimExpr)}
+    order = [of_dim[position] for position in sorted(of_dim)]
+    places = coordinates("i", shape)
+    index = flat_index([places[i] for i in order], [shape[i] for i in order])
+    if order == list(range(len(shape))):
+        index = "i"
+    text = pick(body.text(mask), prod(shape), index)
+    if text == body.text(mask):
+        return text
+    name = body.fresh("mask")
+    body.put(f"const auto {name} = {text};")
+    return name
 
 
 @emits("vector.transfer_read")
