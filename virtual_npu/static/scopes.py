@@ -15,12 +15,13 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp, LaunchOp, SegmentOp
+from virtual_npu.static.buffering import double_buffered
 from virtual_npu.static.device import Device
 from virtual_npu.static.patterns import Side, sides
-from virtual_npu.static.values import extents, parents
+from virtual_npu.static.values import extents, origin, parents
 
 NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 """Channel types that take no DMA channel."""
@@ -115,6 +116,24 @@ class Scope:
             if isinstance(op, DmaMemcpyNdOp) or (isinstance(op, ChannelTransferOp) and op.chan_name in names)
         ]
         return [side for op in (*self.ops, *around) for side in self.program.dma_sides(op)]
+
+    @cached_property
+    def _doubled(self) -> frozenset[SSAValue]:
+        return double_buffered(self.sides) if self.program.options.ping_pong else frozenset()
+
+    def buffers_of(self, memref: SSAValue) -> int:
+        """How many buffers a memref becomes: 2 where aircc may double-buffer it."""
+        return 2 if origin(memref) in self._doubled else 1
+
+    @cached_property
+    def l1_sides(self) -> dict[HerdOp, list[Side]]:
+        """The transfers of L1 in each herd."""
+        found: dict[HerdOp, list[Side]] = {}
+        for side in self.sides:
+            herd = next((op for op in parents(side.op) if isinstance(op, HerdOp)), None)
+            if herd is not None and side.space == 2:
+                found.setdefault(herd, []).append(side)
+        return found
 
     def _around(self) -> Iterator[Operation]:
         """Operations of the launch, or else the function, that are in no other configuration."""

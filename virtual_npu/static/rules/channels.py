@@ -60,10 +60,9 @@ def sides_at(scope: Scope, herds: Sequence[HerdOp], core: Known) -> Iterator[tup
     """The transfers of one core of L1, with what its ids are in the herd of each."""
     numbers = tuple(core.values())
     for herd in herds:
-        inside = set(herd.walk())
         here: Known = dict(zip(herd.ids, numbers, strict=False))
-        for side in scope.sides:
-            if side.op in inside and side.space == 2 and _runs_at(side.op, herd, here):
+        for side in scope.l1_sides.get(herd, ()):
+            if _runs_at(side.op, herd, here):
                 yield side, here
 
 

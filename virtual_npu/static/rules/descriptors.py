@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from virtual_npu.static.patterns import Side
 from virtual_npu.static.report import Finding, Usage
 from virtual_npu.static.rules.channels import Stream, cores, side_by_side_count, sides_at, stream_positions
-from virtual_npu.static.rules.memory import buffer_copies
 from virtual_npu.static.scopes import Scope
 from virtual_npu.static.sources import TARGET_MODEL
 
@@ -16,7 +15,7 @@ def core_descriptors(scope: Scope) -> Iterator[Finding]:
     """Descriptors of the core of each herd that has most transfers."""
     for name, herds in scope.herds.items():
         used = max(
-            sum(buffer_copies(scope, side.memref) for side, _ in sides_at(scope, herds, core))
+            sum(scope.buffers_of(side.memref) for side, _ in sides_at(scope, herds, core))
             for core in cores(herds[0])
         )
         limit, advice = scope.device.core.descriptors, "make fewer transfers"
@@ -34,7 +33,7 @@ def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
     used = 0
     for side in scope.sides:
         if side.space == 1:
-            copies = buffer_copies(scope, side.memref)
+            copies = scope.buffers_of(side.memref)
             used += copies * _count(scope, side)
             for stream in stream_positions(scope.program, side) or ():
                 key = (side.reads, *stream)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from xdsl.dialects import memref, scf
+from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.attributes import attribute_text
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp, SegmentOp
+from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
 from virtual_npu.static.patterns import element_bits, memref_bytes, space_of
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.scopes import Program, Scope, place_of
 from virtual_npu.static.sources import DIALECT, TARGET_MODEL, TO_AIE
-from virtual_npu.static.values import extents, origin, parents
+from virtual_npu.static.values import extents, origin
 
 
 def l1(scope: Scope) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def l2(scope: Scope) -> Iterator[Finding]:
     """Every L2 buffer of the segment, over all the memtiles it has."""
     buffers = [op.memref for op in scope.ops if isinstance(op, memref.AllocOp)]
     used = sum(
-        (memref_bytes(value.type) or 0) * buffer_copies(scope, value)
+        (memref_bytes(value.type) or 0) * scope.buffers_of(value)
         for value in buffers
         if space_of(value.type) == 1
     )
@@ -59,7 +59,7 @@ def _l1_bytes(scope: Scope, herds: Sequence[HerdOp]) -> int:
     total = scope.program.stack_bytes
     for value in own:
         if space_of(value.type) == 2:
-            total += (memref_bytes(value.type) or 0) * buffer_copies(scope, value)
+            total += (memref_bytes(value.type) or 0) * scope.buffers_of(value)
     shared = {
         origin(operand): herd
         for herd in herds
@@ -75,49 +75,6 @@ def _slab_bytes(value: SSAValue, herd: HerdOp) -> int:
         return 0
     grid, whole = extents(herd), memref_bytes(value.type) or 0
     return whole // math.prod(grid) if tuple(value.type.get_shape()[: len(grid)]) == grid else whole
-
-
-def buffer_copies(scope: Scope, value: SSAValue) -> int:
-    """2 for a buffer that aircc may double-buffer, else 1.
-
-    On the safe side: every buffer that a DMA fills or empties in a loop of its own herd or segment, unless
-    that loop opts out (`air.disable_ping_pong`) or was unrolled for its two buffers before (`unroll`, with
-    the buffer outside).
-    """
-    target = origin(value)
-    level = HerdOp if space_of(target.type) == 2 else SegmentOp
-    if not scope.program.options.ping_pong or not _made_in(target, level):
-        return 1
-    loops = (_loops(side.op, level) for side in scope.sides if origin(side.memref) is target)
-    return (
-        2 if any(found and not any(_stays_single(loop, target) for loop in found) for found in loops) else 1
-    )
-
-
-def _made_in(value: SSAValue, level: type[HierarchyOp]) -> bool:
-    owner = value.owner
-    if not isinstance(owner, Operation):
-        return False
-    around = next((op for op in parents(owner) if isinstance(op, HierarchyOp)), None)
-    return isinstance(around, level)
-
-
-def _loops(op: Operation, level: type[HierarchyOp]) -> list[scf.ForOp]:
-    """The loops around an operation, up to the nearest hierarchy of a kind."""
-    found = []
-    for parent in parents(op):
-        if isinstance(parent, level):
-            break
-        if isinstance(parent, scf.ForOp):
-            found.append(parent)
-    return found
-
-
-def _stays_single(loop: scf.ForOp, buffer: SSAValue) -> bool:
-    inner = (op for op in loop.walk() if isinstance(op, scf.ForOp))
-    opted_out = any("air.disable_ping_pong" in op.attributes for op in inner)
-    outside = isinstance(buffer.owner, Operation) and loop not in parents(buffer.owner)
-    return opted_out or ("unroll" in loop.attributes and outside)
 
 
 def memories(program: Program) -> Iterator[Finding]:

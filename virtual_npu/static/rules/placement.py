@@ -169,8 +169,8 @@ def _pinned(scope: Scope, name: str, herd: HerdOp, corner: Cell, taken: dict[Cel
     on_device = _on_device(scope, herd)
     whose = "segment" if on_device else scope.device.name
     message = (
-        f"{where} puts {columns} x {rows} cores outside of the {whose}'s columns and rows; move it, or let it "
-        "be placed"
+        f"{where} puts {columns} x {rows} cores outside of the {whose}'s columns and rows; move it, or "
+        "let it be placed"
     )
     yield Fault("placement", place, message, PLACEMENT, herd, certain=not on_device)
 
