@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+REFUSAL = re.compile(r'^(error:|\S+Error:|guilty:|{"ok": false)', re.MULTILINE)
 COUNTS = re.compile(r"\d+ deselected in [\d.]+s")
 
 
@@ -44,3 +50,36 @@ def table(page: str, *heading: str) -> list[tuple[str, ...]]:
     start = text.index("| " + " | ".join(heading) + " |\n")
     rows = text[start:].partition("\n\n")[0].splitlines()[2:]
     return [tuple(cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")) for row in rows]
+
+
+def check_command(page: str, folder: Path, command: str, expected: str) -> None:
+    """Run a command of a page in a folder: it prints what the page shows, and fails if that is an error."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    if not matches(expected, done.stdout):
+        pytest.fail(f"{page}: $ {command}\n--- expected\n{expected}--- found\n{done.stdout}", pytrace=False)
+    is_refusal = REFUSAL.search(expected) is not None
+    if (done.returncode != 0) != is_refusal:
+        pytest.fail(f"{page}: $ {command}\nexit status {done.returncode}\n{done.stdout}", pytrace=False)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """`python` is this one and imports from the folder; output comes in the order it has on a terminal."""
+    others = ("PYTEST", "PYTHON", "VNPU")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    return {
+        **own,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "PYTHONUNBUFFERED": "1",
+        "PYTEST_ADDOPTS": "-p no:cacheprovider",
+        "VNPU_OPT": "0",
+        "VNPU_CACHE": str(folder / "cache"),
+    }

@@ -6,15 +6,10 @@ copy of the project.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-from doc_transcripts import blocks, matches, session
+from doc_transcripts import blocks, check_command, matches, session
 
 PAGE = "add_a_kernel.md"
 PROJECT = Path(__file__).parents[2]
@@ -39,7 +34,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
             (tmp_path / path).write_text(body)
         elif language == "console":
             for command, expected in session(body):
-                _check(tmp_path, command, expected)
+                check_command(PAGE, tmp_path, command, expected)
                 checked += 1
     assert checked > 20
 
@@ -56,35 +51,3 @@ def _copy_project(folder: Path) -> None:
     shutil.copytree(PROJECT / COPIED, folder / COPIED, ignore=shutil.ignore_patterns("__pycache__"))
     for name in LINKED:
         (folder / name).symlink_to(PROJECT / name)
-
-
-def _check(folder: Path, command: str, expected: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=_environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    if not matches(expected, done.stdout):
-        pytest.fail(f"{PAGE}: $ {command}\n--- expected\n{expected}--- found\n{done.stdout}", pytrace=False)
-    is_refusal = re.search(r"^(error:|\S+Error:)", expected, re.MULTILINE) is not None
-    if (done.returncode != 0) != is_refusal:
-        pytest.fail(f"{PAGE}: $ {command}\nexit status {done.returncode}\n{done.stdout}", pytrace=False)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """`python` is this one, and imports the copy; output comes in the order it would have on a terminal."""
-    others = ("PYTEST", "PYTHON", "VNPU")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    return {
-        **own,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(folder),
-        "PYTHONUNBUFFERED": "1",
-        "PYTEST_ADDOPTS": "-p no:cacheprovider",
-        "VNPU_OPT": "0",
-        "VNPU_CACHE": str(folder / "cache"),
-    }

@@ -13,6 +13,7 @@ PAGES = [
     "docs/architecture.md",
     "docs/usage.md",
     "docs/demo_checkpoint.md",
+    "docs/virtual_npu.md",
     "kernels_cc/README.md",
 ]
 ROOMS = "air_dialect|virtual_npu|kernel_builder|kernels_cc|multi_launch_builder|runtime|llama32_1b|tests|docs"

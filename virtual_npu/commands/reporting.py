@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from virtual_npu.errors import VirtualNpuError
 from virtual_npu.tables import text_table
 
-_PLACE = re.compile(r"\bline (\d+): ([a-z_0-9]+(?:\.[\w.]+)?(?: @\w+)?)?")
+_PLACE = re.compile(r"\bline (\d+): ([a-z_0-9]+\.[\w.]+(?: @\w+)?)?")
 _PARSED = re.compile(r"^[^\n]*?:(\d+):\d+")
 
 
