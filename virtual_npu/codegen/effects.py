@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
@@ -11,18 +12,21 @@ from virtual_npu.codegen.spans import joined, shift, span
 
 _READS = frozenset([
     "memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read",
-    "vector.maskedload", "air.channel.put",
+    "vector.maskedload", "vector.gather", "vector.expandload", "air.channel.put",
 ])  # fmt: skip
 _WRITES = frozenset([
     "memref.store", "affine.store", "affine.vector_store", "vector.store", "vector.transfer_write",
-    "vector.maskedstore", "air.channel.get",
+    "vector.maskedstore", "vector.scatter", "vector.compressstore", "air.channel.get",
 ])  # fmt: skip
 _VIEWS = frozenset([
     "memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.view",
     "memref.memory_space_cast", "memref.reinterpret_cast", "memref.assume_alignment", "memref.transpose",
-    "memref.reshape",
+    "memref.reshape", "memref.extract_strided_metadata",
 ])  # fmt: skip
-_NO_ACCESS = _VIEWS | {"memref.dim", "memref.dealloc", "air.execute_terminator"}
+_NO_ACCESS = _VIEWS | {
+    "memref.dim", "memref.rank", "memref.dealloc", "memref.prefetch", "air.execute_terminator",
+    "memref.extract_aligned_pointer_as_index",
+}  # fmt: skip
 _CONTROL = ("scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return")
 
 
@@ -45,6 +49,8 @@ def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
         return [(memrefs[0], True), (memrefs[1], False)]
     if op.name in ("memref.copy", "linalg.copy", "linalg.transpose", "linalg.broadcast"):
         return [(memrefs[0], False), (memrefs[-1], True)]
+    if isinstance(op, LinalgStructuredOperation):
+        return [(value, any(value is output for output in op.outputs)) for value in memrefs]
     if op.name.startswith("linalg.") and memrefs:
         return [(value, False) for value in memrefs[:-1]] + [(memrefs[-1], True)]
     return [(value, True) for value in memrefs]
