@@ -335,4 +335,6 @@ def _kernel_call(body: Body, op: Operation, call: str) -> str:
         if isinstance(value.type, MemRefType)
     ]
     site = body.site(op, f"@{op.callee.root_reference.data}")
-    return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', *memrefs])})"
+    scalars = [_argument(body, op, value) for value in op.arguments if not isinstance(value.type, MemRefType)]
+    key = f"vnpu::scalars({', '.join(scalars)})"
+    return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', key, *memrefs])})"

@@ -156,10 +156,37 @@ VNPU_INLINE Argument argument(int position, Ptr<T> x, i64 extent) {
   return Argument{x.buffer, low, low + extent * i64(sizeof(T)), position, is_float};
 }
 
-// The call that this thread makes. The host AIE API tells it of vector loads and stores.
+// The scalar arguments of a call in one number.
+template <class... T>
+VNPU_INLINE uint64_t scalars(const T &...values) {
+  uint64_t hash = 0;
+  const auto mix = [&](const auto &value) {
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(value) < sizeof(bits) ? sizeof(value) : sizeof(bits));
+    hash = (hash ^ bits) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 29;
+  };
+  (mix(values), ...);
+  return hash;
+}
+
+// The calls that one operation made without a finding, by what they were given: where in its buffers a kernel reads
+// and writes follows from its scalars and from where its arguments lie in them.
+class KnownCalls {
+ public:
+  bool has(uint64_t key) const { return __atomic_load_n(&keys_[key % kCount], __ATOMIC_RELAXED) == key; }
+  void add(uint64_t key) { __atomic_store_n(&keys_[key % kCount], key, __ATOMIC_RELAXED); }
+
+ private:
+  static constexpr int kCount = 256;
+  uint64_t keys_[kCount] = {};
+};
+
+// The call that this thread makes. The host AIE API tells it of vector loads and stores, unless there is nothing to
+// find out: nothing in its buffers is unwritten or watched, and it made the same call before.
 class KernelCall {
  public:
-  KernelCall(Site site, Argument *arguments, int count);
+  KernelCall(Site site, uint64_t scalars, KnownCalls &known, Argument *arguments, int count);
   KernelCall(const KernelCall &) = delete;
   ~KernelCall();
   void touched(const void *at, i64 bytes, bool writes);
@@ -171,15 +198,19 @@ class KernelCall {
   [[noreturn]] void fail_outside(int argument, const char *low, const char *high, bool writes) const;
 
   Site site_;
+  uint64_t key_;
+  KnownCalls &known_;
   Argument *arguments_;
   int count_;
+  bool is_quiet_ = true;
   KernelCall *outer_;
 };
 
 template <class Call, class... Arguments>
-inline auto call_kernel(Site site, Call call, Arguments... arguments) {
+inline auto call_kernel(Site site, Call call, uint64_t scalars, Arguments... arguments) {
+  static KnownCalls known;
   Argument list[] = {arguments..., Argument{}};
-  KernelCall around(site, list, int(sizeof...(arguments)));
+  KernelCall around(site, scalars, known, list, int(sizeof...(arguments)));
   if constexpr (same_type<decltype(call()), void>) {
     call();
     around.finish();

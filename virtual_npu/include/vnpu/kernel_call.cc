@@ -14,16 +14,36 @@ const char *const kVerbs[2] = {"reads", "writes"};
 
 }  // namespace
 
-KernelCall::KernelCall(Site site, Argument *arguments, int count)
-    : site_(site), arguments_(arguments), count_(count), outer_(current) {
+}  // namespace vnpu
+
+extern "C" {
+__thread int vnpu_kernel_watched = 0;
+__attribute__((cold)) void vnpu_kernel_read(const void *at, long bytes) {
+  vnpu::current->touched(at, bytes, false);
+}
+__attribute__((cold)) void vnpu_kernel_write(const void *at, long bytes) {
+  vnpu::current->touched(at, bytes, true);
+}
+}
+
+namespace vnpu {
+
+KernelCall::KernelCall(Site site, uint64_t scalars, KnownCalls &known, Argument *arguments, int count)
+    : site_(site), key_(scalars + 1), known_(known), arguments_(arguments), count_(count), outer_(current) {
   for (int i = 0; i < count; ++i) {
     const Argument &a = arguments[i];
     a.buffer->check(site, "passes", a.low, a.high);
+    is_quiet_ = is_quiet_ && a.buffer->full() && !watched(*a.buffer);
+    key_ = vnpu::scalars(key_, a.low - a.buffer->base, a.buffer->count);
   }
+  vnpu_kernel_watched = !is_quiet_ || !known.has(key_);
   current = this;
 }
 
-KernelCall::~KernelCall() { current = outer_; }
+KernelCall::~KernelCall() {
+  current = outer_;
+  vnpu_kernel_watched = outer_ != nullptr;
+}
 
 void KernelCall::touched(const void *at, i64 bytes, bool writes) {
   const char *const low = static_cast<const char *>(at), *const high = low + bytes;
@@ -61,6 +81,7 @@ void KernelCall::fail_outside(int argument, const char *low, const char *high, b
 // A kernel also writes by plain C++, which nobody sees. What is no longer all ones was written; integers may be all
 // ones for good reason, so that there everything counts as written unless the kernel told otherwise.
 void KernelCall::finish() {
+  known_.add(key_);
   for (int i = 0; i < count_; ++i) {
     Argument &a = arguments_[i];
     Buffer &buffer = *a.buffer;
@@ -75,10 +96,3 @@ void KernelCall::finish() {
 }
 
 }  // namespace vnpu
-
-extern "C" void vnpu_kernel_read(const void *at, long bytes) {
-  if (vnpu::current) vnpu::current->touched(at, bytes, false);
-}
-extern "C" void vnpu_kernel_write(const void *at, long bytes) {
-  if (vnpu::current) vnpu::current->touched(at, bytes, true);
-}

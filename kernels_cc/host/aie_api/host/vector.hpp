@@ -184,10 +184,15 @@ AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at) {
 
 // Tells the virtual NPU, in programs built with checks, what a kernel reads and writes.
 #if VNPU_CHECKS
-extern "C" void vnpu_kernel_read(const void* at, long bytes);
-extern "C" void vnpu_kernel_write(const void* at, long bytes);
-AIE_HOST_INLINE void tell_read(const void* at, long bytes) { vnpu_kernel_read(at, bytes); }
-AIE_HOST_INLINE void tell_write(const void* at, long bytes) { vnpu_kernel_write(at, bytes); }
+extern "C" __thread int vnpu_kernel_watched;  // whether it wants to know of the call that this thread makes
+extern "C" __attribute__((cold)) void vnpu_kernel_read(const void* at, long bytes);
+extern "C" __attribute__((cold)) void vnpu_kernel_write(const void* at, long bytes);
+AIE_HOST_INLINE void tell_read(const void* at, long bytes) {
+  if (vnpu_kernel_watched) vnpu_kernel_read(at, bytes);
+}
+AIE_HOST_INLINE void tell_write(const void* at, long bytes) {
+  if (vnpu_kernel_watched) vnpu_kernel_write(at, bytes);
+}
 #else
 AIE_HOST_INLINE void tell_read(const void*, long) {}
 AIE_HOST_INLINE void tell_write(const void*, long) {}
