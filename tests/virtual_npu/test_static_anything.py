@@ -1,0 +1,72 @@
+"""Static check: whatever parses can be checked, and shown, without a traceback."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from air_dialect import AirParseError, parse
+from virtual_npu.static import NPU1, NPU2, Report, check
+
+TESTS = Path(__file__).parents[1]
+TEXTS = sorted(
+    [*TESTS.glob("*/programs/*.mlir"), *TESTS.glob("*/texts/*.mlir"), *TESTS.glob("*/golden/*.mlir")]
+)
+NUMBER = re.compile(r"(?<![\w.%#@])\d+(?![\w.])")
+CHOICES = ("0", "1", "2", "3", "5", "7", "16", "33", "64", "255", "256", "1024", "4099", "65536")
+
+
+def shown(report: Report) -> int:
+    """Everything a report is shown as; gives how much there is to show."""
+    parts = [report.table(), str(report.as_json()), *map(str, (*report.faults, *report.warnings))]
+    return sum(map(len, parts))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_every_text_of_the_tests(path: Path) -> None:
+    module = parse(path.read_text(), strict=False)
+    assert shown(check(module, NPU2)) > 0
+    assert shown(check(module, NPU1)) > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_programs_with_other_numbers(seed: int) -> None:
+    """Numbers of real programs replaced at random: most are nonsense, some still parse."""
+    draw = random.Random(seed)
+    checked = 0
+    while checked < 5:
+        text = draw.choice(TEXTS).read_text()
+        places = draw.sample([found.span() for found in NUMBER.finditer(text)], 2)
+        for start, end in sorted(places, reverse=True):
+            text = text[:start] + draw.choice(CHOICES) + text[end:]
+        try:
+            module = parse(text, strict=False)
+        except AirParseError:
+            continue
+        checked += shown(check(module, draw.choice((NPU1, NPU2)))) > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "module { }",
+        "func.func private @f()",
+        "func.func @f() { return }",
+        "module { module { func.func @f() { air.launch () in () { } return } } }",
+        "air.channel @c [2, 2]",
+        "air.launch () in () { }",
+        "func.func @f(%n: index) { air.launch (%i) in (%si=%n) { } return }",
+        "func.func @f(%a: memref<f32>, %b: memref<f32, 2>) { "
+        "air.dma_memcpy_nd (%b[] [] [], %a[] [] []) : (memref<f32, 2>, memref<f32>) return }",
+        "func.func @f(%a: memref<?x?xf32>) { air.channel.put @c[] (%a[] [] []) : (memref<?x?xf32>) return }",
+        "func.func @f(%a: memref<4xf32, affine_map<(d0) -> (d0)>>) { "
+        "air.channel.put @c[] (%a[] [] []) : (memref<4xf32, affine_map<(d0) -> (d0)>>) return }",
+    ],
+)
+def test_odd_modules(text: str) -> None:
+    module = parse(text, strict=False)
+    assert shown(check(module)) > 0
+    assert shown(check(module, NPU1, ping_pong=False, stack_bytes=64, bf16_emulation=True)) > 0
