@@ -200,7 +200,6 @@ RACES = {
     "lost_token": (function("lost_token", through_l2("%t_m", "%in, %out")), "reads element 0 of %alloc", "writes"),
     "written_while_read": (
         function("written_while_read", WRITTEN_WHILE_READ.replace("WAIT", "%in")), "writes element 0 of %alloc", "reads"),
-    "freed_while_read": (function("freed_while_read", through_l2("%in", "%in")), "writes element 0 of %alloc", "reads"),
     "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %k16 : index"), "%c2")), "writes element 16 of %y", "writes"),
     "points": (function("points", "%o = arith.muli %i, %c16 : index\n" + points("%o"), GRID, TWO), "element 16 of %y", "writes"),
     "execute": (function("execute", herd(asynchronous_tile("%t_m"))), "of %alloc", "writes"),
@@ -219,6 +218,7 @@ IN_EXECUTE = SHARED_L1.replace(
 
 CLEAN = {
     "in_execute": function("in_execute", IN_EXECUTE),
+    "freed_at_the_end": function("freed_at_the_end", through_l2("%in", "%in")),
     "with_token": function("with_token", through_l2("%in", "%out")),
     "read_then_written": function("read_then_written", WRITTEN_WHILE_READ.replace("WAIT", "%out")),
     "tiles_apart": function("tiles_apart", herd(tile_copy("arith.muli %tx, %k32 : index"), "%c2")),

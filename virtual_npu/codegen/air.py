@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from xdsl.dialects.builtin import DenseArrayBase
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
     ExecuteOp,
+    HerdOp,
     HierarchyOp,
     WaitAllOp,
 )
@@ -144,10 +146,22 @@ def _transfer(body: Body, op: Operation) -> None:
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
     """C++ text of the flat index into a bundle, checked at run time against its extents."""
-    indices = body.texts(op.indices)
+    extents = body.unit.bundle(op.chan_name, is_put)
+    texts = [
+        "0" if extent == 1 and _is_coordinate(value) else body.text(value)
+        for value, extent in zip_longest(op.indices, extents[: len(op.indices)])
+    ]
     side = "put_index" if is_put else "get_index"
-    listed = ", ".join(indices)
-    return f"{channel}.{side}({body.site(op, '@' + op.chan_name)}, {{{listed}}})"
+    return f"{channel}.{side}({body.site(op, '@' + op.chan_name)}, {{{', '.join(texts)}}})"
+
+
+def _is_coordinate(value: SSAValue) -> bool:
+    """Whether an index is a coordinate of the tile.
+
+    The compiler makes channels for one tile, row or column, and their users still name both coordinates.
+    """
+    around = value.owner.parent_op() if isinstance(value.owner, Block) else None
+    return isinstance(around, HerdOp) and value in around.ids
 
 
 # ---- hierarchy ----

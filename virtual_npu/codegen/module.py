@@ -320,11 +320,14 @@ class Unit:
         self.declarations.append(f"struct {name} {{\n{constructor}\n{body}\n}};")
         return name
 
-    def _channel(self, name: str) -> str:
+    def bundle(self, name: str, is_put: bool) -> list[int]:
+        """The extents of a channel, as the putting or the getting side sees them."""
         op = self.channels[name]
         size = op.size or [1]
-        to = op.broadcast_shape or size
-        extents = ", ".join(map(str, size)), ", ".join(map(str, to))
+        return list(size if is_put else op.broadcast_shape or size)
+
+    def _channel(self, name: str) -> str:
+        extents = [", ".join(map(str, self.bundle(name, is_put))) for is_put in (True, False)]
         return f'ch_{identifier(name)}{{island, "@{name}", {{{extents[0]}}}, {{{extents[1]}}}}}'
 
     # ---- globals and calls ----

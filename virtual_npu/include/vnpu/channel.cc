@@ -5,6 +5,21 @@
 
 namespace vnpu {
 
+namespace {
+
+// One side of a transfer is looked at on behalf of who asked for it, whoever executes.
+class OnBehalf {
+ public:
+  explicit OnBehalf(const Where &where) { here = &where; }
+  OnBehalf(const OnBehalf &) = delete;
+  ~OnBehalf() { here = outer_; }
+
+ private:
+  const Where *const outer_ = here;
+};
+
+}  // namespace
+
 void Transfer::complete() {
   pass();
   if (process) island.ready(process);
@@ -103,6 +118,7 @@ void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, con
 }  // namespace
 
 void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
+  const OnBehalf of(get.where);
   get.strand.learn(mark);
   observe(get.site, get.side, true, get.strand);
   vnpu::copy(get.site, get.side, block);
@@ -142,6 +158,20 @@ bool Channel::serve(Outlet &outlet, Transfer &get) {
   return false;
 }
 
+#if VNPU_CHECKS
+namespace {
+
+// What a put reads is its fault, also where the get comes later and copies it.
+void check_source_of(const Transfer &put) {
+  const Where *const outer = here;
+  here = &put.where;
+  check_source(put.site, put.side);
+  here = outer;
+}
+
+}  // namespace
+#endif
+
 bool Channel::deliver(Transfer &put, i64 index) {
   // Without broadcast, put index and get index are the same number.
   const bool is_broadcast = from_.count != to_.count;
@@ -150,7 +180,13 @@ bool Channel::deliver(Transfer &put, i64 index) {
     if (outlets_[o].source == index && outlets_[o].full == kCapacity) return false;
   }
   ++inlets_[index].blocks;
-  observe(put.site, put.side, false, put.strand);
+#if VNPU_CHECKS
+  check_source_of(put);
+#endif
+  {
+    const OnBehalf of(put.where);
+    observe(put.site, put.side, false, put.strand);
+  }
   const Mark mark = put.strand.publish();
   for (i64 o = begin; o < end; ++o) {
     Outlet &outlet = outlets_[o];

@@ -389,6 +389,7 @@ uint32_t new_event(Site site, const Strand &strand) {
 }
 
 [[noreturn]] void fail_race(Site site, const Buffer &buffer, const Entry &entry) {
+  here = entry.strand.where;
   const Event &event = events[entry.other];
   Where where = event.where;
   if (event.island && where.dims > 0) where.around = &roots[event.island];

@@ -240,7 +240,7 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
     if (claims_[i].task->done && !kChecks) continue;
     const bool learns = holds_back(claims_[i].task->strand.lineage, task.strand.lineage);
-    if (!learns && island_.draws()) continue;
+    if (!learns && island_.draws() && !task.is_release) continue;
     for (const Use &use : uses) {
       if (conflict(use, claims_[i].use)) {
         task.await(claims_[i].task, learns);

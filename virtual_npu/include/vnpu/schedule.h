@@ -68,6 +68,7 @@ class Task {
   Strand strand;
   Site site{"", 0};              // of the operation, and the body that issued it
   const Where *where = nullptr;
+  bool is_release = false;  // of a buffer, which always waits for its users
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
 
@@ -447,14 +448,14 @@ class Sequencer {
     return transfer(site, after, channel, index, side, false);
   }
 
-  // Gives a buffer back when everything issued before that uses it is done.
+  // Gives a buffer back when everything issued before that uses it is done, with or without a token: on the device,
+  // buffers stay where they are, and the compiler does not let the last use hold the deallocation back.
   template <class Pointer>
   void dealloc(Site site, Pointer data, i64 extent) {
-    const Use all = writes(data, extent);
-    run(site, blocking(Token()), {all}, [=, this] {
-      observe(site, all, *current_strand());
-      arena.dealloc(site, data);
-    });
+    const auto give_back = [this, site, data] { arena.dealloc(site, data); };
+    auto *const task = new RunTask<decltype(give_back)>(island_, give_back);
+    task->is_release = true;
+    issue(task, site, blocking(Token()), {writes(data, extent)});
   }
 
   // Everything issued between the two waits for `after`; the token is done when all of it is.
