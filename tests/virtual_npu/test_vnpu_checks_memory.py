@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -483,7 +482,9 @@ CLEAN = {
 
 
 def entry(name: str, arguments: str, body: str) -> str:
-    return f"  func.func @{name}({arguments}) {{\n    %c0 = arith.constant 0 : index{body}\n    return\n  }}\n"
+    return (
+        f"  func.func @{name}({arguments}) {{\n    %c0 = arith.constant 0 : index{body}\n    return\n  }}\n"
+    )
 
 
 DEFAULT = Fault.arguments
