@@ -68,6 +68,7 @@ def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) ->
 
     Raises what building raises. A cache folder that cannot be written is done without.
     """
+    keep = keep or (Path(knobs.KEEP.get()) if knobs.KEEP.get() else None)
     folder = knobs.cache_folder() if use_cache else None
     if folder is None or not knobs.is_usable(folder):
         with tempfile.TemporaryDirectory(prefix="vnpu-") as scratch:

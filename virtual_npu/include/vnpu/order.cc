@@ -77,6 +77,7 @@ Store<Event, 1024, 1 << 16> events;
 Store<Lineage, 1024, 1 << 16> lineages;
 Store<Where, 256, 1 << 14> roots;  // the launch point of an island
 uint32_t bodies = 0, processes = 0, phase = 0;
+bool races_are_notes = false;
 uint32_t generation = 0;  // of runs: the numbers that threads kept of an earlier one are stale
 
 struct Next {
@@ -91,7 +92,8 @@ Next &mine() {
 
 }  // namespace
 
-void begin_order() {
+void begin_order(bool as_notes) {
+  races_are_notes = as_notes;
   static thread_local Strand function;
   static thread_local Strand *slot = &function;
   strand_slot = &slot;
@@ -243,6 +245,7 @@ struct Entry {
   const Strand &strand;
   const uint32_t event;
   const bool writes;
+  bool is_forced = false;  // races, and is entered all the same
   // The cell that was visited last, as it was and as it is; at first one that no cell is like.
   Cell before{~0u, {}}, after{};
   // The access that it races with, and at which byte.
@@ -314,10 +317,10 @@ void Cells::refine(i64 low, i64 high) {
 
 // Gives the event that this one races with, or 0.
 uint32_t Entry::visit(Cell &cell) const {
-  if (cell.writer && !happened_before(events[cell.writer], strand)) return cell.writer;
+  if (cell.writer && !is_forced && !happened_before(events[cell.writer], strand)) return cell.writer;
   if (writes) {
     for (const uint32_t reader : cell.readers) {
-      if (reader && !happened_before(events[reader], strand)) return reader;
+      if (reader && !is_forced && !happened_before(events[reader], strand)) return reader;
     }
     cell = Cell{event, {}};
     return 0;
@@ -388,18 +391,22 @@ uint32_t new_event(Site site, const Strand &strand) {
   return number;
 }
 
-[[noreturn]] void fail_race(Site site, const Buffer &buffer, const Entry &entry) {
-  here = entry.strand.where;
+void report_race(Site site, const Buffer &buffer, const Entry &entry) {
   const Event &event = events[entry.other];
   Where where = event.where;
   if (event.island && where.dims > 0) where.around = &roots[event.island];
-  char who[600];
+  char who[600], text[1200];
   describe(&where, who, int(sizeof(who)));
-  fail_as(Failure::kRace, site,
-          "data race: this %s element %lld of %s, which line %d: %s%s %s, and nothing puts one before the other; let one of "
-          "them depend on the token of the other, or send the data through a channel",
-          entry.writes ? "writes" : "reads", (long long)(entry.place / buffer.element), buffer.label.name, event.site.line,
-          event.site.op, who, entry.other_writes ? "writes" : "reads");
+  snprintf(text, sizeof(text),
+           "data race: this %s element %lld of %s, which line %d: %s%s %s, and nothing puts one before the other; let one of "
+           "them depend on the token of the other, or send the data through a channel",
+           entry.writes ? "writes" : "reads", (long long)(entry.place / buffer.element), buffer.label.name, event.site.line,
+           event.site.op, who, entry.other_writes ? "writes" : "reads");
+  const Where *const outer = here;
+  here = entry.strand.where;
+  if (!races_are_notes) fail_as(Failure::kRace, site, "%s", text);
+  note(site, "%s", text);
+  here = outer;
 }
 
 // Calls run(first byte, end) for every run of bytes that a side touches, until one gives true.
@@ -421,6 +428,15 @@ bool each_run(const Access &side, Run run) {
   }
 }
 
+void enter(Cells &cells, const Access &side, Entry &entry) {
+  const Locked locked(cells.mutex);
+  each_run(side, [&](const char *first, i64 bytes) {
+    const i64 low = first - side.buffer->base;
+    cells.refine(low, low + bytes);
+    return !cells.enter(entry, low, low + bytes);
+  });
+}
+
 }  // namespace
 
 void observe(Site site, const Access &side, bool writes, Strand &strand) {
@@ -430,15 +446,11 @@ void observe(Site site, const Access &side, bool writes, Strand &strand) {
   const uint32_t event = new_event(site, strand);
   if (!event) return;
   Entry entry{strand, event, writes};
-  {
-    const Locked locked(cells.mutex);
-    each_run(side, [&](const char *first, i64 bytes) {
-      const i64 low = first - buffer.base;
-      cells.refine(low, low + bytes);
-      return !cells.enter(entry, low, low + bytes);
-    });
-  }
-  if (entry.other) fail_race(site, buffer, entry);
+  enter(cells, side, entry);
+  if (!entry.other) return;
+  report_race(site, buffer, entry);
+  Entry again{strand, event, writes, true};
+  enter(cells, side, again);
 }
 
 void observe(Site site, const Use &use, Strand &strand) {
