@@ -21,7 +21,12 @@ STATS, TRACE = 1, 2
 class _RunOptions(ctypes.Structure):
     """vnpu::RunOptions."""
 
-    _fields_ = (("threads", ctypes.c_int32), ("record", ctypes.c_int32), ("seed", ctypes.c_uint64))
+    _fields_ = (
+        ("threads", ctypes.c_int32),
+        ("record", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("races_are_notes", ctypes.c_int32),
+    )
 
 
 class _RunReport(ctypes.Structure):
@@ -88,7 +93,10 @@ class Library:
         function = getattr(self._library, entry_symbol(entry))
         arguments = (ctypes.c_void_p * len(pointers))(*pointers)
         wanted = STATS * options.stats + TRACE * options.trace
-        asked, report = _RunOptions(knobs.threads(), wanted, options.seed), _RunReport()
+        asked, report = (
+            _RunOptions(knobs.threads(), wanted, options.seed, options.races == "note"),
+            _RunReport(),
+        )
         status = function(arguments, ctypes.byref(asked), ctypes.byref(report))
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
         found_out = json.loads(record) if record else None

@@ -9,6 +9,7 @@ from virtual_npu.errors import OptionError
 
 NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")
+RACES = ("error", "note")
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,16 @@ class RunOptions:
 
     seed: 0 for the order of the program; another number for a legal schedule drawn with it.
     stats, trace: collect what `RunResult.record` then holds.
+    races: `error` (a data race ends the run) or `note` (it becomes a note, and the run goes on).
     """
 
     seed: int = 0
     stats: bool = False
     trace: bool = False
+    races: str = "error"
+
+    def __post_init__(self) -> None:
+        _one_of("races", self.races, RACES)
 
 
 EXACT = BuildOptions()

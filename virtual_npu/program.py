@@ -108,12 +108,14 @@ class Program:
         seed: int = 1,
         stats: bool = False,
         trace: bool = False,
+        races: str = "error",
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
         bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, and given back as it came.
         perturb: after the run in order, so many runs under schedules drawn with seed, seed + 1, ...
         stats, trace: what `Result.record` shall hold, of the run in order.
+        races: `error`, or `note`: a data race is told in `Result.notes`, and the run goes on.
 
         Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
         what goes wrong in the run, ScheduleError when schedules give different results.
@@ -123,9 +125,9 @@ class Program:
         taken = [np.asarray(array) for array in given]
         start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
         outputs = [array.copy() for array in start]
-        ran = arrays.run(self.library, found, outputs, RunOptions(stats=stats, trace=trace))
+        ran = arrays.run(self.library, found, outputs, RunOptions(0, stats, trace, races))
         for number in range(seed, seed + perturb):
-            self._compare(found, start, outputs, number)
+            self._compare(found, start, outputs, RunOptions(number, races=races))
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 
@@ -157,12 +159,15 @@ class Program:
                 "BuildOptions(checks=True), or none"
             )
 
-    def _compare(self, entry: Entry, start: Sequence[Array], expected: Sequence[Array], seed: int) -> None:
+    def _compare(
+        self, entry: Entry, start: Sequence[Array], expected: Sequence[Array], options: RunOptions
+    ) -> None:
         """Run under another schedule. Raises ScheduleError where it gives something else."""
         values = [array.copy() for array in start]
+        seed = options.seed
         again = f"repeat it with --perturb 1 --seed {seed}"
         try:
-            arrays.run(self.library, entry, values, RunOptions(seed=seed))
+            arrays.run(self.library, entry, values, options)
         except VirtualNpuRuntimeError as error:
             error.args = (f"{error}\nunder the schedule of seed {seed} (in program order it runs); {again}",)
             raise

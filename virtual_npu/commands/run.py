@@ -16,6 +16,7 @@ from virtual_npu import sanitizers
 from virtual_npu.commands import common
 from virtual_npu.commands.reporting import print_json, print_table
 from virtual_npu.errors import OptionError, VirtualNpuRuntimeError
+from virtual_npu.options import RACES
 
 if TYPE_CHECKING:
     from virtual_npu.arrays import Array
@@ -35,6 +36,12 @@ def add(commands: Any) -> None:
     common.add_cache(parser)
     parser.add_argument("--perturb", type=int, metavar="N", help="run again under N other legal schedules")
     parser.add_argument("--seed", type=int, metavar="S", help="the first schedule of --perturb (default: 1)")
+    parser.add_argument(
+        "--races",
+        choices=RACES,
+        default=RACES[0],
+        help="a data race ends the run, or is noted (default: error)",
+    )
     parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
     parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
     parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
@@ -60,6 +67,7 @@ def _run(options: argparse.Namespace) -> int:
                 seed=options.seed or 1,
                 stats=options.stats,
                 trace=options.trace is not None,
+                races=options.races,
             )
     except VirtualNpuRuntimeError as error:
         if options.trace and error.record:

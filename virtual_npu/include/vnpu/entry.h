@@ -45,6 +45,7 @@ struct RunOptions {
   int32_t threads;
   int32_t record;  // what to collect: 1 statistics, 2 a trace
   uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
+  int32_t races_are_notes;
 };
 
 // What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.

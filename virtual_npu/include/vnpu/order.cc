@@ -405,7 +405,8 @@ void report_race(Site site, const Buffer &buffer, const Entry &entry) {
   const Where *const outer = here;
   here = entry.strand.where;
   if (!races_are_notes) fail_as(Failure::kRace, site, "%s", text);
-  note(site, "%s", text);
+  describe(here, who, int(sizeof(who)));
+  note(site, "%s: %s", who + 1, text);
   here = outer;
 }
 

@@ -223,7 +223,7 @@ void observe(Site site, const Access &side, bool writes, Strand &strand);
 void observe(Site site, const Use &use, Strand &strand);
 
 // A run begins: forgets all of the last one. A function goes on after everything before has ended.
-void begin_order();
+void begin_order(bool races_are_notes);
 void next_phase();
 
 #else
@@ -265,7 +265,7 @@ inline bool holds_back(const Lineage *, const Lineage *) { return true; }
 inline void observe(Site, const Access &, bool, Strand &) {}
 inline void observe(Site, const Use &, Strand &) {}
 inline void next_phase() {}
-inline void begin_order() {}
+inline void begin_order(bool) {}
 
 #endif
 

@@ -257,7 +257,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
   thread_limit = kChecks && options->record ? 1 : options->threads;
   run_seed = options->seed;
-  begin_order();
+  begin_order(options->races_are_notes);
   const CoreModes modes;
   here = nullptr;
   int status = 0;
