@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Dialect, Operation
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import AttrParser, Parser
+from xdsl.parser.core import ForwardDeclaredValue
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
@@ -31,7 +32,7 @@ from air_dialect.assembly import RESULT_SEGMENTS, SEGMENTS
 from air_dialect.ops import AIR
 from air_dialect.schedules import TRANSFORM
 from air_dialect.upstream import BUILTIN, DIALECTS
-from air_dialect.verification import AirParseError, one_line, verify
+from air_dialect.verification import AirParseError, location, one_line, verify
 
 
 class _Context(Context):
@@ -153,6 +154,7 @@ def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> Modu
             module = AirParser(context(), text, filename).parse_module()
         except ParseError as error:
             raise AirParseError(f"{error.span.get_location()}: error: {_message(error)}") from error
+        _check_defined(module)
         _insert_constants(module)
         verify(module, strict=strict)
     return module
@@ -175,6 +177,17 @@ def _check_quotes(source: Input) -> None:
     for piece in _STRING_OR_COMMENT.finditer(source.content):
         if piece[0] == '"':
             raise ParseError(Span(piece.start(), piece.end(), source), "this string has no closing quote")
+
+
+def _check_defined(module: ModuleOp) -> None:
+    """Refuse values that are used and never defined; xDSL overlooks them inside isolated regions."""
+    for op in module.walk():
+        for number, operand in enumerate(op.operands):
+            if isinstance(operand, ForwardDeclaredValue):
+                name = f"%{operand.name_hint}" if operand.name_hint else "a value"
+                raise AirParseError(
+                    f"{location(op)}: error: operand {number} of {op.name} is {name}, not defined there"
+                )
 
 
 def _insert_constants(module: ModuleOp) -> None:

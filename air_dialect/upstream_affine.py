@@ -106,6 +106,13 @@ class IfOp(affine.IfOp):
                 f"affine.if has {len(self.args)} operands but its set takes {space.num_dims} dimensions and "
                 f"{space.num_symbols} symbols"
             )
+        for block in (block for region in self.regions for block in region.blocks):
+            yielded = [value.type for value in block.last_op.operands] if block.last_op is not None else []
+            if yielded != list(self.result_types):
+                raise VerifyException(
+                    f"affine.if has {len(self.results)} results, and an arm yields {len(yielded)} values: "
+                    "both arms yield one value per result, of its type"
+                )
 
 
 def _map_operands(parser: Parser) -> list[SSAValue]:

@@ -113,6 +113,9 @@ BROKEN = {
     "%q, vector.deinterleave %v : vector<8xf32> -> vector<8xf32>": "two halves of the last dimension",
     "math.isnan %n : i32": "math.isnan takes floats, not i32",
     'affine.parallel (%q) = (0) to (8) reduce ("sum") -> (f32) { affine.yield %x : f32 }': "reduces by sum",
+    "memref.load %m[%later] : memref<8xf32>\n%later = arith.constant 1 : index": "comes later",
+    "memref.load %m[%never] : memref<8xf32>": "%never",
+    "affine.if affine_set<() : (0 == 0)> () -> index { affine.yield %i : index } else { }": "arm yields 0",
     "linalg.tanh ins(%m : memref<8xf32>) outs(%w : memref<8x16xf32>)": "the shapes must be equal",
 }
 
@@ -124,3 +127,12 @@ def test_broken_form(form: str, message: str) -> None:
         air_dialect.parse(HEAD + statement + "\nreturn\n}")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bound_that_is_the_loops_own_index_is_not_defined_there() -> None:
+    """xDSL resolves it to nothing, and says nothing."""
+    loop = "scf.parallel (%a, %b) = (%i, %j) to (%i, %b) step (%i, %j) {\n}"
+    with pytest.raises(
+        AirParseError, match=r":4:1: error: operand 3 of scf.parallel is a value, not defined"
+    ):
+        air_dialect.parse(HEAD + loop + "\nreturn\n}")

@@ -370,6 +370,17 @@ REFUSED = {
         HERDS.replace("memref.dealloc %t", "air.channel.put @c[] (%b[] [] []) : (memref<8xf32>)\n      memref.dealloc %t"),
         "air.herd: this stands in a herd and has channels of its own",
     ),
+    "another memory": (
+        "func.func @f() {\n  %x = memref.alloc() : memref<4xf32, #air.symmetric_heap>\n  return\n}",
+        "line 2: memref.alloc: this form is not supported: memory space",
+    ),
+    "a view of another shape": (
+        wrapped(
+            "  %v = memref.subview %x[0, 0, 0] [2, 3, 4] [1, 1, 1] : memref<8x8x8xf32> to memref<3x4xf32, strided<[8, 1]>>",
+            "%x: memref<8x8x8xf32>",
+        ),
+        "line 2: memref.subview: sizes [2, 3, 4] do not make memref<3x4xf32, strided<[8, 1]>>",
+    ),
     "a dma of memref": (
         wrapped('  "memref.dma_wait"(%t, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 1>} : (memref<1xi32>, index, index) -> ()', "%t: memref<1xi32>, %i: index"),
         "memref.dma_wait: write air.wait_all",

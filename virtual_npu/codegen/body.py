@@ -154,7 +154,8 @@ def naming(op: Operation) -> Iterator[None]:
         raise
     except _OVERSIGHTS as error:
         reason = " ".join(str(error).split()) or "no reason given"
-        raise unsupported(op, f"this form is not supported ({type(error).__name__}: {reason})") from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise unsupported(op, f"this form is not supported: {kind}{reason}") from error
 
 
 @dataclass

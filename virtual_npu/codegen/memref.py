@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, Integ
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
+from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
@@ -193,6 +194,8 @@ def _kept_dims(op: memref.SubviewOp, sizes: Sequence[str]) -> list[int]:
             to_drop -= 1
         else:
             kept.append(dim)
+    if len(kept) != len(shape):
+        raise unsupported(op, f"sizes [{', '.join(sizes)}] do not make {attribute_text(op.result.type)}")
     return kept
 
 
