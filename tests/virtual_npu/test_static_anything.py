@@ -70,3 +70,31 @@ def test_odd_modules(text: str) -> None:
     module = parse(text, strict=False)
     assert shown(check(module)) > 0
     assert shown(check(module, NPU1, ping_pong=False, stack_bytes=64, bf16_emulation=True)) > 0
+
+
+def test_numbers_beyond_all_devices() -> None:
+    text = """air.channel @c [4611686018427387904]
+    func.func @f(%a: memref<8xi32>) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %low = arith.constant -9223372036854775808 : index
+      %n = arith.constant 9223372036854775807 : index
+      air.launch (%i) in (%si=%n) {
+        %m = arith.constant 9223372036854775807 : index
+        air.segment @s unroll(%u) in (%su=%m) {
+          %k = arith.constant 9223372036854775807 : index
+          air.herd @h tile (%x, %y) in (%sx=%k, %sy=%k) attributes {x_loc = 0 : i64, y_loc = 2 : i64} { }
+          air.herd @g tile (%x, %y) in (%sx=%k, %sy=%k) { }
+        }
+      }
+      scf.parallel (%i) = (%low) to (%n) step (%c1) {
+        air.channel.put @c[%i] (%a[%n] [%n] [%n]) : (memref<8xi32>)
+        scf.reduce
+      }
+      return
+    }"""
+    report = check(parse(text, strict=False))
+    assert {"columns (x)", "rows (y)", "trips of one dimension", "unrolled copies"} <= {
+        usage.resource for usage in report.usages if not usage.fits
+    }
+    assert shown(report) > 0

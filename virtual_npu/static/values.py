@@ -157,14 +157,20 @@ def leaves(value: SSAValue) -> Iterator[SSAValue]:
 
 def extent_of(leaf: SSAValue) -> int:
     """How many values run side by side: tile ids, unrolled segments and `scf.parallel`; a loop is one."""
-    return max(1, len(side_by_side(leaf) or ()))
+    values = side_by_side(leaf)
+    return 1 if values is None else max(1, length(values))
 
 
-def side_by_side(value: SSAValue) -> Sequence[int] | None:
+def length(values: range) -> int:
+    """How many there are; `len` refuses more than a machine word counts."""
+    return max(0, -(-(values.stop - values.start) // values.step))
+
+
+def side_by_side(value: SSAValue) -> range | None:
     """The values that an index takes at the same time in space; None where they are not known."""
     number = constant(value)
     if number is not None:
-        return (number,)
+        return range(number, number + 1)
     value = origin(value)
     if not isinstance(value, BlockArgument):
         return None

@@ -24,6 +24,7 @@ from virtual_npu.static.values import (
     extent_of,
     extents,
     leaves,
+    length,
     origin,
     parents,
     side_by_side,
@@ -169,7 +170,7 @@ def stream_positions(program: Program, side: Side) -> set[Stream] | None:
         return {(PACKET,)}
     choices = [side_by_side(index) for index in side.op.indices]
     known = [choice for choice in choices if choice is not None]
-    if len(known) != len(choices) or math.prod(map(len, known)) > MOST_POSITIONS:
+    if len(known) != len(choices) or math.prod(map(length, known)) > MOST_POSITIONS:
         return None
     return {(side.op.chan_name, *position) for position in itertools.product(*known)}
 

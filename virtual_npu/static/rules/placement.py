@@ -156,17 +156,17 @@ def _cells(corner: Cell, size: tuple[int, int]) -> list[Cell]:
 
 def _pinned(scope: Scope, name: str, herd: HerdOp, corner: Cell, taken: dict[Cell, str]) -> Iterator[Fault]:
     """mlir-air ignores such a pin with a warning; on the array it cannot be."""
-    cells, place = _cells(corner, shape(herd)), scope.place_of(name)
+    on_device, place = _on_device(scope, herd), scope.place_of(name)
+    cells = _cells(corner, shape(herd)) if on_device else []
     where = f"x_loc {integer_attribute(herd, 'x_loc')}, y_loc {integer_attribute(herd, 'y_loc')}"
     others = {taken[cell] for cell in cells if cell in taken}
     taken.update(dict.fromkeys(cells, name))
     if others:
         message = f"{where} overlaps herd {', '.join(sorted(others))}; move one, or let it be placed"
         yield Fault("placement", place, message, PLACEMENT, herd)
-    if all(0 <= x < scope.columns and 0 <= y < scope.rows for x, y in cells):
+    if on_device and all(0 <= x < scope.columns and 0 <= y < scope.rows for x, y in cells):
         return
     columns, rows = shape(herd)
-    on_device = _on_device(scope, herd)
     whose = "segment" if on_device else scope.device.name
     message = (
         f"{where} puts {columns} x {rows} cores outside of the {whose}'s columns and rows; move it, or "
@@ -205,5 +205,7 @@ def _room(scope: Scope, free: dict[str, HerdOp], taken: dict[Cell, str]) -> Iter
 
 
 def _fits(grid: tuple[int, int], corner: Cell, herd: HerdOp, taken: dict[Cell, str]) -> bool:
-    cells = _cells(corner, shape(herd))
-    return all(x < grid[0] and y < grid[1] and (x, y) not in taken for x, y in cells)
+    columns, rows = shape(herd)
+    if corner[0] + columns > grid[0] or corner[1] + rows > grid[1]:
+        return False
+    return not any(cell in taken for cell in _cells(corner, (columns, rows)))
