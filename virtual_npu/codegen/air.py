@@ -260,12 +260,14 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
     if body.mode is Mode.PROCESS and channels_used(op):
         raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
     count, ids = _points(body, op)
-    struct = body.unit.channel_struct(body.root or op)
+    owns = body.unit.owns_channels(op)
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.put("(void)flat;")
         body.put("vnpu::Island island;")
-        body.put(f"{struct} channels(island);")
-        call = _arguments(body, op, ids, ["island", _where(body, op, ids), "channels"])
+        if not owns:
+            body.put(f"{body.unit.channel_struct(body.root or op)} channels(island);")
+        channels = [] if owns else ["channels"]
+        call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
         body.put(f"island.run({function}({call}));")
     if body.unit.options.checks:
         body.put("vnpu::next_phase();")
@@ -284,7 +286,8 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     """Issue a hierarchy with channels: one process per point."""
     count, ids = _points(body, op)
     uses = ", ".join(hierarchy_uses(body, op))
-    call = _arguments(body, op, ids, ["island", _where(body, op, ids), "channels"])
+    channels = [] if body.unit.owns_channels(op) else ["channels"]
+    call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     order = after(body, op, op.async_dependencies)
     site = body.site(op, label(op))

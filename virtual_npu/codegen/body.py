@@ -166,6 +166,8 @@ class Body:
     mode: Mode
     root: Operation | None = None
     """The launch or function whose channels this body uses."""
+    owns_channels: bool = False
+    """Whether the channels are made with the body, for it alone."""
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     values: dict[SSAValue, Value] = field(default_factory=dict)

@@ -170,7 +170,8 @@ class Unit:
         if self.takes_turns(op):
             mode = Mode.PROCESS if isinstance(op, HerdOp) else Mode.SEQUENCER
         name = self.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
-        body = Body(self, mode, root=parent.root or op)
+        owns = self.owns_channels(op)
+        body = Body(self, mode, root=op if owns else parent.root or op, owns_channels=owns)
         if isinstance(op, HerdOp):
             body.modes = mode_registers(op, mode is Mode.PROCESS, self.options)
         sizes = [parent.value(value) for value in op.sizes]
@@ -232,13 +233,14 @@ class Unit:
         if body.mode is not Mode.STRAIGHT:
             self.needs_schedule = True
             assert body.root is not None
-            leading = [
-                "vnpu::Island &island",
-                "vnpu::Where where",
-                f"{self.channel_struct(body.root)} &channels",
-            ]
+            leading = ["vnpu::Island &island", "vnpu::Where where"]
+            struct = self.channel_struct(body.root)
+            if not body.owns_channels:
+                leading.append(f"{struct} &channels")
             result = "vnpu::Process"
             lines.append("  co_return;" if body.mode is Mode.PROCESS else _DRAIN)
+            if body.owns_channels:
+                lines.append("  channels.finish();")
         if self.options.checks:
             _close_arena(body, lines)
         if body.mode is Mode.SEQUENCER:
@@ -247,6 +249,9 @@ class Unit:
             lines.insert(0, "  vnpu::Arena arena;")
         if body.modes:
             lines.insert(0, f"  {body.modes}")
+        if body.owns_channels and body.mode is not Mode.STRAIGHT:
+            assert body.root is not None
+            lines.insert(0, f"  {self.channel_struct(body.root)} channels(island);")
         head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
         self.functions.append("\n".join([head, *lines, "}"]))
 
@@ -312,13 +317,29 @@ class Unit:
             return self.channel_structs[root]
         name = self.fresh("Channels")
         self.channel_structs[root] = name
-        fields = [self._channel(channel) for channel in channels_used(root)]
-        body = "\n".join(f"  vnpu::Channel {field};" for field in fields)
-        constructor = (
-            f"  explicit {name}(vnpu::Island &island) : island(island) {{}}\n  vnpu::Island &island;"
-        )
-        self.declarations.append(f"struct {name} {{\n{constructor}\n{body}\n}};")
+        channels = channels_used(root)
+        fields = [f"  vnpu::Channel {self._channel(channel)};" for channel in channels]
+        ends = " ".join(f"ch_{identifier(channel)}.refuse_leftovers();" for channel in channels)
+        lines = [
+            f"struct {name} {{",
+            f"  explicit {name}(vnpu::Island &island) : island(island) {{}}",
+            "  // Refuses blocks that nobody took.",
+            f"  void finish() const {{ {ends} }}",
+            "  vnpu::Island &island;",
+            *fields,
+            "};",
+        ]
+        self.declarations.append("\n".join(lines))
         return name
+
+    def owns_channels(self, op: HierarchyOp) -> bool:
+        """Whether every point of a launch has channels of its own: where nothing else uses them."""
+        function = _around(op)
+        if not isinstance(op, LaunchOp) or function is None:
+            return False
+        own, inside = set(channels_used(op)), set(op.walk())
+        others = (t for t in function.walk() if isinstance(t, ChannelTransferOp) and t not in inside)
+        return all(other.chan_name not in own for other in others)
 
     def bundle(self, name: str, is_put: bool) -> list[int]:
         """The extents of a channel, as the putting or the getting side sees them."""
@@ -445,6 +466,14 @@ def _outside_launches(op: Operation) -> Iterator[Operation]:
                 yield inner
                 if not isinstance(inner, LaunchOp):
                     yield from _outside_launches(inner)
+
+
+def _around(op: Operation) -> func.FuncOp | None:
+    """The function that an operation is in."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, func.FuncOp):
+        parent = parent.parent_op()
+    return parent
 
 
 def _is_engine(op: Operation) -> bool:

@@ -27,7 +27,7 @@ void Transfer::complete() {
 }
 
 Channel::Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
-    : name_(name) {
+    : island_(island), name_(name) {
   for (i64 extent : from) {
     from_.extents[from_.rank++] = extent;
     from_.count *= extent;
@@ -43,6 +43,7 @@ Channel::Channel(Island &island, const char *name, std::initializer_list<i64> fr
 }
 
 Channel::~Channel() {
+  island_.remove(this);
   for (i64 i = 0; i < to_.count; ++i) {
     for (int b = 0; b < outlets_[i].full; ++b) pool_give(outlets_[i].blocks[b].data);
   }

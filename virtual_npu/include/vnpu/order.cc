@@ -224,6 +224,8 @@ void Fork::covers(Site site, std::initializer_list<Use> uses) {
 
 Mark Fork::end() {
   *strand_slot = outer_;
+  outer_->forked.join(strand_.clock);
+  outer_->forked.join(strand_.forked);
   return Mark(strand_.clock);
 }
 

@@ -122,6 +122,7 @@ struct Strand {
   bool is_fork = false;   // an asynchronous operation of a tile
   bool covers = false;    // has told what it touches of its tile's own buffers, so that single accesses need not
   Clock clock;
+  Clock forked;  // what its asynchronous operations did, whether or not it waited for them
   struct Origin {
     uint32_t chain;
     Site site;
@@ -142,6 +143,11 @@ struct Strand {
   // Becomes the strand of a tile or body.
   void enter(const Where *where);
   void learn(const Strand &other) { clock.join(other.clock); }
+  // Of one that has ended: all that it did.
+  void learn_all(const Strand &other) {
+    clock.join(other.clock);
+    clock.join(other.forked);
+  }
   void learn(const Mark &mark) {
     if (mark.clock()) clock.join(*mark.clock());
   }
@@ -240,6 +246,7 @@ struct Strand {
   void begin_island(Chains &, const Where *) {}
   void enter(const Where *) {}
   void learn(const Strand &) {}
+  void learn_all(const Strand &) {}
   void learn(const Mark &) {}
   Mark publish() { return {}; }
 };

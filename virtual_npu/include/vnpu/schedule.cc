@@ -89,6 +89,14 @@ void Island::add(Task *task) {
   tasks_ = task;
 }
 
+void Island::remove(Channel *channel) {
+  int kept = 0;
+  for (int i = 0; i < channels_.size(); ++i) {
+    if (channels_[i] != channel) channels_[kept++] = channels_[i];
+  }
+  channels_.shrink(kept);
+}
+
 void Island::remove(Task *task) {
   if (task->previous_) task->previous_->next_ = task->next_;
   else tasks_ = task->next_;
@@ -137,7 +145,7 @@ void Island::step(Process::Handle process, Executing &executing) {
   else live_ = promise.next;
   if (promise.next) promise.next->previous = promise.previous;
   Spawn *owner = promise.owner;
-  if (owner) owner->strand.learn(promise.strand);
+  if (owner) owner->strand.learn_all(promise.strand);
   process.destroy();
   if (!owner) return;
   if (--owner->left == 0) owner->finish();

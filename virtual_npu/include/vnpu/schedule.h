@@ -224,6 +224,7 @@ class Island {
   }
   void adopt(Process process, Spawn *owner);
   void add(Channel *channel) { channels_.push(channel); }
+  void remove(Channel *channel);
   void add(Task *task);
   void remove(Task *task);
 
@@ -347,6 +348,7 @@ class Channel {
   static int describe_index(char *text, int capacity, const Shape &shape, i64 index);
 
   friend class Deadlock;
+  Island &island_;
   const char *const name_;
   Shape from_, to_;
   Inlet *inlets_;
