@@ -6,6 +6,7 @@ PROMPT      ?= What is the capital of France?
 N_TOKENS    ?=
 SEQ_LEN     ?=
 BACKEND     ?= auto
+NUMERICS    ?=
 TEMPERATURE ?=
 TOP_K       ?=
 TOP_P       ?=
@@ -23,7 +24,8 @@ STAMP  := $(VENV)/.stamp
 RUN    := $(STAMP)-run
 TEST   := $(STAMP)-test
 
-common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)")
+common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") \
+           $(if $(NUMERICS),--numerics "$(NUMERICS)")
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
@@ -39,6 +41,7 @@ help: ## list targets and variables
 	@echo "  N_TOKENS     how many tokens to generate at most"
 	@echo "  SEQ_LEN      the compiled prompt length in tokens"
 	@echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
+	@echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	@echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	@echo "  OUT          where make mlir writes (default build/mlir)"
 	@echo "  PYTHON       the interpreter that makes .venv (default python3, 3.10 or newer)"

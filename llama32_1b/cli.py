@@ -107,6 +107,11 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="auto, virtual or npu; auto takes the NPU where there is one (default: %(default)s)",
     )
     parser.add_argument(
+        "--numerics",
+        help="how the virtual NPU makes matrix products of bf16: exact, or bfp16 as the NPU does (default: "
+        "VNPU_NUMERICS, else exact)",
+    )
+    parser.add_argument(
         "--cache-dir",
         type=Path,
         default=default_cache_dir(),

@@ -138,4 +138,5 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
 
 def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
     """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
-    return RuntimeOptions(arguments.seq_len, select_backend(arguments.backend), arguments.cache_dir)
+    backend = select_backend(arguments.backend, arguments.numerics)
+    return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir)

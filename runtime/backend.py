@@ -10,7 +10,8 @@ from runtime.errors import BackendError
 from runtime.npu_toolchain import NpuToolchain, missing_npu_tools
 from runtime.toolchain import Toolchain, VirtualToolchain
 from virtual_npu import knobs
-from virtual_npu.errors import KnobError
+from virtual_npu.errors import VirtualNpuError
+from virtual_npu.options import EXACT
 
 CHOICES = ("auto", "virtual", "npu")
 
@@ -25,18 +26,25 @@ class Backend:
     reason: str
 
 
-def select_backend(choice: str = "auto") -> Backend:
+def select_backend(choice: str = "auto", numerics: str | None = None) -> Backend:
     """The backend of that name; "auto" is the NPU where pyxrt, a device and the toolchain are found.
 
-    Raises BackendError for an unknown name, for "npu" where something that it needs is missing, and for the
-    virtual NPU where one of its environment variables (virtual_npu/knobs.py) makes no sense.
+    numerics: how the virtual NPU makes bf16 matrix products (None: as VNPU_NUMERICS says).
+    Raises BackendError for an unknown name, for "npu" where something that it needs is missing, for numerics
+    with the NPU, and for the virtual NPU where they or one of its environment variables
+    (virtual_npu/knobs.py) make no sense.
     """
     if choice == "virtual":
-        return _virtual("asked for")
+        return _virtual("asked for", numerics)
     if choice not in CHOICES:
         raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
     no_device = _missing_device()
     missing = [*no_device, *missing_npu_tools()]
+    if not missing and numerics:
+        raise BackendError(
+            f"numerics '{numerics}' cannot be had on the NPU, which has its own; leave it out, or take "
+            "BACKEND=virtual"
+        )
     if not missing:
         why = "asked for" if choice == "npu" else "pyxrt opened a device"
         pyxrt = importlib.import_module("pyxrt")
@@ -46,7 +54,7 @@ def select_backend(choice: str = "auto") -> Backend:
             f"backend 'npu' cannot be used here: {'; '.join(missing)}. BACKEND=virtual runs the same programs"
         )
     lacking = "no NPU is set up here" if no_device else "this machine has an NPU and not its compilers"
-    return _virtual(f"{lacking}; BACKEND=npu lists what is missing")
+    return _virtual(f"{lacking}; BACKEND=npu lists what is missing", numerics)
 
 
 def _missing_device() -> list[str]:
@@ -61,10 +69,13 @@ def _missing_device() -> list[str]:
     return []
 
 
-def _virtual(why: str) -> Backend:
+def _virtual(why: str, numerics: str | None) -> Backend:
+    toolchain = VirtualToolchain(numerics)
     try:
         knobs.check()
-    except KnobError as error:
+        chosen = toolchain.options.numerics
+    except VirtualNpuError as error:
         raise BackendError(str(error)) from error
+    products = "" if chosen == EXACT.numerics else f" with {chosen} products"
     pyxrt = importlib.import_module("virtual_npu.pyxrt")
-    return Backend("virtual", VirtualToolchain(), pyxrt, f"backend virtual: {why}")
+    return Backend("virtual", toolchain, pyxrt, f"backend virtual{products}: {why}")

@@ -59,12 +59,24 @@ def program_ingredients(program: Program) -> dict[str, str]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
 class VirtualToolchain:
-    """Compiles for the virtual NPU: AIR text to C++ to a shared object of this machine."""
+    """Compiles for the virtual NPU: AIR text to C++ to a shared object of this machine.
+
+    numerics: how bf16 matrix products are made, `exact` or `bfp16`; None leaves it to the environment.
+    """
+
+    numerics: str | None = None
+
+    @property
+    def options(self) -> virtual_npu.BuildOptions:
+        """What programs are built for. Raises VirtualNpuError for what there is not."""
+        asked = virtual_npu.BuildOptions.from_knobs()
+        return dataclasses.replace(asked, numerics=self.numerics or asked.numerics)
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
         try:
-            own = ingredients(virtual_npu.BuildOptions.from_knobs())
+            own = ingredients(self.options)
         except virtual_npu.VirtualNpuError as error:
             raise CompileError(program.name, str(error)) from error
         return {**program_ingredients(program), **own}
@@ -72,7 +84,7 @@ class VirtualToolchain:
     def compile(self, program: Program, work: Path) -> Path:
         output = work / f"{program.name}.elf"
         try:
-            virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,))
+            virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,), options=self.options)
         except virtual_npu.VirtualNpuError as error:
             (work / BUILD_LOG).write_text(str(error))
             raise CompileError(program.name, first_lines(str(error))) from error

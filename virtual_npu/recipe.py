@@ -19,8 +19,9 @@ def ingredients(options: BuildOptions) -> dict[str, str]:
     Raises ToolchainError when there is no compiler.
     """
     compiler = find_compiler(options)
-    identity = f"{tool_version(compiler.path)} {' '.join(compiler.flags)}"
-    return {**_own(), "compiler": identity}
+    flags = (flag for flag in compiler.flags if flag not in options.defines)
+    identity = f"{tool_version(compiler.path)} {' '.join(flags)}"
+    return {**_own(), "compiler": identity, "numerics": options.numerics, "rounding": options.rounding}
 
 
 @functools.cache

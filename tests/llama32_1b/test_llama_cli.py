@@ -157,6 +157,11 @@ def test_options_reach_the_runtime(run, prepared, tmp_path):
     assert (options.seq_len, options.backend.name, options.cache_dir) == (64, "virtual", tmp_path)
 
 
+def test_numerics_reach_the_runtime(run, prepared):
+    run("--prompt", "hi", "--n-tokens", "1", "--backend", "virtual", "--numerics", "bfp16")
+    assert prepared[0].backend.toolchain.numerics == "bfp16"
+
+
 def test_profile_prints_a_table(run):
     code, out, err = run("--prompt", "hi", "--n-tokens", "3", command="profile")
     assert code == 0

@@ -98,6 +98,27 @@ def test_a_knob_that_makes_no_sense_is_refused_at_once(no_pyxrt, monkeypatch, ch
         select_backend(choice)
 
 
+def test_numerics_of_the_virtual_npu(monkeypatch):
+    backend = select_backend("virtual", "bfp16")
+    assert backend.toolchain == VirtualToolchain("bfp16")
+    assert backend.reason == "backend virtual with bfp16 products: asked for"
+    monkeypatch.setenv("VNPU_NUMERICS", "bfp16")
+    assert select_backend("virtual").reason == "backend virtual with bfp16 products: asked for"
+    assert select_backend("virtual", "exact").reason == "backend virtual: asked for"
+
+
+def test_unknown_numerics_list_the_legal_ones():
+    with pytest.raises(BackendError, match="numerics 'fp8' is not known; choose one of: exact, bfp16"):
+        select_backend("virtual", "fp8")
+
+
+@pytest.mark.parametrize("choice", ["auto", "npu"])
+def test_numerics_of_the_npu_are_its_own(monkeypatch, npu_tools, choice):
+    monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(lambda index: object()))
+    with pytest.raises(BackendError, match=r"numerics 'bfp16' cannot be had on the NPU.*BACKEND=virtual"):
+        select_backend(choice, "bfp16")
+
+
 def test_unknown_backend_lists_the_legal_ones():
     with pytest.raises(BackendError, match="unknown backend 'gpu'; choose one of: auto, virtual, npu"):
         select_backend("gpu")

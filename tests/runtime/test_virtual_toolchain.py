@@ -143,8 +143,23 @@ def test_ingredients(scale, monkeypatch):
     ingredients = VirtualToolchain().ingredients(scale)
     assert list(ingredients) == [
         *["program text", "kernel sources", "kernel macros", "air_dialect", "virtual_npu"],
-        *["AIE API for the host", "xdsl", "CPU", "compiler"],
+        *["AIE API for the host", "xdsl", "CPU", "compiler", "numerics", "rounding"],
     ]
     assert re.search(r"\d+\.\d+.* -O3 -march=native$", ingredients["compiler"])
     monkeypatch.setenv("VNPU_OPT", "1")
     assert VirtualToolchain().ingredients(scale)["compiler"].endswith("-O1 -march=native")
+
+
+def test_numerics_are_chosen_by_name_or_by_the_environment(scale, monkeypatch):
+    usual, bfp16 = (VirtualToolchain(name).ingredients(scale) for name in (None, "bfp16"))
+    assert (usual["numerics"], bfp16["numerics"]) == ("exact", "bfp16")
+    assert bfp16 == {**usual, "numerics": "bfp16"}
+    monkeypatch.setenv("VNPU_NUMERICS", "bfp16")
+    assert VirtualToolchain().ingredients(scale) == bfp16
+    assert VirtualToolchain("exact").ingredients(scale) == usual
+
+
+def test_programs_of_other_numerics_are_kept_side_by_side(tmp_path, scale):
+    for numerics, reused in [("exact", False), ("bfp16", False), ("exact", True), ("bfp16", True)]:
+        with KernelCache(tmp_path / "cache", select_backend("virtual", numerics)) as cache:
+            assert cache.compile_and_cache(scale).reused is reused
