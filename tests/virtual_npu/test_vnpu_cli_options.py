@@ -129,6 +129,10 @@ def test_numbers_that_are_not_finite(capsys, folder):
             "--no-checks --perturb 3 --zeros",
             "--perturb needs a program built with checks: leave out --no-checks",
         ),
+        (
+            "--no-checks --races note --zeros",
+            "--races note needs a program built with checks: leave out --no",
+        ),
         ("--no-checks --stats --zeros", "--stats needs a program built with checks: leave out --no-checks"),
         (
             "--no-checks --trace t.json --zeros",

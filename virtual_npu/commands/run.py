@@ -97,6 +97,7 @@ def _check_combination(options: argparse.Namespace) -> None:
         "--perturb": options.perturb is not None,
         "--trace": options.trace is not None,
         "--stats": options.stats,
+        "--races note": options.races != RACES[0],
     }
     for name, given in wanted.items():
         if given and not options.checks:
