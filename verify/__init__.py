@@ -1,0 +1,1 @@
+"""The gate: a model on the NPU, real or virtual, against Hugging Face transformers on the CPU."""
