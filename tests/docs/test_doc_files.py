@@ -13,6 +13,7 @@ PAGES = [
     "docs/architecture.md",
     "docs/usage.md",
     "docs/demo_checkpoint.md",
+    "docs/static_check.md",
     "docs/virtual_npu.md",
     "kernels_cc/README.md",
 ]
