@@ -7,6 +7,7 @@ lines say which passes make such a form and what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,16 +48,20 @@ def kernel_of(form: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(
-    program: Callable[..., virtual_npu.Library],
-) -> Callable[[str], tuple[KernelModule, virtual_npu.Library]]:
-    """built(kernel) -> the kernel, and one library with it and all its forms."""
-    done: dict[str, tuple[KernelModule, virtual_npu.Library]] = {}
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
+    """built(kernel, checks=False) -> the kernel, and one library with it and all its forms."""
+    folder = tmp_path_factory.mktemp("forms")
 
-    def build(name: str) -> tuple[KernelModule, virtual_npu.Library]:
-        if name not in done:
-            kernel = registry()[name].build(**SHAPES[name])
-            done[name] = kernel, program(together(air_dialect.parse(kernel.text), *forms_of(name)))
-        return done[name]
+    @cache
+    def build(name: str, checks: bool = False) -> tuple[KernelModule, virtual_npu.Library]:
+        kernel = registry()[name].build(**SHAPES[name])
+        text = together(air_dialect.parse(kernel.text), *forms_of(name))
+        path = folder / f"{name}_{checks}.so"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VNPU_OPT", "0")  # it takes long to compile and runs for milliseconds
+            virtual_npu.build(text, path, options=virtual_npu.BuildOptions(checks=checks))
+        return kernel, virtual_npu.Library(path)
 
     return build
 
@@ -87,3 +92,17 @@ def test_form_gives_the_bits_of_the_kernel(form, built, run):
     for argument, one, other in zip(kernel.arguments, want, got, strict=True):
         np.testing.assert_array_equal(other.view(np.uint8), one.view(np.uint8), err_msg=argument.name)
     assert not any(np.isnan(array.astype(np.float32)).any() for array in want)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", SHAPES)
+def test_forms_are_clean_with_checks_in_any_legal_order(name, seed, built):
+    kernel, library = built(name, checks=True)
+    results = {}
+    for entry in library.entries:
+        arrays = inputs(kernel, seed)
+        pointers = [array.ctypes.data for array in arrays]
+        done = library.run(entry, pointers, virtual_npu.RunOptions(seed=seed))
+        assert not done.notes, entry
+        results[entry] = [array.tobytes() for array in arrays]
+    assert {entry for entry in results if results[entry] != results[name]} == set()
