@@ -251,6 +251,52 @@ def test_both_sides_of_a_dma_are_looked_at() -> None:
     assert faults[0].line == text[: text.index("air.dma")].count("\n") + 1
 
 
+def offset(index: str, tiles: str = "%c4, %c1") -> str:
+    """A transfer at offset %o, computed by `index` from the loop's %i, the core's %x or the table %t."""
+    return program(
+        "%b = memref.alloc() : memref<64x64xbf16, 2>\n%t = memref.alloc() : memref<4xindex, 2>\n"
+        f"scf.for %i = %c0 to %c8 step %c2 {{\n{index}\n"
+        "air.channel.put @c[] (%b[%c0, %o] [%c4, %c8] [%c64, %c1]) : (memref<64x64xbf16, 2>)\n}",
+        module="air.channel @c []",
+        tiles=tiles,
+    )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "%o = arith.addi %i, %c4 : index",
+        "%o = affine.apply affine_map<(d0) -> (d0 * 6 + 2)>(%x)",
+        "%o = arith.muli %x, %i : index",
+        "%p = arith.index_cast %i : index to i32\n%o = arith.index_cast %p : i32 to index",
+    ],
+)
+def test_offsets_of_whole_words(index: str) -> None:
+    assert_clean(offset(index))
+
+
+def test_a_coordinate_that_is_always_zero() -> None:
+    odd = "%o = arith.addi %x, %i : index"
+    assert_clean(offset(odd, "%c1, %c4"))
+    assert_fault(offset(odd, "%c2, %c1"), "alignment", "an offset that may be no multiple of 4 bytes")
+
+
+def test_an_offset_of_the_run_is_only_warned_about() -> None:
+    loaded = "%o = memref.load %t[%c0] : memref<4xindex, 2>"
+    assert_warning(offset(loaded), "alignment", "an offset that may be no multiple of 4 bytes")
+    halved = "%o = affine.apply affine_map<(d0) -> (d0 floordiv 2)>(%i)"
+    assert_warning(offset(halved), "alignment", "an offset that may be no multiple of 4 bytes")
+
+
+def test_a_loop_of_one_trip_stays_where_it_begins() -> None:
+    text = program(
+        "%b = memref.alloc() : memref<64x64xbf16, 2>\nscf.for %i = %c4 to %c5 step %c1 {\n"
+        "air.channel.put @c[] (%b[%c0, %i] [%c4, %c8] [%c64, %c1]) : (memref<64x64xbf16, 2>)\n}",
+        module="air.channel @c []",
+    )
+    assert_clean(text)
+
+
 def test_a_layout_says_the_strides_of_the_whole() -> None:
     strided = "memref<4x8xbf16, strided<[65, 1]>, 1>"
     text = program(

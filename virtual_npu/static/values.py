@@ -192,7 +192,7 @@ def multiple(value: SSAValue) -> int:
     value = origin(value)
     owner = value.owner
     if isinstance(owner, Block):
-        return _loop_multiple(owner.parent_op(), value)
+        return _variable_multiple(owner.parent_op(), value)
     if isinstance(owner, affine.ApplyOp):
         return _expression_multiple(owner.map.data.results[0], owner.mapOperands, owner.map.data.num_dims)
     if isinstance(owner, arith.MuliOp):
@@ -204,13 +204,53 @@ def multiple(value: SSAValue) -> int:
     return 1
 
 
-def _loop_multiple(parent: Operation | None, value: SSAValue) -> int:
+def _variable_multiple(parent: Operation | None, value: SSAValue) -> int:
+    """Of a loop's variable or a coordinate: 0 where it is only ever 0."""
     assert isinstance(value, BlockArgument)
-    if isinstance(parent, scf.ForOp) and value.index == 0:
-        return math.gcd(multiple(parent.lb), multiple(parent.step))
+    place = value.index
+    if isinstance(parent, scf.ForOp) and place == 0:
+        return _steps_multiple(parent.lb, parent.ub, parent.step)
     if isinstance(parent, scf.ParallelOp):
-        return math.gcd(multiple(parent.lowerBound[value.index]), multiple(parent.step[value.index]))
+        return _steps_multiple(parent.lowerBound[place], parent.upperBound[place], parent.step[place])
+    if isinstance(parent, HierarchyOp) and place < len(parent.sizes) and constant(parent.sizes[place]) == 1:
+        return 0
     return 1
+
+
+def _steps_multiple(low: SSAValue, high: SSAValue, step: SSAValue) -> int:
+    bounds = constant(low), constant(high), constant(step)
+    if None not in bounds and sum(filter(None, (bounds[0], bounds[2]))) >= (bounds[1] or 0):
+        return multiple(low)
+    return math.gcd(multiple(low), multiple(step))
+
+
+def is_regular(value: SSAValue) -> bool:
+    """Whether an index is made of constants, coordinates and loop variables by sums and products alone.
+
+    Then `multiple` is what divides all its values, not just the most that can be told.
+    """
+    value = origin(value)
+    owner = value.owner
+    if isinstance(owner, Block):
+        return _is_coordinate(owner.parent_op(), value)
+    if constant(value) is not None:
+        return True
+    linear = affine.ApplyOp | arith.AddiOp | arith.SubiOp | arith.MuliOp | arith.IndexCastOp
+    if isinstance(owner, affine.ApplyOp) and not _is_linear(owner.map.data.results[0]):
+        return False
+    return isinstance(owner, linear) and all(map(is_regular, owner.operands))
+
+
+def _is_coordinate(parent: Operation | None, value: SSAValue) -> bool:
+    first = isinstance(value, BlockArgument) and value.index == 0
+    return isinstance(parent, HierarchyOp | scf.ParallelOp) or (isinstance(parent, scf.ForOp) and first)
+
+
+def _is_linear(expression: AffineExpr) -> bool:
+    if isinstance(expression, AffineBinaryOpExpr):
+        plain = expression.kind in (AffineBinaryOpKind.Add, AffineBinaryOpKind.Mul)
+        return plain and _is_linear(expression.lhs) and _is_linear(expression.rhs)
+    return True
 
 
 def _expression_multiple(expression: AffineExpr, operands: Sequence[SSAValue], dims: int) -> int:

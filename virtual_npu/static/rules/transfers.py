@@ -19,7 +19,7 @@ from virtual_npu.static.patterns import Side
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
 from virtual_npu.static.sources import DESCRIPTOR_FIELDS, DESCRIPTOR_RULES, LOWERING, TASK_QUEUE
-from virtual_npu.static.values import constant, multiple
+from virtual_npu.static.values import constant, is_regular, multiple
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""
@@ -165,7 +165,7 @@ def _granules(side: Side, dims: Dims, granule: int) -> Iterator[Complaint]:
     for offset, step in zip(reversed(side.offsets), reversed(side.strides), strict=False):
         if multiple(offset) * (step or 0) * bits % granule:
             message = f"an offset that may be no multiple of {granule // 8} bytes; {whole}"
-            yield Complaint("alignment", message, DESCRIPTOR_RULES)
+            yield Complaint("alignment", message, DESCRIPTOR_RULES, is_regular(offset))
 
 
 def _bytes(bits: int) -> str:

@@ -19,9 +19,9 @@ from virtual_npu.static.patterns import element_bits, space_of
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
 from virtual_npu.static.sources import AIE_API, VECTOR_TABLE, VECTOR_WIDTHS, XRT_BACKEND
-from virtual_npu.static.values import multiple, parents
+from virtual_npu.static.values import is_regular, multiple, parents
 
-ALL = ("aie2", "aie2p")
+ALL, AIE2, AIE2P = ("aie2", "aie2p"), ("aie2",), ("aie2p",)
 DIVISION_STACK = 1152
 """Bytes of stack that a scalar division of floats takes, about (mlir-air xrt.py)."""
 VECTOR_ACCESSES = (128, 256, 512)
@@ -57,33 +57,27 @@ class Form:
 
 _SCALARS = "divide scalars, or multiply with a reciprocal"
 _RELU = "mlir-air programming_examples/relu/relu.py"
+_TO_BF16 = "convert to bf16 before it"
+_OPS = "mlir-air python/air/api/ops.py"
 _LEGALIZE = "the backend of the core cannot legalize"
 
 
-def _emulated(name: str, why: str, source: str) -> Form:
+def _emulated(name: str, why: str, source: str, architectures: tuple[str, ...]) -> Form:
     """A form of f32 vectors that is lowered only with `--bf16-emulation`."""
-    instead = "convert to bf16 before it, or give aircc --bf16-emulation"
-    return Form(name, "f32", 0, why, instead, source, emulated=True)
+    instead = f"{_TO_BF16}, or give aircc --bf16-emulation"
+    return Form(name, "f32", 0, why, instead, source, architectures, emulated=True)
 
 
 FORMS = (
-    _emulated("arith.maximumf", "convert-vector-to-aievec has no f32 max", _RELU),
-    _emulated("arith.mulf", "arith.mulf of f32 vectors is not legalized", VECTOR_TABLE),
-    _emulated("arith.cmpf", "aievec.cmp of f32 vectors is not legalized", VECTOR_TABLE),
+    _emulated("arith.maximumf", "convert-vector-to-aievec has no f32 max", _RELU, ALL),
+    _emulated("arith.mulf", "arith.mulf of f32 vectors is not legalized", VECTOR_TABLE, AIE2P),
+    _emulated("arith.cmpf", "aievec.cmp of f32 vectors is not legalized", VECTOR_TABLE, AIE2P),
     Form("arith.addf", "f32", 8, f"{_LEGALIZE} <8 x s32> G_FADD", "use 16 lanes", VECTOR_WIDTHS),
     Form("arith.addi", "i32", 8, f"{_LEGALIZE} <8 x s32> G_ADD", "use 16 lanes", VECTOR_WIDTHS),
-    Form("arith.divf", "bf16", 0, f"{_LEGALIZE} G_FDIV of bf16 vectors", "divide in f32", VECTOR_TABLE),
-    Form("arith.divf", "f32", 0, "only AIE2P divides vectors", _SCALARS, VECTOR_TABLE, ("aie2",)),
-    Form("math.exp", "f32", None, f"{_LEGALIZE} G_FEXP of f32", "convert to bf16 before it", VECTOR_TABLE),
-    Form(
-        "math.tanh",
-        "bf16",
-        0,
-        "only AIE2P has a tanh",
-        "call a function of your own",
-        VECTOR_TABLE,
-        ("aie2",),
-    ),
+    Form("arith.divf", "bf16", 0, f"{_LEGALIZE} G_FDIV of bf16 vectors", "divide in f32", _OPS),
+    Form("arith.divf", "f32", 0, "only AIE2P divides vectors", _SCALARS, VECTOR_TABLE, AIE2),
+    Form("math.exp", "f32", None, f"{_LEGALIZE} G_FEXP of f32", _TO_BF16, VECTOR_TABLE, AIE2P),
+    Form("math.tanh", "bf16", 0, "only AIE2P has a tanh", "call a C++ function", VECTOR_TABLE, AIE2),
 )
 
 
@@ -162,14 +156,9 @@ def _alignment(op: Operation) -> Iterator[Fault]:
         for step, stride in zip(map(multiple, op.indices), strides, strict=False)
         if stride is not None and step * stride * bits % width
     ]
-    if odd and all(map(_known_step, op.indices)):
+    if odd and all(map(is_regular, op.indices)):
         message = (
             f"{width} bits at steps of {odd[0] // 8} bytes; native loads and stores of {width} bits are "
             f"aligned to {width // 8} bytes, so the compiler has to shift"
         )
         yield Fault("vector-alignment", place_of(op), message, AIE_API, op, certain=False)
-
-
-def _known_step(value: SSAValue) -> bool:
-    """Whether `multiple` is the true step of an index, not just the most that can be told."""
-    return multiple(value) != 1
