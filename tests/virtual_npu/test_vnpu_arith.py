@@ -25,8 +25,6 @@ def function(name: str, operation: str, source: str, target: str, operands: int)
         ("s", 1, source, target),
         ("v", 8, f"vector<8x{source}>", f"vector<8x{target}>"),
     ):
-        if form == "v" and any(part in operation for part in ("cmp", "itofp", "fptosi")):
-            continue  # the dialect reads these on scalars only
         types = {"S": s_type, "T": t_type}
         text = operation.format(*[f"%a{i}" for i in range(operands)], **types)
         load = "memref.load" if form == "s" else "vector.load"
