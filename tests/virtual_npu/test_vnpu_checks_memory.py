@@ -240,6 +240,46 @@ FAULTS = {
       memref.dealloc %from : memref<2x4xf32, 2>
       memref.dealloc %to : memref<4xf32, 2>"""),
     ),
+    "put_of_nothing_to_a_tile_that_waits": Fault(
+        "uninitialised",
+        "line {fault}: air.channel.put @c in herd @h (1, 0): reads element [2] of %from (memref<4xf32, 2>, allocated at line {made}) before anything wrote it: 2 of its 4 elements are written",
+        in_herd("""
+      %c0_h = arith.constant 0 : index
+      %f = arith.constant 1.0 : f32
+      %from = memref.alloc() : memref<4xf32, 2> // made
+      %begin = memref.subview %from[0] [2] [1] : memref<4xf32, 2> to memref<2xf32, strided<[1]>, 2>
+      linalg.fill ins(%f : f32) outs(%begin : memref<2xf32, strided<[1]>, 2>)
+      %is_first = arith.cmpi eq, %tx, %c0_h : index
+      scf.if %is_first {
+        air.channel.get @c[] (%from[] [] []) : (memref<4xf32, 2>)
+      } else {
+        air.channel.put @c[] (%from[] [] []) : (memref<4xf32, 2>) // fault
+      }
+      memref.dealloc %from : memref<4xf32, 2>"""),
+    ),
+    "buffer_of_another_tile": Fault(
+        "uninitialised",
+        "line {fault}: memref.load in herd @h (1, 0): reads element [0, 1] of tile 1 of %mine (memref<2x2xf32, 2>, allocated at line {made}) before anything wrote it: 1 of its 8 elements are written",
+        """
+    air.launch () in () {
+      air.segment @s {
+        %c1 = arith.constant 1 : index
+        %c2 = arith.constant 2 : index
+        %mine = memref.alloc() : memref<2x2xf32, 2> // made
+        air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%mine) : memref<2x2xf32, 2> {
+          %c0_h = arith.constant 0 : index
+          %c1_h = arith.constant 1 : index
+          %f = arith.constant 1.0 : f32
+          %is_first = arith.cmpi eq, %tx, %c0_h : index
+          scf.if %is_first {
+            memref.store %f, %m[%c0_h, %c1_h] : memref<2x2xf32, 2>
+          }
+          %v = memref.load %m[%c0_h, %c1_h] : memref<2x2xf32, 2> // fault
+        }
+        memref.dealloc %mine : memref<2x2xf32, 2>
+      }
+    }""",
+    ),
     "accumulator_that_nobody_cleared": Fault(
         "uninitialised",
         "line {fault}: linalg.matmul: reads element [0, 0] of %c (memref<4x4xf32>, allocated at line {made}) before anything wrote it: 0 of its 16 elements are written",
@@ -490,6 +530,7 @@ def entry(name: str, arguments: str, body: str) -> str:
 DEFAULT = Fault.arguments
 MODULE = (
     "module {\n"
+    + "  air.channel @c [1, 1]\n"
     + '  memref.global "private" @scratch : memref<2xf32> = uninitialized // global\n'
     + '  memref.global "private" @written : memref<2xf32> = uninitialized\n'
     + "".join(entry(name, fault.arguments, fault.body) for name, fault in FAULTS.items())
