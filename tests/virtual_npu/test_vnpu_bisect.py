@@ -98,8 +98,8 @@ FAULTS = {
         "air-broadcast-detection",
         " {broadcast_shape = [2, 1]}",
         "",
-        "error",
-        r"herd @rms_norm_herd \(1, 0\): index 1 of dimension 0 is outside the channel's extent 1",
+        "deadlock",
+        r"herd @rms_norm_herd \(1, 0\), line \d+: get @rms_norm_broadcast_0\[0, 0\] \(1 put so far",
     ),
     "too much L1": (
         "air-ping-pong-transform",
