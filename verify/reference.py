@@ -68,9 +68,7 @@ class Reference:
         fed, cache = list(token_ids), None
         with torch.inference_mode():
             for _ in range(steps):
-                out = self.model(
-                    torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1
-                )
+                out = self.model(torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1)
                 rows.append(_float32(out.logits[0, -1]))
                 answer.append(int(np.argmax(rows[-1])))
                 fed, cache = answer[-1:], out.past_key_values
