@@ -36,6 +36,7 @@ from air_dialect import (
     upstream_tensor,
     upstream_vector,
     upstream_vector_lanes,
+    upstream_vector_mask,
 )
 
 ADDED: dict[str, type[Operation]] = {
@@ -56,6 +57,7 @@ ADDED: dict[str, type[Operation]] = {
         upstream_tensor,
         upstream_vector,
         upstream_vector_lanes,
+        upstream_vector_mask,
     )
     for op in module.OPERATIONS
 }

@@ -46,6 +46,7 @@ memref.alloca_scope { }
 vector.scatter %m[%i] [%u], %mask, %v : memref<8xf32>, vector<8xi32>, vector<8xi1>, vector<8xf32>
 %r = vector.expandload %m[%i], %mask, %v : memref<8xf32>, vector<8xi1>, vector<8xf32> into vector<8xf32>
 vector.compressstore %m[%i], %mask, %v : memref<8xf32>, vector<8xi1>, vector<8xf32>
+%r = vector.mask %mask, %v { %q = vector.fma %v, %v, %v : vector<8xf32> } : vector<8xi1> -> vector<8xf32>
 linalg.pack %w inner_dims_pos = [0, 1] inner_tiles = [4, 8] into %p : memref<8x16xf32> -> memref<2x2x4x8xf32>
 linalg.unpack %p outer_dims_perm = [1, 0] inner_dims_pos = [0, 1] inner_tiles = [4, 8] into %w : memref<2x2x4x8xf32> -> memref<8x16xf32>
 linalg.pack %w padding_value(%x : f32) inner_dims_pos = [0, 1] inner_tiles = [4, 8] into %p : memref<8x16xf32> -> memref<2x2x4x8xf32>

@@ -370,6 +370,13 @@ REFUSED = {
         HERDS.replace("memref.dealloc %t", "air.channel.put @c[] (%b[] [] []) : (memref<8xf32>)\n      memref.dealloc %t"),
         "air.herd: this stands in a herd and has channels of its own",
     ),
+    "a masked fma": (
+        wrapped(
+            "  %r = vector.mask %m { vector.fma %v, %v, %v : vector<4xf32> } : vector<4xi1> -> vector<4xf32>",
+            "%m: vector<4xi1>, %v: vector<4xf32>",
+        ),
+        "line 2: vector.mask: vector.fma with a mask is not supported: mask its operands",
+    ),
     "another memory": (
         "func.func @f() {\n  %x = memref.alloc() : memref<4xf32, #air.symmetric_heap>\n  return\n}",
         "line 2: memref.alloc: this form is not supported: memory space",

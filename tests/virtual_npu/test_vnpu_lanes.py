@@ -94,6 +94,27 @@ func.func @masked(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %t: memref<4x3xf32>, 
   vector.transfer_write %v, %w[%c0, %c0], %mask {permutation_map = #tr, in_bounds = [true, true]} : vector<4x3xf32>, memref<3x4xf32>
   return
 }
+func.func @regions(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %y: memref<3x4xf32>, %z: memref<3x4xf32>, %s: memref<2xf32>, %m: memref<3xi32>, %i: memref<3x4xi32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %pad = arith.constant -1.0 : f32
+  %other = arith.constant dense<5.0> : vector<3x4xf32>
+  %mask = vector.load %k[%c0, %c0] : memref<3x4xi1>, vector<3x4xi1>
+  %v = vector.mask %mask, %other { vector.transfer_read %x[%c0, %c0], %pad {in_bounds = [true, true]} : memref<3x4xf32>, vector<3x4xf32> } : vector<3x4xi1> -> vector<3x4xf32>
+  vector.store %v, %y[%c0, %c0] : memref<3x4xf32>, vector<3x4xf32>
+  vector.mask %mask { vector.transfer_write %v, %z[%c0, %c0] {in_bounds = [true, true]} : vector<3x4xf32>, memref<3x4xf32> } : vector<3x4xi1>
+  %row = vector.extract %mask[1] : vector<4xi1> from vector<3x4xi1>
+  %first = vector.extract %v[0] : vector<4xf32> from vector<3x4xf32>
+  %sum = vector.mask %row { vector.reduction <add>, %first, %pad : vector<4xf32> into f32 } : vector<4xi1> -> f32
+  %max = vector.mask %row { vector.reduction <maximumf>, %first : vector<4xf32> into f32 } : vector<4xi1> -> f32
+  memref.store %sum, %s[%c0] : memref<2xf32>
+  memref.store %max, %s[%c1] : memref<2xf32>
+  %ints = vector.load %i[%c0, %c0] : memref<3x4xi32>, vector<3x4xi32>
+  %acc = arith.constant dense<3> : vector<3xi32>
+  %least = vector.mask %mask { vector.multi_reduction <minsi>, %ints, %acc [1] : vector<3x4xi32> to vector<3xi32> } : vector<3x4xi1> -> vector<3xi32>
+  vector.store %least, %m[%c0] : memref<3xi32>, vector<3xi32>
+  return
+}
 func.func @packed(%x: memref<16xi8>, %k: memref<8xi1>, %e: memref<8xi8>, %c: memref<16xi8>) {
   %c0 = arith.constant 0 : index
   %c3 = arith.constant 3 : index
@@ -179,6 +200,18 @@ def test_masks_have_the_order_of_memory(library, run):
     np.testing.assert_array_equal(turned, np.where(mask, x, -1).T)
     np.testing.assert_array_equal(spread, np.repeat(np.where(mask[1], x[0], -1)[:, None], 2, 1))
     np.testing.assert_array_equal(written, np.where(mask, x, 0))
+
+
+def test_masked_operations(library, run):
+    rng = np.random.default_rng(6)
+    x, k = rng.integers(1, 99, (3, 4)).astype(np.float32), rng.integers(0, 2, (3, 4)).astype(np.bool_)
+    k[1, 0], i = True, rng.integers(-99, 99, (3, 4)).astype(np.int32)
+    zeros = (np.zeros(shape, kind) for shape, kind in (((3, 4), "f4"), ((3, 4), "f4"), (2, "f4"), (3, "i4")))
+    _, _, y, z, s, m, _ = run(library, "regions", x, k, *zeros, i)
+    np.testing.assert_array_equal(y, np.where(k, x, 5))
+    np.testing.assert_array_equal(z, np.where(k, x, 0))
+    np.testing.assert_array_equal(s, [y[0][k[1]].sum() - 1, y[0][k[1]].max()])
+    np.testing.assert_array_equal(m, np.minimum(np.where(k, i, 3).min(1), 3))
 
 
 def test_expand_and_compress(library, run):

@@ -96,7 +96,7 @@ def _bounds(
 
 
 _FLOAT_STARTS = {
-    "addf": 0.0, "mulf": 1.0, "maximumf": float("-inf"), "maxnumf": float("-inf"), "minimumf": float("inf"),
+    "addf": -0.0, "mulf": 1.0, "maximumf": float("-inf"), "maxnumf": float("-inf"), "minimumf": float("inf"),
     "minnumf": float("inf"),
 }  # fmt: skip
 
@@ -104,11 +104,12 @@ _FLOAT_STARTS = {
 def _total(body: Body, op: Operation, kind: str, type_: Attribute) -> str:
     """Emit a variable that starts with what the reduction leaves every value as it is; gives its name."""
     name = body.fresh("total")
-    body.put(f"{types.cpp(type_)} {name} = {_start(op, kind, type_)};")
+    body.put(f"{types.cpp(type_)} {name} = {start_of(op, kind, type_)};")
     return name
 
 
-def _start(op: Operation, kind: str, type_: Attribute) -> str:
+def start_of(op: Operation, kind: str, type_: Attribute) -> str:
+    """C++ text of what a reduction of this kind leaves every value as it is."""
     if kind in _FLOAT_STARTS:
         return arith.literal(type_, _FLOAT_STARTS[kind])
     if kind == "assign":
