@@ -3,7 +3,7 @@
 The rules are those of a buffer descriptor (mlir-aie `AIEXDialect.cpp` `verifyStridesWraps` and
 `AIEDialect.cpp` `DMABDOp::verify`): lengths, strides and offsets are whole 4-byte granules, and elements
 narrower than 4 bytes move in runs of stride 1. So a bf16 transpose cannot be done element by element.
-How many dimensions and how large they may be depends on the tile; `preflight` checks that.
+How many dimensions and how large they may be depends on the tile; `virtual_npu.static` checks that.
 """
 
 from __future__ import annotations
