@@ -1,0 +1,116 @@
+"""Every step of a recorded pass against transformers: on its own inputs, and in the whole run.
+
+`own`: against transformers' float32 module on the inputs that ours had, so that what went wrong before does
+not count. `run`: against transformers' bf16 run of the whole prompt, where errors add up. The yardstick of
+both is what rounding does to transformers' own bf16, measured against its float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama32_1b.numerics import F32Array
+from verify.captures import Captured, capture_reference
+from verify.measures import Measures, measure
+from verify.passes import Pass, StepValues
+from verify.step_bounds import Bounds, bounds_from
+from verify.steps import HEAD_RUNGS, LAYER_RUNGS, Bench, Rung
+
+SAME_AS = {"cache_k": "rope_k", "cache_v": "v"}
+"""Steps whose value transformers' run holds under another name."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Ours against something, beside what rounding alone does there, and what that allows."""
+
+    ours: Measures
+    yardstick: Measures
+    bounds: Bounds
+
+    @property
+    def problem(self) -> str:
+        """What is beyond its bound, in words; empty where nothing is."""
+        return self.bounds.left_by(self.ours)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step. `layer` is None outside of the layers; `own` and `run` are None where there is no value."""
+
+    phase: str
+    layer: int | None
+    step: str
+    own: Judged | None = None
+    run: Judged | None = None
+    remark: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        where = self.step if self.layer is None else f"layer {self.layer}, step {self.step}"
+        return f"decode, {where}" if self.phase == "decode" else where
+
+    @property
+    def problem(self) -> str:
+        """Why this step itself is at fault; empty where it is not."""
+        return self.remark or (self.own.problem if self.own else "")
+
+    @property
+    def drift(self) -> str:
+        """How far this step is from transformers' run, where that is too far; else empty."""
+        return self.run.problem if self.run else ""
+
+
+class Theirs:
+    """Transformers' model in bf16 and in float32, and what both computed on the way for `token_ids`."""
+
+    def __init__(self, model: Any, token_ids: Sequence[int]) -> None:
+        self.models = (model, copy.deepcopy(model).float())
+        self.bf16, self.f32 = (_captured(each, token_ids) for each in self.models)
+
+    def judge(self, seen: Pass) -> Iterator[Row]:
+        """A row for each step, in the order they run."""
+        benches = tuple(Bench(model, seen.positions) for model in self.models)
+        before: F32Array | None = self.bf16[0, "input"][seen.positions.start : seen.positions.stop]
+        for layer, values in enumerate(seen.layers):
+            given = values if before is None else {**values, "before": before}
+            for rung in LAYER_RUNGS:
+                yield self._row(seen, layer, rung, given, benches)
+            before = values.get("ffn_residual")
+        given = seen.head if before is None else {**seen.head, "last": before[-1:]}
+        for rung in HEAD_RUNGS:
+            yield self._row(seen, None, rung, given, benches)
+
+    def _row(
+        self, seen: Pass, layer: int | None, rung: Rung, values: StepValues, benches: tuple[Bench, ...]
+    ) -> Row:
+        missing = next((name for name in (*rung.inputs, rung.step) if name not in values), None)
+        if missing:
+            return Row(seen.phase, layer, rung.step, remark=f"never computed: {missing}")
+        ours = values[rung.step]
+        rounded, exact = (bench.step(layer, rung, values) for bench in benches)
+        name, stop = SAME_AS.get(rung.step, rung.step), seen.positions.stop
+        theirs = [run[layer, name][:stop][-len(ours) :] for run in (self.bf16, self.f32)]
+        own = _judged(measure(ours, exact), measure(rounded, exact))
+        run = _judged(measure(ours, theirs[0]), measure(theirs[0], theirs[1]))
+        return Row(seen.phase, layer, rung.step, own, run)
+
+
+def _judged(ours: Measures, yardstick: Measures) -> Judged:
+    return Judged(ours, yardstick, bounds_from(yardstick))
+
+
+def _captured(model: Any, token_ids: Sequence[int]) -> Captured:
+    """What the hooks see, and the rotated queries and keys, made again from the projections."""
+    captured = capture_reference(model, token_ids)
+    bench = Bench(model, range(len(token_ids)))
+    for rung in LAYER_RUNGS:
+        if rung.step in ("rope_q", "rope_k"):
+            for layer in range(len(model.model.layers)):
+                values = {step: captured[layer, step] for step in rung.inputs}
+                captured[layer, rung.step] = bench.step(layer, rung, values)
+    return captured
