@@ -105,6 +105,26 @@ def test_a_bundle_counts_its_channels() -> None:
     assert used(found, "input channels") == 1
 
 
+PARALLEL = {
+    "scf.parallel": "scf.parallel (%i) = (%c0) to (%c4) step (%c1) {{\n{0}scf.reduce\n}}\n",
+    "scf.forall": "scf.forall (%i) in (4) {{\n{0}}}\n",
+    "scf.forall with steps": "scf.forall (%i) = (0) to (%c4) step (1) {{\n{0}}}\n",
+    "affine.parallel": "affine.parallel (%i) = (0) to (4) {{\n{0}}}\n",
+}
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_parallel_loops_use_channels_side_by_side(name: str) -> None:
+    found = report(
+        NEAR + get("c[%x]"),
+        tiles="%c4, %c1",
+        module=channels("c [8]"),
+        launch=PARALLEL[name].format(put("c[%i]", "%a", "memref<64xi32>")),
+        args={"a": "memref<64xi32>"},
+    )
+    assert used(found, "shim channels from L3") == 4
+
+
 def test_transfers_of_the_function_feed_a_bare_herd() -> None:
     text = f"""air.channel @c [4]
     air.channel @d [9]

@@ -288,6 +288,20 @@ def test_an_offset_of_the_run_is_only_warned_about() -> None:
     assert_warning(offset(halved), "alignment", "an offset that may be no multiple of 4 bytes")
 
 
+def affine_loop(step: int) -> str:
+    """A transfer at the variable of an affine loop."""
+    return program(
+        f"%b = memref.alloc() : memref<64x64xbf16, 2>\naffine.for %i = 0 to 8 step {step} {{\n"
+        "air.channel.put @c[] (%b[%c0, %i] [%c4, %c8] [%c64, %c1]) : (memref<64x64xbf16, 2>)\n}",
+        module="air.channel @c []",
+    )
+
+
+def test_an_affine_loop() -> None:
+    assert_clean(affine_loop(2))
+    assert_fault(affine_loop(1), "alignment", "an offset that may be no multiple of 4 bytes")
+
+
 def test_a_loop_of_one_trip_stays_where_it_begins() -> None:
     text = program(
         "%b = memref.alloc() : memref<64x64xbf16, 2>\nscf.for %i = %c4 to %c5 step %c1 {\n"

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from xdsl.dialects import affine, arith, memref, scf
+from xdsl.dialects import affine, arith, memref
 from xdsl.dialects.builtin import FileLineColLoc, IntegerAttr, MemRefType
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
-from xdsl.ir.affine import (
-    AffineBinaryOpExpr,
-    AffineBinaryOpKind,
-    AffineConstantExpr,
-    AffineDimExpr,
-    AffineExpr,
-    AffineSymExpr,
-)
 
 from air_dialect.ops import ExecuteOp, HierarchyOp
 
@@ -153,118 +144,3 @@ def leaves(value: SSAValue) -> Iterator[SSAValue]:
             yield value
         for operand in value.owner.operands:
             yield from leaves(operand)
-
-
-def extent_of(leaf: SSAValue) -> int:
-    """How many values run side by side: tile ids, unrolled segments and `scf.parallel`; a loop is one."""
-    values = side_by_side(leaf)
-    return 1 if values is None else max(1, length(values))
-
-
-def length(values: range) -> int:
-    """How many there are; `len` refuses more than a machine word counts."""
-    return max(0, -(-(values.stop - values.start) // values.step))
-
-
-def side_by_side(value: SSAValue) -> range | None:
-    """The values that an index takes at the same time in space; None where they are not known."""
-    number = constant(value)
-    if number is not None:
-        return range(number, number + 1)
-    value = origin(value)
-    if not isinstance(value, BlockArgument):
-        return None
-    parent, place = value.owner.parent_op(), value.index
-    if isinstance(parent, HierarchyOp) and parent.name != "air.launch" and place < len(parent.sizes):
-        return range(extents(parent)[place])
-    if isinstance(parent, scf.ParallelOp):
-        bounds = (parent.lowerBound[place], parent.upperBound[place], parent.step[place])
-        low, high, step = map(constant, bounds)
-        return None if low is None or high is None or not step else range(low, high, step)
-    return None
-
-
-def multiple(value: SSAValue) -> int:
-    """The largest number known to divide an index; 0 where it is 0."""
-    number = constant(value)
-    if number is not None:
-        return abs(number)
-    value = origin(value)
-    owner = value.owner
-    if isinstance(owner, Block):
-        return _variable_multiple(owner.parent_op(), value)
-    if isinstance(owner, affine.ApplyOp):
-        return _expression_multiple(owner.map.data.results[0], owner.mapOperands, owner.map.data.num_dims)
-    if isinstance(owner, arith.MuliOp):
-        return multiple(owner.lhs) * multiple(owner.rhs)
-    if isinstance(owner, arith.AddiOp | arith.SubiOp):
-        return math.gcd(multiple(owner.lhs), multiple(owner.rhs))
-    if isinstance(owner, arith.IndexCastOp):
-        return multiple(owner.input)
-    return 1
-
-
-def _variable_multiple(parent: Operation | None, value: SSAValue) -> int:
-    """Of a loop's variable or a coordinate: 0 where it is only ever 0."""
-    assert isinstance(value, BlockArgument)
-    place = value.index
-    if isinstance(parent, scf.ForOp) and place == 0:
-        return _steps_multiple(parent.lb, parent.ub, parent.step)
-    if isinstance(parent, scf.ParallelOp):
-        return _steps_multiple(parent.lowerBound[place], parent.upperBound[place], parent.step[place])
-    if isinstance(parent, HierarchyOp) and place < len(parent.sizes) and constant(parent.sizes[place]) == 1:
-        return 0
-    return 1
-
-
-def _steps_multiple(low: SSAValue, high: SSAValue, step: SSAValue) -> int:
-    bounds = constant(low), constant(high), constant(step)
-    if None not in bounds and sum(filter(None, (bounds[0], bounds[2]))) >= (bounds[1] or 0):
-        return multiple(low)
-    return math.gcd(multiple(low), multiple(step))
-
-
-def is_regular(value: SSAValue) -> bool:
-    """Whether an index is made of constants, coordinates and loop variables by sums and products alone.
-
-    Then `multiple` is what divides all its values, not just the most that can be told.
-    """
-    value = origin(value)
-    owner = value.owner
-    if isinstance(owner, Block):
-        return _is_coordinate(owner.parent_op(), value)
-    if constant(value) is not None:
-        return True
-    linear = affine.ApplyOp | arith.AddiOp | arith.SubiOp | arith.MuliOp | arith.IndexCastOp
-    if isinstance(owner, affine.ApplyOp) and not _is_linear(owner.map.data.results[0]):
-        return False
-    return isinstance(owner, linear) and all(map(is_regular, owner.operands))
-
-
-def _is_coordinate(parent: Operation | None, value: SSAValue) -> bool:
-    first = isinstance(value, BlockArgument) and value.index == 0
-    return isinstance(parent, HierarchyOp | scf.ParallelOp) or (isinstance(parent, scf.ForOp) and first)
-
-
-def _is_linear(expression: AffineExpr) -> bool:
-    if isinstance(expression, AffineBinaryOpExpr):
-        plain = expression.kind in (AffineBinaryOpKind.Add, AffineBinaryOpKind.Mul)
-        return plain and _is_linear(expression.lhs) and _is_linear(expression.rhs)
-    return True
-
-
-def _expression_multiple(expression: AffineExpr, operands: Sequence[SSAValue], dims: int) -> int:
-    if isinstance(expression, AffineConstantExpr):
-        return abs(expression.value)
-    if isinstance(expression, AffineDimExpr):
-        return multiple(operands[expression.position])
-    if isinstance(expression, AffineSymExpr):
-        return multiple(operands[dims + expression.position])
-    if isinstance(expression, AffineBinaryOpExpr):
-        left = _expression_multiple(expression.lhs, operands, dims)
-        right = _expression_multiple(expression.rhs, operands, dims)
-        if expression.kind is AffineBinaryOpKind.Mul:
-            return left * right
-        if expression.kind in (AffineBinaryOpKind.Add, AffineBinaryOpKind.Mod):
-            return math.gcd(left, right)
-    return 1

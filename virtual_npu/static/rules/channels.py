@@ -13,6 +13,7 @@ from xdsl.ir.affine import AffineConstraintKind
 
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
+from virtual_npu.static.indices import extent_of, length, side_by_side
 from virtual_npu.static.patterns import Side, memref_bytes, space_of
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.rules.placement import shape
@@ -21,13 +22,10 @@ from virtual_npu.static.sources import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MO
 from virtual_npu.static.values import (
     Known,
     evaluate,
-    extent_of,
     extents,
     leaves,
-    length,
     origin,
     parents,
-    side_by_side,
 )
 
 PACKET = "npu_dma_packet"

@@ -15,11 +15,12 @@ from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
 from virtual_npu.static.device import Device, DmaLimits
+from virtual_npu.static.indices import is_regular, multiple
 from virtual_npu.static.patterns import Side
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
 from virtual_npu.static.sources import DESCRIPTOR_FIELDS, DESCRIPTOR_RULES, LOWERING, TASK_QUEUE
-from virtual_npu.static.values import constant, is_regular, multiple
+from virtual_npu.static.values import constant
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""

@@ -15,11 +15,12 @@ from xdsl.dialects.builtin import MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from air_dialect.ops import HerdOp
+from virtual_npu.static.indices import is_regular, multiple
 from virtual_npu.static.patterns import element_bits, space_of
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
 from virtual_npu.static.sources import AIE_API, VECTOR_TABLE, VECTOR_WIDTHS, XRT_BACKEND
-from virtual_npu.static.values import is_regular, multiple, parents
+from virtual_npu.static.values import parents
 
 ALL, AIE2, AIE2P = ("aie2", "aie2p"), ("aie2",), ("aie2p",)
 DIVISION_STACK = 1152
