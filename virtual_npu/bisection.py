@@ -17,7 +17,8 @@ from virtual_npu.errors import (
     VirtualNpuRuntimeError,
 )
 from virtual_npu.library import Entry
-from virtual_npu.program import Program, read_text
+from virtual_npu.program import Program
+from virtual_npu.texts import read_text
 
 _DUMP = re.compile(r"pass_(\d+)(?:_(?:after_)?(.+))?\.mlir")
 _LOWERED = re.compile(r"^\s*(?:%[\w#:, %]+ = )?\"?((?:aie|aiex|airrt)\.\w+)", re.MULTILINE)

@@ -21,6 +21,7 @@ from virtual_npu.comparison import first_difference
 from virtual_npu.errors import OptionError, ScheduleError, VirtualNpuError, VirtualNpuRuntimeError
 from virtual_npu.library import Entry, Library
 from virtual_npu.options import BuildOptions, RunOptions
+from virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
     from virtual_npu.static import Report
@@ -177,11 +178,3 @@ class Program:
                 f"{entry.name}: the result depends on the schedule: {difference}, with seed {seed} against "
                 f"the run in order; two operations on one buffer lack a dependency; {again}"
             )
-
-
-def read_text(path: Path) -> str:
-    """The text of a file. Raises VirtualNpuError when it cannot be read."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise VirtualNpuError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from virtual_npu.program import read_text
+    from virtual_npu.texts import read_text
     from virtual_npu.toolchain import build
 
     build(

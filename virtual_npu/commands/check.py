@@ -55,8 +55,8 @@ def _bytes(text: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from virtual_npu.program import read_text
     from virtual_npu.static import DEVICES, check
+    from virtual_npu.texts import read_text
 
     report = check(
         read_text(options.file),

@@ -87,7 +87,8 @@ def build_options(options: argparse.Namespace) -> BuildOptions:
 
 def program(options: argparse.Namespace, path: Path) -> Program:
     """The program in a file, built as the command line says. Raises VirtualNpuError."""
-    from virtual_npu.program import Program, read_text
+    from virtual_npu.program import Program
+    from virtual_npu.texts import read_text
 
     return Program.from_text(
         read_text(path),

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
 
 
 def _emit(options: argparse.Namespace) -> int:
-    from virtual_npu.program import read_text
+    from virtual_npu.texts import read_text
     from virtual_npu.toolchain import emit
 
     text = emit(read_text(options.file), str(options.file), common.build_options(options)).text
