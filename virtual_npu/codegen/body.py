@@ -159,6 +159,15 @@ def naming(op: Operation) -> Iterator[None]:
 
 
 @dataclass
+class Nest:
+    """Loops that are emitted in two versions."""
+
+    op: Operation
+    conditions: dict[str, None] = field(default_factory=dict)
+    """C++ texts of what must hold before them for all of their indices to lie inside."""
+
+
+@dataclass
 class Body:
     """One C++ function under construction."""
 
@@ -175,8 +184,8 @@ class Body:
     uses_arena: bool = False
     modes: str = ""
     """How the body has the mode registers of its core in place: a C++ statement, or nothing."""
-    in_nest: bool = False
-    """Whether this is inside loops that are emitted in two versions: see virtual_npu.codegen.nests."""
+    nest: Nest | None = None
+    """The loops in two versions (see virtual_npu.codegen.nests) that this is inside of."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of the linalg ops around, for linalg.index."""
 
@@ -318,7 +327,7 @@ class Body:
         with naming(op):
             if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
                 self.unit.issue_memory_work(self, op, emit)
-            elif self.checked and self.unit.is_nest(self, op):
+            elif (self.checked or self.mode is Mode.PROCESS) and self.unit.is_nest(self, op):
                 self.unit.emit_nest(self, op, emit)
             else:
                 emit(self, op)
@@ -329,6 +338,17 @@ class Body:
         source = self.unit.source_line(line)
         if source:
             self.put(f"// {line}: {source}")
+
+    @contextmanager
+    def compute(self, *assigned: str) -> Iterator[None]:
+        """A block of its own that suspends nowhere and assigns these variables of the body.
+
+        In a coroutine it is a lambda: compilers keep the variables of a coroutine in memory.
+        """
+        captured = "".join(f", &{name}" for name in assigned)
+        is_lambda = self.mode is Mode.PROCESS
+        with self.block(f"[={captured}]" if is_lambda else "", "}();" if is_lambda else "}"):
+            yield
 
     @contextmanager
     def straight(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ def _structured(body: Body, op: Operation) -> None:
     extents = _extents(body, op, maps)
     body.comment(op)
     indices = []
-    with body.block(""):
+    with body.compute():
         views = _views(body, op, maps, extents)
         for dim, extent in enumerate(extents):
             name = body.fresh(f"d{dim}")

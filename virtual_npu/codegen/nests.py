@@ -1,12 +1,15 @@
 """Loops that touch memory, in programs with checks: two versions of them.
 
 Before the outermost loop comes one test per buffer that it touches: not given back, all of it written, nobody
-to race with. Where all hold, no access inside has anything to report but an index outside, which both
-versions check unless it is known to be inside. The loops are written once, as a lambda that C++ instantiates
-for plain pointers and for those that know their buffer.
+to race with; and one per index that is not known to lie inside. Where all hold, no access has anything to
+report but an index that only the loops themselves can tell. The loops are written once, as a lambda that C++
+instantiates for plain pointers and for those that know their buffer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, SSAValue
@@ -14,8 +17,9 @@ from xdsl.ir import Operation, SSAValue
 from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import types
 from virtual_npu.codegen.blocks import touched_block
-from virtual_npu.codegen.body import Body, Emit, Mode, Scalar, grouped
+from virtual_npu.codegen.body import Body, Emit, Mode, Nest, Scalar, grouped
 from virtual_npu.codegen.effects import accesses
+from virtual_npu.codegen.reaches import reach
 
 _LOOPS = frozenset(["scf.for", "scf.parallel", "scf.forall", "scf.while", "affine.for", "affine.parallel"])
 _NOT_INSIDE = frozenset([
@@ -27,7 +31,7 @@ _NOT_INSIDE = frozenset([
 
 def is_nest(body: Body, op: Operation) -> bool:
     """Whether an operation is the outermost of such loops."""
-    if body.in_nest or body.mode is Mode.SEQUENCER or op.name not in _LOOPS:
+    if body.nest is not None or body.mode is Mode.SEQUENCER or op.name not in _LOOPS:
         return False
     inside = list(op.walk())
     return all(map(_may_be_inside, inside)) and any(map(accesses, inside))
@@ -43,29 +47,39 @@ def _may_be_inside(op: Operation) -> bool:
 
 
 def emit_nest(body: Body, op: Operation, emit: Emit) -> None:
-    """Emit loops in two versions. What they give is assigned to variables outside."""
-    memrefs = {body.memref(value).pointer: value for value in _memrefs_from_outside(op)}
+    """Emit loops, in two versions with checks. What they give is assigned to variables outside."""
     outside = [body.name_for(result) for result in op.results]
     for name, result in zip(outside, op.results, strict=True):
         body.put(f"{types.cpp(result.type)} {name};")
-    listed = "".join(f", {_part(body, op, pointer, value)}" for pointer, value in memrefs.items())
-    body.in_nest = True
-    with body.block(
-        f"vnpu::nest([&]({', '.join(f'auto {pointer}' for pointer in memrefs)})", f"}}{listed});"
-    ):
+    body.nest = Nest(op)
+    with _two_versions(body, body.nest) if body.checked else body.compute(*outside):
         emit(body, op)
         for name, result in zip(outside, op.results, strict=True):
             body.put(f"{name} = {body.text(result)};")
-    body.in_nest = False
+    body.nest = None
     for name, result in zip(outside, op.results, strict=True):
         body.values[result] = Scalar(name)
 
 
+@contextmanager
+def _two_versions(body: Body, nest: Nest) -> Iterator[None]:
+    memrefs = {body.memref(value).pointer: value for value in _memrefs_from_outside(nest.op)}
+    body.put(f"vnpu::nest([&]({', '.join(f'auto {pointer}' for pointer in memrefs)}) {{")
+    body.depth += 1
+    yield
+    body.depth -= 1
+    inside = " && ".join(nest.conditions) or "true"
+    parts = [_part(body, nest.op, pointer, value) for pointer, value in memrefs.items()]
+    body.put(f"}}, {', '.join([inside, *parts])});")
+
+
 def _part(body: Body, op: Operation, pointer: str, value: SSAValue) -> str:
-    """C++ text of a `vnpu::Part`: the block that the loops touch where it is known, else all of the memref."""
+    """C++ text of a `vnpu::Part`: the block that loops touch, or what they reach, or all of the memref."""
     block = touched_block(body, op, value)
     if block is None:
-        return f"vnpu::part({pointer}, {body.memref(value).extent})"
+        reached = reach(body, op, value)
+        part = f"vnpu::part({pointer}, {body.memref(value).extent})"
+        return part if reached is None else f"{part}.between({reached[0]}, {reached[1]})"
     begin = pointer if block.offset == "0" else f"{pointer} + {grouped(block.offset)}"
     use = f"{block.count}, {str(block.writes).lower()}"
     return f"vnpu::block({body.site(op)}, {pointer}, {begin}, {use})"
