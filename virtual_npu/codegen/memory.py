@@ -26,6 +26,7 @@ from air_dialect.ops import ExecuteOp, HierarchyOp
 from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef, grouped, line_of, plus, times
 from virtual_npu.codegen.intervals import Interval, interval, of_map
+from virtual_npu.codegen.reaches import Reach, of_indices
 
 if TYPE_CHECKING:
     from virtual_npu.codegen.module import Unit
@@ -135,6 +136,8 @@ class Index:
 
     text: str
     values: Interval | None
+    reach: Reach | None = None
+    """C++ text of the bounds of its values over all iterations of the nest it is in, where they are known."""
 
     def is_within(self, size: str, lanes: str = "1") -> bool:
         """Whether `lanes` elements from this one on are known to lie inside."""
@@ -146,12 +149,13 @@ class Index:
 def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[Index]:
     """The indices that operands give, through an affine map where there is one."""
     texts = body.texts(operands)
-    if map_ is None:
-        return [Index(text, interval(value)) for text, value in zip(texts, operands, strict=True)]
-    return [
-        Index(text, values)
-        for text, values in zip(affine_text.results(map_, texts), of_map(map_, operands), strict=True)
-    ]
+    values = [interval(value) for value in operands] if map_ is None else of_map(map_, operands)
+    if map_ is not None:
+        texts = affine_text.results(map_, texts)
+    reaches: list[Reach | None] = [None] * len(texts)
+    if body.checked and body.nest is not None:
+        reaches = of_indices(body, body.nest.op, operands, map_)
+    return [Index(*found) for found in zip(texts, values, reaches, strict=True)]
 
 
 def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Index, lanes: str = "1") -> None:
@@ -160,7 +164,13 @@ def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Ind
     if not body.checked or index.is_within(size, lanes):
         return
     many = f"{lanes}, " if lanes != "1" else ""
-    body.put(f"vnpu::within({place(body, op, value)}, {dim}, {index.text}, {many}{size});")
+    where = place(body, op, value)
+    if body.nest is not None and index.reach is not None:
+        low, high = index.reach
+        beyond = plus(high, lanes)
+        body.nest.conditions[f"{grouped(low)} >= 0 && {grouped(beyond)} <= {size}"] = None
+        where = f"{body.memref(value).pointer}, {where}"
+    body.put(f"vnpu::within({where}, {dim}, {index.text}, {many}{size});")
 
 
 def stay_natural(body: Body, op: Operation, value: SSAValue, dim: int, index: Index) -> None:

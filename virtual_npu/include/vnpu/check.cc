@@ -72,6 +72,7 @@ Buffer::Buffer(const Label &label, void *base, int element, std::initializer_lis
       guard(guard),
       rank(extents.size() <= kMaxRank ? int(extents.size()) : 1),
       owner(current_process()),
+      shift_(__builtin_ctz(unsigned(element))),
       written_(written),
       hole_(written ? 0 : count) {
   sizes[0] = count;
@@ -118,10 +119,8 @@ i64 Buffer::count_strays() const {
   return strays;
 }
 
-void Buffer::mark(const void *low, const void *high) {
+void Buffer::mark_run(i64 first, i64 end) {
   if (!written_) return;
-  const i64 first = (static_cast<const char *>(low) - base) / element;
-  const i64 end = (static_cast<const char *>(high) - base + element - 1) / element;
   if (first == 0 && end == count) return mark_all();
   memset(written_ + first, 1, size_t(end - first));
 }

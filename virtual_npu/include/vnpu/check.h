@@ -46,14 +46,25 @@ struct Buffer {
     return low >= base && static_cast<const char *>(high) <= base + count * element;
   }
   // Whether every element is written.
-  bool full() { return __atomic_load_n(&hole_, __ATOMIC_RELAXED) == count || !find_hole(); }
+  bool full() {
+    const i64 hole = __atomic_load_n(&hole_, __ATOMIC_RELAXED);
+    return hole == count || (written_[hole] && !find_hole());
+  }
   // Whether every element in these bytes is written.
-  bool written(const void *low, const void *high) { return first_hole(low, high) < 0; }
+  bool written(const void *low, const void *high) {
+    const i64 first = index(low), end = index(static_cast<const char *>(high) + element - 1);
+    return end - first == 1 ? written_[first] : first_hole(low, high) < 0;
+  }
   // Whether any is.
   bool written_in_part(const void *low, const void *high) const;
   // The first element in these bytes that is not; -1: there is none.
   i64 first_hole(const void *low, const void *high);
-  void mark(const void *low, const void *high);
+  // All elements in these bytes are written now.
+  void mark(const void *low, const void *high) {
+    const i64 first = index(low), end = index(static_cast<const char *>(high) + element - 1);
+    if (end - first == 1) written_[first] = 1;
+    else mark_run(first, end);
+  }
   // Marks what is not all ones any more.
   void mark_changed(const char *low, const char *high);
   void mark_all() { __atomic_store_n(&hole_, count, __ATOMIC_RELAXED); }
@@ -86,10 +97,13 @@ struct Buffer {
   Cells *cells = nullptr;  // of the order checks
 
  private:
+  i64 index(const void *at) const { return (static_cast<const char *>(at) - base) >> shift_; }
   bool find_hole();
+  void mark_run(i64 first, i64 end);
   [[noreturn]] void refuse(Site site, const char *verb, const void *low, const void *high) const;
   [[noreturn]] void refuse_unwritten(Site site, const void *low, const void *high);
 
+  const int shift_;  // of bytes to elements
   uint8_t *const written_;
   i64 hole_;  // every element before this one is written
 };
@@ -98,7 +112,8 @@ template <class T>
 struct Ptr {
   T *p;
   Buffer *buffer;
-  VNPU_INLINE Ptr operator+(i64 n) const { return Ptr{p + n, buffer}; }
+  bool asks = true;  // at every access whether the order checks watch the buffer; else somebody asked for many
+  VNPU_INLINE Ptr operator+(i64 n) const { return Ptr{p + n, buffer, asks}; }
 };
 
 template <class T>
@@ -109,33 +124,33 @@ VNPU_INLINE Ptr<T> all_of(Buffer &buffer) {
 // The same place as elements of another type.
 template <class To, class From>
 VNPU_INLINE Ptr<To> recast(Ptr<From> x) {
-  return Ptr<To>{reinterpret_cast<To *>(x.p), x.buffer};
+  return Ptr<To>{reinterpret_cast<To *>(x.p), x.buffer, x.asks};
 }
 
 // ---- accesses ----
 
 // Refuse what must not be read or written; tell the order checks about the rest.
-inline void observe_read(Site site, Buffer &buffer, const void *low, i64 bytes) {
+VNPU_INLINE void observe_read(Site site, Buffer &buffer, const void *low, i64 bytes, bool asks = true) {
   const char *const high = static_cast<const char *>(low) + bytes;
   buffer.check(site, "reads", low, high);
   buffer.check_written(site, low, high);
-  if (watched(buffer)) touch(site, buffer, low, bytes, false);
+  if (asks && watched(buffer)) touch(site, buffer, low, bytes, false);
 }
-inline void observe_write(Site site, Buffer &buffer, const void *low, i64 bytes) {
+VNPU_INLINE void observe_write(Site site, Buffer &buffer, const void *low, i64 bytes, bool asks = true) {
   const char *const high = static_cast<const char *>(low) + bytes;
   buffer.check(site, "writes", low, high);
-  if (watched(buffer)) touch(site, buffer, low, bytes, true);
+  if (asks && watched(buffer)) touch(site, buffer, low, bytes, true);
   if (!buffer.full()) buffer.mark(low, high);
 }
 
 template <class T>
 VNPU_INLINE T load(const Place &at, Ptr<T> x) {
-  observe_read(at.site, *x.buffer, x.p, i64(sizeof(T)));
+  observe_read(at.site, *x.buffer, x.p, i64(sizeof(T)), x.asks);
   return *x.p;
 }
 template <class T>
 VNPU_INLINE void store(const Place &at, Ptr<T> x, T value) {
-  observe_write(at.site, *x.buffer, x.p, i64(sizeof(T)));
+  observe_write(at.site, *x.buffer, x.p, i64(sizeof(T)), x.asks);
   *x.p = value;
 }
 // Where everything is known to be in order, code runs on plain pointers.
@@ -152,20 +167,27 @@ VNPU_INLINE void store(const Place &, T *x, T value) {
 [[noreturn]] void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size);
 
 // Refuses an index outside of [0, size).
-VNPU_INLINE void within(const Place &at, int dimension, i64 index, i64 size) {
-  if (__builtin_expect(uint64_t(index) >= uint64_t(size), 0)) fail_index(at, dimension, index, 1, size);
+VNPU_INLINE void within(const Place &at, i64 dimension, i64 index, i64 size) {
+  if (__builtin_expect(uint64_t(index) >= uint64_t(size), 0)) fail_index(at, int(dimension), index, 1, size);
 }
 // The same for `lanes` elements from the index on.
-VNPU_INLINE void within(const Place &at, int dimension, i64 index, i64 lanes, i64 size) {
-  if (__builtin_expect(index < 0 || index + lanes > size, 0)) fail_index(at, dimension, index, lanes, size);
+VNPU_INLINE void within(const Place &at, i64 dimension, i64 index, i64 lanes, i64 size) {
+  if (__builtin_expect(index < 0 || index + lanes > size, 0)) fail_index(at, int(dimension), index, lanes, size);
 }
+// Where an index of loops is known before them to lie inside, the loops run on plain pointers.
+template <class T, class... I>
+VNPU_INLINE void within(Ptr<T>, const Place &at, I... numbers) {
+  within(at, i64(numbers)...);
+}
+template <class T, class... I>
+VNPU_INLINE void within(T *, const Place &, I...) {}
 // Refuses a dimension of another extent than the loops over it have.
 VNPU_INLINE void same_extent(const Place &at, int dimension, i64 size, i64 loops) {
   if (__builtin_expect(size != loops, 0)) fail_extent(at, dimension, size, loops);
 }
 // Refuses a negative index where elements beyond the end are legal.
 VNPU_INLINE void not_before(const Place &at, int dimension, i64 index, i64 size) {
-  if (__builtin_expect(index < 0, 0)) fail_index(at, dimension, index, 1, size);
+  if (__builtin_expect(index < 0, 0)) fail_index(at, int(dimension), index, 1, size);
 }
 
 // ---- the buffers of a body ----

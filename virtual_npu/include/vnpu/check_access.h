@@ -18,7 +18,7 @@ VNPU_INLINE void each_dense(Ptr<T> x, const i64 *strides, Observe observe) {
 
 template <class T, int... S>
 VNPU_INLINE Vec<T, volume<S...>> read(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
-  each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_read(at.site, *x.buffer, p, n * i64(sizeof(T))); });
+  each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_read(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   return read<T, S...>(x.p, strides);
 }
 template <class T, int... S>
@@ -29,7 +29,7 @@ VNPU_INLINE Vec<T, volume<S...>> read(const Place &, const T *x, const i64 (&str
 template <class T, int... S>
 VNPU_INLINE void write(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
                        const Vec<T, volume<S...>> &value) {
-  each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_write(at.site, *x.buffer, p, n * i64(sizeof(T))); });
+  each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_write(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   write<T, S...>(x.p, strides, value);
 }
 template <class T, int... S>
@@ -53,7 +53,7 @@ VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &at, Ptr<T> x, const i6
                                              const i64 (&limits)[sizeof...(S)], T padding,
                                              const Vec<bool, volume<S...>> *mask = nullptr) {
   each_lane_within<S...>(x, strides, limits, mask,
-                         [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T))); });
+                         [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   return read_within<T, S...>(x.p, strides, limits, padding, mask);
 }
 template <class T, int... S>
@@ -68,7 +68,7 @@ VNPU_INLINE void write_within(const Place &at, Ptr<T> x, const i64 (&strides)[si
                               const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
                               const Vec<bool, volume<S...>> *mask = nullptr) {
   each_lane_within<S...>(x, strides, limits, mask,
-                         [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T))); });
+                         [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   write_within<T, S...>(x.p, strides, limits, value, mask);
 }
 template <class T, int... S>
@@ -110,6 +110,13 @@ struct Part {
   i64 count;
   Site site{};          // of the loops, where they touch these elements and no others
   bool writes = false;  // some of them
+  bool is_tight = false;  // no more than the loops come to
+
+  // The part of it from one element to another, as far as there are such; an access outside is refused by itself.
+  Part between(i64 low, i64 high) const {
+    const i64 begin = low < 0 ? 0 : low, end = high < count ? high + 1 : count;
+    return Part{x, x + begin, end > begin ? end - begin : 0, site, writes, true};
+  }
   // Whether no access to it can have anything to report.
   bool quiet() const {
     Buffer &buffer = *x.buffer;
@@ -120,8 +127,10 @@ struct Part {
       touch(site, buffer, first.p, count * i64(sizeof(T)), writes);
     }
     // Looking for what is not written costs time; a large buffer that never fills up is not worth it every time.
-    return buffer.full() || (count <= 4096 && buffer.written(first.p, end));
+    return buffer.full() || count == 0 || ((is_tight || count <= 4096) && buffer.written(first.p, end));
   }
+  // What the loops run on where some access may have: whether anybody watches is asked once for all of them.
+  Ptr<T> checked() const { return Ptr<T>{x.p, x.buffer, watched(*x.buffer)}; }
 };
 template <class T>
 VNPU_INLINE Part<T> part(Ptr<T> x, i64 extent) {
@@ -134,9 +143,9 @@ VNPU_INLINE Part<T> block(Site site, Ptr<T> x, Ptr<T> first, i64 count, bool wri
 
 // Runs loops on plain pointers where nothing can be wrong with the buffers they touch, else on checked ones.
 template <class Loops, class... T>
-VNPU_INLINE void nest(Loops loops, Part<T>... parts) {
-  if ((parts.quiet() && ...)) loops(parts.x.p...);
-  else loops(parts.x...);
+VNPU_INLINE void nest(Loops loops, bool all_inside, Part<T>... parts) {
+  if (all_inside && (parts.quiet() && ...)) loops(parts.x.p...);
+  else loops(parts.checked()...);
 }
 
 // ---- calls of external kernels ----
