@@ -220,6 +220,39 @@ FAULTS = {
     vector.store %sum, %buf[%c0] : memref<16xf32>, vector<8xf32>
     memref.dealloc %buf : memref<16xf32>""",
     ),
+    "loop_beyond_what_is_written": Fault(
+        "uninitialised",
+        "line {fault}: affine.load: reads element [4] of %buf (memref<16xf32>, allocated at line {made}) before anything wrote it: 4 of its 16 elements are written",
+        """
+    %c1 = arith.constant 1 : index
+    %c4 = arith.constant 4 : index
+    %f = arith.constant 1.0 : f32
+    %buf = memref.alloc() : memref<16xf32> // made
+    scf.for %i = %c0 to %c4 step %c1 {
+      memref.store %f, %buf[%i] : memref<16xf32>
+    }
+    affine.for %i = 0 to %n {
+      %v = affine.load %buf[%i] : memref<16xf32> // fault
+      affine.store %v, %out[0] : memref<1xf32>
+    }
+    memref.dealloc %buf : memref<16xf32>""",
+    ),
+    "loop_that_leaves_its_buffer_late": Fault(
+        "outside",
+        "line {fault}: vector.load: index 9 to 16 of dimension 0 is outside memref<16xf32> %buf (allocated at line {made}): legal are 0 to 15",
+        """
+    %c1 = arith.constant 1 : index
+    %c3 = arith.constant 3 : index
+    %f = arith.constant 1.0 : f32
+    %buf = memref.alloc() : memref<16xf32> // made
+    linalg.fill ins(%f : f32) outs(%buf : memref<16xf32>)
+    scf.for %i = %c0 to %n step %c1 {
+      %at = arith.muli %i, %c3 : index
+      %v = vector.load %buf[%at] : memref<16xf32>, vector<8xf32> // fault
+      vector.store %v, %buf[%i] : memref<16xf32>, vector<8xf32>
+    }
+    memref.dealloc %buf : memref<16xf32>""",
+    ),
     "dma_of_a_gap": Fault(
         "uninitialised",
         "line {fault}: air.dma_memcpy_nd in herd @h (0, 0): reads element [1, 2] of %from (memref<2x4xf32, 2>, allocated at line {made}) before anything wrote it: 6 of its 8 elements are written",
@@ -449,6 +482,20 @@ CLEAN = {
     memref.dealloc %buf : memref<4x4xf32>
     memref.dealloc %all : memref<4x4xf32>
     memref.dealloc %sum : memref<f32>""",
+    "loop_up_to_what_is_written": """
+    %c1 = arith.constant 1 : index
+    %f = arith.constant 3.0 : f32
+    %buf = memref.alloc() : memref<16xf32>
+    scf.for %i = %c0 to %n step %c1 {
+      %at = affine.apply affine_map<(d0) -> (d0 * 2 + 1)>(%i)
+      memref.store %f, %buf[%i] : memref<16xf32>
+      memref.store %f, %buf[%at] : memref<16xf32>
+    }
+    affine.for %i = 0 to %n {
+      %v = affine.load %buf[%i + 1] : memref<16xf32>
+      affine.store %v, %out[0] : memref<1xf32>
+    }
+    memref.dealloc %buf : memref<16xf32>""",
     "lanes_outside_that_are_legal": """
     %f = arith.constant 3.0 : f32
     %c4 = arith.constant 4 : index

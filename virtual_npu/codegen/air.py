@@ -29,7 +29,7 @@ from virtual_npu.codegen.body import (
     unsupported,
 )
 from virtual_npu.codegen.effects import channels_used, operand_effects
-from virtual_npu.codegen.memref import access, whole
+from virtual_npu.codegen.memory import access, whole
 from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
 
 # ---- tokens ----

@@ -15,10 +15,7 @@ from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.l1_copies import tile_copies
-from virtual_npu.codegen.memory import access as access
-from virtual_npu.codegen.memory import address as address
-from virtual_npu.codegen.memory import at as at
-from virtual_npu.codegen.memory import whole as whole
+from virtual_npu.codegen.memory import access, at, whole
 
 
 @emits("memref.alloc", "memref.alloca")
