@@ -256,6 +256,7 @@ void Deadlock::list_cycle(Text &text) {
     if (!is_shown(knot)) continue;
     describe(text, knot);
     if (knot.transfer) text.add(knot.is_put ? ", until a get makes room" : ", until a put comes");
+    else text.add(", held back by what it depends on");
   }
 }
 
