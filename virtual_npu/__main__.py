@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from virtual_npu import knobs
-from virtual_npu.commands import COMMANDS
+from virtual_npu.commands import COMMANDS, crash
 from virtual_npu.commands.common import Parser
 from virtual_npu.commands.reporting import print_error
 from virtual_npu.errors import ResourceError, VirtualNpuError, VirtualNpuRuntimeError
@@ -65,4 +65,5 @@ def _defect(error: Exception) -> VirtualNpuError:
 
 
 if __name__ == "__main__":
+    crash.watch()
     sys.exit(main())

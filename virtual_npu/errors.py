@@ -97,6 +97,12 @@ class SanitizerError(VirtualNpuRuntimeError):
     kind = "sanitizer"
 
 
+class CrashError(VirtualNpuRuntimeError):
+    """A signal ended the process that ran the program."""
+
+    kind = "crash"
+
+
 FAULTS = ("error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak")
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 

@@ -47,13 +47,13 @@ extern "C" void change(float *x) {{
 LINE = KERNEL[: KERNEL.index("{fault}")].count("\n") + 1
 
 
-def sanitized(folder: Path, fault: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, fault: str, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "change.cc").write_text(KERNEL.format(fault=fault))
     (folder / "p.mlir").write_text(PROGRAM)
     command = [sys.executable, "-m", "virtual_npu", "run", "p.mlir", "--kernel-dir", ".", "--zeros"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "VNPU_OPT": "0"}
     return subprocess.run(
-        [*command, "--sanitize", *words],
+        [*command, *words],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -61,6 +61,10 @@ def sanitized(folder: Path, fault: str, *words: str) -> subprocess.CompletedProc
         timeout=300,
         check=False,
     )
+
+
+def sanitized(folder: Path, fault: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, fault, "--sanitize", *words)
 
 
 @pytest.mark.parametrize("checks", ["--checks", "--no-checks"])
@@ -94,6 +98,17 @@ def test_without_checks_too(tmp_path):
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "sanitizer"
     assert error["message"].startswith(f"change.cc:{LINE}: in change: heap-buffer-overflow, WRITE of size 4")
+
+
+def test_a_kernel_that_crashes(tmp_path):
+    """Without the sanitizers there is still a message."""
+    done = run(tmp_path, "*(volatile int *)(n + 4L) = 1;")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: the program crashed (SIGSEGV): an external kernel may have left its buffers; run it with "
+        "--sanitize to see where\n"
+    )
 
 
 def test_other_failures_come_through(tmp_path):
