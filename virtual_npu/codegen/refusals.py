@@ -9,7 +9,6 @@ _HEAP = "this belongs to systems of several GPUs with a symmetric heap, which an
 _REASONS = {
     "tensor": _TENSORS,
     "bufferization": _TENSORS,
-    "linalg.softmax": "this operation names no scalar body: write it as linalg.generic",
     "cf.br": _BLOCKS,
     "cf.cond_br": _BLOCKS,
     "cf.switch": _BLOCKS,
@@ -17,7 +16,6 @@ _REASONS = {
     "air.custom": "this is a placeholder for a latency model, without a meaning that could be run",
     "memref.dma_start": "write air.dma_memcpy_nd: the memref dialect's DMA is not the NPU's",
     "memref.dma_wait": "write air.wait_all: the memref dialect's DMA is not the NPU's",
-    "transform": "this is a script for the compiler: apply it with air-opt, and run the result",
     "ml_program": "globals of ml_program are not supported: write memref.global",
 }
 _DEFAULT = (
