@@ -100,7 +100,12 @@ def test_build_and_emit(files, capsys):
 
 def test_a_program_that_fails_gives_status_1_and_no_output(files, capsys):
     np.savez(files / "in.npz", arg0=np.zeros(4, np.float32))
-    fails(capsys, command(files, "--entry", "stuck"), 1, "launch, line 18: get @c[0] (0 put so far, 0 in flight): no put comes")
+    fails(
+        capsys,
+        command(files, "--entry", "stuck"),
+        1,
+        "launch, line 18: get @c[0] (0 put so far, 0 in flight): no put comes",
+    )
     assert not (files / "out.npz").exists()
 
 
