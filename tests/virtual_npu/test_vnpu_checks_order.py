@@ -291,7 +291,9 @@ def test_races_may_be_notes(library):
     x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
     result = library.run("tiles", [x.ctypes.data, y.ctypes.data], virtual_npu.RunOptions(races="note"))
     (note,) = result.notes
-    assert re.search(r"line \d+: air.dma_memcpy_nd: in herd @h \(1, 0\): data race: this writes element 16 of %y", note)
+    assert re.search(
+        r"line \d+: air.dma_memcpy_nd: in herd @h \(1, 0\): data race: this writes element 16 of %y", note
+    )
     np.testing.assert_array_equal(y[:48], x[:48])
     with pytest.raises(virtual_npu.OptionError, match="races 'no' is not known; choose one of: error, note"):
         virtual_npu.RunOptions(races="no")

@@ -89,7 +89,10 @@ WAITED = """
 WHERE = r"[\w@ ]+(?: \(\d+(?:, \d+)?\))?, line \d+: "
 CYCLES = {
     "ring": [r"get @c_ring\[\d\] \(0 put so far, 0 in flight\), until a put comes"] * 3,
-    "token": [r"get @out\[0\] \(0 put so far, 0 in flight\), until a put comes", "air.herd @h, held back by what it depends on"],
+    "token": [
+        r"get @out\[0\] \(0 put so far, 0 in flight\), until a put comes",
+        "air.herd @h, held back by what it depends on",
+    ],
     "two": [r"get @\w+\[0\] \(0 put so far, 0 in flight\), until a put comes"] * 2,
 }
 ENDS = {
