@@ -201,10 +201,10 @@ def test_an_error_as_json(capsys, folder, words, status, kind, line, op):
 
 
 def test_a_defect_is_one_line_too(capsys, monkeypatch):
-    def broken(_path):
+    def broken(_options, _path):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("virtual_npu.program.read_text", broken)
+    monkeypatch.setattr("virtual_npu.commands.common.program", broken)
     assert main(["run", "double.mlir"]) == 70
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
