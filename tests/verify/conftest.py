@@ -1,0 +1,66 @@
+"""Sessions and references that the tests of the gate share: opening one takes seconds, a fault in it none."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from llama32_1b.cli import default_cache_dir
+from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.progress import Reporter
+from llama32_1b.session import prepare_runtime
+from runtime import select_backend
+from verify.reference import Reference
+
+
+def _checkpoints_module():
+    """tests/llama32_1b/checkpoints.py: tests are no package, so it cannot be imported by name."""
+    path = Path(__file__).parents[1] / "llama32_1b" / "checkpoints.py"
+    spec = importlib.util.spec_from_file_location("checkpoints", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def open_session():
+    """open_session(checkpoint, seq_len=None, config=None, rounding=None) -> a session on the virtual NPU.
+
+    `config` replaces the checkpoint's; `rounding` is how the programs round to bf16.
+    """
+
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VNPU_ROUNDING", rounding)
+            options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
+            return prepare_runtime(
+                replace(checkpoint, config=config or checkpoint.config), options, Reporter()
+            )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def write_llama(tmp_path_factory):
+    """write_llama(**config) -> the folder of a random Llama."""
+    write = _checkpoints_module().write_checkpoint
+    return lambda **config: write(tmp_path_factory.mktemp("llama"), **config)
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint():
+    return open_checkpoint(DEMO_FOLDER)
+
+
+@pytest.fixture(scope="session")
+def demo_session(open_session, demo_checkpoint):
+    return open_session(demo_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def demo_reference():
+    return Reference.open(DEMO_FOLDER)

@@ -1,0 +1,377 @@
+"""Faults put in on purpose: each turns a healthy session into one that must fail the gate, at a known place.
+
+They go into our side only: the weights that are preloaded, what programs are given and give back, the KV
+cache, the mask, the programs themselves, the answer. Nothing of the gate and of the reference is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernel_builder.arguments import OVERWRITTEN_ROLES
+from llama32_1b.attention import decode_attention
+from llama32_1b.checkpoint import Checkpoint
+from llama32_1b.generate import Generation
+from llama32_1b.kv_cache import KVCache
+from llama32_1b.model import LlamaModel, preload
+from llama32_1b.numerics import bf16, widen
+from llama32_1b.rope import rope_table
+from llama32_1b.session import Session
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """What faults are put into. `rebuild(config, rounding)` opens it with programs compiled otherwise."""
+
+    session: Session
+    checkpoint: Checkpoint
+    rebuild: Callable[..., Session]
+
+    def with_model(self, **changes) -> Session:
+        return replace(self.session, model=replace(self.session.model, **changes))
+
+    def with_runner(self, runner_class, *arguments) -> Session:
+        return self.with_model(runner=runner_class(self.session.model.runner, *arguments))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`place` is where diagnosis must point, in the words of verify.judging.Row.place."""
+
+    name: str
+    inject: Callable[[Healthy], Session]
+    place: str
+
+
+# Runners around the healthy one.
+
+
+class Passing:
+    """Hands every call on as it is."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def preload(self, program, /, *, bo_key, **static):
+        self.inner.preload(program, bo_key=bo_key, **static)
+
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+        return self.inner.run(program, bo_key=bo_key, outputs=outputs, copy=copy, **arrays)
+
+
+class Renaming(Passing):
+    """Uses the buffer sets that `rename` says."""
+
+    def __init__(self, inner, rename):
+        super().__init__(inner)
+        self.rename = rename
+
+    def preload(self, program, /, *, bo_key, **static):
+        super().preload(program, bo_key=self.rename(bo_key), **static)
+
+    def run(self, program, /, *, bo_key, **rest):
+        return super().run(program, bo_key=self.rename(bo_key), **rest)
+
+
+class Giving(Passing):
+    """Passes what `change(bo_key, arrays)` makes of a call's inputs."""
+
+    def __init__(self, inner, change):
+        super().__init__(inner)
+        self.change = change
+
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+        return super().run(
+            program, bo_key=bo_key, outputs=outputs, copy=copy, **self.change(bo_key, dict(arrays))
+        )
+
+
+class Returning(Passing):
+    """Gives back what `change(bo_key, values)` makes of all that a call read and wrote, by argument name."""
+
+    def __init__(self, inner, change):
+        super().__init__(inner)
+        self.change = change
+
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+        table = program.arguments
+        written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
+        results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
+        changed = self.change(bo_key, {**arrays, **results})
+        wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
+        return {name: np.ascontiguousarray(changed[name]) for name in wanted}
+
+
+def only(names, change):
+    """`change` for the buffer sets of `names`, which are sets ("o_ffn_L2") or programs ("o_ffn")."""
+
+    def chosen(bo_key, values):
+        if bo_key in names or bo_key.rpartition("_L")[0] in names:
+            return {**values, **change(values)}
+        return values
+
+    return chosen
+
+
+# Weights.
+
+
+def weights_fault(layer, change):
+    """`change` the weights of `layer`, in buffer sets of their own."""
+
+    class Changed:
+        def __init__(self, weights):
+            self.weights = weights
+            self.lm_head = weights.lm_head
+
+        def layer(self, index):
+            loaded = self.weights.layer(index)
+            return change(loaded) if index == layer else loaded
+
+    def inject(healthy):
+        return preloaded(healthy.session.model, healthy, Changed(healthy.checkpoint.weights))
+
+    return inject
+
+
+def preloaded(model, healthy, weights):
+    """A session of `model` on buffer sets that hold `weights`."""
+    label = f"{id(weights)}/"
+    faulty = replace(model, runner=Renaming(model.runner, label.__add__))
+    list(preload(faulty, weights))
+    return replace(healthy.session, model=faulty)
+
+
+def heads_swapped(layer):
+    first, second, *others = np.split(layer.wq, layer.wq.shape[0] // 64)
+    return replace(layer, wq=np.concatenate([second, first, *others]))
+
+
+def keys_and_values_swapped(layer):
+    return replace(layer, wk=layer.wv, wv=layer.wk)
+
+
+def no_ffn(layer):
+    return replace(layer, w_down=np.zeros_like(layer.w_down))
+
+
+def unscaled_rope(healthy):
+    model = healthy.session.model
+    plain = rope_table(replace(model.config, rope_scaling=None), len(model.rope))
+    return preloaded(replace(model, rope=plain), healthy, healthy.checkpoint.weights)
+
+
+def other_layers_weights(layer, other):
+    """As if the layer were forgotten in the key of the buffer sets."""
+
+    def rename(bo_key):
+        name, _, number = bo_key.rpartition("_L")
+        return f"{name}_L{other}" if name and number == str(layer) else bo_key
+
+    return lambda healthy: healthy.with_runner(Renaming, rename)
+
+
+# What programs are given, and give back.
+
+
+def given(names, change):
+    return lambda healthy: healthy.with_runner(Giving, only(names, change))
+
+
+def returned(names, change):
+    return lambda healthy: healthy.with_runner(Returning, only(names, change))
+
+
+def all_zero(values):
+    return {name: np.zeros_like(value) for name, value in values.items()}
+
+
+def shifted_partition(part):
+    name = f"logits_{part}"
+    return returned(["lm_head_gemv"], lambda values: {name: np.roll(values[name], 1)})
+
+
+def interleaved(x, table):
+    """RoPE of pairs of neighbours; `x` is (rows, width), or (width,) for one row; `table` (rows, 64)."""
+    cos, sin = np.split(widen(table)[:, None], 2, axis=-1)
+    heads = widen(x).reshape(len(table), -1, 64)
+    even, odd = heads[..., ::2], heads[..., 1::2]
+    turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
+    return turned.reshape(x.shape).astype(bf16)
+
+
+def interleaved_rope(healthy):
+    model = healthy.session.model
+
+    def change(values):
+        table = values["rope_row"][None] if "rope_row" in values else model.rope[: model.seq_len]
+        return {f"{name}_roped": interleaved(values[name], table) for name in ("q", "k")}
+
+    return healthy.with_runner(Returning, only(["rms_gemms_rope", "rms_gemv_rope"], change))
+
+
+def prefill_mask(mask):
+    """Prefill attention again, under another mask rule."""
+
+    def change(values):
+        keys, heads = (values[name].reshape(len(values["v"]), -1, 64) for name in ("k_roped", "v"))
+        keys, heads = keys.transpose(1, 0, 2), heads.transpose(1, 0, 2)
+        rows = [
+            decode_attention(query, keys, heads, position, mask)
+            for position, query in enumerate(values["q_roped"])
+        ]
+        return {"attn_out": np.stack(rows)}
+
+    return returned(["flash_attn"], change)
+
+
+def one_too_many(position):
+    return slice(0, position + 2)
+
+
+def one_too_few(position):
+    return slice(0, max(1, position))
+
+
+class Stale(Passing):
+    """An input of a buffer set is written in the first call only, as if it were a weight."""
+
+    def __init__(self, inner, buffer_set, argument):
+        super().__init__(inner)
+        self.buffer_set, self.argument, self.kept = buffer_set, argument, None
+
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+        if bo_key == self.buffer_set:
+            if self.kept is None:
+                self.kept = arrays[self.argument].copy()
+            arrays[self.argument] = self.kept
+        return super().run(program, bo_key=bo_key, outputs=outputs, copy=copy, **arrays)
+
+
+def stale(buffer_set, argument):
+    return lambda healthy: healthy.with_runner(Stale, buffer_set, argument)
+
+
+def decode_mask(mask):
+    return lambda healthy: healthy.with_model(mask=mask)
+
+
+# The KV cache.
+
+
+class OneOff(KVCache):
+    def write(self, layer, position, keys, values):
+        super().write(layer, position + 1, keys, values)
+
+
+class OneOffInDecode(KVCache):
+    def write(self, layer, position, keys, values):
+        super().write(layer, position + (1 if self.length else 0), keys, values)
+
+
+class Swapping(KVCache):
+    def write(self, layer, position, keys, values):
+        super().write(layer, position, values, keys)
+
+
+def cache_fault(cache_class):
+    class Faulty(LlamaModel):
+        def new_cache(self, positions):
+            return cache_class(self.config, positions + 1)
+
+    return lambda healthy: replace(healthy.session, model=Faulty(**vars(healthy.session.model)))
+
+
+# Programs compiled otherwise.
+
+
+def wrong_epsilon(healthy):
+    return healthy.rebuild(config=replace(healthy.checkpoint.config, rms_norm_eps=1e-6))
+
+
+def truncation(healthy):
+    return healthy.rebuild(rounding="floor")
+
+
+# The answer.
+
+
+class Nothing(Generation):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+class CutShort(Generation):
+    """One token, however many are asked for."""
+
+    def __init__(self, model, prompt_ids, max_new_tokens, *others):
+        super().__init__(model, prompt_ids, 1, *others)
+
+
+class GarbageTail(Generation):
+    """The first token is right and the rest is not."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index, token in enumerate(super().__iter__()):
+            yield (token + index) % self._model.config.vocab_size
+
+
+def answer_fault(generation_class):
+    class Faulty(Session):
+        def generate(self, *arguments, **named):
+            return generation_class(self.model, *arguments, **named)
+
+    return lambda healthy: Faulty(**vars(healthy.session))
+
+
+FAULTS = (
+    Fault("all logits zero", returned(["lm_head_gemv"], all_zero), "logits"),
+    Fault(
+        "all-zero output of one layer", returned(["o_ffn_L2", "o_gemv_ffn_L2"], all_zero), "layer 2, step o"
+    ),
+    Fault("heads 0 and 1 swapped in layer 3", weights_fault(3, heads_swapped), "layer 3, step q"),
+    Fault("layer 3 on the buffers of layer 2", other_layers_weights(3, 2), "layer 3, step attn_norm"),
+    Fault("no FFN in layer 4", weights_fault(4, no_ffn), "layer 4, step down"),
+    Fault(
+        "no residual around attention in layer 1",
+        given(["o_ffn_L1", "o_gemv_ffn_L1"], lambda arrays: {"x": np.zeros_like(arrays["x"])}),
+        "layer 1, step attn_residual",
+    ),
+    Fault(
+        "no residual around the FFN in layer 2",
+        returned(["o_ffn_L2", "o_gemv_ffn_L2"], lambda values: {"x_next": values["down"]}),
+        "layer 2, step ffn_residual",
+    ),
+    Fault("interleaved RoPE", interleaved_rope, "layer 0, step rope_q"),
+    Fault("RoPE without llama3 scaling", unscaled_rope, "layer 0, step rope_q"),
+    Fault("RMSNorm epsilon 1e-6", wrong_epsilon, "layer 0, step attn_norm"),
+    Fault("KV cache written one position off", cache_fault(OneOff), "layer 0, step cache_k"),
+    Fault(
+        "KV cache written one position off in decode",
+        cache_fault(OneOffInDecode),
+        "decode, layer 0, step cache_k",
+    ),
+    Fault("K and V weights swapped in layer 2", weights_fault(2, keys_and_values_swapped), "layer 2, step k"),
+    Fault("K and V swapped in the cache", cache_fault(Swapping), "layer 0, step cache_k"),
+    Fault("prefill sees one position too many", prefill_mask(one_too_many), "layer 0, step attention"),
+    Fault("prefill sees one position too few", prefill_mask(one_too_few), "layer 0, step attention"),
+    Fault("decode sees one position too many", decode_mask(one_too_many), "decode, layer 0, step attention"),
+    Fault("decode sees one position too few", decode_mask(one_too_few), "decode, layer 0, step attention"),
+    *(
+        Fault(f"LM-head partition {part} shifted by one row", shifted_partition(part), "logits")
+        for part in range(8)
+    ),
+    Fault("bf16 by truncation", truncation, "layer 0, step attn_norm"),
+    Fault("attention of an earlier prompt in layer 2", stale("o_ffn_L2", "attn_out"), "layer 2, step o"),
+    Fault(
+        "RoPE row of an earlier token in layer 1",
+        stale("rms_gemv_rope_L1", "rope_row"),
+        "decode, layer 1, step rope_q",
+    ),
+    Fault("empty answer", answer_fault(Nothing), "answer"),
+    Fault("answer cut after one token", answer_fault(CutShort), "answer"),
+    Fault("31 wrong tokens", answer_fault(GarbageTail), "answer"),
+)
