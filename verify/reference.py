@@ -7,7 +7,7 @@ how far ours may be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,15 @@ import numpy as np
 
 from llama32_1b.errors import CheckpointError, UserError
 from llama32_1b.numerics import F32Array
+from verify.prompts import Prompt
+from verify.rules import Distance, compare
+
+Note = Callable[[str], None]
+"""Takes a line that says what is going on."""
+
+
+def silent(line: str) -> None:
+    """Notes for nobody."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +35,24 @@ class Answer:
     logits: F32Array
 
 
-class Reference:
-    """A Llama of transformers. `model` is its LlamaForCausalLM."""
+@dataclass(frozen=True)
+class Expected:
+    """What a prompt should give: the answer, and where it is asked for the logits after every position of the
+    prompt. `rounding` tells for both how far float32 is from them."""
 
-    def __init__(self, model: Any) -> None:
+    answer: Answer
+    rounding: Distance
+    positions: F32Array | None
+    positions_rounding: Distance | None
+
+
+class Reference:
+    """A Llama of transformers. `model` is its LlamaForCausalLM, loaded from `folder`."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
         self.model = model
+        self.folder = folder
+        self._expected: dict[tuple[Prompt, int], Expected] = {}
 
     @classmethod
     def open(cls, folder: Path, dtype: str = "bfloat16") -> Reference:
@@ -38,7 +60,7 @@ class Reference:
 
         Raises UserError where torch is missing, CheckpointError where transformers cannot load the folder.
         """
-        torch = _torch()
+        torch = import_torch()
         from transformers import LlamaForCausalLM
         from transformers.utils import logging
 
@@ -49,21 +71,22 @@ class Reference:
         except Exception as error:  # transformers, safetensors and torch raise many unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"transformers cannot load {folder}: {reason}; fetch it again") from error
-        return cls(model.eval())
+        return cls(model.eval(), folder)
 
-    def logits(self, token_ids: Sequence[int]) -> F32Array:
-        """Logits after every position of `token_ids`, from one forward pass: (len(token_ids), vocab_size)."""
-        torch = _torch()
+    def logits(self, token_ids: Sequence[int], start: int = 0) -> F32Array:
+        """Logits after the positions from `start` on, from one forward pass: (positions, vocab_size)."""
+        torch = import_torch()
+        keep = len(token_ids) - start
         with torch.inference_mode():
-            rows = self.model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
-        return _float32(rows)
+            out = self.model(torch.tensor([list(token_ids)]), use_cache=False, logits_to_keep=keep)
+        return _float32(out.logits[0])
 
     def greedy(self, token_ids: Sequence[int], steps: int) -> Answer:
         """`steps` tokens that continue `token_ids`, each the likeliest, step by step with a KV cache.
 
         An end-of-sequence token is a token like any other here. Equal logits: the lowest id, as Sampler.
         """
-        torch = _torch()
+        torch = import_torch()
         rows, answer = [], []
         fed, cache = list(token_ids), None
         with torch.inference_mode():
@@ -74,8 +97,36 @@ class Reference:
                 fed, cache = answer[-1:], out.past_key_values
         return Answer(answer, np.stack(rows))
 
+    def expect(self, wanted: Sequence[tuple[Prompt, int]], note: Note = silent) -> list[Expected]:
+        """What each prompt should give over so many steps. What was asked before is remembered.
 
-def _torch() -> Any:
+        The float32 model is loaded for this only, after the bf16 answers are there.
+        """
+        new = [pair for pair in wanted if pair not in self._expected]
+        answers = []
+        for prompt, steps in new:
+            note(f"reference: {prompt.name}")
+            positions = self.logits(prompt.token_ids) if prompt.every_position else None
+            answers.append((self.greedy(prompt.token_ids, steps), positions))
+        if new:
+            note("reference: the same in float32")
+            exact = Reference.open(self.folder, "float32")
+            for pair, (answer, positions) in zip(new, answers, strict=True):
+                self._expected[pair] = _expected(exact, pair[0], answer, positions)
+        return [self._expected[pair] for pair in wanted]
+
+
+def _expected(exact: Reference, prompt: Prompt, answer: Answer, positions: F32Array | None) -> Expected:
+    ids, length = [*prompt.token_ids, *answer.token_ids[:-1]], len(prompt.token_ids)
+    logits = exact.logits(ids, 0 if prompt.every_position else length - 1)
+    rounding = compare(answer.logits, logits[-len(answer.token_ids) :])
+    if positions is None:
+        return Expected(answer, rounding, None, None)
+    return Expected(answer, rounding, positions, compare(positions, logits[:length]))
+
+
+def import_torch() -> Any:
+    """The module torch; UserError where it is not installed."""
     try:
         import torch
     except ImportError:

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
+from llama32_1b.chat import Chat
 from llama32_1b.decode import decode_step
-from llama32_1b.generate import FinishReason
+from llama32_1b.generate import FinishReason, Generation, never
 from llama32_1b.lm_head import next_token_logits
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array, F32Array
 from llama32_1b.prefill import prefill
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session
+from llama32_1b.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Recorder(Sampler):
+    """The greedy sampler, which keeps the logits it was given."""
+
+    seen: list[F32Array] = field(default_factory=list, repr=False, compare=False)
+
+    def __call__(self, logits: F32Array) -> int:
+        self.seen.append(logits.copy())
+        return super().__call__(logits)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A free-running answer to `prompt_ids`: its tokens, the logits that were sampled, and why it ended."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int]
+    logits: list[F32Array]
+    reason: FinishReason | None
 
 
 @dataclass(frozen=True)
@@ -36,11 +61,25 @@ class Subject:
     def model(self) -> LlamaModel:
         return self.session.model
 
-    def answer(self, prompt_ids: Sequence[int], steps: int) -> tuple[list[int], FinishReason | None]:
-        """At most `steps` greedy tokens as `make run` makes them, and why they ended."""
-        generation = self.session.generate(prompt_ids, steps, Sampler())
+    def answer(self, prompt_ids: Sequence[int], steps: int) -> Said:
+        """At most `steps` greedy tokens, as `make run` makes them."""
+        sampler = Recorder()
+        generation = self.session.generate(prompt_ids, steps, sampler)
         tokens = list(generation)
-        return tokens, generation.finish_reason
+        return Said(tuple(prompt_ids), tokens, sampler.seen, generation.finish_reason)
+
+    def chat(self, messages: Sequence[str], steps: int) -> list[Said]:
+        """The answers to `messages`, one after the other, as `make chat` makes them.
+
+        Raises KeyboardInterrupt where Ctrl-C stopped an answer.
+        """
+        listening = _Listening(self.session)
+        lines = iter(messages)
+        talk = Chat(listening, Sampler(), steps, note=_unheard, out=io.StringIO(), read=lambda: _next(lines))
+        talk.run()
+        if any(said.reason is FinishReason.INTERRUPTED for said in listening.said):
+            raise KeyboardInterrupt
+        return listening.said
 
     def forced(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Forced:
         """Prefill the prompt, then decode `token_ids` whatever the logits say; the last is not fed."""
@@ -54,3 +93,56 @@ class Subject:
     def position_logits(self, rows: BF16Array) -> F32Array:
         """Logits after each of `rows` (of Forced): (len(rows), vocab_size)."""
         return np.stack([next_token_logits(self.model, row) for row in rows])
+
+
+class _Listening:
+    """A session for Chat, which notes what is said."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._recorders: list[Recorder] = []
+        self._generations: list[Generation] = []
+        self._heard: list[list[int]] = []
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._session.tokenizer
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        sampler: Sampler,  # noqa: ARG002 (as greedy as the one that records)
+        interrupted: Callable[[], bool] = never,
+    ) -> Generation:
+        self._recorders.append(Recorder())
+        generation = self._session.generate(prompt_ids, max_new_tokens, self._recorders[-1], interrupted)
+        self._generations.append(generation)
+        self._heard.append([])
+        return generation
+
+    def text(self, generation: Generation) -> Iterator[str]:
+        return self._session.text(cast(Generation, self._overhear(generation)))  # which is only iterated
+
+    def _overhear(self, generation: Generation) -> Iterator[int]:
+        for token in generation:
+            self._heard[-1].append(token)
+            yield token
+
+    @property
+    def said(self) -> list[Said]:
+        return [
+            Said(made.prompt_ids, heard, recorder.seen, made.finish_reason)
+            for made, heard, recorder in zip(self._generations, self._heard, self._recorders, strict=True)
+        ]
+
+
+def _unheard(remark: str) -> None:
+    """What a chat says beside the answers."""
+
+
+def _next(lines: Iterator[str]) -> str:
+    try:
+        return next(lines)
+    except StopIteration:
+        raise EOFError from None

@@ -1,0 +1,149 @@
+"""The gate: each prompt through three parts, ours against the reference, and a verdict.
+
+1. Free-running: both answer greedily. Where they first differ, each side's token must be in the other's
+   top k. After that they say different things, and part 2 goes on.
+2. Teacher-forced: both are fed the reference's tokens, all of them, and every step is compared.
+3. Prompt positions: the logits after every position of the prompt, for one prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from llama32_1b.errors import UserError
+from llama32_1b.numerics import F32Array
+from llama32_1b.session import Session
+from runtime import AerieRuntimeError
+from verify import answers
+from verify.bounds import Bounds, bounds_of, numerics_of
+from verify.identity import Identity
+from verify.prompts import Prompt
+from verify.reference import Expected, Note, Reference, silent
+from verify.rules import Distance, Failure, compare, join, judge, judge_overall_bias
+from verify.subject import Said, Subject
+
+STEPS = 32
+"""Tokens that both sides make, where the model's context has room for as many."""
+
+FORCED, POSITIONS = "teacher-forced", "prompt positions"
+
+BROKEN = (FloatingPointError, AerieRuntimeError, UserError)
+"""What a forward pass may raise that gets no further: logits that are no numbers, a program that fails."""
+
+
+@dataclass
+class Trial:
+    """What one prompt gave. `divergence` is the step at which the answers part, None where they do not;
+    distances are None for a part that was not reached or not asked for."""
+
+    prompt: Prompt
+    expected: Expected
+    said: Said | None = None
+    divergence: int | None = None
+    forced: Distance | None = None
+    positions: Distance | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that was found. `numerics` is exact or bfp16 on the virtual NPU, else the backend's name.
+    `overall` is what is wrong with all prompts together."""
+
+    backend: str
+    numerics: str
+    bounds: Bounds
+    trials: list[Trial]
+    overall: list[Failure]
+    identities: list[Identity] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """In the order of what was run."""
+        of_prompts = [failure for trial in self.trials for failure in trial.failures]
+        of_bits = [identity.failure for identity in self.identities if identity.failure]
+        return [*of_prompts, *self.overall, *of_bits]
+
+    @property
+    def verdict(self) -> str:
+        return "FAIL" if self.failures else "PASS"
+
+    def with_identities(self, identities: Sequence[Identity]) -> Record:
+        return replace(self, identities=list(identities))
+
+
+def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], note: Note = silent) -> Record:
+    """Take the prompts through the three parts, one after the other in the same session."""
+    if not prompts:
+        raise ValueError("there is no prompt, and a gate that looks at nothing must not pass")
+    expected = reference.expect([(prompt, steps_of(session, prompt)) for prompt in prompts], note)
+    subject, bounds = Subject(session), bounds_of(session)
+    trials = []
+    for prompt, wanted in zip(prompts, expected, strict=True):
+        note(f"{session.backend}: {prompt.name}, {len(prompt.token_ids)} tokens")
+        trials.append(try_prompt(subject, prompt, wanted, bounds))
+    return Record(session.backend, numerics_of(session), bounds, trials, _overall(trials, bounds))
+
+
+def steps_of(session: Session, prompt: Prompt) -> int:
+    """Tokens to make: STEPS, or what the context has room for. The last one made needs no position."""
+    return min(STEPS, session.model.config.max_position_embeddings - len(prompt.token_ids) + 1)
+
+
+def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bounds) -> Trial:
+    """One prompt through all parts. What breaks the forward pass is a failure like any other."""
+    trial = Trial(prompt, expected)
+    try:
+        _run_parts(subject, trial, bounds)
+    except BROKEN as error:
+        part = answers.PART if trial.said is None else POSITIONS if trial.forced else FORCED
+        trial.failures.append(Failure(part, prompt.name, None, " ".join(str(error).split())))
+    return trial
+
+
+def _run_parts(subject: Subject, trial: Trial, bounds: Bounds) -> None:
+    prompt, expected, eos = trial.prompt, trial.expected, subject.model.config.eos_token_ids
+    theirs = expected.answer
+    trial.said = _ask(subject, prompt, len(theirs.token_ids))
+    forced = subject.forced(prompt.token_ids, theirs.token_ids)
+    trial.divergence = answers.divergence(trial.said.token_ids, theirs.token_ids, eos)
+    trial.failures += answers.judge_answer(prompt.name, trial.said, theirs, forced.logits, eos, bounds.top_k)
+    trial.forced = _compare(trial, FORCED, theirs.logits, forced.logits, expected.rounding, bounds)
+    if expected.positions is not None and expected.positions_rounding is not None:
+        ours = subject.position_logits(forced.rows)
+        trial.positions = _compare(
+            trial, POSITIONS, expected.positions, ours, expected.positions_rounding, bounds
+        )
+
+
+def _ask(subject: Subject, prompt: Prompt, steps: int) -> Said:
+    if prompt.message is None:
+        return subject.answer(prompt.token_ids, steps)
+    said = subject.chat([prompt.message], steps)
+    return said[0] if said else Said(prompt.token_ids, [], [], None)
+
+
+def _compare(
+    trial: Trial, part: str, theirs: F32Array, ours: F32Array, rounding: Distance, bounds: Bounds
+) -> Distance | None:
+    """Compare and judge; None where ours are no numbers, which is a failure of its own."""
+    name = trial.prompt.name
+    broken = np.flatnonzero(~np.isfinite(ours).all(axis=-1))
+    if broken.size:
+        trial.failures.append(Failure(part, name, int(broken[0]), "our logits are not all finite"))
+        return None
+    distance = compare(theirs, ours)
+    trial.failures += judge(part, name, distance, rounding, bounds)
+    return distance
+
+
+def _overall(trials: Sequence[Trial], bounds: Bounds) -> list[Failure]:
+    """The bias over all steps of all prompts: noise cancels over so many, and rounding one way does not."""
+    reached = [(trial.forced, trial.expected.rounding) for trial in trials if trial.forced]
+    if not reached:
+        return []
+    ours, rounding = (join(list(distances)) for distances in zip(*reached, strict=True))
+    return list(judge_overall_bias(ours, rounding, bounds))

@@ -1,0 +1,89 @@
+"""What both sides are asked: ten kinds of prompt, for whatever tokenizer the checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from llama32_1b.model import LlamaModel
+from llama32_1b.session import Session
+from llama32_1b.tokenizer import Message, Tokenizer
+
+QUESTION = "What is the capital of France?"
+SHORT = "Hello"
+LONG = (
+    "A program for the NPU is a grid of tiles that all run the same code, each on its own part of the data. "
+    "Data moves in by one channel and out by another, and nobody waits longer than the slowest tile does. "
+    "What is the capital of Japan? The capital of"
+)
+CODE = "def area(width, height):\n    # in metres\n    return width * height\n\n\nprint(area(3, 4))\n"
+LANGUAGES = "Grüße aus Köln. ¿Dónde está la estación? 東京は日本の首都です。 Привет, мир! مرحبا"
+EMOJI = "🚀 to the 🌙 and back: 👩‍🔬🧪 = 🎉!"
+ENDED = ("The capital of Spain is Madrid.", "The capital of Italy is")
+CONVERSATION: tuple[Message, ...] = (
+    {"role": "user", "content": "What is 3 plus 4?"},
+    {"role": "assistant", "content": "3 + 4 = 7."},
+    {"role": "user", "content": "Who are you?"},
+)
+
+FEW = 2
+"""How many `make verify` takes. The second runs in the session that the first one has used."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`token_ids` are what the model is given. `message` is set where a chat makes them of this one message;
+    `every_position` where the prompt's own positions are compared too."""
+
+    name: str
+    token_ids: tuple[int, ...]
+    message: str | None = None
+    every_position: bool = False
+
+
+def choose_prompts(session: Session, full: bool) -> list[Prompt]:
+    """Prompts that fit the session's model: the first two kinds, or all. Those that are too long are cut at
+    the compiled length; chats are left out where there is no template, or they do not fit."""
+    kinds = list(_kinds(session.tokenizer, session.model))
+    return kinds if full else kinds[:FEW]
+
+
+def _kinds(tokenizer: Tokenizer, model: LlamaModel) -> Iterator[Prompt]:
+    longest, eos = model.longest_prompt, model.config.eos_token_ids
+
+    def cut(name: str, ids: Sequence[int], every_position: bool = False) -> Prompt:
+        return Prompt(name, tuple(ids[:longest]), every_position=every_position)
+
+    chats = list(_chats(tokenizer, longest))
+    first = chats[:1] or [cut("question", tokenizer.encode(QUESTION), every_position=True)]
+    yield from first
+    yield cut("long", tokenizer.encode(LONG))
+    yield cut("code", tokenizer.encode(CODE))
+    yield cut("short", tokenizer.encode(SHORT))
+    yield cut("one token", tokenizer.encode(SHORT)[:1])
+    yield cut("near the compiled length", _text_of(tokenizer, longest - 1))
+    yield cut("languages", tokenizer.encode(LANGUAGES))
+    yield cut("emoji", tokenizer.encode(EMOJI))
+    if eos:
+        before, after = (tokenizer.encode(text) for text in ENDED)
+        yield cut("end token inside", [*before, eos[0], *after])
+    yield from chats[1:]
+
+
+def _chats(tokenizer: Tokenizer, longest: int) -> Iterator[Prompt]:
+    """The question as a chat, and a conversation."""
+    if not tokenizer.has_chat_template:
+        return
+    turn: Message = {"role": "user", "content": QUESTION}
+    asked, talked = (tuple(tokenizer.encode_chat(messages)) for messages in ([turn], CONVERSATION))
+    if len(asked) <= longest:
+        yield Prompt("chat turn", asked, message=QUESTION, every_position=True)
+        if len(talked) <= longest:
+            yield Prompt("conversation", talked)
+
+
+def _text_of(tokenizer: Tokenizer, length: int) -> list[int]:
+    """Ordinary text, over and over, until it has `length` tokens."""
+    ids = tokenizer.encode(" ".join([LONG, *ENDED, QUESTION]))
+    return list(islice(cycle(ids), max(1, length)))
