@@ -85,7 +85,7 @@ FAULTS = {
         "%filled = air.wait_all async [%group, %in_x]",
         "%filled = air.wait_all async [%group]",
         "race",
-        r"data race: this reads .* of %alloc",
+        r"missing token, a data race but for the order of the tile: this \w+ .* of %alloc",
     ),
     "wrong channel index": (
         "air-dma-to-channel",

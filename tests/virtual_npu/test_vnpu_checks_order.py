@@ -202,8 +202,6 @@ RACES = {
         function("written_while_read", WRITTEN_WHILE_READ.replace("WAIT", "%in")), "writes element 0 of %alloc", "reads"),
     "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %k16 : index"), "%c2")), "writes element 16 of %y", "writes"),
     "points": (function("points", "%o = arith.muli %i, %c16 : index\n" + points("%o"), GRID, TWO), "element 16 of %y", "writes"),
-    "execute": (function("execute", herd(asynchronous_tile("%t_m"))), "of %alloc", "writes"),
-    "unawaited": (function("unawaited", herd(plain_tile("", "air.wait_all [%in]"))), "reads element 1 of %m", "writes"),
     "herds": (function("herds", two_herds("")), "writes element 32 of %y", "writes"),
     "shared_l1": (function("shared_l1", SHARED_L1.replace("STEP", "%k1")), "writes element 1 of %s", "writes"),
     "two_launches": (LAUNCHES.replace("WAIT", ""), "element 0 of %y", "writes"),
@@ -215,6 +213,11 @@ IN_EXECUTE = SHARED_L1.replace(
     "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }",
     "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }\n          }",
 )  # fmt: skip
+
+MISSING = {
+    "execute": (function("execute", herd(asynchronous_tile("%t_m"))), "of %alloc"),
+    "unawaited": (function("unawaited", herd(plain_tile("", "air.wait_all [%in]"))), "reads element 1 of %m"),
+}
 
 CLEAN = {
     "in_execute": function("in_execute", IN_EXECUTE),
@@ -239,7 +242,7 @@ CLEAN = {
 
 @pytest.fixture(scope="module")
 def library(program):
-    texts = [text for text, *_ in RACES.values()] + list(CLEAN.values())
+    texts = [text for text, *_ in (*RACES.values(), *MISSING.values())] + list(CLEAN.values())
     return program("module {" + "\n".join(texts) + "}", options=virtual_npu.BuildOptions(checks=True))
 
 
@@ -285,6 +288,21 @@ def test_a_race_between_tiles_names_both(library):
         call(library, "tiles")
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=r"launch \([01]\).*launch \([01]\)"):
         call(library, "points")
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_token_that_is_missing_in_a_tile_is_noted(library, name):
+    x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
+    notes = library.run(name, [x.ctypes.data, y.ctypes.data]).notes
+    what = re.escape(MISSING[name][1])
+    for note in notes:
+        assert (
+            re.search(
+                rf"line \d+: [\w.]+: in herd @h \(0, 0\): missing token, a data race but for the order of the tile: this .*{what}.*no token puts", note
+            )
+            or "writes" in note
+        )
+    assert any(re.search(what, note) for note in notes)
 
 
 def test_races_may_be_notes(library):

@@ -145,3 +145,16 @@ def test_a_body_that_waits_for_itself(library):
     assert re.search(
         r"launch, line \d+: get @never\[0\] \(0 put so far, 0 in flight\), until a put comes", text
     )
+
+
+def test_names_with_quotes_and_backslashes(program):
+    text = f"""module {{
+  air.channel @"a\\"b" []
+  func.func @"f\\\\g"(%x: {L3}) {{
+    air.launch @"l\\"1" () in () args(%a=%x) : {L3} {{
+      air.channel.get @"a\\"b"[] (%a[] [] []) : ({L3})
+    }}
+    return
+  }}
+}}"""
+    assert "launch @l'1, line 5: get @a'b[0]" in message(program(text), "f\\g")

@@ -25,6 +25,7 @@ from virtual_npu.codegen.body import (
     grouped,
     line_of,
     plus,
+    quotable,
     times,
     unsupported,
 )
@@ -276,7 +277,7 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     """C++ text of the `vnpu::Where` of one point."""
     x, y = (*ids, "0", "0")[:2]
-    name = f"{op.name.removeprefix('air.')} {label(op)}".strip()
+    name = quotable(f"{op.name.removeprefix('air.')} {label(op)}".strip())
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
     ports = body.unit.ports(op)
     return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {ports}, {line_of(op)}}}'

@@ -130,6 +130,11 @@ def line_of(op: Operation) -> int:
     return op.location.line.data if isinstance(op.location, FileLineColLoc) else 0
 
 
+def quotable(name: str) -> str:
+    """A name as it stands in a C++ string: a symbol may have quotes and backslashes of its own."""
+    return name.replace("\\", "/").replace('"', "'")
+
+
 def attribute(op: Operation, name: str) -> Attribute | None:
     """A property or discardable attribute by name."""
     return op.properties.get(name, op.attributes.get(name))
@@ -305,7 +310,7 @@ class Body:
 
     def site(self, op: Operation, label: str = "") -> str:
         """The C++ `vnpu::Site` that names an operation in messages."""
-        text = f"{op.name} {label}".strip().replace('"', "'")
+        text = quotable(f"{op.name} {label}".strip())
         return f'vnpu::Site{{"{text}", {line_of(op)}}}'
 
     def operations(self, block: Block) -> None:

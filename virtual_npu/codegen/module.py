@@ -24,6 +24,7 @@ from virtual_npu.codegen.body import (
     grouped,
     line_of,
     naming,
+    quotable,
     unsupported,
 )
 from virtual_npu.codegen.effects import accesses, channels_used
@@ -349,7 +350,7 @@ class Unit:
 
     def _channel(self, name: str) -> str:
         extents = [", ".join(map(str, self.bundle(name, is_put))) for is_put in (True, False)]
-        return f'ch_{identifier(name)}{{island, "@{name}", {{{extents[0]}}}, {{{extents[1]}}}}}'
+        return f'ch_{identifier(name)}{{island, "@{quotable(name)}", {{{extents[0]}}}, {{{extents[1]}}}}}'
 
     # ---- globals and calls ----
 
@@ -433,7 +434,7 @@ class Unit:
             call = ", ".join(
                 [
                     "island",
-                    f'vnpu::Where{{"func @{name}", 0, 0, 0, nullptr, {self.ports(op)}, {line_of(op)}}}',
+                    f'vnpu::Where{{"func @{quotable(name)}", 0, 0, 0, nullptr, {self.ports(op)}, {line_of(op)}}}',
                     "channels",
                     *arguments,
                 ]

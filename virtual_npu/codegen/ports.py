@@ -11,7 +11,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp
 from virtual_npu.codegen import affine_text
-from virtual_npu.codegen.body import attribute, line_of
+from virtual_npu.codegen.body import attribute, line_of, quotable
 from virtual_npu.codegen.intervals import interval
 
 MOST_DIMENSIONS = 4
@@ -48,7 +48,7 @@ def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
 def _port(op: Operation, transfer: ChannelTransferOp) -> str:
     indices = ", ".join(_index(op, value) for value in transfer.indices[:MOST_DIMENSIONS])
     is_put = str(transfer.name == "air.channel.put").lower()
-    return f'{{"@{transfer.chan_name}", {line_of(transfer)}, {is_put}, {{{indices}}}}}'
+    return f'{{"@{quotable(transfer.chan_name)}", {line_of(transfer)}, {is_put}, {{{indices}}}}}'
 
 
 def _index(op: Operation, value: SSAValue) -> str:

@@ -119,7 +119,8 @@ struct Strand {
   Chains *chains = nullptr;
   const Lineage *lineage = nullptr;
   const Where *where = nullptr;
-  bool is_fork = false;   // an asynchronous operation of a tile
+  bool is_fork = false;   // an asynchronous operation
+  bool is_task = false;   // that a sequencer issued
   bool covers = false;    // has told what it touches of its tile's own buffers, so that single accesses need not
   Clock clock;
   Clock forked;  // what its asynchronous operations did, whether or not it waited for them
@@ -136,7 +137,7 @@ struct Strand {
   // The same for an operation that runs beside the body that issues it.
   void begin_task(const Strand &body, Site site, const Lineage *own) {
     begin(body, site, 0, own);
-    is_fork = true;
+    is_fork = is_task = true;
   }
   // Begins the body of a launch point, or of a function: an island of its own.
   void begin_island(Chains &chains, const Where *where);
