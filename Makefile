@@ -29,7 +29,7 @@ common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
-.PHONY: help setup compile run chat profile mlir test test-long lint clean distclean
+.PHONY: help setup compile run chat profile verify verify-full mlir test test-long lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -59,6 +59,12 @@ chat: $(RUN) ## talk with the model
 
 profile: $(RUN) ## answer PROMPT and show where the time went
 	@$(PY) -m llama32_1b profile $(common) $(sampling) --prompt="$$PROMPT"
+
+verify: $(TEST) ## PASS or FAIL: two prompts against Hugging Face transformers in bf16
+	@$(PY) -m verify gate $(common)
+
+verify-full: $(TEST) ## the same with every kind of prompt, and what must be the same to the bit
+	@$(PY) -m verify gate --full $(common)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"

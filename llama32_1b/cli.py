@@ -27,7 +27,13 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError)
 
 
-class _Parser(argparse.ArgumentParser):
+Command = Callable[[argparse.Namespace], int]
+"""Takes the parsed arguments, gives the exit code."""
+
+Subcommand = tuple[str, Command, Sequence[Callable[[argparse.ArgumentParser], None]]]
+
+
+class Parser(argparse.ArgumentParser):
     """Raises instead of printing its usage, so that every failure is one line from one place."""
 
     def error(self, message: str) -> NoReturn:
@@ -68,24 +74,30 @@ def default_cache_dir() -> Path:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m llama32_1b", description="Run a Llama on an AMD NPU, or a virtual one.")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for name, command, adders in (
-        ("compile", commands.compile_, [_add_model, _add_runtime]),
-        ("run", commands.run, [_add_model, _add_runtime, _add_prompt, _add_sampling, _add_json]),
-        ("chat", commands.chat, [_add_model, _add_runtime, _add_sampling]),
-        ("profile", commands.profile, [_add_model, _add_runtime, _add_prompt, _add_sampling]),
-        ("mlir", commands.mlir, [_add_model, _add_out]),
-    ):
+    parser = Parser(prog="python -m llama32_1b", description="Run a Llama on an AMD NPU, or a virtual one.")
+    add_commands(
+        parser,
+        ("compile", commands.compile_, [add_model, add_runtime]),
+        ("run", commands.run, [add_model, add_runtime, _add_prompt, _add_sampling, _add_json]),
+        ("chat", commands.chat, [add_model, add_runtime, _add_sampling]),
+        ("profile", commands.profile, [add_model, add_runtime, _add_prompt, _add_sampling]),
+        ("mlir", commands.mlir, [add_model, _add_out]),
+    )
+    return parser
+
+
+def add_commands(parser: argparse.ArgumentParser, *table: Subcommand) -> None:
+    """Subcommands, each with what adds its arguments; its docstring's first line is its help."""
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for name, command, adders in table:
         summary = (command.__doc__ or "").splitlines()[0]
         subparser = subparsers.add_parser(name, help=summary, description=summary)
         for add in adders:
             add(subparser)
         subparser.set_defaults(command=command)
-    return parser
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default=DEMO,
@@ -100,7 +112,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_runtime(parser: argparse.ArgumentParser) -> None:
+def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="auto",
@@ -170,8 +182,13 @@ def use_utf8() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    return run_command(build_parser(), argv)
+
+
+def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run the command that `argv` names; what a user can mend is one line and an exit code."""
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = parser.parse_args(argv)
         code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code

@@ -28,7 +28,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile the six programs for a model, so that a later run finds them ready."""
-    options = _runtime_options(arguments)
+    options = runtime_options(arguments)
     config = load_config(find_checkpoint(arguments.model))
     compile_programs(config, options, Reporter())
     return DONE
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 def chat(arguments: argparse.Namespace) -> int:
     """Talk with the model; the conversation is kept until /reset."""
     report = Reporter()
-    sampler, options = _sampler(arguments, report), _runtime_options(arguments)
+    sampler, options = _sampler(arguments, report), runtime_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     require_chat_template(checkpoint.tokenizer)
     session = prepare_runtime(checkpoint, options, report)
@@ -75,7 +75,7 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, Generation, str]:
     """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
-    sampler, options = _sampler(arguments, report), _runtime_options(arguments)
+    sampler, options = _sampler(arguments, report), runtime_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     prompt_ids = _prompt_ids(checkpoint, arguments.prompt, arguments.raw)
     config = checkpoint.config
@@ -136,7 +136,7 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
     return sampler
 
 
-def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
+def runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
     """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
     backend = select_backend(arguments.backend, arguments.numerics)
     return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir)

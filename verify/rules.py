@@ -138,6 +138,11 @@ def judge(part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bo
             yield Failure(part, prompt, position, what, float(value), float(bound))
 
 
+def kl_bound(rounding: Distance, bounds: Bounds) -> float:
+    """The most that the mean KL divergence may be, in nats."""
+    return bounds.kl * rounding.mean_kl + bounds.kl_of_noise * rounding.total_rms**2
+
+
 def _judge_places(part: str, prompt: str, ours: Distance, bounds: Bounds) -> Iterator[Failure]:
     """The top-k rule, at the first position that breaks it."""
     for what, places in (

@@ -1,0 +1,173 @@
+"""What the gate found: as a table for people, and as a JSON record with every number."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.box import ASCII, HEAVY_HEAD, Box
+from rich.console import Console
+from rich.table import Table
+
+from verify.bounds import Bounds
+from verify.gate import POSITIONS, Record, Trial
+from verify.rules import Distance, Failure, kl_bound
+
+PACKAGES = ("aerie", "numpy", "torch", "transformers")
+SHOWN_FAILURES = 10
+PIPED_WIDTH = 132  # columns, where the reader is no terminal
+
+EXPLANATION = """\
+same: tokens of our own answer until it parts from the reference's. place: the worst of either side's
+likeliest token in the other's order. rms, largest, mean: of our logits less the reference's, as a multiple
+of what rounding to bf16 does to the reference itself. KL: of the distributions, mean, in nats."""
+
+
+def print_record(record: Record, file: TextIO | None = None) -> None:
+    """Tables, every failure but the first (a few, if many), and the verdict as the last line."""
+    console = Console(file=file, highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, markup=False, width=PIPED_WIDTH)
+    for table in _tables(record, None if console.is_terminal else ASCII):
+        console.print(table)
+    console.print(EXPLANATION)
+    for failure in record.failures[1 : SHOWN_FAILURES + 1]:
+        console.print(f"also: {failure}", soft_wrap=True)
+    console.print(verdict_line(record.failures), soft_wrap=True)
+
+
+def verdict_line(failures: Sequence[Failure]) -> str:
+    """PASS, or FAIL with the first failure and how many more there are."""
+    if not failures:
+        return "[verify] PASS"
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return f"[verify] FAIL: {failures[0]}{more}"
+
+
+def _tables(record: Record, box: Box | None) -> Iterator[Table]:
+    yield _distance_table(record, box or HEAVY_HEAD)
+    if record.identities:
+        yield _identity_table(record, box or HEAVY_HEAD)
+
+
+def _distance_table(record: Record, box: Box) -> Table:
+    """One row per prompt and part, the bounds at the foot."""
+    bounds = record.bounds
+    title = f"ours ({record.backend}, {record.numerics} products) against transformers bf16"
+    table = Table(title=title, box=box, show_footer=True)
+    for name, foot in (("prompt", "bound"), ("part", "")):
+        table.add_column(name, footer=foot)
+    for name, bound in (
+        ("positions", None),
+        ("same", None),
+        ("place", bounds.top_k),
+        ("rms", bounds.rms),
+        ("largest", bounds.largest),
+        ("mean", bounds.bias),
+        ("KL", None),
+        ("bound of KL", None),
+    ):
+        table.add_column(name, justify="right", footer="" if bound is None else f"{bound:g}")
+    table.add_column("", footer=record.verdict)
+    for trial in record.trials:
+        for row in _rows(trial, bounds):
+            table.add_row(*row)
+    return table
+
+
+def _rows(trial: Trial, bounds: Bounds) -> Iterator[tuple[str, ...]]:
+    """The steps, which the free-running answer is part of; the prompt's positions where they are compared."""
+    expected, broken = trial.expected, {failure.part for failure in trial.failures}
+    verdict = "FAIL" if broken - {POSITIONS} else "ok"
+    yield (
+        trial.prompt.name,
+        "steps",
+        *_numbers(_same(trial), trial.forced, expected.rounding, bounds),
+        verdict,
+    )
+    if expected.positions_rounding is not None:
+        verdict = "FAIL" if POSITIONS in broken or trial.positions is None else "ok"
+        numbers = _numbers("", trial.positions, expected.positions_rounding, bounds)
+        yield trial.prompt.name, "prompt", *numbers, verdict
+
+
+def _same(trial: Trial) -> str:
+    said = len(trial.said.token_ids) if trial.said else 0
+    return f"{said if trial.divergence is None else trial.divergence} of {said}"
+
+
+def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bounds) -> list[str]:
+    if ours is None:
+        return ["-", same, *["-"] * 6]
+    unit = rounding.total_rms or float("nan")
+    return [
+        str(len(ours.kl)),
+        same,
+        str(ours.worst_place),
+        *(f"{value / unit:.2f}" for value in (ours.total_rms, ours.most, ours.mean_bias)),
+        f"{ours.mean_kl:.1e}",
+        f"{kl_bound(rounding, bounds):.1e}",
+    ]
+
+
+def _identity_table(record: Record, box: Box) -> Table:
+    table = Table("the same to the bit", "numbers compared", "that differ", "", box=box)
+    for found in record.identities:
+        if found.skipped:
+            table.add_row(found.name, "-", "-", f"skipped: {found.skipped}")
+        else:
+            verdict = "FAIL" if found.differing else "ok"
+            table.add_row(found.name, str(found.compared), str(found.differing), verdict)
+    return table
+
+
+def save_record(record: Record, model: str, path: Path) -> None:
+    """Write the record as JSON, atomically. Raises OSError where that cannot be done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(as_json(record, model), indent=1, allow_nan=False)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text + "\n")
+    os.replace(file.name, path)
+
+
+def as_json(record: Record, model: str) -> dict[str, Any]:
+    """Everything: tokens of both sides, numbers of each position, versions, bounds, verdict."""
+    return {
+        "verdict": record.verdict,
+        "failures": [{**asdict(failure), "text": str(failure)} for failure in record.failures],
+        "model": model,
+        "backend": record.backend,
+        "numerics": record.numerics,
+        "bounds": asdict(record.bounds),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
+        | {"python": platform.python_version()},
+        "prompts": [_trial(trial) for trial in record.trials],
+        "bit_identity": [asdict(found) for found in record.identities],
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    said, expected = trial.said, trial.expected
+    return {
+        "name": trial.prompt.name,
+        "prompt_token_ids": list(trial.prompt.token_ids),
+        "reference_token_ids": expected.answer.token_ids,
+        "our_token_ids": said.token_ids if said else None,
+        "finish_reason": said.reason.value if said and said.reason else None,
+        "divergence": trial.divergence,
+        "steps": _distance(trial.forced),
+        "steps_rounding": _distance(expected.rounding),
+        "positions": _distance(trial.positions),
+        "positions_rounding": _distance(expected.positions_rounding),
+    }
+
+
+def _distance(distance: Distance | None) -> dict[str, list[float]] | None:
+    return None if distance is None else {name: array.tolist() for name, array in vars(distance).items()}
