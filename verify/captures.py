@@ -24,7 +24,7 @@ Call = dict[str, BF16Array]
 
 
 @dataclass
-class Recorder:
+class CallRecorder:
     """A runner that keeps a copy of every call, and asks `inner` for intermediates as well.
 
     `calls` are by program name, in the order they came. The caller gets what `inner` would have given it.

@@ -16,8 +16,11 @@ from llama32_1b.numerics import F32Array
 from verify.captures import Captured, capture_reference
 from verify.measures import Measures, measure
 from verify.passes import Pass, StepValues
-from verify.step_bounds import Bounds, bounds_from
-from verify.steps import HEAD_RUNGS, LAYER_RUNGS, Bench, Rung
+from verify.step_bounds import DRIFT, DRIFT_OF_BLOCKS, Check, own_checks, run_checks
+from verify.steps import HEAD_RUNGS, LAYER_RUNGS, Bench, BlockBench, Rung
+
+Benches = tuple[Bench, Bench]
+"""One that rounds as ours may, one that is exact."""
 
 SAME_AS = {"cache_k": "rope_k", "cache_v": "v"}
 """Steps whose value transformers' run holds under another name."""
@@ -29,12 +32,17 @@ class Judged:
 
     ours: Measures
     yardstick: Measures
-    bounds: Bounds
+    checks: tuple[Check, ...]
+
+    @property
+    def used(self) -> float:
+        """How much of its bounds is used up; beyond 1, one is left."""
+        return max(check.used for check in self.checks)
 
     @property
     def problem(self) -> str:
         """What is beyond its bound, in words; empty where nothing is."""
-        return self.bounds.left_by(self.ours)
+        return ", ".join(str(check) for check in self.checks if not check.holds)
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,20 @@ class Row:
 
 
 class Theirs:
-    """Transformers' model in bf16 and in float32, and what both computed on the way for `token_ids`."""
+    """Transformers' model in bf16 and in float32, and what both computed on the way for `token_ids`.
 
-    def __init__(self, model: Any, token_ids: Sequence[int]) -> None:
+    `numerics` is how ours makes matrix products: "exact", or anything else for block floating point.
+    """
+
+    def __init__(self, model: Any, token_ids: Sequence[int], numerics: str) -> None:
+        self.numerics = numerics
+        self.drift = DRIFT if numerics == "exact" else DRIFT_OF_BLOCKS
         self.models = (model, copy.deepcopy(model).float())
         self.bf16, self.f32 = (_captured(each, token_ids) for each in self.models)
 
     def judge(self, seen: Pass) -> Iterator[Row]:
         """A row for each step, in the order they run."""
-        benches = tuple(Bench(model, seen.positions) for model in self.models)
+        benches = self._benches(seen)
         before: F32Array | None = self.bf16[0, "input"][seen.positions.start : seen.positions.stop]
         for layer, values in enumerate(seen.layers):
             given = values if before is None else {**values, "before": before}
@@ -85,23 +98,24 @@ class Theirs:
         for rung in HEAD_RUNGS:
             yield self._row(seen, None, rung, given, benches)
 
-    def _row(
-        self, seen: Pass, layer: int | None, rung: Rung, values: StepValues, benches: tuple[Bench, ...]
-    ) -> Row:
+    def _benches(self, seen: Pass) -> Benches:
+        """Decode multiplies a matrix by a vector, which no numerics makes of blocks."""
+        rounded, exact = self.models
+        of_blocks = self.numerics != "exact" and seen.phase == "prefill"
+        return (BlockBench if of_blocks else Bench)(rounded, seen.positions), Bench(exact, seen.positions)
+
+    def _row(self, seen: Pass, layer: int | None, rung: Rung, values: StepValues, benches: Benches) -> Row:
         missing = next((name for name in (*rung.inputs, rung.step) if name not in values), None)
         if missing:
-            return Row(seen.phase, layer, rung.step, remark=f"never computed: {missing}")
+            return Row(seen.phase, layer, rung.step, remark=f"{missing} was never computed")
         ours = values[rung.step]
         rounded, exact = (bench.step(layer, rung, values) for bench in benches)
         name, stop = SAME_AS.get(rung.step, rung.step), seen.positions.stop
-        theirs = [run[layer, name][:stop][-len(ours) :] for run in (self.bf16, self.f32)]
-        own = _judged(measure(ours, exact), measure(rounded, exact))
-        run = _judged(measure(ours, theirs[0]), measure(theirs[0], theirs[1]))
-        return Row(seen.phase, layer, rung.step, own, run)
-
-
-def _judged(ours: Measures, yardstick: Measures) -> Judged:
-    return Judged(ours, yardstick, bounds_from(yardstick))
+        theirs, theirs_exact = (run[layer, name][:stop][-len(ours) :] for run in (self.bf16, self.f32))
+        near = measure(ours, exact), measure(rounded, exact)
+        far = measure(ours, theirs), measure(theirs, theirs_exact)
+        own = Judged(*near, own_checks(*near, benches[0].makes_blocks(rung)))
+        return Row(seen.phase, layer, rung.step, own, Judged(*far, run_checks(*far, self.drift)))
 
 
 def _captured(model: Any, token_ids: Sequence[int]) -> Captured:

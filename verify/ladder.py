@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from llama32_1b.decode import decode_step
 from llama32_1b.model import LlamaModel
 from llama32_1b.prefill import check_prompt, prefill
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session
+from verify.bounds import numerics_of
 from verify.judging import Row, Theirs
-from verify.passes import Pass, observe_decode, observe_prefill
+from verify.passes import observe_decode, observe_prefill
 from verify.reference import Reference
+from verify.subject import Subject
+
+ANSWER_TOKENS = 4
+"""Enough to see that an answer goes on after its first token."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,35 @@ def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -
     if len(ids) == 1:
         ids += reference.greedy(ids, 1).token_ids
     _leave_something_behind(model, ids)
-    theirs = Theirs(reference.model, ids)
+    theirs = Theirs(reference.model, ids, numerics_of(session))
     whole, split = observe_prefill(model, ids), observe_decode(model, ids)
-    return Diagnosis(ids, [*theirs.judge(whole), *theirs.judge(split), _answer(session, ids, whole)])
+    return Diagnosis(ids, [*theirs.judge(whole), *theirs.judge(split), _answer(Subject(session), ids)])
 
 
 def _leave_something_behind(model: LlamaModel, ids: Sequence[int]) -> None:
+    """Other tokens, and a decode step at another position than the one that is judged."""
     other = [(token + 1) % model.config.vocab_size for token in ids]
-    cache = model.new_cache(len(other))
-    prefill(model, other[:-1], cache)
-    decode_step(model, other[-1], cache)
+    prompt = other[:-2] or other
+    cache = model.new_cache(len(prompt) + 1)
+    prefill(model, prompt, cache)
+    decode_step(model, other[-2], cache)
 
 
-def _answer(session: Session, ids: Sequence[int], seen: Pass) -> Row:
-    """The first token that the session answers with has to be the one its own logits are greatest for."""
-    tokens = list(session.generate(ids, 1, Sampler()))
-    likeliest = int(np.argmax(seen.head["logits"]))
-    wrong = f"the answer is {tokens or 'empty'}, and the logits say {likeliest}"
-    return Row("answer", None, "answer", remark="" if tokens == [likeliest] else wrong)
+def _answer(subject: Subject, ids: Sequence[int]) -> Row:
+    """What the session answers has to be what its own logits say, token by token, and as long as asked."""
+    tokens = subject.answer(ids, ANSWER_TOKENS).token_ids
+    return Row("answer", None, "answer", remark=_answer_problem(subject, ids, tokens))
+
+
+def _answer_problem(subject: Subject, ids: Sequence[int], tokens: Sequence[int]) -> str:
+    if not tokens:
+        return "the answer is empty"
+    config = subject.model.config
+    likeliest = subject.forced(ids, tokens).logits.argmax(axis=-1).tolist()
+    for index, (token, likely) in enumerate(zip(tokens, likeliest, strict=True)):
+        if token != likely:
+            return f"token {index} of the answer is {token}, and the logits say {likely}"
+    whole = min(ANSWER_TOKENS, config.max_position_embeddings - len(ids) + 1)
+    if len(tokens) < whole and tokens[-1] not in config.eos_token_ids:
+        return f"the answer ends after {len(tokens)} of {whole} tokens, and not with an end-of-sequence token"
+    return ""

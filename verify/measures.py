@@ -1,4 +1,4 @@
-"""How far one array is from another, in five numbers."""
+"""How far one array is from another, in six numbers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ class Measures:
 
     `cosine` of the angle between both, as vectors; 0 where one alone is all zero. `max_diff` is the largest
     absolute difference and `mean_diff` the mean of ours - theirs, in the values' own unit. `relative_l1` is
-    sum|ours - theirs| / sum|theirs|. `shrink` is the share by which ours are nearer to zero on the whole,
-    sum((theirs - ours) * sign(theirs)) / sum|theirs|: rounding to nearest leaves it at 0, and cutting bits off
-    does not, although the mean difference of values of both signs shows neither.
+    sum|ours - theirs| / sum|theirs|.
+
+    Two numbers tell how ours lean, as shares of the mean |theirs|; rounding to nearest leaves both near 0.
+    `bias` is the mean difference: not 0 where numbers are rounded downwards. `shrink` is how much nearer to
+    zero ours are: not 0 where bits are cut off, or where a norm has another epsilon.
     """
 
     cosine: float
     max_diff: float
     mean_diff: float
     relative_l1: float
+    bias: float
     shrink: float
 
     def as_dict(self) -> dict[str, float | None]:
@@ -33,7 +36,7 @@ class Measures:
         return {name: value if np.isfinite(value) else None for name, value in asdict(self).items()}
 
 
-NOT_FINITE = Measures(*[float("nan")] * 5)
+NOT_FINITE = Measures(*[float("nan")] * 6)
 
 
 def measure(ours: Values, theirs: Values) -> Measures:
@@ -49,6 +52,7 @@ def measure(ours: Values, theirs: Values) -> Measures:
         max_diff=float(np.abs(difference).max(initial=0.0)),
         mean_diff=float(difference.mean()) if difference.size else 0.0,
         relative_l1=_share(float(np.abs(difference).sum()), total),
+        bias=_share(float(difference.sum()), total),
         shrink=_share(float(-(difference * np.sign(b)).sum()), total),
     )
 

@@ -13,7 +13,7 @@ from llama32_1b.lm_head import next_token_logits
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array, F32Array
 from llama32_1b.prefill import prefill
-from verify.captures import Call, Recorder
+from verify.captures import Call, CallRecorder
 
 # Which argument of which program holds a step's value: (program of prefill, program of decode, argument).
 SOURCES: Mapping[str, tuple[str, str, str]] = {
@@ -35,6 +35,9 @@ SOURCES: Mapping[str, tuple[str, str, str]] = {
     "ffn_residual": ("o_ffn", "o_gemv_ffn", "x_next"),
 }
 
+UNUSED = 4
+"""Positions that the KV cache of decode has to spare, as in a generation: none of them may be looked at."""
+
 StepValues = dict[str, F32Array]
 """By step: (rows, width) in float32, exactly the bf16 values; a step that was never computed is absent."""
 
@@ -51,7 +54,7 @@ class Pass:
 
 def observe_prefill(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     """Prefill `token_ids`, then the logits after the last one."""
-    recorder = Recorder(model.runner)
+    recorder = CallRecorder(model.runner)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(len(token_ids))
     rows = prefill(recorded, token_ids, cache)
@@ -64,10 +67,10 @@ def observe_prefill(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
 
 def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     """Prefill all of `token_ids` but the last, decode the last, then the logits after it."""
-    recorder = Recorder(model.runner)
+    recorder = CallRecorder(model.runner)
     recorded = replace(model, runner=recorder)
     earlier = len(token_ids) - 1
-    cache = model.new_cache(len(token_ids))
+    cache = model.new_cache(len(token_ids) + UNUSED)
     prefill(recorded, token_ids[:-1], cache)
     row = decode_step(recorded, token_ids[-1], cache)
     seen = Pass("decode", range(earlier, earlier + 1), _layers(recorder, 1, 1, model))
@@ -78,7 +81,7 @@ def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     return seen
 
 
-def _layers(recorder: Recorder, phase: int, rows: int, model: LlamaModel) -> list[StepValues]:
+def _layers(recorder: CallRecorder, phase: int, rows: int, model: LlamaModel) -> list[StepValues]:
     """Values of each layer: the n-th call of a program is layer n's, whatever buffers it was made on."""
     layers: list[StepValues] = [{} for _ in range(model.config.num_hidden_layers)]
     for step, source in SOURCES.items():
@@ -95,13 +98,13 @@ def _joined(before: StepValues, values: StepValues) -> StepValues:
 
 
 def _add_keys(values: StepValues, made: StepValues, cache: KVCache, layer: int, count: int) -> None:
-    """The keys and values of all `count` positions: as the programs `made` them, and as the cache holds them."""
+    """Keys and values of all `count` positions: as the programs `made` them, and as the cache holds them."""
     values.update({name: made[step] for name, step in (("keys", "rope_k"), ("values", "v")) if step in made})
     for step, held in zip(("cache_k", "cache_v"), cache.layer(layer), strict=True):
         values[step] = _rows(np.ascontiguousarray(held[:, :count].transpose(1, 0, 2)), count)
 
 
-def _head(recorded: LlamaModel, recorder: Recorder, row: BF16Array) -> StepValues:
+def _head(recorded: LlamaModel, recorder: CallRecorder, row: BF16Array) -> StepValues:
     logits = next_token_logits(recorded, row)
     calls = recorder.calls.get("lm_head_gemv", [])
     normed = {"final_norm": _rows(calls[-1]["x"], 1)} if calls else {}

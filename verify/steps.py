@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llama32_1b.numerics import F32Array
+from verify.block_floats import product
 
 Compute = Callable[["Bench", Any, Mapping[str, Any]], Any]
 """From the bench, transformers' layer or model, and values by name, to the step's value, (rows, width)."""
@@ -20,12 +21,16 @@ Compute = Callable[["Bench", Any, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of a layer. `inputs` are steps whose values it reads; `meaning` says what it is, for readers."""
+    """A step. `inputs` are steps whose values it reads; `meaning` says what it is, for readers.
+
+    `product` is the path of the module in the layer where the step is a matrix product, else empty.
+    """
 
     step: str
     inputs: tuple[str, ...]
     meaning: str
     compute: Compute
+    product: str = ""
 
 
 class Bench:
@@ -43,13 +48,17 @@ class Bench:
             self.cos, self.sin = model.model.rotary_emb(model.model.norm.weight, self.positions)
 
     def step(self, layer: int | None, rung: Rung, values: Mapping[str, F32Array]) -> F32Array:
-        """`rung` of transformers' layer `layer` (None: outside of the layers), on the values of its inputs."""
+        """`rung` of transformers' layer `layer` (None: outside of the layers) on the values of its inputs."""
         import torch
 
         given = {name: torch.from_numpy(values[name]).to(self.model.dtype) for name in rung.inputs}
         module = self.model if layer is None else self.model.model.layers[layer]
         with torch.inference_mode():
             return as_array(rung.compute(self, module, given))
+
+    def makes_blocks(self, rung: Rung) -> bool:  # noqa: ARG002
+        """Whether `rung` is computed in block floating point here."""
+        return False
 
     def rotate(self, x: Any) -> Any:
         """RoPE at the positions of the rows of `x` (rows, heads * head_dim), by transformers' function."""
@@ -84,6 +93,22 @@ class Bench:
         return torch.where(later, torch.finfo(keys.dtype).min, 0.0).to(keys.dtype)[None, None]
 
 
+class BlockBench(Bench):
+    """As Bench, with the matrix products of the layers in block floating point."""
+
+    def makes_blocks(self, rung: Rung) -> bool:
+        return bool(rung.product)
+
+    def step(self, layer: int | None, rung: Rung, values: Mapping[str, F32Array]) -> F32Array:
+        if layer is None or not self.makes_blocks(rung):
+            return super().step(layer, rung, values)
+        import torch
+
+        weight = self.model.model.layers[layer].get_submodule(rung.product).weight
+        with torch.inference_mode():
+            return as_array(product(torch.from_numpy(values[rung.inputs[0]]), weight.float()))
+
+
 def heads_first(x: Any, head_dim: int) -> Any:
     """(rows, heads * head_dim) -> (1, heads, rows, head_dim)."""
     return x.reshape(1, x.shape[0], -1, head_dim).transpose(1, 2)
@@ -100,7 +125,11 @@ def as_array(tensor: Any) -> F32Array:
 
 def _module(path: str) -> Compute:
     """The module at `path` of the layer or model, on the step's one input."""
-    return lambda bench, layer, given: layer.get_submodule(path)(next(iter(given.values())))
+
+    def compute(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        return layer.get_submodule(path)(next(iter(given.values())))
+
+    return compute
 
 
 def _same(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:  # noqa: ARG001
@@ -124,37 +153,36 @@ def _swiglu(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:  # noqa:
     return layer.mlp.act_fn(given["gate"]) * given["up"]
 
 
-# Of a layer, in the order they run. "before" is what the step before the layer gave; "keys" and "values" are those of
-# every position so far, as the projections made them.
+def _product(step: str, read: str, meaning: str, path: str) -> Rung:
+    return Rung(step, (read,), meaning, _module(path), path)
+
+
+# Of a layer, in the order they run. "before" is what the step before the layer gave; "keys" and "values" are
+# those of every position so far, as the projections made them.
 LAYER_RUNGS = (
     Rung("input", ("before",), "what the layer is given: the output of the one before it", _same),
     Rung("attn_norm", ("input",), "RMSNorm before attention", _module("input_layernorm")),
-    Rung("q", ("attn_norm",), "query projection", _module("self_attn.q_proj")),
-    Rung("k", ("attn_norm",), "key projection", _module("self_attn.k_proj")),
-    Rung("v", ("attn_norm",), "value projection", _module("self_attn.v_proj")),
+    _product("q", "attn_norm", "query projection", "self_attn.q_proj"),
+    _product("k", "attn_norm", "key projection", "self_attn.k_proj"),
+    _product("v", "attn_norm", "value projection", "self_attn.v_proj"),
     Rung("rope_q", ("q",), "rotary position embedding of the queries", _rotate),
     Rung("rope_k", ("k",), "rotary position embedding of the keys", _rotate),
-    Rung("cache_k", ("keys",), "the keys in the KV cache", _same),
-    Rung("cache_v", ("values",), "the values in the KV cache", _same),
-    Rung("attention", ("rope_q", "keys", "values"), "softmax of scores, times values", _attend),
-    Rung("o", ("attention",), "output projection of attention", _module("self_attn.o_proj")),
-    Rung("attn_residual", ("input", "o"), "the layer's input added to it", _sum),
+    Rung("cache_k", ("keys",), "the keys, as the KV cache holds them", _same),
+    Rung("cache_v", ("values",), "the values, as the KV cache holds them", _same),
+    Rung("attention", ("rope_q", "keys", "values"), "softmax of the scores, times the values", _attend),
+    _product("o", "attention", "output projection of attention", "self_attn.o_proj"),
+    Rung("attn_residual", ("input", "o"), "the layer's input plus that", _sum),
     Rung(
         "ffn_norm",
         ("attn_residual",),
         "RMSNorm before the feed-forward network",
         _module("post_attention_layernorm"),
     ),
-    Rung("gate", ("ffn_norm",), "gate projection", _module("mlp.gate_proj")),
-    Rung("up", ("ffn_norm",), "up projection", _module("mlp.up_proj")),
+    _product("gate", "ffn_norm", "gate projection", "mlp.gate_proj"),
+    _product("up", "ffn_norm", "up projection", "mlp.up_proj"),
     Rung("swiglu", ("gate", "up"), "SiLU of gate, times up", _swiglu),
-    Rung("down", ("swiglu",), "down projection", _module("mlp.down_proj")),
-    Rung(
-        "ffn_residual",
-        ("attn_residual", "down"),
-        "the attention's output added to it: the layer's output",
-        _sum,
-    ),
+    _product("down", "swiglu", "down projection", "mlp.down_proj"),
+    Rung("ffn_residual", ("attn_residual", "down"), "the two added: the layer's output", _sum),
 )
 
 # After the layers, for the last position only.
