@@ -12,6 +12,7 @@ TOP_K       ?=
 TOP_P       ?=
 SEED        ?=
 OUT         ?= build/mlir
+REFRESH     ?=
 PYTHON      ?= python3
 
 # A prompt reaches the program through the environment, as it was typed: no shell and no make reads it again.
@@ -29,7 +30,7 @@ common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
-.PHONY: help setup compile run chat profile verify verify-full mlir test test-long lint clean distclean
+.PHONY: help setup compile run chat profile verify verify-full mlir test test-long lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -44,6 +45,7 @@ help: ## list targets and variables
 	@echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	@echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	@echo "  OUT          where make mlir writes (default build/mlir)"
+	@echo "  REFRESH      1: make lit takes new golden texts over"
 	@echo "  PYTHON       the interpreter that makes .venv (default python3, 3.10 or newer)"
 
 setup: $(RUN) ## make .venv with all that running needs (no torch)
@@ -74,6 +76,9 @@ test: lint ## lint, types, imports between rooms, and every test but the long on
 
 test-long: $(TEST) ## the long tests
 	@$(PY) -m pytest -m long
+
+lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
+	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$(REFRESH)") tests/lit
 
 lint: $(TEST) ## ruff, mypy --strict, and the order of the rooms
 	@$(PY) -m ruff check .

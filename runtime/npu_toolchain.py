@@ -64,7 +64,7 @@ def missing_npu_tools() -> list[str]:
     missing = [
         f"{tool} is not on PATH ({origin})" for tool, origin in TOOLS.items() if not shutil.which(tool)
     ]
-    if _peano_root() is None:
+    if peano_root() is None:
         missing.append(
             "Peano is missing: set PEANO_INSTALL_DIR to the folder with bin/clang++, or install llvm-aie"
         )
@@ -75,9 +75,18 @@ def missing_npu_tools() -> list[str]:
     return missing
 
 
+def peano_root() -> Path | None:
+    """The folder with Peano's bin/clang++: PEANO_INSTALL_DIR or the llvm-aie wheel's; None without either."""
+    candidates = [os.environ.get("PEANO_INSTALL_DIR", "")]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        candidates.append(str(importlib.metadata.distribution("llvm-aie").locate_file("llvm-aie")))
+    roots = (Path(candidate) for candidate in candidates if candidate)
+    return next((root for root in roots if (root / "bin" / "clang++").is_file()), None)
+
+
 def find_npu_tools() -> NpuTools:
     """The tools of this machine; BackendError naming all that is missing."""
-    aircc, peano, include = shutil.which("aircc"), _peano_root(), _include_folder()
+    aircc, peano, include = shutil.which("aircc"), peano_root(), _include_folder()
     missing = missing_npu_tools()
     if missing or aircc is None or peano is None or include is None:
         raise BackendError(f"cannot compile for the NPU: {'; '.join(missing)}")
@@ -137,14 +146,6 @@ class NpuToolchain:
                 raise CompileError(program.name, f"{tool} could not be started: {error}") from error
         if code != 0:
             raise CompileError(program.name, f"{tool} failed with exit code {code}:\n{_last_lines(log)}")
-
-
-def _peano_root() -> Path | None:
-    candidates = [os.environ.get("PEANO_INSTALL_DIR", "")]
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        candidates.append(str(importlib.metadata.distribution("llvm-aie").locate_file("llvm-aie")))
-    roots = (Path(candidate) for candidate in candidates if candidate)
-    return next((root for root in roots if (root / "bin" / "clang++").is_file()), None)
 
 
 def _include_folder() -> Path | None:

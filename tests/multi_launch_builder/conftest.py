@@ -1,9 +1,7 @@
-"""Kernel texts, argument tables, and golden texts for the stitcher's tests."""
+"""Kernel texts and argument tables for the stitcher's tests."""
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,19 +28,3 @@ def table() -> Callable[..., ArgumentTable]:
         return ArgumentTable(Argument(name, s, bf16, Role(role)) for name, (s, role) in shaped.items())
 
     return make
-
-
-@pytest.fixture(scope="session")
-def golden() -> Callable[[str, str], None]:
-    """golden(name, text): `text` must be golden/name, letter by letter; UPDATE_GOLDEN=1 writes it."""
-
-    def check(name: str, found: str) -> None:
-        path = HERE / "golden" / name
-        if os.environ.get("UPDATE_GOLDEN") == "1":
-            path.write_text(found)
-        assert path.exists(), f"{path} is missing; UPDATE_GOLDEN=1 writes it"
-        lines = difflib.unified_diff(path.read_text().splitlines(), found.splitlines(), "golden", "found")
-        difference = "\n".join(lines)
-        assert not difference, f"{difference}\nUPDATE_GOLDEN=1 accepts the new text"
-
-    return check

@@ -13,7 +13,7 @@ from virtual_npu.static import NPU1, NPU2, Report, check
 
 TESTS = Path(__file__).parents[1]
 TEXTS = sorted(
-    [*TESTS.glob("*/programs/*.mlir"), *TESTS.glob("*/texts/*.mlir"), *TESTS.glob("*/golden/*.mlir")]
+    [*TESTS.glob("*/programs/*.mlir"), *TESTS.glob("*/texts/*.mlir"), *TESTS.glob("lit/kernels/*.mlir")]
 )
 NUMBER = re.compile(r"(?<![\w.%#@])\d+(?![\w.])")
 CHOICES = ("0", "1", "2", "3", "5", "7", "16", "33", "64", "255", "256", "1024", "4099", "65536")

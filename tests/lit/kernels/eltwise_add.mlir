@@ -1,3 +1,5 @@
+// Eight cores, two rows of 64 sums for each.
+// RUN: %kernels show eltwise_add --rows=16 --cols=64 | %golden %s
 builtin.module {
   func.func @eltwise_add(%a: memref<16x64xbf16>, %b: memref<16x64xbf16>, %out: memref<16x64xbf16>) {
     air.launch () in () args(%a_1=%a, %b_1=%b, %out_1=%out) : memref<16x64xbf16>, memref<16x64xbf16>, memref<16x64xbf16> {

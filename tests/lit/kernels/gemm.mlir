@@ -1,3 +1,5 @@
+// Every loop of the product runs more than once.
+// RUN: %kernels show gemm --m=32 --k=64 --n=64 --tile-k-l2=32 --tile-k-l1=16 | %golden %s
 builtin.module {
   func.func @gemm(%a: memref<32x64xbf16>, %b: memref<64x64xbf16>, %c: memref<32x64xbf16>) {
     %c1 = arith.constant 1 : index

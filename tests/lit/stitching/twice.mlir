@@ -1,3 +1,5 @@
+// A kernel stitched with itself: its channels, its helper function and its constant, once per launch.
+// RUN: %python %S/../support/stitch_twice.py %project/tests/multi_launch_builder/texts/double.mlir | %golden %s
 builtin.module {
   air.channel @first_in [2, 1]
   air.channel @first_out [2, 1] {channel_type = "npu_dma_stream"}

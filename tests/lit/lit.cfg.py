@@ -1,0 +1,50 @@
+"""The lit suite: `make lit`, or `lit -v tests/lit`. lit defines `config` and `lit_config`.
+
+-D refresh=1 writes golden texts anew; -D long=1 also runs what takes minutes; -D out=DIR is where outputs go
+(default: build/lit). Features are decided in support/features.py.
+"""
+
+# ruff: noqa: F821, E402
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import lit.formats
+
+SUPPORT = Path(__file__).resolve().parent / "support"
+PROJECT = SUPPORT.parents[2]
+sys.path[:0] = [str(PROJECT), str(SUPPORT)]
+
+from features import available, forwarded
+
+refresh, long = (lit_config.params.get(name) == "1" for name in ("refresh", "long"))
+out = Path(lit_config.params.get("out", PROJECT / "build" / "lit")).resolve()
+python = sys.executable
+
+config.name = "aerie"
+config.test_format = lit.formats.ShTest()
+config.suffixes = [".mlir", ".test"]
+config.test_source_root = str(SUPPORT.parent)
+config.test_exec_root = str(out)
+lit_config.parallelism_groups["npu"] = 1
+config.available_features |= available(os.environ, long)
+
+config.environment |= forwarded(os.environ)
+config.environment["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+config.environment["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
+config.environment["VNPU_OPT"] = "0"  # these programs are small: compiling them takes longer than running
+config.environment["VNPU_CACHE"] = str(out / "cache")
+
+config.substitutions += [
+    ("%python", python),
+    ("%project", str(PROJECT)),
+    ("%air", f"{python} -m air_dialect"),
+    ("%vnpu", f"{python} -m virtual_npu"),
+    ("%kernels", f"{python} -m kernel_builder"),
+    ("%programs", f"{python} -m multi_launch_builder"),
+    ("%golden", f"{python} {SUPPORT / 'golden.py'}{' --refresh' if refresh else ''}"),
+    ("%on_backend", f"{python} {SUPPORT / 'on_backend.py'} --cache-dir {out / 'programs'}"),
+]
