@@ -431,14 +431,8 @@ class Unit:
             lines += buffers
         if self._function_mode(op) is Mode.SEQUENCER:
             struct = self.channel_struct(op)
-            call = ", ".join(
-                [
-                    "island",
-                    f'vnpu::Where{{"func @{quotable(name)}", 0, 0, 0, nullptr, {self.ports(op)}, {line_of(op)}}}',
-                    "channels",
-                    *arguments,
-                ]
-            )
+            where = f'"func @{quotable(name)}", 0, 0, 0, nullptr, {self.ports(op)}, {line_of(op)}'
+            call = ", ".join(["island", f"vnpu::Where{{{where}}}", "channels", *arguments])
             lines += ["  vnpu::Island island;", f"  {struct} channels(island);"]
             lines += [f"  island.run({function}({call}));"]
         else:
