@@ -22,7 +22,7 @@ from verify.bounds import Bounds, bounds_of, numerics_of
 from verify.identity import Identity
 from verify.prompts import Prompt
 from verify.reference import Expected, Note, Reference, silent
-from verify.rules import Distance, Failure, compare, join, judge, judge_overall_bias
+from verify.rules import Distance, Failure, compare, join, judge, judge_bias
 from verify.subject import Said, Subject
 
 STEPS = 32
@@ -141,9 +141,9 @@ def _compare(
 
 
 def _overall(trials: Sequence[Trial], bounds: Bounds) -> list[Failure]:
-    """The bias over all steps of all prompts: noise cancels over so many, and rounding one way does not."""
+    """The bias over all steps of all prompts, which has the tightest bound."""
     reached = [(trial.forced, trial.expected.rounding) for trial in trials if trial.forced]
     if not reached:
         return []
     ours, rounding = (join(list(distances)) for distances in zip(*reached, strict=True))
-    return list(judge_overall_bias(ours, rounding, bounds))
+    return list(judge_bias(FORCED, "all prompts", ours, rounding, bounds))

@@ -65,16 +65,16 @@ def _distance_table(record: Record, box: Box) -> Table:
     for name, foot in (("prompt", "bound"), ("part", "")):
         table.add_column(name, footer=foot)
     for name, bound in (
-        ("positions", None),
-        ("same", None),
-        ("place", bounds.top_k),
-        ("rms", bounds.rms),
-        ("largest", bounds.largest),
-        ("mean", bounds.bias),
-        ("KL", None),
-        ("bound of KL", None),
+        ("positions", "n"),
+        ("same", ""),
+        ("place", f"{bounds.top_k}"),
+        ("rms", f"{bounds.rms:g}"),
+        ("largest", f"{bounds.largest:g}"),
+        ("mean", f"{bounds.bias_at_one:g}/sqrt(n)"),
+        ("KL", ""),
+        ("bound of KL", ""),
     ):
-        table.add_column(name, justify="right", footer="" if bound is None else f"{bound:g}")
+        table.add_column(name, justify="right", footer=bound)
     table.add_column("", footer=record.verdict)
     for trial in record.trials:
         for row in _rows(trial, bounds):
@@ -108,7 +108,7 @@ def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bound
         return ["-", same, *["-"] * 6]
     unit = rounding.total_rms or float("nan")
     return [
-        str(len(ours.kl)),
+        str(ours.positions),
         same,
         str(ours.worst_place),
         *(f"{value / unit:.2f}" for value in (ours.total_rms, ours.most, ours.mean_bias)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ class Distance:
     rms: Numbers
     largest: Numbers
     bias: Numbers
+
+    @property
+    def positions(self) -> int:
+        return len(self.kl)
 
     @property
     def total_rms(self) -> float:
@@ -123,24 +128,44 @@ def judge(part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bo
     unit = rounding.total_rms
     worst = int(ours.rms.argmax())
     for position, what, value, bound in (
-        (None, "rms logit difference", ours.total_rms, bounds.rms * unit),
+        (None, "rms logit difference", ours.total_rms, rms_bound(rounding, bounds)),
         (worst, "rms logit difference", ours.rms[worst], bounds.rms_at_one * unit),
-        (
-            None,
-            "mean KL divergence",
-            ours.mean_kl,
-            bounds.kl * rounding.mean_kl + bounds.kl_of_noise * unit**2,
-        ),
+        (None, "mean KL divergence", ours.mean_kl, kl_bound(rounding, bounds)),
         (int(ours.largest.argmax()), "largest logit difference", ours.most, bounds.largest * unit),
-        (None, "size of the mean logit difference", abs(ours.mean_bias), bounds.bias * unit),
     ):
         if not value <= bound:
             yield Failure(part, prompt, position, what, float(value), float(bound))
+    yield from judge_bias(part, prompt, ours, rounding, bounds)
+
+
+def judge_bias(
+    part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bounds
+) -> Iterator[Failure]:
+    """The mean difference alone. Noise cancels over many positions, and rounding one way does not."""
+    value, bound = abs(ours.mean_bias), bias_bound(rounding, bounds)
+    if not value <= bound:
+        yield Failure(part, prompt, None, "size of the mean logit difference", value, bound)
+
+
+def rms_bound(rounding: Distance, bounds: Bounds) -> float:
+    """The most that the rms over all positions may be, in logits."""
+    return _between(bounds.rms_at_one, bounds.rms, rounding.positions) * rounding.total_rms
+
+
+def bias_bound(rounding: Distance, bounds: Bounds) -> float:
+    """The most that the mean difference over all positions may be, either way, in logits."""
+    return bounds.bias_at_one / math.sqrt(rounding.positions) * rounding.total_rms
 
 
 def kl_bound(rounding: Distance, bounds: Bounds) -> float:
     """The most that the mean KL divergence may be, in nats."""
-    return bounds.kl * rounding.mean_kl + bounds.kl_of_noise * rounding.total_rms**2
+    of_noise = _between(bounds.noise_kl_at_one, bounds.noise_kl, rounding.positions)
+    return bounds.kl * rounding.mean_kl + of_noise * rounding.total_rms**2
+
+
+def _between(one: float, many: float, positions: int) -> float:
+    """From the bound of a single position to that of a mean over many."""
+    return many + (one - many) / positions
 
 
 def _judge_places(part: str, prompt: str, ours: Distance, bounds: Bounds) -> Iterator[Failure]:
@@ -153,12 +178,3 @@ def _judge_places(part: str, prompt: str, ours: Distance, bounds: Bounds) -> Ite
         if beyond.size:
             first = int(beyond[0])
             yield Failure(part, prompt, first, what, int(places[first]), bounds.top_k)
-
-
-def judge_overall_bias(ours: Distance, rounding: Distance, bounds: Bounds) -> Iterator[Failure]:
-    """The mean difference over all prompts' steps, which has a tighter bound than that of one prompt."""
-    value, bound = abs(ours.mean_bias), bounds.overall_bias * rounding.total_rms
-    if not value <= bound:
-        yield Failure(
-            "teacher-forced", "all prompts", None, "size of the mean logit difference", value, bound
-        )

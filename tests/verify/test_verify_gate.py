@@ -1,0 +1,216 @@
+"""The gate on the demo: what it looks at, and that whatever goes wrong is a failure with a name."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from faults import Passing
+
+from llama32_1b.decode import decode_step
+from llama32_1b.generate import FinishReason
+from runtime import RunError
+from verify.bounds import EXACT, bounds_of, numerics_of
+from verify.gate import STEPS, steps_of, verify
+from verify.identity import Case, Identity, compare, identities
+from verify.prompts import Prompt, choose_prompts
+from verify.subject import Subject
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_session):
+    return choose_prompts(demo_session, full=False)
+
+
+@pytest.fixture(scope="module")
+def record(demo_session, demo_reference, prompts):
+    return verify(demo_session, demo_reference, prompts)
+
+
+class Breaking(Passing):
+    """Fails in one program, with the error it was made with."""
+
+    def __init__(self, inner, program, error):
+        super().__init__(inner)
+        self.program, self.error = program, error
+
+    def run(self, program, /, **rest):
+        if program.name == self.program:
+            raise self.error
+        return super().run(program, **rest)
+
+
+class Infinite(Passing):
+    """The LM head gives an infinite logit, from its `first` call on."""
+
+    def __init__(self, inner, first):
+        super().__init__(inner)
+        self.left = first
+
+    def run(self, program, /, **rest):
+        results = super().run(program, **rest)
+        if program.name != "lm_head_gemv":
+            return results
+        self.left -= 1
+        if self.left >= 0:
+            return results
+        return {**results, "logits_2": np.full_like(results["logits_2"], np.inf)}
+
+
+def with_runner(session, runner_class, *arguments):
+    return replace(
+        session, model=replace(session.model, runner=runner_class(session.model.runner, *arguments))
+    )
+
+
+def test_the_demo_passes(record):
+    assert record.failures == []
+    assert record.verdict == "PASS"
+    assert (record.backend, record.numerics, record.bounds) == ("virtual", "exact", EXACT)
+
+
+def test_every_step_and_every_position_is_compared(record, prompts):
+    assert [len(trial.forced.kl) for trial in record.trials] == [STEPS] * 2
+    first, second = record.trials
+    assert len(first.positions.kl) == len(prompts[0].token_ids)
+    assert second.positions is None
+
+
+def test_the_answers_are_those_of_make_run(record, demo_session):
+    said = record.trials[0].said
+    assert demo_session.tokenizer.decode(said.token_ids) == "The capital of France is Paris."
+    assert said.reason is FinishReason.STOP
+    assert len(said.logits) == len(said.token_ids)
+
+
+def test_a_gate_that_looks_at_nothing_does_not_pass(demo_session, demo_reference):
+    with pytest.raises(ValueError, match="there is no prompt, and a gate that looks at nothing must not"):
+        verify(demo_session, demo_reference, [])
+
+
+@pytest.mark.parametrize("program", ["flash_attn", "lm_head_gemv", "rms_gemv_rope"])
+def test_a_program_that_fails_is_a_failure(demo_session, demo_reference, prompts, program):
+    broken = with_runner(demo_session, Breaking, program, RunError("channel @c0 waits\nfor ever"))
+    record = verify(broken, demo_reference, prompts[1:])
+    assert [str(failure) for failure in record.failures] == ["free-running, long: channel @c0 waits for ever"]
+    assert record.trials[0].forced is None
+
+
+def test_a_chat_that_gets_no_answer_is_a_failure(demo_session, demo_reference, prompts):
+    broken = with_runner(demo_session, Breaking, "flash_attn", RunError("lost"))
+    assert verify(broken, demo_reference, prompts[:1]).verdict == "FAIL"
+
+
+def test_logits_that_are_no_numbers_are_a_failure(demo_session, demo_reference, prompts):
+    broken = with_runner(demo_session, Infinite, 0)
+    failures = verify(broken, demo_reference, prompts[1:]).failures
+    assert str(failures[0]).startswith("free-running, long: the logits hold values that are not finite")
+
+
+def test_logits_that_are_no_numbers_at_one_forced_step_are_a_failure(demo_session, demo_reference, prompts):
+    answered = len(verify(demo_session, demo_reference, prompts[1:]).trials[0].said.token_ids)
+    broken = with_runner(demo_session, Infinite, answered + 5)
+    failures = [str(failure) for failure in verify(broken, demo_reference, prompts[1:]).failures]
+    assert "teacher-forced, long, position 5: our logits are not all finite" in failures
+
+
+def test_the_context_may_leave_fewer_steps(demo_session, demo_reference):
+    room = demo_session.model.config.max_position_embeddings
+    cut = replace(
+        demo_session,
+        model=replace(
+            demo_session.model, config=replace(demo_session.model.config, max_position_embeddings=64)
+        ),
+    )
+    assert steps_of(demo_session, Prompt("p", tuple(range(64)))) == STEPS < room
+    assert steps_of(cut, Prompt("p", tuple(range(60)))) == 5
+    assert steps_of(cut, Prompt("p", tuple(range(64)))) == 1
+
+
+def test_a_full_context_passes(demo_session, demo_reference):
+    config = replace(demo_session.model.config, max_position_embeddings=40)
+    cut = replace(demo_session, model=replace(demo_session.model, config=config))
+    record = verify(cut, demo_reference, [Prompt("to the end", tuple(range(100, 136)))])
+    assert [str(failure) for failure in record.failures] == []
+    assert len(record.trials[0].forced.kl) == 5
+
+
+def test_the_reference_is_asked_once(demo_session, demo_reference, prompts, record, monkeypatch):
+    monkeypatch.setattr(type(demo_reference), "greedy", None)
+    assert verify(demo_session, demo_reference, prompts).verdict == "PASS"
+
+
+def test_forced_tokens_are_fed_as_decode_feeds_them(demo_session):
+    prompt, tokens = [1495, 10, 20], [30, 40, 50]
+    subject, model = Subject(demo_session), demo_session.model
+    forced = subject.forced(prompt, tokens)
+    assert forced.logits.shape == (3, model.config.vocab_size)
+    assert forced.rows.shape == (3, model.config.hidden_size)
+    np.testing.assert_array_equal(subject.position_logits(forced.rows)[-1], forced.logits[0])
+    assert decode_step.__module__ == "llama32_1b.decode"
+
+
+def test_a_conversation_is_heard_turn_by_turn(demo_session):
+    first, second = Subject(demo_session).chat(["Who are you?", "What is 3 plus 4?"], 4)
+    assert len(second.prompt_ids) > len(first.prompt_ids) + 4
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert len(first.token_ids) == len(first.logits) == 4
+
+
+def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
+    monkeypatch.setattr(
+        "llama32_1b.generate.Generation._reason_to_finish", lambda *_: FinishReason.INTERRUPTED
+    )
+    with pytest.raises(KeyboardInterrupt):
+        Subject(demo_session).chat(["Who are you?"], 4)
+
+
+def test_numerics_choose_the_bounds(demo_session):
+    assert numerics_of(demo_session) == "exact"
+    assert bounds_of(demo_session) is EXACT
+
+
+# Bit identity
+
+
+def test_all_ways_give_the_same_bits(demo_session, open_session, demo_checkpoint, prompts):
+    case = Case.take(demo_session, prompts[0])
+    opened = []
+
+    def reopen(seq_len):
+        opened.append(seq_len)
+        return open_session(demo_checkpoint, seq_len)
+
+    found = list(identities(demo_session, case, reopen))
+    assert [(identity.differing, identity.skipped) for identity in found] == [(0, "")] * 5
+    assert all(identity.compared > 10000 for identity in found)
+    assert opened == [64]
+
+
+def test_one_bit_is_a_failure():
+    one = [np.arange(4), np.zeros(3)]
+    assert compare("twice", one, [np.arange(4), np.zeros(3)]).failure is None
+    differing = compare("twice", one, [np.array([0, 1, 2, 9]), np.zeros(3)])
+    assert differing == Identity("twice", 7, 1)
+    assert str(differing.failure) == ("bit identity, twice: the count of numbers that differ is 1, bound 0")
+
+
+def test_other_shapes_differ_everywhere():
+    assert compare("lengths", [np.zeros(3)], [np.zeros(5)]).differing == 5
+
+
+def test_a_session_that_looks_at_padding_is_found(demo_session, prompts):
+    class Peeking(Passing):
+        """Attention of each row sees a bit of the last one, which is padding."""
+
+        def run(self, program, /, **rest):
+            results = super().run(program, **rest)
+            if program.name != "flash_attn":
+                return results
+            return {"attn_out": results["attn_out"] + results["attn_out"][-1:]}
+
+    peeking = with_runner(demo_session, Peeking)
+    case = Case.take(peeking, prompts[0])
+    first_two = itertools.islice(identities(peeking, case, reopen=None), 2)
+    found = {identity.name: identity.differing for identity in first_two}
+    assert found["after other prompts, and in a fresh session"] == 0 < found["with another padding token"]
