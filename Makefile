@@ -30,7 +30,7 @@ common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
-.PHONY: help setup compile run chat profile verify verify-full mlir test test-long lit lint clean distclean
+.PHONY: help setup compile run chat profile verify verify-full diagnosis mlir test test-long lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -38,7 +38,7 @@ help: ## list targets and variables
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-12s %s\n", $$1, $$2 }'
 	@echo "variables:"
 	@echo "  MODEL        demo (default), a folder with a Hugging Face Llama checkpoint, or a Hugging Face id"
-	@echo "  PROMPT       the question for run and profile"
+	@echo "  PROMPT       the question for run, profile and diagnosis"
 	@echo "  N_TOKENS     how many tokens to generate at most"
 	@echo "  SEQ_LEN      the compiled prompt length in tokens"
 	@echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
@@ -67,6 +67,9 @@ verify: $(TEST) ## PASS or FAIL: two prompts against Hugging Face transformers i
 
 verify-full: $(TEST) ## the same with every kind of prompt, and what must be the same to the bit
 	@$(PY) -m verify gate --full $(common)
+
+diagnosis: $(TEST) ## name the first step, from kernel to logits, that is not what transformers computes
+	@$(PY) -m verify diagnosis $(common) --prompt="$$PROMPT"
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"

@@ -78,9 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("compile", commands.compile_, [add_model, add_runtime]),
-        ("run", commands.run, [add_model, add_runtime, _add_prompt, _add_sampling, _add_json]),
+        ("run", commands.run, [add_model, add_runtime, add_prompt, _add_sampling, _add_json]),
         ("chat", commands.chat, [add_model, add_runtime, _add_sampling]),
-        ("profile", commands.profile, [add_model, add_runtime, _add_prompt, _add_sampling]),
+        ("profile", commands.profile, [add_model, add_runtime, add_prompt, _add_sampling]),
         ("mlir", commands.mlir, [add_model, _add_out]),
     )
     return parser
@@ -131,7 +131,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_prompt(parser: argparse.ArgumentParser) -> None:
+def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, help="the text to answer")
     parser.add_argument(
         "--raw", action="store_true", help="continue the text as it is, without the chat template"

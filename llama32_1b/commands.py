@@ -77,13 +77,10 @@ def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, G
     """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
     sampler, options = _sampler(arguments, report), runtime_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    prompt_ids = _prompt_ids(checkpoint, arguments.prompt, arguments.raw)
-    config = checkpoint.config
-    longest = min(choose_seq_len(config, options.seq_len), config.max_position_embeddings)
-    check_prompt(prompt_ids, longest, config.vocab_size)
+    ids = prompt_ids(checkpoint, arguments, options)
     session = prepare_runtime(checkpoint, options, report)
     with stop_on_interrupt() as interrupted:
-        generation = session.generate(prompt_ids, arguments.n_tokens, sampler, interrupted)
+        generation = session.generate(ids, arguments.n_tokens, sampler, interrupted)
         text = _stream(session, generation)
     report.note(f"{generation.figures} | {generation.ending} | {session.backend}")
     return session, generation, text
@@ -116,7 +113,16 @@ def _record(session: Session, generation: Generation, text: str) -> dict[str, ob
     }
 
 
-def _prompt_ids(checkpoint: Checkpoint, prompt: str, raw: bool) -> list[int]:
+def prompt_ids(checkpoint: Checkpoint, arguments: argparse.Namespace, options: RuntimeOptions) -> list[int]:
+    """Ids of --prompt, with or without --raw. Raises PromptError for a prompt that cannot be run."""
+    config = checkpoint.config
+    ids = _encoded(checkpoint, arguments.prompt, arguments.raw)
+    longest = min(choose_seq_len(config, options.seq_len), config.max_position_embeddings)
+    check_prompt(ids, longest, config.vocab_size)
+    return ids
+
+
+def _encoded(checkpoint: Checkpoint, prompt: str, raw: bool) -> list[int]:
     """Ids of the prompt: a user's message, unless `raw` is set or there is no chat template."""
     if not prompt.strip():
         raise PromptError("the prompt is empty; give it some text with --prompt")

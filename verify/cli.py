@@ -1,6 +1,7 @@
 """The command line of the gate.
 
-Exit codes: 0 passed, 1 failed, 2 nothing could be verified (one line says why), 130 stopped by Ctrl-C.
+Exit codes: 0 passed, or no step named; 1 failed, or one named; 2 nothing could be verified (one line says
+why); 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
-from llama32_1b.cli import Parser, add_commands, add_model, add_runtime, default_cache_dir, run_command
+from llama32_1b.cli import (
+    Parser,
+    add_commands,
+    add_model,
+    add_prompt,
+    add_runtime,
+    default_cache_dir,
+    run_command,
+)
 from llama32_1b.commands import runtime_options
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.session import Session, prepare_runtime
+from verify.diagnosis import add_diagnosis, diagnosis
 from verify.gate import Record, verify
 from verify.identity import Case, identities
 from verify.prompts import choose_prompts
@@ -27,7 +37,11 @@ PASSED, FAILED = 0, 1
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m verify", description="Compare a model with Hugging Face transformers.")
-    add_commands(parser, ("gate", gate, [add_model, add_runtime, _add_gate]))
+    add_commands(
+        parser,
+        ("gate", gate, [add_model, add_runtime, _add_gate]),
+        ("diagnosis", diagnosis, [add_model, add_runtime, add_prompt, add_diagnosis]),
+    )
     return parser
 
 

@@ -8,6 +8,7 @@ both is what rounding does to transformers' own bf16, measured against its float
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,13 @@ class Row:
     def problem(self) -> str:
         """Why this step itself is at fault; empty where it is not."""
         return self.remark or (self.own.problem if self.own else "")
+
+    @property
+    def used(self) -> float:
+        """How much of its own bounds is used up; infinite where there is no value, or a remark."""
+        if self.remark:
+            return math.inf
+        return self.own.used if self.own else 0.0
 
     @property
     def drift(self) -> str:

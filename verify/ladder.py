@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llama32_1b.decode import decode_step
@@ -31,6 +31,35 @@ class Diagnosis:
         """The first step at fault; without one, the first that is too far from transformers' run."""
         guilty = next((row for row in self.rows if row.problem), None)
         return guilty or next((row for row in self.rows if row.drift), None)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those with layers, in the order they run."""
+        return tuple(dict.fromkeys(row.phase for row in self.rows if row.layer is not None))
+
+    @property
+    def focus(self) -> tuple[str, int]:
+        """The phase and layer to look into: of the first step at fault, else of the one nearest its bound."""
+        first = self.first
+        if first is not None and first.layer is not None:
+            return first.phase, first.layer
+        inside = [row for row in self.rows if row.layer is not None]
+        nearest = max(inside, key=lambda row: row.used)
+        return nearest.phase, nearest.layer or 0
+
+    def steps(self, phase: str, layer: int | None) -> list[Row]:
+        """Every step of a layer; None: those after the layers."""
+        return [row for row in self.rows if (row.phase, row.layer) == (phase, layer)]
+
+    def outputs(self, phase: str) -> Iterator[tuple[str, Row, list[Row]]]:
+        """What comes out: of each layer, with all steps in it, then of each step after the layers."""
+        layers = dict.fromkeys(row.layer for row in self.rows if row.phase == phase)
+        for layer in layers:
+            inside = self.steps(phase, layer)
+            if layer is not None:
+                yield f"layer {layer}", inside[-1], inside
+            else:
+                yield from ((row.step, row, [row]) for row in inside)
 
 
 def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -> Diagnosis:
