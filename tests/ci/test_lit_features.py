@@ -85,5 +85,13 @@ def test_the_rest_is_what_the_caller_says(features: ModuleType) -> None:
     assert "long" not in features.available({})
 
 
+def test_what_is_missing_is_said(features: ModuleType) -> None:
+    assert features.summary({"peano", "virtual_npu", "ryzen_ai_npu2", "long"}) == (
+        "features: long, peano, ryzen_ai_npu2, virtual_npu; missing: hf_token (needs HF_TOKEN)"
+    )
+    assert features.summary(set(features.FEATURES)).endswith("; missing: none")
+    assert features.available({"AERIE_NPU2": "1", "HF_TOKEN": "x"}, long=True) <= set(features.FEATURES)
+
+
 def test_tests_see_what_is_forwarded_and_nothing_else(features: ModuleType) -> None:
     assert features.forwarded({"HF_TOKEN": "x", "VNPU_THREADS": "1"}) == {"HF_TOKEN": "x"}

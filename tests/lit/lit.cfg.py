@@ -18,7 +18,7 @@ SUPPORT = Path(__file__).resolve().parent / "support"
 PROJECT = SUPPORT.parents[2]
 sys.path[:0] = [str(PROJECT), str(SUPPORT)]
 
-from features import available, forwarded
+from features import available, forwarded, summary
 
 refresh, long = (lit_config.params.get(name) == "1" for name in ("refresh", "long"))
 out = Path(lit_config.params.get("out", PROJECT / "build" / "lit")).resolve()
@@ -30,7 +30,9 @@ config.suffixes = [".mlir", ".test"]
 config.test_source_root = str(SUPPORT.parent)
 config.test_exec_root = str(out)
 lit_config.parallelism_groups["npu"] = 1
-config.available_features |= available(os.environ, long)
+features = available(os.environ, long)
+lit_config.note(summary(features))
+config.available_features |= features
 
 config.environment |= forwarded(os.environ)
 config.environment["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])

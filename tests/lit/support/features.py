@@ -1,11 +1,4 @@
-"""What this machine has, as the features that tests ask for with REQUIRES, and what decides each.
-
-virtual_npu    a C++ compiler, as virtual_npu itself looks for one
-ryzen_ai_npu2  a device node under /dev/accel, Python's pyxrt, and xrt-smi naming an NPU2; or AERIE_NPU2=1
-peano          PEANO_INSTALL_DIR, or the llvm-aie wheel, with bin/clang++
-hf_token       HF_TOKEN is set
-long           -D long=1: what takes minutes may run
-"""
+"""What this machine has, as the features that tests ask for with REQUIRES."""
 
 from __future__ import annotations
 
@@ -23,6 +16,15 @@ from virtual_npu.errors import VirtualNpuError
 DEVICES = Path("/dev/accel")
 NPU2_NAMES = re.compile(r"npu[456]|strix|krackan", re.IGNORECASE)
 """What `xrt-smi examine` calls an NPU2: mlir-air's python/air/backend/xrt.py and its lit.cfg.py."""
+
+FEATURES = {
+    "virtual_npu": "a C++ compiler, as virtual_npu itself looks for one",
+    "ryzen_ai_npu2": "a node under /dev/accel, Python's pyxrt, and xrt-smi naming an NPU2; or AERIE_NPU2=1",
+    "peano": "PEANO_INSTALL_DIR, or the llvm-aie wheel, with bin/clang++",
+    "hf_token": "HF_TOKEN",
+    "long": "-D long=1, which lets tests take minutes",
+}
+"""Every feature, and what decides it."""
 
 FORWARDED = (
     "AERIE_NPU2",
@@ -53,6 +55,12 @@ def available(environment: Mapping[str, str], long: bool = False) -> set[str]:
         "long": long,
     }
     return {name for name, present in found.items() if present}
+
+
+def summary(found: set[str]) -> str:
+    """One line: the features that there are, and what the others would take."""
+    missing = [f"{name} (needs {what})" for name, what in FEATURES.items() if name not in found]
+    return f"features: {', '.join(sorted(found)) or 'none'}; missing: {', '.join(missing) or 'none'}"
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:

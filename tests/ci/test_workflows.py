@@ -1,0 +1,177 @@
+"""What continuous integration runs is there: targets, variables, scripts, folders; and names no machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llama32_1b.cli import default_cache_dir
+from virtual_npu.knobs import cache_folder
+
+PROJECT = Path(__file__).parents[2]
+MAKEFILE = (PROJECT / "Makefile").read_text()
+WORKFLOWS = sorted((PROJECT / ".github" / "workflows").glob("*.yml"))
+SCRIPTS = sorted((PROJECT / ".ci").iterdir())
+FOREIGN = re.compile(r"\b(https?:|pypi|/home/|/root/|/opt/|/mnt/|/usr/|/tmp/)|hf_[A-Za-z0-9]{8}")
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    content = yaml.safe_load(path.read_text())
+    assert isinstance(content, dict)
+    return {"on" if key is True else key: value for key, value in content.items()}  # YAML 1.1: on is true
+
+
+def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in WORKFLOWS:
+        for name, job in parsed(path)["jobs"].items():
+            yield f"{path.stem}/{name}", job
+
+
+def steps() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, job in jobs():
+        for step in job["steps"]:
+            yield name, step
+
+
+def uses(action: str) -> list[dict[str, Any]]:
+    return [step for _, step in steps() if step.get("uses", "").startswith(f"{action}@")]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command line, of workflows and of scripts."""
+    for name, step in steps():
+        for line in step.get("run", "").splitlines():
+            yield name, line.strip()
+    for script in SCRIPTS:
+        for line in script.read_text().splitlines():
+            yield script.name, line.strip()
+
+
+def test_there_are_workflows_for_hosted_runners_and_for_a_board() -> None:
+    assert [path.name for path in WORKFLOWS] == ["board.yml", "tests.yml"]
+    assert {name for name, job in jobs() if "self-hosted" in job["runs-on"]} == {"board/board"}
+
+
+def test_every_push_runs_the_tests_and_the_gate() -> None:
+    assert "push" in parsed(PROJECT / ".github/workflows/tests.yml")["on"]
+    job = dict(jobs())["tests/tests"]
+    assert {"make test", "make verify"} <= {step.get("run") for step in job["steps"]}
+    script = (PROJECT / ".ci" / "run").read_text().splitlines()
+    assert {"make test", "make test-long", "make verify"} <= set(script)
+
+
+def test_every_job_ends_some_time() -> None:
+    assert all(0 < job["timeout-minutes"] <= 120 for _, job in jobs())
+
+
+def test_every_step_does_one_thing() -> None:
+    assert all(("uses" in step) != ("run" in step) for _, step in steps())
+
+
+def test_actions_are_pinned() -> None:
+    used = {step["uses"] for _, step in steps() if "uses" in step}
+    assert used
+    assert [name for name in used if not re.fullmatch(r"actions/[a-z-]+@v\d+\.\d+\.\d+", name)] == []
+    assert len({name.split("@")[0] for name in used}) == len(used), "one version of each"
+
+
+def test_make_is_asked_for_what_it_has() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z_]+) +\?=", MAKEFILE, re.MULTILINE))
+    asked = [re.match(r"make ([a-z-]+)(.*)", line) for _, line in commands()]
+    found = [match for match in asked if match]
+    assert {match[1] for match in found} - targets == set()
+    assert {name for match in found for name in re.findall(r"\b([A-Z_]+)=", match[2])} - variables == set()
+
+
+def test_scripts_and_files_that_are_named_are_there() -> None:
+    for name, line in commands():
+        if line.startswith("."):
+            assert os.access(PROJECT / line.split()[0], os.X_OK), (name, line)
+    for _, step in steps():
+        if path := step.get("with", {}).get("cache-dependency-path"):
+            assert (PROJECT / path).is_file()
+
+
+def test_folders_that_are_kept_are_the_ones_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VNPU_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    built = cache_folder()
+    assert built is not None
+    compiled = default_cache_dir().relative_to(PROJECT)
+    written = {str(compiled), f"~/{built.relative_to(Path.home())}", "~/.cache/huggingface"}
+    assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written]
+    uploads = uses("actions/upload-artifact")
+    assert len(uploads) == 3
+    assert all(step["if"] == "always()" for step in uploads)
+    assert all(f"{compiled.with_name('verify')}/*.json" in step["with"]["path"] for step in uploads)
+
+
+def test_every_python_that_the_project_supports() -> None:
+    (least,) = re.findall(r'requires-python = ">=3\.(\d+)"', (PROJECT / "pyproject.toml").read_text())
+    versions = dict(jobs())["tests/tests"]["strategy"]["matrix"]["python"]
+    assert versions == [f"3.{minor}" for minor in range(int(least), int(least) + len(versions))]
+    assert len(versions) == 4
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *SCRIPTS], ids=lambda path: path.name)
+def test_nothing_is_one_machines_own(path: Path) -> None:
+    text = re.sub(r"\A#!.*\n", "", path.read_text()).replace("/dev/null", "")
+    assert FOREIGN.findall(text) == []
+
+
+def test_secrets_stay_out_of_what_others_can_start() -> None:
+    """A pull request from elsewhere gets neither the secret nor the board."""
+    for path in WORKFLOWS:
+        text = path.read_text()
+        events = set(parsed(path)["on"])
+        assert "pull_request_target" not in events
+        if "secrets." in text or "self-hosted" in text:
+            assert events <= {"push", "workflow_dispatch"}
+
+
+def test_the_board_waits_for_what_says_that_there_is_one() -> None:
+    board = dict(jobs())["board/board"]
+    assert (board["needs"], board["if"]) == ("ready", "needs.ready.outputs.runner == 'true'")
+    assert dict(jobs())["board/ready"]["outputs"] == {"runner": "${{ steps.ready.outputs.runner }}"}
+    assert "make lit" in {step.get("run") for step in board["steps"]}
+
+
+@pytest.mark.parametrize(
+    ("runner", "token", "answer", "notices"),
+    [
+        ("true", "x", "true", []),
+        ("true", "", "true", ["gated models skipped::the secret HF_TOKEN is missing"]),
+        ("", "x", "false", ["board tests skipped::there is no NPU2 runner"]),
+        ("false", "", "false", ["board tests skipped::", "gated models skipped::"]),
+    ],
+)
+def test_why_board_tests_are_skipped(
+    tmp_path: Path, runner: str, token: str, answer: str, notices: list[str]
+) -> None:
+    output = tmp_path / "output"
+    settings = {"NPU2_RUNNER": runner, "HF_TOKEN": token, "GITHUB_OUTPUT": str(output)}
+    done = subprocess.run(
+        [PROJECT / ".ci" / "board_ready"],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert output.read_text() == f"runner={answer}\n"
+    printed = done.stdout.splitlines()
+    assert len(printed) == len(notices)
+    assert all(f"::notice title={notice}" in line for notice, line in zip(notices, printed, strict=True))
+    assert token == "" or token not in done.stdout.replace("XRT", "").split()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
