@@ -35,6 +35,9 @@ class Judged:
     yardstick: Measures
     checks: tuple[Check, ...]
 
+    def check(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
     @property
     def used(self) -> float:
         """How much of its bounds is used up; beyond 1, one is left."""

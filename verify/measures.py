@@ -58,10 +58,10 @@ def measure(ours: Values, theirs: Values) -> Measures:
 
 
 def _cosine(a: Values, b: Values) -> float:
-    lengths = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    lengths = float(np.sqrt((a * a).sum())), float(np.sqrt((b * b).sum()))
     if not all(lengths):
         return float(lengths[0] == lengths[1])
-    return float(a @ b / lengths[0] / lengths[1])
+    return float((a * b).sum() / lengths[0] / lengths[1])
 
 
 def _share(part: float, total: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from verify.diagnosis_report import percent, verdict_line
+from verify.judging import Judged
 from verify.ladder import Diagnosis
 from verify.plots import HeatMap, LineChart, heat_map, line_chart
 from verify.steps import HEAD_RUNGS, LAYER_RUNGS
@@ -32,21 +33,33 @@ def render(diagnosis: Diagnosis, about: Mapping[str, str]) -> str:
         phase=phase,
         layer=layer,
         charts=[run_chart(diagnosis, each) for each in diagnosis.phases],
+        steps=step_chart(diagnosis, phase, layer),
         maps=[step_map(diagnosis, each) for each in diagnosis.phases],
         meanings=MEANINGS,
     )
 
 
 def run_chart(diagnosis: Diagnosis, phase: str) -> LineChart:
-    """Relative L1 against transformers' run, from layer to layer, with the yardstick and the bound."""
-    outputs = [(name, row.run) for name, row, _ in diagnosis.outputs(phase) if row.run]
+    """Against transformers' run, from layer to layer."""
+    outputs = [(name.removeprefix("layer "), row.run) for name, row, _ in diagnosis.outputs(phase)]
+    return _chart(f"{phase}: relative L1 by layer", outputs)
+
+
+def step_chart(diagnosis: Diagnosis, phase: str, layer: int) -> LineChart:
+    """Each step of a layer on its own inputs."""
+    return _chart("relative L1 by step", [(row.step, row.own) for row in diagnosis.steps(phase, layer)])
+
+
+def _chart(title: str, judged: Sequence[tuple[str, Judged | None]]) -> LineChart:
+    """Relative L1 of ours, of rounding alone and of the bound, where there is a value."""
+    shown = [(name, each) for name, each in judged if each]
     return line_chart(
-        phase,
-        [name.removeprefix("layer ") for name, _ in outputs],
+        title,
+        [name for name, _ in shown],
         [
-            ("bound", "bound", [judged.checks[1].bound for _, judged in outputs]),
-            ("rounding alone", "rounding", [judged.yardstick.relative_l1 for _, judged in outputs]),
-            ("ours", "ours", [judged.ours.relative_l1 for _, judged in outputs]),
+            ("bound", "bound", [each.check("relative L1").bound for _, each in shown]),
+            ("rounding alone", "rounding", [each.yardstick.relative_l1 for _, each in shown]),
+            ("ours", "ours", [each.ours.relative_l1 for _, each in shown]),
         ],
     )
 
