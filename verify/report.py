@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
+import math
 import platform
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verify.bounds import Bounds
+from verify.files import write_whole
 from verify.gate import POSITIONS, Record, Trial
 from verify.rules import Distance, Failure, kl_bound
 
@@ -130,18 +130,14 @@ def _identity_table(record: Record, box: Box) -> Table:
 
 def save_record(record: Record, model: str, path: Path) -> None:
     """Write the record as JSON, atomically. Raises OSError where that cannot be done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(as_json(record, model), indent=1, allow_nan=False)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text + "\n")
-    os.replace(file.name, path)
+    write_whole(path, json.dumps(as_json(record, model), indent=1, allow_nan=False) + "\n")
 
 
 def as_json(record: Record, model: str) -> dict[str, Any]:
     """Everything: tokens of both sides, numbers of each position, versions, bounds, verdict."""
     return {
         "verdict": record.verdict,
-        "failures": [{**asdict(failure), "text": str(failure)} for failure in record.failures],
+        "failures": [_failure(failure) for failure in record.failures],
         "model": model,
         "backend": record.backend,
         "numerics": record.numerics,
@@ -151,6 +147,12 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "prompts": [_trial(trial) for trial in record.trials],
         "bit_identity": [asdict(found) for found in record.identities],
     }
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    """JSON has no number for one that is not finite: it is null there, and in the text what it is."""
+    finite = failure.value is not None and math.isfinite(failure.value)
+    return {**asdict(failure), "value": failure.value if finite else None, "text": str(failure)}
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""The gate's command line: its output, its exit codes, and the one line for every bad input."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from faults import Passing
+
+from verify import cli
+from verify.reference import Reference
+
+
+@pytest.fixture
+def gate(capsys, tmp_path):
+    """gate(*flags) -> (exit code, lines of standard output, lines of standard error, the record's folder)"""
+
+    def run(*flags):
+        code = cli.main(["gate", "--backend", "virtual", "--out", str(tmp_path / "out"), *flags])
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err.splitlines(), tmp_path / "out"
+
+    return run
+
+
+def test_the_demo_passes(gate):
+    code, out, err, folder = gate()
+    assert code == 0
+    assert out[-1] == "[verify] PASS"
+    assert [line for line in out if line.startswith("| chat turn")]
+    assert [line for line in out if line.startswith("| long")]
+    assert "virtual: long, " in "\n".join(err)
+    path = folder / "verify-demo-virtual-exact.json"
+    assert err[-1] == f"record: {path}"
+    assert json.loads(path.read_text())["verdict"] == "PASS"
+
+
+def test_a_fault_exits_with_1(gate, monkeypatch):
+    class NoFFN(Passing):
+        def run(self, program, /, *, bo_key, **rest):
+            results = super().run(program, bo_key=bo_key, **rest)
+            return {"x_next": results["x_next"] * 0} if bo_key == "o_ffn_L3" else results
+
+    def prepare(*arguments):
+        session = healthy(*arguments)
+        return replace(session, model=replace(session.model, runner=NoFFN(session.model.runner)))
+
+    healthy = cli.prepare_runtime
+    monkeypatch.setattr(cli, "prepare_runtime", prepare)
+    code, out, _, folder = gate()
+    assert code == 1
+    assert out[-1].startswith("[verify] FAIL: free-running, chat turn, position ")
+    (path,) = folder.iterdir()
+    record = json.loads(path.read_text())
+    assert record["verdict"] == "FAIL"
+    assert out[-1].startswith(f"[verify] FAIL: {record['failures'][0]['text']}")
+
+
+def test_bfp16_has_a_record_of_its_own(gate):
+    code, out, _, folder = gate("--numerics", "bfp16")
+    assert (code, out[-1]) == (0, "[verify] PASS")
+    assert "bfp16 products" in "\n".join(out)
+    assert [path.name for path in folder.iterdir()] == ["verify-demo-virtual-bfp16.json"]
+
+
+def refused(gate, *flags):
+    code, out, err, _ = gate(*flags)
+    assert (code, out) == (2, [])
+    return err[-1]
+
+
+def test_there_is_no_such_model(gate):
+    assert refused(gate, "--model", "/no/such/folder").startswith(
+        "error: --model '/no/such/folder' is neither a folder, nor a Hugging Face id"
+    )
+
+
+def test_a_folder_without_a_checkpoint(gate, tmp_path):
+    assert f"error: there is no {tmp_path / 'config.json'}" in refused(gate, "--model", str(tmp_path))
+
+
+def test_an_unknown_flag(gate):
+    assert refused(gate, "--fulll") == (
+        "error: unrecognized arguments: --fulll (see python -m verify --help)"
+    )
+
+
+def test_unknown_numerics(gate):
+    assert refused(gate, "--numerics", "int4").startswith("error: ")
+
+
+def test_without_torch_it_says_how_to_get_it(gate, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert refused(gate) == (
+        "error: the reference needs torch, which is not installed; `make verify` installs it, as does "
+        "pip install -e '.[test]'"
+    )
+
+
+def test_a_record_that_cannot_be_written(gate, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err, _ = gate("--out", str(tmp_path / "file"))
+    assert code == 2
+    assert err[-1] == (
+        f"error: cannot write {tmp_path / 'file' / 'verify-demo-virtual-exact.json'} (File exists); "
+        "name another folder with --out"
+    )
+
+
+def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
+    from llama32_1b.errors import CheckpointError
+
+    with pytest.raises(CheckpointError, match=f"transformers cannot load {tmp_path}: .*; fetch it again"):
+        Reference.open(tmp_path)
+
+
+def test_a_reference_that_gives_no_numbers(write_llama):
+    import torch
+
+    from llama32_1b.errors import CheckpointError
+
+    reference = Reference.open(write_llama(num_hidden_layers=1))
+    with torch.no_grad():
+        reference.model.model.norm.weight[0] = float("nan")
+    with pytest.raises(CheckpointError, match="logits for this checkpoint that are not finite"):
+        reference.greedy([1, 2], 2)
+
+
+def test_one_pass_gives_what_steps_give(demo_reference):
+    """Within what bf16 products of other shapes may differ by."""
+    prompt = [1495, 100, 200, 300]
+    answer = demo_reference.greedy(prompt, 8)
+    rows = demo_reference.logits([*prompt, *answer.token_ids[:-1]], start=len(prompt) - 1)
+    assert rows.shape == answer.logits.shape
+    assert abs(rows - answer.logits).max() < 0.1 * answer.logits.std()

@@ -1,0 +1,139 @@
+"""The table, the last line and the JSON record, of a record made by hand."""
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llama32_1b.generate import FinishReason
+from verify.bounds import EXACT
+from verify.gate import Record, Trial
+from verify.identity import Identity
+from verify.prompts import Prompt
+from verify.reference import Answer, Expected
+from verify.report import as_json, print_record, save_record, verdict_line
+from verify.rules import Failure, compare
+from verify.subject import Said
+
+THEIRS = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+DISTANCE = compare(THEIRS, THEIRS + np.float32(0.25))
+ROUNDING = compare(THEIRS, THEIRS + np.float32(0.125))
+FAILURE = Failure("teacher-forced", "greeting", 2, "rms logit difference", 1.5, 0.25)
+
+
+def trial(**changes):
+    expected = Expected(Answer([4, 5, 6], THEIRS), ROUNDING, None, None)
+    said = Said((1, 2), [4, 5, 7], list(THEIRS), FinishReason.LENGTH)
+    return replace(Trial(Prompt("greeting", (1, 2)), expected, said, 2, DISTANCE), **changes)
+
+
+def record(*trials, overall=(), identities=()):
+    return Record("virtual", "exact", EXACT, list(trials), list(overall), list(identities))
+
+
+def printed(found):
+    out = io.StringIO()
+    print_record(found, out)
+    return out.getvalue().splitlines()
+
+
+def row(lines, name):
+    return next(line.strip("|").split("|") for line in lines if line.startswith(f"| {name}"))
+
+
+def test_a_pass_ends_with_its_one_line():
+    lines = printed(record(trial()))
+    assert lines[-1] == "[verify] PASS"
+    assert not [line for line in lines if "FAIL" in line]
+
+
+def test_the_row_of_a_prompt_is_in_units_of_rounding():
+    cells = [cell.strip() for cell in row(printed(record(trial())), "greeting")]
+    assert cells[:7] == ["greeting", "steps", "3", "2 of 3", "1", "2.00", "2.00"]
+    assert cells[7] == "2.00"
+    assert cells[-1] == "ok"
+
+
+def test_positions_have_a_row_of_their_own():
+    expected = Expected(Answer([4, 5, 6], THEIRS), ROUNDING, THEIRS, ROUNDING)
+    lines = printed(record(trial(expected=expected, positions=DISTANCE)))
+    assert [line.split("|")[2].strip() for line in lines if "greeting" in line] == ["steps", "prompt"]
+
+
+def test_a_failure_is_the_last_line_and_marks_its_row():
+    lines = printed(record(trial(failures=[FAILURE])))
+    assert lines[-1] == (
+        "[verify] FAIL: teacher-forced, greeting, position 2: rms logit difference is 1.5, bound 0.25"
+    )
+    assert row(lines, "greeting")[-1].strip() == "FAIL"
+
+
+def test_more_failures_are_told_before_the_last_line_a_few_of_them():
+    lines = printed(record(trial(failures=[FAILURE] * 40)))
+    assert len([line for line in lines if line.startswith("also: teacher-forced, greeting")]) == 10
+    assert lines[-1].endswith("bound 0.25 (and 39 more)")
+
+
+def test_a_part_that_was_not_reached_has_no_numbers():
+    broken = trial(said=None, divergence=None, forced=None, failures=[FAILURE])
+    assert row(printed(record(broken)), "greeting")[4].strip() == "-"
+
+
+def test_a_long_line_is_not_broken():
+    failure = replace(FAILURE, what="what " * 60)
+    assert printed(record(trial(failures=[failure])))[-1].count("what") == 60
+
+
+def test_brackets_of_a_message_are_no_markup():
+    failure = Failure("free-running", "greeting", None, "operand [bold]x[/bold] [3]")
+    assert "[bold]x[/bold] [3]" in printed(record(trial(failures=[failure])))[-1]
+
+
+def test_bit_identity_has_a_table():
+    same, other = Identity("on one thread", 100), Identity("padded", 100, 7)
+    skipped = Identity("a chat", skipped="there is no chat template")
+    lines = printed(record(trial(), identities=[same, other, skipped]))
+    assert [cell.strip() for cell in row(lines, "on one thread")] == ["on one thread", "100", "0", "ok"]
+    assert "FAIL" in row(lines, "padded")[3]
+    assert "skipped: there is no chat template" in row(lines, "a chat")[3]
+    assert lines[-1] == "[verify] FAIL: bit identity, padded: the count of numbers that differ is 7, bound 0"
+
+
+def test_the_verdict_counts_failures_of_all_sorts():
+    found = record(trial(failures=[FAILURE]), overall=[FAILURE], identities=[Identity("padded", 9, 1)])
+    assert len(found.failures) == 3
+    assert found.verdict == "FAIL"
+    assert verdict_line(found.failures).endswith("(and 2 more)")
+
+
+def test_the_record_holds_everything():
+    content = json.loads(json.dumps(as_json(record(trial(failures=[FAILURE])), "demo"), allow_nan=False))
+    assert (content["verdict"], content["model"], content["backend"]) == ("FAIL", "demo", "virtual")
+    assert content["numerics"] == "exact"
+    assert content["bounds"]["top_k"] == 5
+    assert set(content["versions"]) == {"aerie", "numpy", "torch", "transformers", "python"}
+    assert content["failures"][0]["text"] == str(FAILURE)
+    (prompt,) = content["prompts"]
+    assert prompt["prompt_token_ids"] == [1, 2]
+    assert prompt["reference_token_ids"] == [4, 5, 6]
+    assert prompt["our_token_ids"] == [4, 5, 7]
+    assert prompt["finish_reason"] == "length"
+    assert prompt["steps"]["rms"] == pytest.approx([0.25] * 3)
+    assert prompt["steps_rounding"]["our_place"] == [1, 1, 1]
+    assert prompt["positions"] is None
+
+
+def test_a_record_is_written_whole_over_an_older_one(tmp_path):
+    path = tmp_path / "new" / "record.json"
+    for model in ("first", "second"):
+        save_record(record(trial()), model, path)
+    assert json.loads(path.read_text())["model"] == "second"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_infinite_number_is_no_json(tmp_path):
+    endless = replace(FAILURE, value=float("inf"))
+    save_record(record(trial(failures=[endless])), "demo", tmp_path / "record.json")
+    assert json.loads((tmp_path / "record.json").read_text())["failures"][0]["value"] is None
