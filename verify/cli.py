@@ -27,10 +27,11 @@ from llama32_1b.progress import Reporter
 from llama32_1b.session import Session, prepare_runtime
 from verify.diagnosis import add_diagnosis, diagnosis
 from verify.gate import Record, verify
-from verify.identity import Case, identities
+from verify.identity import Case, Identity, identities
 from verify.prompts import choose_prompts
 from verify.reference import Reference, import_torch
 from verify.report import print_record, save_record
+from verify.subject import BROKEN, one_line
 
 PASSED, FAILED = 0, 1
 
@@ -65,7 +66,8 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
 def gate(arguments: argparse.Namespace) -> int:
     """Say PASS or FAIL: the model's answers and logits against those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
-    import_torch()  # before anything is compiled in vain
+    import_torch()  # what may be missing is looked for before anything is compiled in vain
+    _make_folder(arguments.out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     reference = Reference.open(checkpoint.folder)
     session = prepare_runtime(checkpoint, options, report)
@@ -75,10 +77,19 @@ def gate(arguments: argparse.Namespace) -> int:
     return FAILED if record.failures else PASSED
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}); name another folder with --out"
+        ) from None
+
+
 def _save(record: Record, arguments: argparse.Namespace) -> Path:
     """Write the record; each model, backend, kind of numbers and set of prompts has a file of its own."""
     kind = "verify-full" if arguments.full else "verify"
-    model = Path(arguments.model).name
+    model = Path(arguments.model).resolve().name
     path: Path = arguments.out / f"{kind}-{model}-{record.backend}-{record.numerics}.json"
     try:
         save_record(record, arguments.model, path)
@@ -103,7 +114,11 @@ def _verify(
         other = RuntimeOptions(seq_len, options.backend, options.cache_dir)
         return prepare_runtime(checkpoint, other, report)
 
-    case = Case.take(session, prompts[0])
+    try:
+        case = Case.take(session, prompts[0])
+    except BROKEN as error:
+        broken = Identity("in a fresh session", broken=one_line(error))
+        return verify(session, reference, prompts, report.note).with_identities([broken])
     record = verify(session, reference, prompts, report.note)
     report.note("bit identity")
     return record.with_identities(list(identities(session, case, reopen)))

@@ -13,25 +13,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llama32_1b.errors import UserError
 from llama32_1b.numerics import F32Array
 from llama32_1b.session import Session
-from runtime import AerieRuntimeError
 from verify import answers
 from verify.bounds import Bounds, bounds_of, numerics_of
 from verify.identity import Identity
 from verify.prompts import Prompt
 from verify.reference import Expected, Note, Reference, silent
 from verify.rules import Distance, Failure, compare, join, judge, judge_bias
-from verify.subject import Said, Subject
+from verify.subject import BROKEN, Said, Subject, one_line
 
 STEPS = 32
 """Tokens that both sides make, where the model's context has room for as many."""
 
 FORCED, POSITIONS = "teacher-forced", "prompt positions"
-
-BROKEN = (FloatingPointError, AerieRuntimeError, UserError)
-"""What a forward pass may raise that gets no further: logits that are no numbers, a program that fails."""
 
 
 @dataclass
@@ -100,7 +95,7 @@ def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bou
         _run_parts(subject, trial, bounds)
     except BROKEN as error:
         part = answers.PART if trial.said is None else POSITIONS if trial.forced else FORCED
-        trial.failures.append(Failure(part, prompt.name, None, " ".join(str(error).split())))
+        trial.failures.append(Failure(part, prompt.name, None, one_line(error)))
     return trial
 
 

@@ -16,7 +16,7 @@ from llama32_1b.tokenizer import Message
 from multi_launch_builder import legal_seq_len
 from verify.prompts import Prompt
 from verify.rules import Failure
-from verify.subject import Said, Subject
+from verify.subject import BROKEN, Said, Subject, one_line
 
 STEPS = 8
 """Tokens decoded after the prompt."""
@@ -31,15 +31,19 @@ Reopen = Callable[[int], Session]
 
 @dataclass(frozen=True)
 class Identity:
-    """Two ways to one result. `differing` of `compared` numbers differ; `skipped`: why it was not tried."""
+    """Two ways to one result. `differing` of `compared` numbers differ; `skipped`: why it was not tried;
+    `broken`: what it ended with instead of a result."""
 
     name: str
     compared: int = 0
     differing: int = 0
     skipped: str = ""
+    broken: str = ""
 
     @property
     def failure(self) -> Failure | None:
+        if self.broken:
+            return Failure("bit identity", self.name, None, self.broken)
         if not self.differing:
             return None
         return Failure("bit identity", self.name, None, "the count of numbers that differ", self.differing, 0)
@@ -65,11 +69,18 @@ class Case:
 
 def identities(session: Session, case: Case, reopen: Reopen) -> Iterator[Identity]:
     """All of them, in turn, in a session that has run other prompts since the case was taken."""
-    yield case.compare("after other prompts, and in a fresh session", session)
-    yield case.compare("with another padding token", _padded_otherwise(session))
-    yield _other_length(session, case, reopen)
-    yield _one_thread(session, case)
-    yield _turn_by_turn(session)
+    ways: dict[str, Callable[[str], Identity]] = {
+        "after other prompts, and in a fresh session": lambda name: case.compare(name, session),
+        "with another padding token": lambda name: case.compare(name, _padded_otherwise(session)),
+        "compiled for half the length": lambda name: _other_length(name, session, case, reopen),
+        "on one thread": lambda name: _one_thread(name, session, case),
+        "a chat turn by turn, and at once": lambda name: _turn_by_turn(name, session),
+    }
+    for name, way in ways.items():
+        try:
+            yield way(name)
+        except BROKEN as error:
+            yield Identity(name, broken=one_line(error))
 
 
 def compare(name: str, one: Bits, other: Bits) -> Identity:
@@ -94,8 +105,7 @@ def _padded_otherwise(session: Session) -> Session:
     return replace(session, model=replace(session.model, config=replace(config, eos_token_ids=(other,))))
 
 
-def _other_length(session: Session, case: Case, reopen: Reopen) -> Identity:
-    name = "compiled for half the length"
+def _other_length(name: str, session: Session, case: Case, reopen: Reopen) -> Identity:
     length, needed = session.model.seq_len, len(case.prompt_ids)
     half = legal_seq_len(session.model.config.shape, max(1, length // 2))
     if half >= length or half < needed:
@@ -107,8 +117,7 @@ def _other_length(session: Session, case: Case, reopen: Reopen) -> Identity:
         shorter.cache.close()
 
 
-def _one_thread(session: Session, case: Case) -> Identity:
-    name = "on one thread"
+def _one_thread(name: str, session: Session, case: Case) -> Identity:
     if session.backend != "virtual":
         return Identity(name, skipped="threads are the virtual NPU's")
     with _environment(THREADS, "1"):
@@ -128,9 +137,8 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _turn_by_turn(session: Session) -> Identity:
+def _turn_by_turn(name: str, session: Session) -> Identity:
     """The last answer of a chat, against the whole conversation as one prompt."""
-    name = "a chat turn by turn, and at once"
     tokenizer = session.tokenizer
     if not tokenizer.has_chat_template:
         return Identity(name, skipped="there is no chat template")

@@ -141,7 +141,7 @@ def _float32(tensor: Any) -> F32Array:
     values: F32Array = tensor.float().numpy()
     if not np.isfinite(values).all():
         raise CheckpointError(
-            "transformers gives logits for this checkpoint that are not finite, so nothing can be compared with "
-            "them; its weights are damaged: fetch it again"
+            "transformers gives logits for this checkpoint that are not finite: there is nothing to compare "
+            "with, and its weights are damaged: fetch it again"
         )
     return values

@@ -123,7 +123,7 @@ def _identity_table(record: Record, box: Box) -> Table:
         if found.skipped:
             table.add_row(found.name, "-", "-", f"skipped: {found.skipped}")
         else:
-            verdict = "FAIL" if found.differing else "ok"
+            verdict = "FAIL" if found.failure else "ok"
             table.add_row(found.name, str(found.compared), str(found.differing), verdict)
     return table
 

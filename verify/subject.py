@@ -11,6 +11,7 @@ import numpy as np
 
 from llama32_1b.chat import Chat
 from llama32_1b.decode import decode_step
+from llama32_1b.errors import UserError
 from llama32_1b.generate import FinishReason, Generation, never
 from llama32_1b.lm_head import next_token_logits
 from llama32_1b.model import LlamaModel
@@ -19,6 +20,15 @@ from llama32_1b.prefill import prefill
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session
 from llama32_1b.tokenizer import Tokenizer
+from runtime import AerieRuntimeError
+
+BROKEN = (FloatingPointError, AerieRuntimeError, UserError)
+"""What a forward pass may raise that gets no further: logits that are no numbers, a program that fails."""
+
+
+def one_line(error: Exception) -> str:
+    """An error's message, for a line of its own."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclass(frozen=True)

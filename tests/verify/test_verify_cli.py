@@ -97,12 +97,19 @@ def test_without_torch_it_says_how_to_get_it(gate, monkeypatch):
     )
 
 
-def test_a_record_that_cannot_be_written(gate, tmp_path):
+def test_a_folder_that_cannot_be_made(gate, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err, _ = gate("--out", str(tmp_path / "file"))
+    assert refused(gate, "--out", str(tmp_path / "file")) == (
+        f"error: cannot write to {tmp_path / 'file'} (File exists); name another folder with --out"
+    )
+
+
+def test_a_record_that_cannot_be_written(gate, tmp_path):
+    (tmp_path / "out" / "verify-demo-virtual-exact.json").mkdir(parents=True)
+    code, _, err, _ = gate()
     assert code == 2
     assert err[-1] == (
-        f"error: cannot write {tmp_path / 'file' / 'verify-demo-virtual-exact.json'} (File exists); "
+        f"error: cannot write {tmp_path / 'out' / 'verify-demo-virtual-exact.json'} (Is a directory); "
         "name another folder with --out"
     )
 

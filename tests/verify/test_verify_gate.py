@@ -214,3 +214,13 @@ def test_a_session_that_looks_at_padding_is_found(demo_session, prompts):
     first_two = itertools.islice(identities(peeking, case, reopen=None), 2)
     found = {identity.name: identity.differing for identity in first_two}
     assert found["after other prompts, and in a fresh session"] == 0 < found["with another padding token"]
+
+
+def test_a_program_that_fails_on_another_way_is_a_failure(demo_session, prompts):
+    case = Case.take(demo_session, prompts[0])
+    broken = with_runner(demo_session, Breaking, "o_ffn", RunError("lost"))
+    found = list(itertools.islice(identities(broken, case, reopen=None), 2))
+    assert [str(identity.failure) for identity in found] == [
+        "bit identity, after other prompts, and in a fresh session: lost",
+        "bit identity, with another padding token: lost",
+    ]
