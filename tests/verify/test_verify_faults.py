@@ -3,6 +3,10 @@
 The prompts are those of `make verify`: two, with all their steps.
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
 from faults import FAULTS, Healthy
 
@@ -51,3 +55,28 @@ def test_faults_leave_the_session_as_it_was(healthy, demo_reference, prompts):
         fault.inject(healthy)
     assert verify(healthy.session, demo_reference, prompts).failures == []
     assert diagnose(healthy.session, demo_reference, prompts[0].token_ids).first is None
+
+
+def command(*arguments, **environment):
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "verify", *arguments, "--backend", "virtual"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+        timeout=600,
+    )
+
+
+def test_a_process_whose_programs_truncate_fails(tmp_path):
+    ended = command("gate", "--out", str(tmp_path), VNPU_ROUNDING="floor")
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("[verify] FAIL: teacher-forced, chat turn: ")
+
+
+def test_diagnosis_in_a_process_names_where_truncation_begins(tmp_path):
+    question = ("--prompt", "What is the capital of France?", "--out", str(tmp_path))
+    ended = command("diagnosis", *question, VNPU_ROUNDING="floor")
+    assert ended.returncode == 1, ended.stderr
+    assert "layer 0, step attn_norm" in ended.stdout.splitlines()[-1]
