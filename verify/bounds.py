@@ -3,7 +3,7 @@
 The yardstick is measured in each run, on the same positions: how far the reference in bf16 is from itself in
 float32. A model that amplifies rounding amplifies both, so one set of bounds does for the demo (rms of about
 0.7 % of the logits' standard deviation) and for random Llamas of 6 layers (3 %), where absolute bounds would
-be 5 times too wide for the one or too narrow for the other.
+be four times too wide for the one or too narrow for the other.
 
 Measured on the virtual NPU with every prompt of `make verify-full`: the demo, and 8 random Llamas (1 to 6
 layers, 2/2 to 9/3 heads of 32 to 128, tied and untied, hidden size 64 to 576, and one layer of full size,
@@ -20,11 +20,11 @@ A mean over few positions is nearer to that of one: over 16 the bias reached 0.4
 With the programs computed in numpy, whose sums run in another order, 14 shapes gave rms 1.1 to 1.4, at one at
 most 3.3, mean KL at most 5.4 times (a distribution so sure that its KL is 3e-5 nats).
 
-Faults in the demo, rms of the worst of two prompts: bf16 by truncation everywhere 3.2 (with a bias of 1.35),
-heads swapped in one layer 7 to 34, a mask off by one 8 to 56, RMSNorm epsilon 1e-6 in the programs 35, RoPE
-without llama3 scaling 67. So `rms` is what tells the subtlest fault from health, with margin on both sides.
-Truncation in the SwiGLU or the RMSNorm alone (1.3) cannot be told from rounding; nor can the epsilon of the
-final RMSNorm alone, where the row is large.
+Faults in the demo (tests/verify/faults.py), the largest rms of two prompts and the positions of one: bf16 by
+truncation everywhere 3.2, a mask that sees one position more or fewer 7.9 to 56, heads swapped in a layer 7
+to 34, RMSNorm epsilon 1e-6 in the programs 23, RoPE without llama3 scaling 140. So `rms` tells the subtlest of
+them from health, with margin on both sides. Truncation in the SwiGLU or the RMSNorm alone (1.3) cannot be told
+from rounding; nor can the epsilon of the final RMSNorm, where the row is large.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ EXACT = Bounds(
     largest=25.0,
     bias_at_one=3.0,
 )
-# Emulated products leave up to 3.4 times the yardstick in a healthy random model (table above), so truncation
-# is the one fault of ours that passes here; on the demo alone the exact bounds would do.
+# Emulated products leave up to 3.4 times the yardstick in a healthy random model (table above), so of the
+# faults below truncation passes here. On the demo alone the exact bounds would do.
 BFP16 = replace(EXACT, rms=5.0, rms_at_one=12.0, kl=25.0, noise_kl=0.2, largest=50.0)
 
 

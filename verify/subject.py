@@ -22,6 +22,9 @@ from llama32_1b.session import Session
 from llama32_1b.tokenizer import Tokenizer
 from runtime import AerieRuntimeError
 
+UNWRITTEN = 1000.0
+"""Far from any key and value, and finite, so that what it does to the logits can be told in numbers."""
+
 BROKEN = (FloatingPointError, AerieRuntimeError, UserError)
 """What a forward pass may raise that gets no further: logits that are no numbers, a program that fails."""
 
@@ -92,9 +95,15 @@ class Subject:
         return listening.said
 
     def forced(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Forced:
-        """Prefill the prompt, then decode `token_ids` whatever the logits say; the last is not fed."""
+        """Prefill the prompt, then decode `token_ids` whatever the logits say; the last is not fed.
+
+        The KV cache is full of UNWRITTEN before, so that a position read before it is written shows.
+        """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
+        for layer in range(model.config.num_hidden_layers):
+            for array in cache.layer(layer):
+                array.fill(UNWRITTEN)
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]

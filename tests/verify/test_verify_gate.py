@@ -150,6 +150,15 @@ def test_forced_tokens_are_fed_as_decode_feeds_them(demo_session):
     assert decode_step.__module__ == "llama32_1b.decode"
 
 
+def test_a_position_that_nothing_wrote_must_not_be_read(demo_session, demo_reference, prompts):
+    """An empty cache holds zeros, which hardly move the logits."""
+    model = replace(demo_session.model, mask=lambda position: slice(0, position + 2))
+    record = verify(replace(demo_session, model=model), demo_reference, prompts[:1])
+    rms = next(failure for failure in record.failures if failure.what == "rms logit difference")
+    assert rms.part == "teacher-forced"
+    assert rms.value > 10 * rms.bound
+
+
 def test_a_conversation_is_heard_turn_by_turn(demo_session):
     first, second = Subject(demo_session).chat(["Who are you?", "What is 3 plus 4?"], 4)
     assert len(second.prompt_ids) > len(first.prompt_ids) + 4
