@@ -39,9 +39,7 @@ def verdict_line(diagnosis: Diagnosis) -> str:
         return "[diagnosis] no step leaves its bound"
     if first.problem:
         return f"[diagnosis] {first.place}: {first.problem}"
-    return (
-        f"[diagnosis] {first.place}: far from transformers' run, although no step is at fault: {first.drift}"
-    )
+    return f"[diagnosis] {first.place}: far from transformers' run, with no step at fault: {first.drift}"
 
 
 def percent(used: float) -> str:

@@ -19,9 +19,11 @@ class Measures:
     absolute difference and `mean_diff` the mean of ours - theirs, in the values' own unit. `relative_l1` is
     sum|ours - theirs| / sum|theirs|.
 
-    Two numbers tell how ours lean, as shares of the mean |theirs|; rounding to nearest leaves both near 0.
-    `bias` is the mean difference: not 0 where numbers are rounded downwards. `shrink` is how much nearer to
-    zero ours are: not 0 where bits are cut off, or where a norm has another epsilon.
+    Two numbers tell how ours lean: means over all values, each with the same weight, of the difference as a
+    share of |theirs|, and none counting for more than one unit in bf16's last place. Rounding to nearest
+    leaves both near 0, whatever few large values do. `bias`: of ours - theirs; not 0 where numbers are
+    rounded downwards. `shrink`: of how much nearer to zero ours are; not 0 where bits are cut off, or where
+    a norm has another epsilon.
     """
 
     cosine: float
@@ -36,6 +38,9 @@ class Measures:
         return {name: value if np.isfinite(value) else None for name, value in asdict(self).items()}
 
 
+LAST_PLACE = 2.0**-7
+"""A unit in the last place of a bf16, as the largest share that it is of a number."""
+
 NOT_FINITE = Measures(*[float("nan")] * 6)
 
 
@@ -47,13 +52,14 @@ def measure(ours: Values, theirs: Values) -> Measures:
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return NOT_FINITE
     difference, total = a - b, float(np.abs(b).sum())
+    shares = _clipped_shares(difference, b)
     return Measures(
         cosine=_cosine(a, b),
         max_diff=float(np.abs(difference).max(initial=0.0)),
-        mean_diff=float(difference.mean()) if difference.size else 0.0,
+        mean_diff=float(difference.mean()),
         relative_l1=_share(float(np.abs(difference).sum()), total),
-        bias=_share(float(difference.sum()), total),
-        shrink=_share(float(-(difference * np.sign(b)).sum()), total),
+        bias=float(shares.mean()),
+        shrink=float(-(shares * np.sign(b)).mean()),
     )
 
 
@@ -62,6 +68,13 @@ def _cosine(a: Values, b: Values) -> float:
     if not all(lengths):
         return float(lengths[0] == lengths[1])
     return float((a * b).sum() / lengths[0] / lengths[1])
+
+
+def _clipped_shares(difference: Values, theirs: Values) -> Values:
+    """difference / |theirs|, at most LAST_PLACE either way."""
+    least = np.maximum(np.abs(difference), np.finfo(np.float64).tiny)  # shares beyond 1 are cut off anyway
+    shares: Values = difference / np.maximum(np.abs(theirs), least)
+    return shares.clip(-LAST_PLACE, LAST_PLACE)
 
 
 def _share(part: float, total: float) -> float:
