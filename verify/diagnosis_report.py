@@ -13,6 +13,7 @@ from rich.table import Table
 from verify.judging import Judged, Row
 from verify.ladder import Diagnosis
 
+MOST = 1000  # times a bound: beyond that, numbers say nothing
 PIPED_WIDTH = 132  # columns, where the reader is no terminal
 
 EXPLANATION = """\
@@ -44,9 +45,9 @@ def verdict_line(diagnosis: Diagnosis) -> str:
 
 def percent(used: float) -> str:
     """A share of a bound: as a percentage, or as a multiple where that is easier to read."""
-    if not math.isfinite(used):
-        return "no end"
-    return f"{used:.0%}" if used < 10 else f"{used:.3g}x"
+    if used < 10:
+        return f"{used:.0%}"
+    return f"{used:.0f}x" if used <= MOST else f"over {MOST}x"
 
 
 def _tables(diagnosis: Diagnosis, box: Box) -> Iterator[Table]:

@@ -82,6 +82,7 @@ def test_errors_that_only_add_up_are_named_last(healthy):
     rows = [replace(row, run=drifted(row.run)) if row.layer == 2 else row for row in healthy.rows]
     found = Diagnosis(healthy.token_ids, rows)
     assert found.first.place == "layer 2, step input"
+    assert "and yet the run has drifted" in render(found, ABOUT)
     assert "far from transformers' run, with no step at fault: cosine 0.5" in verdict_line(found)
 
 
@@ -214,7 +215,7 @@ def test_plots_hold_a_mark_for_every_value():
 
 
 @pytest.mark.parametrize(
-    ("used", "text"), [(0.5, "50%"), (1.0, "100%"), (123.4, "123x"), (math.inf, "no end")]
+    ("used", "text"), [(0.5, "50%"), (1.0, "100%"), (123.4, "123x"), (math.inf, "over 1000x")]
 )
 def test_shares_of_a_bound_in_words(used, text):
     assert percent(used) == text
