@@ -19,7 +19,8 @@ PIPED_WIDTH = 132  # columns, where the reader is no terminal
 EXPLANATION = """\
 Of a layer: its output against transformers' bf16 run, where errors add up. Of a step: on the inputs that
 ours had, against transformers' float32, so that only the step's own error shows. rounding: the relative L1
-of transformers' own bf16 in the same place. bound used: 100 % and more is too far."""
+of transformers' own bf16 in the same place. bound used: beyond 100 % is too far; by cosine, largest diff,
+relative L1, bias (ours lean upwards or downwards) or shrink (ours lean towards zero)."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
