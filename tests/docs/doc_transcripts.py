@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-REFUSAL = re.compile(r'^(error:|\S+Error:|guilty:|{"ok": false)', re.MULTILINE)
+VERDICT = r"\[verify\] FAIL|\[diagnosis\] layer"
+REFUSAL = re.compile(rf'^(error:|{VERDICT}|\S+Error:|guilty:|{{"ok": false)', re.MULTILINE)
 COUNTS = re.compile(r"\d+ deselected in [\d.]+s")
 
 
@@ -52,18 +53,28 @@ def table(page: str, *heading: str) -> list[tuple[str, ...]]:
     return [tuple(cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")) for row in rows]
 
 
-def check_command(page: str, folder: Path, command: str, expected: str) -> None:
-    """Run a command of a page in a folder: it prints what the page shows, and fails if that is an error."""
+def check_command(
+    page: str,
+    folder: Path,
+    command: str,
+    expected: str,
+    seen_as: Callable[[str], str] = str,
+    **variables: str,
+) -> None:
+    """Run a command of a page in a folder: it prints what the page shows, and fails if that is an error.
+
+    `seen_as` is what of both texts is compared; `variables` go to the command's environment.
+    """
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=environment(folder),
+        env={**environment(folder), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=300,
     )
-    if not matches(expected, done.stdout):
+    if not matches(seen_as(expected), seen_as(done.stdout)):
         pytest.fail(f"{page}: $ {command}\n--- expected\n{expected}--- found\n{done.stdout}", pytrace=False)
     is_refusal = REFUSAL.search(expected) is not None
     if (done.returncode != 0) != is_refusal:

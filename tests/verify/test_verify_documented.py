@@ -1,0 +1,113 @@
+"""docs/verification.md: its prompts, its bounds, and its table of faults against what they do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import FAULTS, Healthy
+
+from llama32_1b.decode import decode_step
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.prefill import prefill
+from verify.bounds import BFP16, EXACT
+from verify.gate import STEPS, verify
+from verify.ladder import diagnose
+from verify.prompts import choose_prompts
+from verify.rules import place
+from verify.subject import Subject
+
+PAGE = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()
+TOP_K = 5
+
+
+def rows(*heading: str) -> list[list[str]]:
+    """The table with this heading, cells without backticks."""
+    _, found, rest = PAGE.partition("| " + " | ".join(heading) + " |\n")
+    assert found, heading
+    lines = rest.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_every_prompt_is_told(demo_session) -> None:
+    prompts = choose_prompts(demo_session, full=True)
+    assert [name for name, _ in rows("prompt", "what it is")] == [prompt.name for prompt in prompts]
+
+
+def test_bounds() -> None:
+    told = {name: (exact, bfp16) for name, exact, bfp16, *_ in rows("bound", "exact", "bfp16", "of what")}
+    exact, bfp16 = dataclasses.asdict(EXACT), dataclasses.asdict(BFP16)
+    assert told == {name: (f"{exact[name]:g}", f"{bfp16[name]:g}") for name in exact}
+
+
+FAULT_TABLE = rows("fault", "first divergence", "top 5, every step", "farthest beyond a bound", "diagnosis")
+
+
+def test_every_fault_is_told() -> None:
+    assert [(row[0], row[-1]) for row in FAULT_TABLE] == [(fault.name, fault.place) for fault in FAULTS]
+
+
+def free_run(session, prompt_ids):
+    """STEPS greedy tokens with their logits, end tokens or not, as upstream's runner makes them."""
+    cache = session.model.new_cache(len(prompt_ids) + STEPS)
+    logits = [next_token_logits(session.model, prefill(session.model, prompt_ids, cache)[-1])]
+    tokens = [int(np.argmax(logits[0]))]
+    for _ in range(STEPS - 1):
+        logits.append(next_token_logits(session.model, decode_step(session.model, tokens[-1], cache)))
+        tokens.append(int(np.argmax(logits[-1])))
+    return tokens, logits
+
+
+def first_divergence_passes(tokens, logits, answer) -> bool:
+    """Upstream's rule (compute_topk_set_check): only the first step that differs counts."""
+    for step, (ours, theirs) in enumerate(zip(tokens, answer.token_ids, strict=False)):
+        if ours != theirs:
+            return max(place(answer.logits[step], ours), place(logits[step], theirs)) <= TOP_K
+    return True
+
+
+def said_of(fault, healthy, prompt):
+    session = fault.inject(healthy)
+    if fault.place == "answer":
+        said = Subject(session).answer(prompt.token_ids, STEPS)
+        return said.token_ids, said.logits
+    return free_run(session, prompt.token_ids)
+
+
+def row_of(fault, healthy, reference, prompts) -> list[str]:
+    """What the page has to say of a fault, which is put in anew for each: some remember."""
+    answers = [expected.answer for expected in reference.expect([(prompt, STEPS) for prompt in prompts])]
+    pairs = zip(prompts, answers, strict=True)
+    alone = all(first_divergence_passes(*said_of(fault, healthy, prompt), answer) for prompt, answer in pairs)
+    record = verify(fault.inject(healthy), reference, prompts)
+    everywhere = all(trial.forced and trial.forced.worst_place <= TOP_K for trial in record.trials)
+    beyond = [failure.value / failure.bound for failure in record.failures if failure.value and failure.bound]
+    first = diagnose(fault.inject(healthy), reference, prompts[0].token_ids).first
+    words = ["passes" if passes else "fails" for passes in (alone, everywhere)]
+    return [fault.name, *words, factor(max(beyond, default=math.nan)), first.place if first else "nothing"]
+
+
+def factor(value: float) -> str:
+    return "a rule without a number" if math.isnan(value) else f"{float(f'{value:.2g}'):,g} times"
+
+
+@pytest.mark.long
+def test_what_each_fault_does(demo_session, demo_checkpoint, open_session, demo_reference) -> None:
+    """Words as they are; how far beyond a bound, within a factor of 1.5: other CPUs sum in another order."""
+    healthy = Healthy(demo_session, demo_checkpoint, lambda **how: open_session(demo_checkpoint, **how))
+    prompts = choose_prompts(demo_session, full=False)
+    found = [row_of(fault, healthy, demo_reference, prompts) for fault in FAULTS]
+    wrong = [new for old, new in zip(FAULT_TABLE, found, strict=True) if not alike(old, new)]
+    assert not wrong, "the page should say:\n" + "\n".join(f"| {' | '.join(row)} |" for row in wrong)
+    passing = sum(row[1] == "passes" for row in found)
+    assert f"{passing} of the {len(found)} faults below pass" in re.sub(r"\s+", " ", PAGE)
+
+
+def alike(old: list[str], new: list[str]) -> bool:
+    told, measured = (re.sub(r"[^\d.]", "", row[3]) for row in (old, new))
+    near = told == measured or (told and measured and 2 / 3 <= float(told) / float(measured) <= 1.5)
+    return bool(near) and [*old[:3], old[4]] == [*new[:3], new[4]]
