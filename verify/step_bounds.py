@@ -21,7 +21,7 @@ LARGEST = 4.0
 us, over as few as 64 numbers), else 1.8."""
 
 LEAN = 0.0016
-"""Most |bias| and |shrink|, as a share of the values. Healthy: 0.0005, where there is one row of 128 numbers.
+"""Most |bias| and |shrink|, as a share of the values. Healthy: 0.0006, where there is one row of 128 numbers.
 Rounding downwards, or cutting bits off, leans by half a unit in the last place: 0.0027."""
 
 LEAN_OF_BLOCKS = 0.004
