@@ -22,6 +22,7 @@ export PROMPT
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.stamp
+SPREAD := -n auto --dist loadfile  # a process per CPU, the tests of a file in one
 RUN    := $(STAMP)-run
 TEST   := $(STAMP)-test
 
@@ -75,10 +76,10 @@ mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
 
 test: lint ## lint, types, imports between rooms, and every test but the long ones
-	@$(PY) -m pytest -m "not long"
+	@$(PY) -m pytest -m "not long" $(SPREAD)
 
 test-long: $(TEST) ## the long tests
-	@$(PY) -m pytest -m long
+	@$(PY) -m pytest -m long $(SPREAD)
 
 lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$(REFRESH)") tests/lit

@@ -77,5 +77,11 @@ def numerics_of(session: Session) -> str:
     return toolchain.options.numerics if isinstance(toolchain, VirtualToolchain) else session.backend
 
 
+def rounding_of(session: Session) -> str:
+    """How f32 becomes bf16 on the virtual NPU (conv_even or floor), else the backend's name."""
+    toolchain = session.cache.backend.toolchain
+    return toolchain.options.rounding if isinstance(toolchain, VirtualToolchain) else session.backend
+
+
 def bounds_of(session: Session) -> Bounds:
     return EXACT if numerics_of(session) == "exact" else BFP16

@@ -90,7 +90,8 @@ def _save(record: Record, arguments: argparse.Namespace) -> Path:
     """Write the record; each model, backend, kind of numbers and set of prompts has a file of its own."""
     kind = "verify-full" if arguments.full else "verify"
     model = Path(arguments.model).resolve().name
-    path: Path = arguments.out / f"{kind}-{model}-{record.backend}-{record.numerics}.json"
+    numbers = record.numerics if record.rounding == "conv_even" else f"{record.numerics}-{record.rounding}"
+    path: Path = arguments.out / f"{kind}-{model}-{record.backend}-{numbers}.json"
     try:
         save_record(record, arguments.model, path)
     except OSError as error:

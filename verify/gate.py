@@ -16,7 +16,7 @@ import numpy as np
 from llama32_1b.numerics import F32Array
 from llama32_1b.session import Session
 from verify import answers
-from verify.bounds import Bounds, bounds_of, numerics_of
+from verify.bounds import Bounds, bounds_of, numerics_of, rounding_of
 from verify.identity import Identity
 from verify.prompts import Prompt
 from verify.reference import Expected, Note, Reference, silent
@@ -45,8 +45,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that was found. `numerics` is exact or bfp16 on the virtual NPU, else the backend's name.
-    `overall` is what is wrong with all prompts together."""
+    """Everything that was found. `overall` is what is wrong with all prompts together.
+
+    On the virtual NPU `numerics` is exact or bfp16 and `rounding` conv_even or floor; else both are the
+    backend's name."""
 
     backend: str
     numerics: str
@@ -54,6 +56,7 @@ class Record:
     trials: list[Trial]
     overall: list[Failure]
     identities: list[Identity] = field(default_factory=list)
+    rounding: str = "conv_even"
 
     @property
     def failures(self) -> list[Failure]:
@@ -80,7 +83,9 @@ def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], no
     for prompt, wanted in zip(prompts, expected, strict=True):
         note(f"{session.backend}: {prompt.name}, {len(prompt.token_ids)} tokens")
         trials.append(try_prompt(subject, prompt, wanted, bounds))
-    return Record(session.backend, numerics_of(session), bounds, trials, _overall(trials, bounds))
+    overall = _overall(trials, bounds)
+    record = Record(session.backend, numerics_of(session), bounds, trials, overall)
+    return replace(record, rounding=rounding_of(session))
 
 
 def steps_of(session: Session, prompt: Prompt) -> int:

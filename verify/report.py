@@ -141,6 +141,7 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "model": model,
         "backend": record.backend,
         "numerics": record.numerics,
+        "rounding": record.rounding,
         "bounds": asdict(record.bounds),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
         | {"python": platform.python_version()},

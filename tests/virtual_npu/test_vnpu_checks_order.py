@@ -298,7 +298,8 @@ def test_a_token_that_is_missing_in_a_tile_is_noted(library, name):
     for note in notes:
         assert (
             re.search(
-                rf"line \d+: [\w.]+: in herd @h \(0, 0\): missing token, a data race but for the order of the tile: this .*{what}.*no token puts", note
+                rf"line \d+: [\w.]+: in herd @h \(0, 0\): missing token, a data race but for the order of the tile: this .*{what}.*no token puts",
+                note,
             )
             or "writes" in note
         )
