@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.arguments import ArgumentTable
+from kernel_builder.kernels import registry
 from multi_launch_builder.plan import build_kernel
 from multi_launch_builder.program import Program
 from multi_launch_builder.programs import build_programs, plan_programs
@@ -17,8 +18,8 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
     """Writes kernels/NAME.mlir, programs/NAME.mlir and programs/NAME.args.json under `out`; their paths.
 
     A kernel used at several shapes gets kernels/NAME.mlir for the first one and
-    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one. Everything is built before anything is
-    written. Raises UnsupportedShapeError, and OSError where `out` cannot be written.
+    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one; one that no program uses is written at the
+    first shape that it is tested at. Everything is built before anything is written. Raises UnsupportedShapeError, and OSError where `out` cannot be written.
     """
     files = {Path("kernels") / f"{name}.mlir": text for name, text in _kernels(shape, seq_len).items()}
     for name, program in build_programs(shape, seq_len).items():
@@ -31,7 +32,7 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
 
 
 def _kernels(shape: ModelShape, seq_len: int) -> dict[str, str]:
-    """The text of every kernel at every shape the programs use it at, by file name."""
+    """The text of every kernel at every shape the programs use it at, else at one, by file name."""
     seen: set[tuple[Any, ...]] = set()
     texts: dict[str, str] = {}
     for plan in plan_programs(shape, seq_len).values():
@@ -42,7 +43,8 @@ def _kernels(shape: ModelShape, seq_len: int) -> dict[str, str]:
             seen.add(use)
             name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in texts else step.kernel
             texts[name] = build_kernel(step, plan.name).text
-    return texts
+    unused = {name: spec for name, spec in registry().items() if name not in texts}
+    return texts | {name: spec.build(**spec.cases[0]).text for name, spec in unused.items()}
 
 
 def describe(program: Program) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_unsupported_operations_name_themselves_and_their_line():
              %t = tensor.empty() : tensor<4xf32>
              return
            }""",
-        r"line 2: tensor.empty: the virtual NPU does not execute this operation",
+        r"line 2: tensor.empty: tensors are not supported: bufferize the module to memrefs first",
     )
     refused(
         """func.func @f(%x: memref<4xf32>) {
