@@ -19,7 +19,8 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
 
     A kernel used at several shapes gets kernels/NAME.mlir for the first one and
     kernels/NAME-PROGRAM-LAUNCH.mlir for each further one; one that no program uses is written at the
-    first shape that it is tested at. Everything is built before anything is written. Raises UnsupportedShapeError, and OSError where `out` cannot be written.
+    first shape that it is tested at. Everything is built before anything is written. Raises
+    UnsupportedShapeError, and OSError where `out` cannot be written.
     """
     files = {Path("kernels") / f"{name}.mlir": text for name, text in _kernels(shape, seq_len).items()}
     for name, program in build_programs(shape, seq_len).items():
