@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virtual_npu import whole_files
 from virtual_npu.errors import ArgumentError
 from virtual_npu.library import ArgumentType, Entry, Library, RunResult
 from virtual_npu.options import IN_ORDER, RunOptions
@@ -155,14 +154,6 @@ def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     if not folder.is_dir():
         raise ArgumentError(f"cannot write {path}: the folder {folder} does not exist")
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                fill(cast(BinaryIO, file))
-                file.close()
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        whole_files.write_whole(path, fill)
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}") from error

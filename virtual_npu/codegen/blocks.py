@@ -11,12 +11,12 @@ from math import prod
 
 from xdsl.dialects import vector
 from xdsl.dialects.builtin import MemRefType, VectorType
-from xdsl.ir import Block, Operation, OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, grouped, plus, times
-from virtual_npu.codegen.effects import accesses
+from virtual_npu.codegen.effects import accesses, is_inside
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.spans import PLAIN
 
@@ -100,7 +100,7 @@ def _made_inside(nest: Operation, value: SSAValue) -> bool:
         return True
     if isinstance(value, OpResult):
         return bool(value.op.operands) and all(_made_inside(nest, operand) for operand in value.op.operands)
-    return _is_inside(nest, value)
+    return is_inside(nest, value)
 
 
 def _fixed(body: Body, nest: Operation, value: SSAValue) -> str | None:
@@ -108,11 +108,4 @@ def _fixed(body: Body, nest: Operation, value: SSAValue) -> str | None:
     found = interval(value)
     if found is not None and found[0] == found[1]:
         return str(found[0])
-    return None if _is_inside(nest, value) else body.text(value)
-
-
-def _is_inside(nest: Operation, value: SSAValue) -> bool:
-    parent = value.owner.parent_op() if isinstance(value.owner, Block | Operation) else None
-    while parent is not None and parent is not nest:
-        parent = parent.parent_op()
-    return parent is nest
+    return None if is_inside(nest, value) else body.text(value)

@@ -77,7 +77,7 @@ def operand_effects(op: Operation) -> list[Effect]:
     for inner in op.walk():
         for value, writes in accesses(inner):
             root, touched = _outermost(op, value, span(inner, value, writes), outside)
-            if inner is op or not _inside(op, root):
+            if inner is op or not is_inside(op, root):
                 key = root, writes
                 found[key] = joined(found[key], touched) if key in found else touched
     return [(root, writes, touched) for (root, writes), touched in found.items()]
@@ -90,7 +90,7 @@ def _outermost(
     while not _is_operand(op, value):
         if value in outside:
             value = outside[value]
-        elif isinstance(value, OpResult) and value.op.name in _VIEWS and _inside(op, value):
+        elif isinstance(value, OpResult) and value.op.name in _VIEWS and is_inside(op, value):
             step = shift(value)
             touched = add(touched, step) if touched is not None and step is not None else None
             value = value.op.operands[0]
@@ -103,7 +103,7 @@ def _is_operand(op: Operation, value: SSAValue) -> bool:
     return any(operand is value for operand in op.operands)
 
 
-def _inside(op: Operation, value: SSAValue) -> bool:
+def is_inside(op: Operation, value: SSAValue) -> bool:
     """Whether a value is defined in a region of `op`."""
     owner = value.owner
     parent = owner if isinstance(owner, Block) else owner.parent

@@ -18,7 +18,7 @@ from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import types
 from virtual_npu.codegen.blocks import touched_block
 from virtual_npu.codegen.body import Body, Emit, Mode, Nest, Scalar, grouped
-from virtual_npu.codegen.effects import accesses
+from virtual_npu.codegen.effects import accesses, is_inside
 from virtual_npu.codegen.reaches import reach
 
 _LOOPS = frozenset(["scf.for", "scf.parallel", "scf.forall", "scf.while", "affine.for", "affine.parallel"])
@@ -89,14 +89,6 @@ def _memrefs_from_outside(op: Operation) -> list[SSAValue]:
     found: dict[SSAValue, None] = {}
     for inner in op.walk():
         for value in inner.operands:
-            if isinstance(value.type, MemRefType) and not _is_inside(op, value):
+            if isinstance(value.type, MemRefType) and not is_inside(op, value):
                 found[value] = None
     return list(found)
-
-
-def _is_inside(op: Operation, value: SSAValue) -> bool:
-    """Whether a value is defined in a region of an operation."""
-    parent = value.owner.parent_op()
-    while parent is not None and parent is not op:
-        parent = parent.parent_op()
-    return parent is op

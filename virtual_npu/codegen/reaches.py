@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import affine, scf
 from xdsl.dialects.builtin import AffineMapAttr, VectorType
-from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import (
     AffineBinaryOpExpr,
     AffineBinaryOpKind,
@@ -22,6 +22,7 @@ from xdsl.ir.affine import (
 )
 
 from virtual_npu.codegen.body import Body, attribute, grouped, plus, times
+from virtual_npu.codegen.effects import is_inside
 from virtual_npu.codegen.intervals import interval
 
 _FIRST_INDEX = {
@@ -100,7 +101,7 @@ def _bounds(body: Body, nest: Operation, value: SSAValue) -> Reach | None:
     known = interval(value)
     if known is not None:
         return str(known[0]), str(known[1])
-    if not _is_inside(nest, value):
+    if not is_inside(nest, value):
         return body.text(value), body.text(value)
     if isinstance(value, BlockArgument):
         return _of_loop_variable(body, nest, value)
@@ -180,14 +181,3 @@ _FUNCTIONS: dict[str, Callable[..., Reach | None]] = {
     "index.sub": _subtract,
     "index.mul": _multiply,
 }
-
-
-def _is_inside(nest: Operation, value: SSAValue) -> bool:
-    owner = value.owner
-    parent = owner if isinstance(owner, Block) else owner.parent
-    while parent is not None:
-        holder = parent.parent_op()
-        if holder is nest:
-            return True
-        parent = holder.parent if holder is not None else None
-    return False

@@ -269,12 +269,10 @@ struct Transfer {
   Process::Handle process = nullptr;
   Task *task = nullptr;
   Transfer *next = nullptr;
-  bool through = false;
   Collected collected;
   int recorded = -1;  // its number in the trace
 
   bool pass() {
-    through = true;
 #if VNPU_CHECKS
     record::through(recorded);
 #endif
