@@ -1,4 +1,4 @@
-"""Memory checks: each fault of memory_programs.py is told in full, and what only looks like one is left alone."""
+"""Memory checks: each fault of memory_programs.py is told in full; what only looks like one is left alone."""
 
 from __future__ import annotations
 
