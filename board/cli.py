@@ -1,0 +1,27 @@
+"""The command line of the board's tools: a command per row of the table below.
+
+Exit codes: what each command says; 2 for a request that cannot be met (one line says why); 130 stopped by
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from board.doctor.command import add_doctor, doctor
+from llama32_1b.cli import Parser, add_commands, run_command
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m board", description="What works on this machine, and what does not.")
+    add_commands(
+        parser,
+        ("doctor", doctor, [add_doctor]),
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    return run_command(build_parser(), argv)
