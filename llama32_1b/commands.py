@@ -28,7 +28,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile the six programs for a model, so that a later run finds them ready."""
-    options = runtime_options(arguments)
+    options = runtime_options(arguments, compile_only=True)
     config = load_config(find_checkpoint(arguments.model))
     compile_programs(config, options, Reporter())
     return DONE
@@ -142,7 +142,7 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
     return sampler
 
 
-def runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
+def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -> RuntimeOptions:
     """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
-    backend = select_backend(arguments.backend, arguments.numerics)
+    backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
     return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from runtime.errors import BackendError
-from runtime.npu_toolchain import NpuToolchain, missing_npu_tools
+from runtime.npu.toolchain import NpuToolchain
+from runtime.npu.tools import missing_compile_tools
 from runtime.toolchain import Toolchain, VirtualToolchain
 from virtual_npu import knobs
 from virtual_npu.errors import VirtualNpuError
@@ -18,7 +19,10 @@ CHOICES = ("auto", "virtual", "npu")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where programs run. `pyxrt` has pyxrt's API; `reason` says in one line why this one was chosen."""
+    """Where programs run. `pyxrt` has pyxrt's API; `reason` says in one line why this one was chosen.
+
+    A backend that was asked for to compile only may have a NoDevice in place of pyxrt.
+    """
 
     name: str
     toolchain: Toolchain
@@ -26,10 +30,20 @@ class Backend:
     reason: str
 
 
-def select_backend(choice: str = "auto", numerics: str | None = None) -> Backend:
+class NoDevice(ModuleType):
+    """In place of pyxrt where programs are compiled and never run: using it raises BackendError."""
+
+    def __getattr__(self, name: str) -> object:
+        raise BackendError("this backend only compiles: no NPU was looked for, so nothing can run on it")
+
+
+def select_backend(
+    choice: str = "auto", numerics: str | None = None, *, compile_only: bool = False
+) -> Backend:
     """The backend of that name; "auto" is the NPU where pyxrt, a device and the toolchain are found.
 
     numerics: how the virtual NPU makes bf16 matrix products (None: as VNPU_NUMERICS says).
+    compile_only: "npu" needs the toolchain alone, neither pyxrt nor a device; the backend runs nothing.
     Raises BackendError for an unknown name, for "npu" where something that it needs is missing, for numerics
     with the NPU, and for the virtual NPU where they or one of its environment variables
     (virtual_npu/knobs.py) make no sense.
@@ -38,23 +52,29 @@ def select_backend(choice: str = "auto", numerics: str | None = None) -> Backend
         return _virtual("asked for", numerics)
     if choice not in CHOICES:
         raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
-    no_device = _missing_device()
-    missing = [*no_device, *missing_npu_tools()]
-    if not missing and numerics:
-        raise BackendError(
-            f"numerics '{numerics}' cannot be had on the NPU, which has its own; leave it out, or take "
-            "BACKEND=virtual"
-        )
+    for_later = compile_only and choice == "npu"
+    no_device = [] if for_later else _missing_device()
+    missing = [*no_device, *missing_compile_tools()]
     if not missing:
-        why = "asked for" if choice == "npu" else "pyxrt opened a device"
-        pyxrt = importlib.import_module("pyxrt")
-        return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {why}")
+        return _npu(choice, numerics, for_later)
     if choice == "npu":
         raise BackendError(
             f"backend 'npu' cannot be used here: {'; '.join(missing)}. BACKEND=virtual runs the same programs"
         )
     lacking = "no NPU is set up here" if no_device else "this machine has an NPU and not its compilers"
     return _virtual(f"{lacking}; BACKEND=npu lists what is missing", numerics)
+
+
+def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
+    if numerics:
+        raise BackendError(
+            f"numerics '{numerics}' cannot be had on the NPU, which has its own; leave it out, or take "
+            "BACKEND=virtual"
+        )
+    if compile_only:
+        return Backend("npu", NpuToolchain(), NoDevice("pyxrt"), "backend npu: asked for, to compile only")
+    why = "asked for" if choice == "npu" else "pyxrt opened a device"
+    return Backend("npu", NpuToolchain(), importlib.import_module("pyxrt"), f"backend npu: {why}")
 
 
 def _missing_device() -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import virtual_npu.pyxrt
 from runtime import BackendError, select_backend
 from runtime import backend as backend_module
-from runtime.npu_toolchain import NpuToolchain
+from runtime.npu.toolchain import NpuToolchain
 from runtime.toolchain import VirtualToolchain
 
 
@@ -75,15 +75,27 @@ def test_npu_where_all_is_there(monkeypatch, npu_tools, choice, reason):
     assert isinstance(backend.toolchain, NpuToolchain)
 
 
+def test_the_toolchain_without_a_device_compiles(no_pyxrt, npu_tools):
+    backend = select_backend("npu", compile_only=True)
+    assert (backend.name, backend.reason) == ("npu", "backend npu: asked for, to compile only")
+    with pytest.raises(BackendError, match="this backend only compiles: no NPU was looked for, so nothing"):
+        backend.pyxrt.device(0)
+
+
+def test_compiling_only_still_needs_the_toolchain(no_pyxrt, no_tools):
+    with pytest.raises(BackendError, match="backend 'npu' cannot be used here: aircc is missing: it comes"):
+        select_backend("npu", compile_only=True)
+
+
 def test_npu_without_anything_says_what_is_missing(no_pyxrt, no_tools):
     with pytest.raises(BackendError) as caught:
         select_backend("npu")
     message = str(caught.value)
     assert message.startswith("backend 'npu' cannot be used here: Python module pyxrt is missing")
     for part in (
-        "aircc is not on PATH",
-        "aiecc is not",
-        "aiebu-asm is not",
+        "aircc is missing",
+        "aiecc is missing",
+        "aiebu-asm is missing",
         "Peano is missing",
         "aie.hpp is missing",
     ):

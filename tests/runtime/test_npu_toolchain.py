@@ -6,7 +6,8 @@ import pytest
 
 from multi_launch_builder.program import CompileOption, ExternalObject
 from runtime import Backend, BackendError, CompileError, KernelCache
-from runtime.npu_toolchain import NpuToolchain, find_npu_tools
+from runtime.npu.toolchain import NpuToolchain
+from runtime.npu.tools import find_tools
 from runtime.toolchain import KERNEL_SOURCES
 from virtual_npu import pyxrt
 
@@ -91,20 +92,20 @@ def test_missing_tools_are_named(monkeypatch, npu_tools):
     (npu_tools.root / "bin" / "aircc").unlink()
     monkeypatch.delenv("PEANO_INSTALL_DIR")
     with pytest.raises(
-        BackendError, match=r"cannot compile for the NPU: aircc is not on PATH \(it comes .*; Peano is"
+        BackendError, match=r"cannot compile for the NPU: aircc is missing: it comes .*; Peano is"
     ):
-        find_npu_tools()
+        find_tools()
 
 
 def test_include_folder_beside_aie_opt(monkeypatch, npu_tools):
     monkeypatch.delenv("MLIR_AIE_INSTALL_DIR")
     with pytest.raises(
-        BackendError, match=r"aie_api/aie.hpp is missing: put mlir-aie's aie-opt on PATH or set"
+        BackendError, match=r"aie_api/aie.hpp is missing: it comes with mlir-aie; install its wheel"
     ):
-        find_npu_tools()
+        find_tools()
     npu_tools.script("mlir-aie/bin/aie-opt", "")
     monkeypatch.setenv("PATH", f"{npu_tools.root}/mlir-aie/bin:{os.environ['PATH']}")
-    assert find_npu_tools().include == (npu_tools.root / "mlir-aie/include").resolve()
+    assert find_tools().include == (npu_tools.root / "mlir-aie/include").resolve()
 
 
 def test_ingredients_change_with_options_and_tools(npu_tools, npu_program, program):

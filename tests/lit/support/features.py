@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtime.npu_toolchain import peano_root
+from runtime.npu.tools import peano_root
 from virtual_npu.compiler import find_compiler
 from virtual_npu.errors import VirtualNpuError
 

@@ -1,0 +1,128 @@
+"""Where the tools that compile for the NPU are; nothing here asks for a device.
+
+Each is looked for as upstream does it: mlir-air prefers the `aircc` in its own wheel's `bin` (mlir-air
+python/air/tools.py, `resolve_tool`), Peano is PEANO_INSTALL_DIR or the llvm-aie wheel (mlir-air
+python/air/backend/xrt.py, `_find_peano_install_dir`), and `aie_api` lies in mlir-aie's `include` (mlir-air
+programming_examples/llms/shared/infra/external_kernels.py). Wheels of the running environment count although
+their `bin` is not on PATH.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import BackendError
+
+XRT_FOLDERS = ("/opt/xilinx/xrt",)
+"""Where XRT's packages install, when its setup.sh was not sourced."""
+
+
+@dataclass(frozen=True)
+class NpuTools:
+    """The tools of one machine. `peano` is the folder with bin/clang++, `include` the one with aie_api/."""
+
+    aircc: Path
+    aiecc: Path
+    aiebu_asm: Path
+    peano: Path
+    include: Path
+
+    @property
+    def clang(self) -> Path:
+        return self.peano / "bin" / "clang++"
+
+    def search_path(self, inherited: str) -> str:
+        """PATH for aircc, which looks `aiecc` up there, and `aiecc` `aiebu-asm`: their folders come first."""
+        folders = dict.fromkeys(str(tool.parent) for tool in (self.aiecc, self.aiebu_asm))
+        return os.pathsep.join([*folders, *filter(None, [inherited])])
+
+
+def aircc() -> Path | None:
+    """mlir-air's compiler driver: the installed wheel's, or on PATH."""
+    return _executable(_wheel_folder("mlir_air"), "aircc") or _on_path("aircc")
+
+
+def aiecc() -> Path | None:
+    """mlir-aie's compiler driver, which aircc calls: on PATH, as aircc finds it, or the installed wheel's."""
+    return _on_path("aiecc") or _executable(_wheel_folder("mlir_aie"), "aiecc")
+
+
+def aiebu_asm() -> Path | None:
+    """XRT's assembler, which writes the ELF: on PATH, or in XRT's own folder."""
+    folders = [os.environ.get("XILINX_XRT", ""), *XRT_FOLDERS]
+    in_xrt = (_executable(Path(folder), "aiebu-asm") for folder in folders if folder)
+    return _on_path("aiebu-asm") or next((found for found in in_xrt if found), None)
+
+
+def peano_root() -> Path | None:
+    """The folder with Peano's bin/clang++: PEANO_INSTALL_DIR or the llvm-aie wheel's; None without either."""
+    installed = os.environ.get("PEANO_INSTALL_DIR")
+    candidates = [Path(installed) if installed else None, _wheel_folder("llvm-aie")]
+    return next((root for root in candidates if _executable(root, "clang++")), None)
+
+
+def aie_api_include() -> Path | None:
+    """The folder with aie_api/aie.hpp: by aie-opt or aiecc, MLIR_AIE_INSTALL_DIR's, or the wheel's."""
+    installed = os.environ.get("MLIR_AIE_INSTALL_DIR")
+    beside = [tool.resolve().parent.parent for name in ("aie-opt", "aiecc") if (tool := _on_path(name))]
+    roots = [*beside, Path(installed) if installed else None, _wheel_folder("mlir_aie")]
+    folders = (root / "include" for root in roots if root)
+    return next((folder for folder in folders if (folder / "aie_api" / "aie.hpp").is_file()), None)
+
+
+FINDERS = {
+    "aircc": (aircc, "aircc is missing: it comes with mlir-air; install its wheel or put it on PATH"),
+    "aiecc": (aiecc, "aiecc is missing: it comes with mlir-aie; install its wheel or put it on PATH"),
+    "aiebu-asm": (
+        aiebu_asm,
+        "aiebu-asm is missing: XRT has it, and it writes the ELF; source XRT's setup.sh",
+    ),
+    "Peano": (
+        peano_root,
+        "Peano is missing: set PEANO_INSTALL_DIR to the folder with bin/clang++, or install llvm-aie",
+    ),
+    "aie_api": (
+        aie_api_include,
+        "aie_api/aie.hpp is missing: it comes with mlir-aie; install its wheel, put its aie-opt on PATH or "
+        "set MLIR_AIE_INSTALL_DIR",
+    ),
+}
+"""Every part of the toolchain: what finds it, and what to say where it is not found."""
+
+
+def missing_compile_tools() -> list[str]:
+    """What the NPU toolchain lacks on this machine, one line each; empty where programs can be compiled."""
+    return [advice for find, advice in FINDERS.values() if find() is None]
+
+
+def find_tools() -> NpuTools:
+    """The tools of this machine; BackendError naming all that is missing."""
+    found = [find() for find, _ in FINDERS.values()]
+    present = [tool for tool in found if tool is not None]
+    if len(present) < len(found):
+        raise BackendError(f"cannot compile for the NPU: {'; '.join(missing_compile_tools())}")
+    return NpuTools(*present)
+
+
+def _on_path(name: str) -> Path | None:
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def _executable(root: Path | None, name: str) -> Path | None:
+    """The program `name` in `root`'s bin folder."""
+    tool = root / "bin" / name if root else None
+    return tool if tool and os.access(tool, os.X_OK) and tool.is_file() else None
+
+
+def _wheel_folder(name: str) -> Path | None:
+    """The folder of data that a wheel of this name installed beside Python's packages."""
+    try:
+        folder = Path(str(importlib.metadata.distribution(name).locate_file(name)))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return folder if folder.is_dir() else None
