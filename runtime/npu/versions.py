@@ -1,0 +1,128 @@
+"""The versions wanted on a machine with an NPU, each with where upstream says so.
+
+Read in upstream's files at mlir-air e972f29 (2026-08-22), XRT 963c58e (2026-08-20), amd/xdna-driver 856409c
+(2026-08-21) and mlir-aie's guides of the same summer. Nothing here was run on an NPU.
+
+`python -m runtime.npu.versions` prints pip's arguments for the wheels, one a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A part of the toolchain: the version, in words where it is not one number, and upstream's file."""
+
+    name: str
+    version: str
+    source: str
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """A release that must not be used, and what it breaks."""
+
+    version: str
+    reason: str
+
+
+PYTHON = Wanted(
+    "Python",
+    "3.11 to 3.14",
+    "mlir-air .github/workflows/buildAIRWheels.yml and utils/mlir_air_wheels/setup.py",
+)
+"""For upstream's wheels; docs/buildingRyzenLin.md says 3.10, for which no wheel is built."""
+OLDEST_WHEEL_PYTHON, NEWEST_WHEEL_PYTHON = (3, 11), (3, 14)
+OLDEST_PYTHON = (3, 10)
+"""For all that needs no NPU: pyproject.toml's own requires-python."""
+
+GLIBC = Wanted("glibc", "2.35", "mlir-air .github/workflows/buildAIRWheels.yml: manylinux_2_35_x86_64")
+GCC = Wanted("g++", "11", "mlir-air docs/buildingRyzenLin.md")
+
+MLIR_AIR = Wanted("mlir_air", "e972f29", "mlir-air, the commit whose sources were read")
+"""A wheel's version ends in its commit: 0.0.1.YYYYMMDDHH+COMMIT. The page keeps the newest; none can be pinned."""
+MLIR_AIE = Wanted("mlir_aie", "1.4.2.dev16+g7e00b57", "mlir-air utils/clone-mlir-aie.sh")
+"""What mlir-air e972f29 was tested with. A wheel of mlir-air names its own in its [aie] extra; that one holds."""
+PEANO = Wanted("llvm-aie", "21.0.0.2026080601+f4a72c27", "mlir-air .github/workflows/buildAndTestRyzenAI.yml")
+PEANO_KNOWN_BAD = (
+    KnownBad(
+        "22.0.0.2026081201+046b11f9",
+        "it miscompiles for NPU2: NaN from a multi-launch attention, a matrix product and every Qwen model "
+        "(mlir-air .github/workflows/buildAndTestRyzenAI.yml)",
+    ),
+)
+
+AIR_PAGE = "https://github.com/Xilinx/mlir-air/releases/expanded_assets/latest-air-wheels"
+AIE_PAGE = "https://github.com/Xilinx/mlir-aie/releases/expanded_assets/latest-wheels-4"
+PEANO_PAGE = "https://github.com/Xilinx/llvm-aie/releases/expanded_assets/nightly"
+WHEEL_PAGES = (AIR_PAGE, AIE_PAGE, PEANO_PAGE)
+"""mlir-air docs/buildingRyzenLin.md."""
+WHEELS = (MLIR_AIR.name, MLIR_AIE.name, PEANO.name)
+
+XRT = Wanted("XRT", "2.23", "XRT src/CMake/settings.cmake at 2a6ffe7 (#9560, 2026-01-23)")
+"""Master's number when hw_context(device, elf) was merged; an earlier 2.23 lacks it, so bindings are asked for."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Something the ELF flow calls: `attribute` of pyxrt, `signature` its docstring must show ("" for any)."""
+
+    attribute: str
+    signature: str
+    since: str
+
+
+BINDINGS = (
+    Binding("device", "", "every pyxrt"),
+    Binding("elf", "", "every pyxrt with ELF support"),
+    Binding("hw_context", "elf", "XRT #9560, 2026-01-23"),
+    Binding("ext.bo", "", "XRT #9040, 2025-06-30"),
+    Binding("ext.kernel", "", "XRT #9040, 2025-06-30"),
+    Binding("run", "", "every pyxrt"),
+    Binding("run.wait2", "", "XRT #9040, 2025-06-30"),
+)
+"""XRT src/python/pybind11/src/pyxrt.cpp."""
+
+KERNEL = Wanted("Linux", "6.11", "mlir-aie utils/build_drivers.sh; amd/xdna-driver README.md says 6.10")
+KERNEL_WITH_DRIVER = Wanted("Linux with amdxdna in its tree", "6.14", "amd/xdna-driver README.md")
+UBUNTU = Wanted("Ubuntu", "24.04 or 24.10", "mlir-aie docs/getting-started.md and utils/build_drivers.sh")
+DRIVER = Wanted("amdxdna", "any", "amd/xdna-driver: the module has had the one version 0.1 so far")
+DRIVER_COMMIT = Wanted(
+    "amd/xdna-driver", "e9d2788a884784e3531e95d65b923c2252a1132e", "mlir-aie utils/build_drivers.sh"
+)
+FIRMWARE = Wanted("NPU firmware", "6.12", "amd/xdna-driver drivers/accel/amdxdna/npu4_regs.c")
+"""The oldest that the driver takes for PCI device 17f0, which is every NPU2."""
+
+MEMLOCK_BYTES = 64 << 20
+"""What the driver maps as locked memory (mlir-air .github/workflows/nightlyPerfBenchmark.yml). Buffers count
+too, so upstream asks for no limit at all (amd/xdna-driver README.md)."""
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "6.14.0-27-generic" gives (6, 14, 0); none gives ()."""
+    found = []
+    for part in text.strip().split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+        if digits != part:
+            break
+    return tuple(found)
+
+
+def requirements() -> tuple[str, ...]:
+    """What pip is asked for: mlir-air with the mlir-aie it names, and Peano at its pin."""
+    return (f"{MLIR_AIR.name}[aie]", f"{PEANO.name}=={PEANO.version}")
+
+
+def pip_arguments() -> list[str]:
+    """pip's arguments after `pip install`: requirements, and upstream's pages."""
+    pages = [argument for page in WHEEL_PAGES for argument in ("--find-links", page)]
+    return [*requirements(), *pages]
+
+
+if __name__ == "__main__":
+    print("\n".join(pip_arguments()))
