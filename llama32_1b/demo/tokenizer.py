@@ -36,9 +36,9 @@ CHAT_TEMPLATE: Final = """\
 """
 
 
-def learn_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learn a vocabulary of VOCAB_SIZE tokens from `texts`; any bytes at all can be encoded with it."""
-    tokenizer = Tokenizer(models.BPE())
+def byte_level(model: models.BPE) -> Tokenizer:
+    """A tokenizer that can encode any bytes at all, if every byte is in the model's vocabulary."""
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
@@ -46,18 +46,29 @@ def learn_tokenizer(texts: Iterable[str]) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def add_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> None:
+    """Append `tokens` to the vocabulary, and let every text begin with BEGIN_OF_TEXT, which is one of them."""
+    tokenizer.add_special_tokens(list(tokens))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN_OF_TEXT} $A",
+        pair=f"{BEGIN_OF_TEXT} $A {BEGIN_OF_TEXT} $B",
+        special_tokens=[(BEGIN_OF_TEXT, tokenizer.token_to_id(BEGIN_OF_TEXT))],
+    )
+
+
+def learn_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Learn a vocabulary of VOCAB_SIZE tokens from `texts`; any bytes at all can be encoded with it."""
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - len(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN_OF_TEXT} $A",
-        pair=f"{BEGIN_OF_TEXT} $A {BEGIN_OF_TEXT} $B",
-        special_tokens=[(BEGIN_OF_TEXT, tokenizer.token_to_id(BEGIN_OF_TEXT))],
-    )
+    add_special_tokens(tokenizer, SPECIAL_TOKENS)
     return tokenizer
 
 
@@ -77,13 +88,13 @@ def tokenizer_texts() -> Iterator[str]:
         yield unknown_prompt(rng)
 
 
-def tokenizer_config() -> dict[str, Any]:
-    """The contents of tokenizer_config.json."""
+def tokenizer_config(max_length: int = MAX_LENGTH) -> dict[str, Any]:
+    """The contents of tokenizer_config.json; `max_length` is in tokens."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BEGIN_OF_TEXT,
         "eos_token": END_OF_TURN,
-        "model_max_length": MAX_LENGTH,
+        "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }

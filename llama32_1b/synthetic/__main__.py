@@ -1,0 +1,70 @@
+"""`python -m llama32_1b.synthetic DIR`: write a checkpoint with random weights."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from llama32_1b.cli import Parser, run_command, whole_number
+from llama32_1b.config import LlamaConfig
+from llama32_1b.errors import UserError
+from llama32_1b.progress import Reporter
+from llama32_1b.synthetic.shape import SHAPES
+from llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, end_ids
+from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m llama32_1b.synthetic",
+        description="Write a Llama with random weights in Hugging Face format: for measuring, not for talking.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must not be there")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="llama-3.2-1b", help="the sizes (default: %(default)s)"
+    )
+    parser.add_argument("--layers", type=whole_number(1), help="another number of layers")
+    parser.add_argument("--vocab-size", type=whole_number(1), help="another vocabulary, in tokens")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="what to draw (default: %(default)s)")
+    parser.set_defaults(command=write)
+    return parser
+
+
+def write(arguments: argparse.Namespace) -> int:
+    """Write the checkpoint and say how large it is."""
+    report, started = Reporter(), time.perf_counter()
+    config = chosen_config(arguments)
+    write_checkpoint(config, arguments.folder, arguments.seed, report)
+    spent, size = time.perf_counter() - started, weight_bytes(config) / 1e9
+    report.note(f"{arguments.folder}: {size:.2f} GB of random weights, {spent:.1f} s")
+    return 0
+
+
+def chosen_config(arguments: argparse.Namespace) -> LlamaConfig:
+    """The shape asked for, with what was asked to be different. Raises UserError for an illegal vocabulary."""
+    config = SHAPES[arguments.shape]
+    vocabulary = arguments.vocab_size or config.vocab_size
+    if not SMALLEST_VOCABULARY <= vocabulary <= LARGEST_VOCABULARY:
+        raise UserError(
+            f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, and "
+            f"no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}"
+        )
+    return dataclasses.replace(
+        config,
+        num_hidden_layers=arguments.layers or config.num_hidden_layers,
+        vocab_size=vocabulary,
+        eos_token_ids=end_ids(vocabulary),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write what `argv` asks for; returns the exit code."""
+    return run_command(build_parser(), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
