@@ -50,7 +50,7 @@ def byte_level(model: models.BPE) -> Tokenizer:
 
 
 def add_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> None:
-    """Append `tokens` to the vocabulary, and let every text begin with BEGIN_OF_TEXT, which is one of them."""
+    """Append `tokens` to the vocabulary; every text begins with BEGIN_OF_TEXT, which is one of them."""
     tokenizer.add_special_tokens(list(tokens))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN_OF_TEXT} $A",

@@ -1,1 +1,1 @@
-"""A checkpoint of any size in Hugging Face format whose weights are random: for measuring, not for talking."""
+"""A checkpoint of any size in Hugging Face format, with random weights: for measuring, not for talking."""

@@ -21,7 +21,7 @@ from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m llama32_1b.synthetic",
-        description="Write a Llama with random weights in Hugging Face format: for measuring, not for talking.",
+        description="Write a Llama with random weights in Hugging Face format, for measuring.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must not be there")
     parser.add_argument(
@@ -45,13 +45,13 @@ def write(arguments: argparse.Namespace) -> int:
 
 
 def chosen_config(arguments: argparse.Namespace) -> LlamaConfig:
-    """The shape asked for, with what was asked to be different. Raises UserError for an illegal vocabulary."""
+    """The shape asked for, with what was to be different. Raises UserError for a vocabulary too small or large."""
     config = SHAPES[arguments.shape]
     vocabulary = arguments.vocab_size or config.vocab_size
     if not SMALLEST_VOCABULARY <= vocabulary <= LARGEST_VOCABULARY:
         raise UserError(
-            f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, and "
-            f"no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}"
+            f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, "
+            f"and no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}"
         )
     return dataclasses.replace(
         config,

@@ -72,5 +72,5 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 def _merges() -> Iterator[tuple[str, str]]:
     """Pairs of characters, then each pair with a character more."""
-    pairs = list(product(_PRINTABLE, repeat=2))
+    pairs = list(product(_PRINTABLE, _PRINTABLE))
     return chain(pairs, ((a + b, c) for (a, b), c in product(pairs, _PRINTABLE)))

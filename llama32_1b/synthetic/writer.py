@@ -1,4 +1,4 @@
-"""Writes a synthetic checkpoint: piece by piece, so that any size takes little memory, and whole or not at all.
+"""Writes a synthetic checkpoint: piece by piece, so that it takes little memory, and whole or not at all.
 
 Everything goes to a folder `.NAME.unfinished` beside the target, which gets its name when it is complete. The
 folder that a killed writer left is made again by the next one.
@@ -60,8 +60,8 @@ def _check_space(config: LlamaConfig, parent: Path) -> None:
     needed, free = weight_bytes(config) + OTHER_FILES, shutil.disk_usage(parent).free
     if needed > free:
         raise UserError(
-            f"the checkpoint takes {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free; free some "
-            "space, name a folder on another disk, or ask for fewer --layers"
+            f"the checkpoint takes {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free; free "
+            "some space, name a folder on another disk, or ask for fewer --layers"
         )
 
 

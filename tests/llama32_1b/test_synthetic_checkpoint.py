@@ -1,4 +1,4 @@
-"""The synthetic checkpoint: whole or absent, the same for a seed, and the same model in transformers and ours."""
+"""The synthetic checkpoint: whole or absent, the same for a seed, and the same in transformers and ours."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, capsys, monkey
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage(4e9, 3e9, 1e9))
     assert refused(capsys, tmp_path / "large") == (
-        f"error: the checkpoint takes 2.49 GB and {tmp_path} has 1.00 GB free; free some space, name a folder "
-        "on another disk, or ask for fewer --layers"
+        f"error: the checkpoint takes 2.49 GB and {tmp_path} has 1.00 GB free; free some space, name a "
+        "folder on another disk, or ask for fewer --layers"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -209,6 +209,6 @@ def test_two_writers_at_once(tmp_path, capsys):
 @pytest.mark.parametrize("asked", [511, 600_001])
 def test_a_vocabulary_that_cannot_be_had(asked, capsys, tmp_path: Path):
     assert refused(capsys, tmp_path / "odd", "--vocab-size", asked) == (
-        f"error: --vocab-size {asked} cannot be had: the tokenizer has 256 bytes and 256 special tokens, and no "
-        "more than 600000 tokens; ask for 512 to 600000"
+        f"error: --vocab-size {asked} cannot be had: the tokenizer has 256 bytes and 256 special tokens, and "
+        "no more than 600000 tokens; ask for 512 to 600000"
     )
