@@ -31,7 +31,7 @@ class KnownBad:
 PYTHON = Wanted(
     "Python",
     "3.11 to 3.14",
-    "mlir-air .github/workflows/buildAIRWheels.yml and utils/mlir_air_wheels/setup.py",
+    "mlir-air .github/workflows/buildAIRWheels.yml, utils/mlir_air_wheels/setup.py",
 )
 """For upstream's wheels; docs/buildingRyzenLin.md says 3.10, for which no wheel is built."""
 OLDEST_WHEEL_PYTHON, NEWEST_WHEEL_PYTHON = (3, 11), (3, 14)
@@ -42,9 +42,10 @@ GLIBC = Wanted("glibc", "2.35", "mlir-air .github/workflows/buildAIRWheels.yml: 
 GCC = Wanted("g++", "11", "mlir-air docs/buildingRyzenLin.md")
 
 MLIR_AIR = Wanted("mlir_air", "e972f29", "mlir-air, the commit whose sources were read")
-"""A wheel's version ends in its commit: 0.0.1.YYYYMMDDHH+COMMIT. The page keeps the newest; none can be pinned."""
+"""A wheel's version ends in its commit: 0.0.1.YYYYMMDDHH+COMMIT. One is built a day at most, the hour is not
+fixed, and so none can be named before it is seen."""
 MLIR_AIE = Wanted("mlir_aie", "1.4.2.dev16+g7e00b57", "mlir-air utils/clone-mlir-aie.sh")
-"""What mlir-air e972f29 was tested with. A wheel of mlir-air names its own in its [aie] extra; that one holds."""
+"""What mlir-air e972f29 was tested with. Each wheel of mlir-air names its own in its extra [aie]."""
 PEANO = Wanted("llvm-aie", "21.0.0.2026080601+f4a72c27", "mlir-air .github/workflows/buildAndTestRyzenAI.yml")
 PEANO_KNOWN_BAD = (
     KnownBad(
@@ -62,21 +63,21 @@ WHEEL_PAGES = (AIR_PAGE, AIE_PAGE, PEANO_PAGE)
 WHEELS = (MLIR_AIR.name, MLIR_AIE.name, PEANO.name)
 
 XRT = Wanted("XRT", "2.23", "XRT src/CMake/settings.cmake at 2a6ffe7 (#9560, 2026-01-23)")
-"""Master's number when hw_context(device, elf) was merged; an earlier 2.23 lacks it, so bindings are asked for."""
+"""Master's number when hw_context(device, elf) was merged. An earlier 2.23 lacks it: only BINDINGS decide."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """Something the ELF flow calls: `attribute` of pyxrt, `signature` its docstring must show ("" for any)."""
+    """What the ELF flow calls: an attribute of pyxrt, and a type that one of its constructors must take."""
 
     attribute: str
-    signature: str
+    takes: str
     since: str
 
 
 BINDINGS = (
     Binding("device", "", "every pyxrt"),
-    Binding("elf", "", "every pyxrt with ELF support"),
+    Binding("elf", "", "XRT #8858, 2025-04-04"),
     Binding("hw_context", "elf", "XRT #9560, 2026-01-23"),
     Binding("ext.bo", "", "XRT #9040, 2025-06-30"),
     Binding("ext.kernel", "", "XRT #9040, 2025-06-30"),

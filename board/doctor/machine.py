@@ -1,0 +1,121 @@
+"""The machine under examination: its files, its tools, and how a tool is asked something.
+
+Everything a check looks at comes from here, so that a test can put a made-up machine in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llama32_1b.checkpoint import DEMO
+from runtime.npu import tools
+
+ANSWER_S = 10.0
+"""How long a tool may take to say its version, in seconds."""
+SHOWN = 160
+"""Characters of a tool's line that a finding shows."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tool said: its output with errors last, and why it cannot be trusted ("" if it can)."""
+
+    text: str
+    trouble: str = ""
+
+    @property
+    def first_line(self) -> str:
+        """The first line that says anything."""
+        return next((line.strip()[:SHOWN] for line in self.text.splitlines() if line.strip()), "nothing")
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says anything: of a Python traceback, the error."""
+        lines = [line.strip()[:SHOWN] for line in self.text.splitlines() if line.strip()]
+        return lines[-1] if lines else "nothing"
+
+
+def _find(name: str) -> Path | None:
+    return tools.FINDERS[name][0]()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to examine; by default this one.
+
+    root: where /proc, /sys, /dev, /opt and /etc lie. find: the path of a tool of runtime.npu.tools.FINDERS.
+    version: the installed version of a Python distribution. cache_dir: where compiled programs are kept.
+    """
+
+    root: Path = Path("/")
+    python: str = sys.executable
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    find: Callable[[str], Path | None] = _find
+    version: Callable[[str], str | None] = _version
+    cache_dir: Path = Path("build")
+    model: str = DEMO
+
+    def path(self, absolute: str) -> Path:
+        """A path of the machine, such as /dev/accel."""
+        return self.root / absolute.lstrip("/")
+
+    def read(self, absolute: str) -> str | None:
+        """A small file's text without its outer blanks; None where it cannot be read."""
+        try:
+            return self.path(absolute).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def ask(self, command: Sequence[str], limit_s: float = ANSWER_S) -> Answer:
+        """Run a tool and take down what it says; it and its children are killed after `limit_s` seconds."""
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(self.environ),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return Answer("", f"it could not be started ({error})")
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return Answer("", f"no answer within {limit_s:g} s")
+        text = (out + b"\n" + err).decode(errors="replace").strip()
+        return Answer(text, _end(process.returncode))
+
+    def ask_python(self, script: str, *arguments: str, limit_s: float = ANSWER_S) -> Answer:
+        """Run Python code in a process of its own, so that a crash or a hang there stays there."""
+        return self.ask([self.python, "-c", script, *arguments], limit_s)
+
+
+def _end(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"it was ended by {signal.Signals(-code).name}"
+    return f"it ended with exit code {code}" if code else ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=1)
