@@ -45,13 +45,14 @@ def write(arguments: argparse.Namespace) -> int:
 
 
 def chosen_config(arguments: argparse.Namespace) -> LlamaConfig:
-    """The shape asked for, with what was to be different. Raises UserError for a vocabulary too small or large."""
+    """The shape asked for, changed as asked. Raises UserError for a vocabulary too small or too large."""
     config = SHAPES[arguments.shape]
     vocabulary = arguments.vocab_size or config.vocab_size
     if not SMALLEST_VOCABULARY <= vocabulary <= LARGEST_VOCABULARY:
         raise UserError(
             f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, "
-            f"and no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}"
+            f"and no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to "
+            f"{LARGEST_VOCABULARY}"
         )
     return dataclasses.replace(
         config,
