@@ -58,6 +58,17 @@ constexpr unsigned row_blocks = q_rows % 32 == 0 ? 4 : q_rows % 16 == 0 ? 2 : 1;
 using Rows4 = aie::vector<float, 32>;  // 4 rows of a panel
 using Stat = aie::vector<float, 8>;    // one value per row, 8 rows
 
+// f(0), ..., f(N - 1), always written out: what an array of registers is indexed by must be known to the compiler, or
+// the array goes to memory. Four blocks take more than a core's whole stack.
+template <unsigned N, typename F>
+[[gnu::always_inline]] inline void repeat(const F& f) {
+  if constexpr (N > 0) {
+    repeat<N - 1>(f);
+    f(N - 1);
+  }
+}
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 inline Block64 load_block(const bfloat16* panel, unsigned row_block) {
   return aie::load_v<block>(panel + row_block * block);
 }
@@ -87,12 +98,13 @@ inline void row_maxima(const float* __restrict scores, float* __restrict maxima)
     Rows4 top = aie::broadcast<float, 32>(masked_score);
     for (unsigned panel = 0; panel < kv_rows / 8; ++panel)
       top = aie::max(top, aie::load_v<32>(scores + (panel * q_rows + row) * 8));
-    for (unsigned i = 0; i < 4; ++i) maxima[row + i] = aie::reduce_max(top.extract<8>(i));
+    repeat<4>([&](unsigned i) ALWAYS_INLINE { maxima[row + i] = aie::reduce_max(top.extract<8>(i)); });
   }
 }
 
-// Every row of an accumulator times its own factor.
-inline void scale_rows(float* __restrict acc, const float* __restrict factor) {
+// Every row of an accumulator times its own factor. Once in the object and not at each of three calls: a core makes a
+// product of two floats from nine of bf16, and its program memory is 16 KiB.
+[[gnu::noinline]] void scale_rows(float* __restrict acc, const float* __restrict factor) {
   for (unsigned row = 0; row < q_rows; row += 4) {
     const Rows4 f = spread(factor + row);
     for (unsigned panel = 0; panel < head_dim / 8; ++panel) {
@@ -117,7 +129,7 @@ inline void exponentials(const float* __restrict scores, const float* __restrict
       aie::store_v(p + at, weight);
     }
     const Rows4 lanes = sum.to_vector<float>();
-    for (unsigned i = 0; i < 4; ++i) sums[row + i] = aie::reduce_add(lanes.extract<8>(i));
+    repeat<4>([&](unsigned i) ALWAYS_INLINE { sums[row + i] = aie::reduce_add(lanes.extract<8>(i)); });
   }
 }
 
@@ -144,10 +156,10 @@ void attn_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, flo
       Block c[row_blocks];
       for (unsigned d = 0; d < head_dim / 8; ++d) {
         const Block64 b = aie::transpose(load_block(k + d * kv_rows * 8, column), 8, 8);
-        for (unsigned i = 0; i < row_blocks; ++i) c[i].mac(load_block(q + d * q_rows * 8, row + i), b);
+        repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(q + d * q_rows * 8, row + i), b); });
       }
       float* at = scores + column * q_rows * 8 + row * block;
-      for (unsigned i = 0; i < row_blocks; ++i) aie::store_v(at + i * block, c[i].to_vector<float>());
+      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
     }
 }
 
@@ -199,12 +211,12 @@ void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, flo
     for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
       float* at = acc + column * q_rows * 8 + row * block;
       Block c[row_blocks];
-      for (unsigned i = 0; i < row_blocks; ++i) c[i] = Block(aie::load_v<block>(at + i * block));
+      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i] = Block(aie::load_v<block>(at + i * block)); });
       for (unsigned k = 0; k < kv_rows / 8; ++k) {
         const Block64 b = load_block(v + column * kv_rows * 8, k);
-        for (unsigned i = 0; i < row_blocks; ++i) c[i].mac(load_block(p + k * q_rows * 8, row + i), b);
+        repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(p + k * q_rows * 8, row + i), b); });
       }
-      for (unsigned i = 0; i < row_blocks; ++i) aie::store_v(at + i * block, c[i].to_vector<float>());
+      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
     }
 }
 

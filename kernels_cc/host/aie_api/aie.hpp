@@ -13,7 +13,5 @@
 #error "the AIE API needs C++20: compile with -std=c++20"
 #endif
 
-#include <aie_kernels/aie_kernel_utils.h>
-
 #include "host/mmul.hpp"
 #include "host/native.hpp"

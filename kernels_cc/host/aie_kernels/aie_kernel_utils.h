@@ -1,4 +1,5 @@
 // Loop hints that kernels place before loops. On the device they steer software pipelining; the host needs none.
+// A kernel that uses them includes this file: mlir-aie has it under this name, and its aie_api does not include it.
 #pragma once
 
 #define AIE_PREPARE_FOR_PIPELINING

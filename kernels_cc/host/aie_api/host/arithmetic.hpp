@@ -87,10 +87,18 @@ AIE_HOST_INLINE vector<T, N> abs(const vector<T, N>& v) {
   else
     return max(v, neg(v));
 }
-template <Vector V, Elem L, Elem H>
+template <Vector V, host::ElementOf<typename V::value_type> L, host::ElementOf<typename V::value_type> H>
 AIE_HOST_INLINE V clamp(const V& v, L low, H high) {
   return min(max(v, low), high);
 }
+
+namespace host {
+
+// Whether lanes of a type go into an accumulator of Tag: floats into accfloat, integers into the others.
+template <typename E, typename Tag>
+concept AddedTo = is_element<E> && is_float<E> == std::is_same_v<Tag, accfloat>;
+
+}  // namespace host
 
 // ---- accumulators --------------------------------------------------------------------------------------------------
 
@@ -114,11 +122,13 @@ template <typename Tag, unsigned N, typename T>
 AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, const vector<T, N>& v) {
   return sub(a, accum<Tag, N>(v));
 }
-template <typename Tag, unsigned N, Elem E>
+template <typename Tag, unsigned N, typename E>
+  requires host::AddedTo<E, Tag>
 AIE_HOST_INLINE accum<Tag, N> add(const accum<Tag, N>& a, E value) {
   return accum<Tag, N>(a.data + typename accum<Tag, N>::lane_type(value));
 }
-template <typename Tag, unsigned N, Elem E>
+template <typename Tag, unsigned N, typename E>
+  requires host::AddedTo<E, Tag>
 AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, E value) {
   return accum<Tag, N>(a.data - typename accum<Tag, N>::lane_type(value));
 }
@@ -158,19 +168,11 @@ AIE_HOST_INLINE V op_min(const V& a, const V& b) {
 
 namespace host {
 
-// A factor in the lanes of an accumulator of Tag; a scalar is first rounded to Other, the type of the other factor,
-// unless it is an element of the core itself.
+// A factor in the lanes of an accumulator of Tag.
 template <typename Tag, unsigned N, typename T>
 AIE_HOST_INLINE auto factor(const vector<T, N>& v) {
   return __builtin_convertvector(wide(v), lanes<typename accum_lane<Tag>::type, N>);
 }
-template <typename Tag, unsigned N, typename E>
-  requires Elem<E>
-AIE_HOST_INLINE auto factor(E value) {
-  using L = typename accum_lane<Tag>::type;
-  return L(value) - lanes<L, N>{};
-}
-
 template <typename A>
 struct factor_traits {
   using type = A;
@@ -181,13 +183,36 @@ struct factor_traits<vector<T, N>> {
   using type = T;
   static constexpr unsigned size = N;
 };
+template <typename T, unsigned N>
+struct factor_traits<lane_ref<T, N>> {
+  using type = T;
+  static constexpr unsigned size = 0;
+};
+template <typename Tag, unsigned N, typename E>
+  requires(factor_traits<E>::size == 0)
+AIE_HOST_INLINE auto factor(E value) {
+  using L = typename accum_lane<Tag>::type;
+  return L(typename factor_traits<E>::type(value)) - lanes<L, N>{};
+}
+
 template <typename A, typename B>
 inline constexpr unsigned factor_lanes =
     factor_traits<A>::size > factor_traits<B>::size ? factor_traits<A>::size : factor_traits<B>::size;
 
+// The pairs of element types that AIE2P multiplies (aie_api aie.hpp, is_valid_mul_op): bf16 by bf16, float by float,
+// integers of the same width or of the next.
 template <typename A, typename B>
-concept Factors = (Vector<A> || Vector<B>)&&(Vector<A> || Elem<A>)&&(Vector<B> || Elem<B>)&&(
-    !Vector<A> || !Vector<B> || factor_traits<A>::size == factor_traits<B>::size);
+inline constexpr bool multiplies =
+    is_element<A> && is_element<B> &&
+    (is_float<A> || is_float<B> ? std::is_same_v<A, B> : sizeof(A) <= 2 * sizeof(B) && sizeof(B) <= 2 * sizeof(A));
+
+template <typename A, typename B>
+concept Factors = (Vector<A> || Vector<B>)&&multiplies<typename factor_traits<A>::type, typename factor_traits<B>::type> &&
+                  (!Vector<A> || !Vector<B> || factor_traits<A>::size == factor_traits<B>::size);
+
+// Factors whose products go into an accumulator of Tag and N lanes.
+template <typename Tag, unsigned N, typename A, typename B>
+concept FactorsFor = Factors<A, B> && AddedTo<typename factor_traits<A>::type, Tag> && factor_lanes<A, B> == N;
 
 template <typename A, typename B>
 inline constexpr bool exact_product =
@@ -211,7 +236,7 @@ AIE_HOST_INLINE auto negmul(const A& a, const B& b) {
   return neg(mul<Tag>(a, b));
 }
 template <typename Tag, unsigned N, typename A, typename B>
-  requires host::Factors<A, B>
+  requires host::FactorsFor<Tag, N, A, B>
 AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B& b) {
   const auto x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
   if constexpr (host::exact_product<A, B>)
@@ -220,7 +245,7 @@ AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B&
     return accum<Tag, N>(acc.data + x * y);
 }
 template <typename Tag, unsigned N, typename A, typename B>
-  requires host::Factors<A, B>
+  requires host::FactorsFor<Tag, N, A, B>
 AIE_HOST_INLINE accum<Tag, N> msc(const accum<Tag, N>& acc, const A& a, const B& b) {
   return accum<Tag, N>(acc.data - host::factor<Tag, N>(a) * host::factor<Tag, N>(b));
 }

@@ -100,9 +100,11 @@ AIE_HOST_INLINE E invsqrt(E x) {
   return E(1.0f / std::sqrt(float(x)));
 }
 AIE_HOST_INLINE float div(float a, float b) { return a / b; }
-template <unsigned N>
-AIE_HOST_INLINE vector<float, N> div(const vector<float, N>& a, const vector<float, N>& b) {
-  return vector<float, N>(a.data / b.data);
+// As on the device a product with the inverse, left in the accumulator.
+template <typename T, unsigned N>
+  requires host::is_float<T>
+AIE_HOST_INLINE accum<accfloat, N> div(const vector<T, N>& a, const vector<T, N>& b) {
+  return mul(a, inv(b));
 }
 
 // An integer times 2^-shift.

@@ -17,11 +17,12 @@ class mask {
   AIE_HOST_INLINE explicit mask(const storage_t& lanes) : data(lanes) {}
   // From words of 32 bits, lane 0 in bit 0 of the first.
   template <typename... Words>
-    requires(sizeof...(Words) < (N + 31) / 32)
+    requires(sizeof...(Words) + 1 == (N + 31) / 32)
   AIE_HOST_INLINE explicit mask(unsigned first, Words... rest) : mask(from_uint32(first, rest...)) {}
 
   template <typename... Words>
   AIE_HOST_INLINE static mask from_uint32(unsigned first, Words... rest) {
+    static_assert(sizeof...(Words) + 1 == (N + 31) / 32, "from_uint32 takes a word for every 32 lanes, no more, no fewer");
     const unsigned words[] = {first, unsigned(rest)...};
     mask out;
     for (unsigned i = 0; i < N && i < 32 * (1 + sizeof...(Words)); ++i) out.put(i, words[i / 32] >> (i % 32) & 1u);
@@ -29,6 +30,7 @@ class mask {
   }
   template <typename... Words>
   AIE_HOST_INLINE static mask from_uint64(std::uint64_t first, Words... rest) {
+    static_assert(64 * (sizeof...(Words) + 1) == N, "from_uint64 takes a word for every 64 lanes, and whole words");
     const std::uint64_t words[] = {first, std::uint64_t(rest)...};
     mask out;
     for (unsigned i = 0; i < N && i < 64 * (1 + sizeof...(Words)); ++i) out.put(i, words[i / 64] >> (i % 64) & 1u);
@@ -75,10 +77,15 @@ template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> as_vector(const vector<T, N>& v) {
   return v;
 }
-template <typename T, unsigned N, Elem E>
+template <typename T, unsigned N, typename E>
+  requires std::is_convertible_v<E, T>
 AIE_HOST_INLINE vector<T, N> as_vector(E value) {
   return broadcast<T, N>(T(value));
 }
+
+// Whether a scalar is of a vector's element type itself: the API converts none.
+template <typename E, typename T>
+concept ElementOf = std::is_same_v<std::remove_cvref_t<E>, T> || is_lane_of<std::remove_cvref_t<E>, T>;
 
 // The vector type that two operands, at least one of them a vector, share.
 template <typename A, typename B>
@@ -87,11 +94,11 @@ template <typename T, unsigned N>
 struct common<vector<T, N>, vector<T, N>> {
   using type = vector<T, N>;
 };
-template <typename T, unsigned N, Elem E>
+template <typename T, unsigned N, ElementOf<T> E>
 struct common<vector<T, N>, E> {
   using type = vector<T, N>;
 };
-template <typename T, unsigned N, Elem E>
+template <typename T, unsigned N, ElementOf<T> E>
 struct common<E, vector<T, N>> {
   using type = vector<T, N>;
 };

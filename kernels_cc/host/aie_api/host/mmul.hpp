@@ -25,30 +25,36 @@ constexpr bool one_of_shapes(std::initializer_list<std::array<unsigned, 3>> shap
   return false;
 }
 
-// The shapes of AIE2P, row-major blocks. Operands count by their width: int8 and uint8 are alike.
+// The tag of the accumulator of a block product, void where AIE2P has none of this shape with both factors dense and
+// row-major (aie_api detail/aie2p/mmul_*.hpp; 8-bit 4x16x8 and 8x16x8, 16 x 8-bit 2x16x8 and 4x16x8 and 16-bit 2x8x8
+// and 4x8x8 are there for a sparse B alone). Operands count by their width: int8 and uint8 are alike.
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-constexpr bool is_mmul_shape() {
+constexpr auto mmul_tag() {
   constexpr unsigned a = sizeof(A), b = sizeof(B);
-  if constexpr (std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16>)
-    return one_of_shapes<M, K, N>({{8, 8, 4}, {4, 8, 8}, {4, 8, 4}, {8, 1, 8}, {8, 8, 8}});
-  else if constexpr (std::is_same_v<A, float> && std::is_same_v<B, float>)
-    return one_of_shapes<M, K, N>({{4, 8, 4}, {4, 1, 4}, {4, 1, 8}});
-  else if constexpr (is_float<A> || is_float<B>)
-    return false;
-  else if constexpr (a == 1 && b == 1)
-    return one_of_shapes<M, K, N>({{2, 8, 8}, {4, 8, 8}, {4, 16, 8}, {8, 16, 8}, {8, 8, 8}});
-  else if constexpr (a == 1 && b == 2)
-    return one_of_shapes<M, K, N>({{8, 2, 8}, {4, 4, 8}});
-  else if constexpr (a == 2 && b == 1)
-    return one_of_shapes<M, K, N>({{4, 4, 8}, {8, 4, 8}, {4, 8, 8}, {2, 16, 8}, {4, 16, 8}});
-  else if constexpr (a == 2 && b == 2)
-    return one_of_shapes<M, K, N>({{4, 2, 8}, {8, 2, 8}, {2, 4, 8}, {4, 4, 8}, {2, 8, 8}, {4, 8, 8}, {8, 1, 8}});
-  else if constexpr (a == 2 && b == 4)
-    return one_of_shapes<M, K, N>({{4, 4, 8}});
-  else if constexpr (a == 4 && b == 2)
-    return one_of_shapes<M, K, N>({{4, 2, 8}, {2, 4, 8}, {4, 4, 8}, {4, 1, 8}});
-  else
-    return one_of_shapes<M, K, N>({{4, 2, 8}, {4, 4, 8}, {4, 4, 4}, {8, 2, 8}, {4, 1, 8}});
+  constexpr auto is = [](std::initializer_list<std::array<unsigned, 3>> shapes) { return one_of_shapes<M, K, N>(shapes); };
+  if constexpr (is_float<A> || is_float<B>) {
+    constexpr bool bf16 = std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16>;
+    constexpr bool f32 = std::is_same_v<A, float> && std::is_same_v<B, float>;
+    if constexpr (bf16 && is({{8, 8, 4}, {4, 8, 8}, {4, 8, 4}, {8, 1, 8}, {8, 8, 8}})) return accfloat();
+    else if constexpr (f32 && is({{4, 8, 4}, {4, 1, 4}, {4, 1, 8}})) return accfloat();
+  } else if constexpr (a == 1 && b == 1) {
+    if constexpr (is({{2, 8, 8}, {4, 8, 8}, {8, 8, 8}})) return acc32();
+  } else if constexpr (a == 1 && b == 2) {
+    if constexpr (is({{8, 2, 8}})) return acc32();
+    else if constexpr (is({{4, 4, 8}})) return acc64();
+  } else if constexpr (a == 2 && b == 1) {
+    if constexpr (is({{4, 4, 8}, {8, 4, 8}})) return acc32();
+    else if constexpr (is({{4, 8, 8}})) return acc64();
+  } else if constexpr (a == 2 && b == 2) {
+    if constexpr (is({{4, 2, 8}, {8, 2, 8}, {8, 1, 8}})) return acc32();
+    else if constexpr (is({{2, 4, 8}, {4, 4, 8}})) return acc64();
+  } else if constexpr (a == 2 && b == 4) {
+    if constexpr (is({{4, 4, 8}})) return acc64();
+  } else if constexpr (a == 4 && b == 2) {
+    if constexpr (is({{4, 2, 8}, {2, 4, 8}, {4, 4, 8}, {4, 1, 8}})) return acc64();
+  } else {
+    if constexpr (is({{4, 2, 8}, {4, 4, 8}, {4, 4, 4}, {8, 2, 8}, {4, 1, 8}})) return acc64();
+  }
 }
 
 #if defined(AIE_HOST_BFP16)
@@ -81,17 +87,18 @@ struct CoreRounding {
 
 template <unsigned M_, unsigned K_, unsigned N_, typename TypeA, typename TypeB = TypeA, typename Tag = accauto>
 struct mmul {
-  static_assert(host::is_mmul_shape<M_, K_, N_, TypeA, TypeB>(),
+  using tag = decltype(host::mmul_tag<M_, K_, N_, TypeA, TypeB>());
+  static_assert(!std::is_void_v<tag>,
                 "AIE2P has no aie::mmul of this shape for these types. It has (M x K x N): bfloat16 8x8x4, 4x8x8, 4x8x4, "
-                "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 4x16x8, 8x16x8, 8x8x8; int16 4x2x8, 8x2x8, "
-                "2x4x8, 4x4x8, 2x8x8, 4x8x8, 8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; block float is not in this "
-                "host subset");
+                "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 8x8x8; int16 4x2x8, 8x2x8, 2x4x8, 4x4x8, "
+                "8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; block float and a sparse B are not in this host subset");
+  static_assert(std::is_same_v<Tag, accauto> || std::is_void_v<tag> || std::is_same_v<Tag, tag>,
+                "aie::mmul: this shape accumulates in another tag on AIE2P; leave the tag out (accauto)");
 
   static constexpr unsigned M = M_, K = K_, N = N_;
   static constexpr unsigned size_A = M * K, size_B = K * N, size_C = M * N;
   static constexpr unsigned size() { return size_C; }
 
-  using tag = host::tag_or_default<Tag, TypeA, TypeB>;
   using accum_type = accum<tag, size_C>;
   using lane_type = typename accum_type::lane_type;
   using row_type = host::lanes<lane_type, N>;

@@ -38,6 +38,11 @@ class lane_ref {
   unsigned index_;
 };
 
+template <typename E, typename T>
+inline constexpr bool is_lane_of = false;
+template <typename T, unsigned N>
+inline constexpr bool is_lane_of<lane_ref<T, N>, T> = true;
+
 }  // namespace host
 
 template <typename T, unsigned N>
@@ -129,12 +134,6 @@ class vector {
     for (unsigned i = 0; i < M / N; ++i) whole.insert(i, *this);
     return whole;
   }
-  template <unsigned M>
-  AIE_HOST_INLINE std::array<vector<T, M>, N / M> split() const {
-    std::array<vector<T, M>, N / M> parts;
-    for (unsigned i = 0; i < N / M; ++i) parts[i] = extract<M>(i);
-    return parts;
-  }
   // The same bits read as lanes of U.
   template <typename U>
   AIE_HOST_INLINE auto cast_to() const {
@@ -202,9 +201,6 @@ AIE_HOST_INLINE void tell_write(const void*, long) {}
 
 template <typename V>
 concept Vector = host::is_vector_type<std::remove_cvref_t<V>>::value;
-
-template <typename E>
-concept Elem = host::is_element<std::remove_cvref_t<E>> || std::is_arithmetic_v<std::remove_cvref_t<E>>;
 
 template <typename V1, typename V2>
 concept SameVector = Vector<V1> && std::is_same_v<std::remove_cvref_t<V1>, std::remove_cvref_t<V2>>;
