@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from board.compare.command import add_compare, compare
 from board.doctor.command import add_doctor, doctor
 from llama32_1b.cli import Parser, add_commands, run_command
 
@@ -18,6 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("doctor", doctor, [add_doctor]),
+        ("compare", compare, [add_compare]),
     )
     return parser
 

@@ -1,0 +1,81 @@
+"""What is compared: every case of every kernel, and the six programs of the demo model.
+
+A kernel's case is a program of one launch, compiled with the options that the programs give that kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kernel_builder.kernels import registry
+from llama32_1b.errors import UsageError
+from multi_launch_builder.plan import ProgramPlan, Step, build_kernel
+from multi_launch_builder.programs import PLANS, plan_programs
+from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
+
+KERNEL, PROGRAM = "kernel", "program"
+
+
+@dataclass(frozen=True, order=True)
+class Item:
+    """One thing that is compared. `case` counts the cases of a kernel; a program has one."""
+
+    kind: str
+    name: str
+    case: int = 0
+
+    @property
+    def parameters(self) -> str:
+        """What tells the cases of a kernel apart, in words."""
+        if self.kind == PROGRAM:
+            return f"the demo's, {DEMO_SEQ_LEN} positions"
+        case = registry()[self.name].cases[self.case]
+        return " ".join(f"{name}={value}" for name, value in case.items() if value is not None)
+
+    def __str__(self) -> str:
+        return self.name if self.kind == PROGRAM else f"{self.name}[{self.case}]"
+
+
+def all_items() -> tuple[Item, ...]:
+    """Every case of every kernel, then every program."""
+    cases = (Item(KERNEL, name, case) for name, spec in registry().items() for case in range(len(spec.cases)))
+    return (*cases, *(Item(PROGRAM, name) for name in PLANS))
+
+
+def choose(names: Sequence[str], first_cases: bool = False) -> tuple[Item, ...]:
+    """The items of these names: `gemm` all its cases, `gemm[2]` one, `o_ffn` the program; none: all.
+
+    first_cases: of a kernel that is named without a case, the first alone. Raises UsageError for a name that
+    is none.
+    """
+    known = [item for item in all_items() if not (first_cases and item.case)]
+    if not names:
+        return tuple(known)
+    chosen = dict.fromkeys(item for name in names for item in _named(name, known))
+    return tuple(chosen)
+
+
+def _named(name: str, known: Iterable[Item]) -> list[Item]:
+    found = [item for item in known if item.name == name]
+    found = found or [item for item in all_items() if str(item) == name]
+    if found:
+        return found
+    names = ", ".join((*registry(), *PLANS))
+    raise UsageError(f"no kernel or program is called '{name}'; there are: {names} (gemm[2] is one case)")
+
+
+def plan_of(item: Item) -> ProgramPlan:
+    """The launches of an item."""
+    return plan_programs(DEMO, DEMO_SEQ_LEN)[item.name] if item.kind == PROGRAM else _of_one(item)
+
+
+def _of_one(item: Item) -> ProgramPlan:
+    """A kernel alone, between its own arguments."""
+    name, case = item.name, registry()[item.name].cases[item.case]
+    table = build_kernel(Step(name, name, case, {}), name).arguments
+    plans = plan_programs(DEMO, DEMO_SEQ_LEN).values()
+    users = [plan for plan in plans if name in {step.kernel for step in plan.steps}]
+    options = {option.flag: option for plan in users for option in plan.options}
+    step = Step(name, name, case, {argument: argument for argument in table.names})
+    return ProgramPlan(name, table, (step,), tuple(options.values()))

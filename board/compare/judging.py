@@ -1,0 +1,118 @@
+"""One result of one launch against the virtual NPU's, on the numbers that the launch read itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from board.compare.allowances import ALLOWANCES
+from board.compare.patterns import patterns, place
+from board.compare.records import Distance, Finding, Verdict, Worst
+from board.compare.virtual import FLOOR, NUMERICS, run_launch
+from board.compare.writers import say_writers
+from kernel_builder.kernels import registry
+from kernel_builder.module import KernelModule
+from kernel_builder.spec import Array, KernelSpec
+from multi_launch_builder.plan import ProgramPlan, Step, build_kernel
+from virtual_npu import VirtualNpuError
+
+Arrays = Mapping[str, Array]
+
+
+def judge(plan: ProgramPlan, held: Arrays, previous: Arrays) -> Iterator[Finding]:
+    """Every result of every launch, in launch order.
+
+    held: every argument of the plan, as it was after the run. previous: the same after a run on other inputs,
+    which tells what is stale. Raises VirtualNpuError where the virtual NPU cannot run a kernel.
+    """
+    for position, step in enumerate(plan.steps):
+        kernel = build_kernel(step, plan.name)
+        read = {inner: held[outer] for inner, outer in step.wiring.items()}
+        wanted = {name: run_launch(kernel, read, options) for name, options in NUMERICS.items()}
+        for inner in wanted["exact"]:
+            outer = step.wiring[inner]
+            want = {name: arrays[inner] for name, arrays in wanted.items()}
+            got = held[outer].reshape(want["exact"].shape)
+            finding = _finding(step, position, outer, got, want)
+            if finding.verdict is Verdict.DIFFERS:
+                was = previous[outer].reshape(got.shape)
+                finding = _explained(finding, kernel, inner, got, want[finding.nearest], was, read)
+            yield finding
+
+
+def _finding(step: Step, position: int, argument: str, got: Array, want: Arrays) -> Finding:
+    spec = registry()[step.kernel]
+    distances = {name: _distance(spec, got, array) for name, array in want.items()}
+    nearest = min(distances, key=lambda name: (distances[name].excess, distances[name].share))
+    verdict = _verdict(spec, distances[nearest], got, want[nearest])
+    return Finding(step.label, position, step.kernel, argument, verdict, nearest, distances, got.size)
+
+
+def _distance(spec: KernelSpec, got: Array, want: Array) -> Distance:
+    difference = spec.tolerance.compare(got, want)
+    return Distance(share(got, want), difference.excess, difference.differing)
+
+
+def share(got: Array, want: Array) -> float:
+    """mean |got - want| / mean |want|; 0 where they are equal, infinite where one alone is not finite."""
+    left, right = got.astype(np.float64), want.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.where(
+            (left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.abs(left - right)
+        ).mean()
+    scale = float(np.abs(right[np.isfinite(right)]).mean()) if np.isfinite(right).any() else 0.0
+    if not math.isfinite(error):
+        return math.inf
+    return float(error / scale) if scale else (math.inf if error else 0.0)
+
+
+def _verdict(spec: KernelSpec, distance: Distance, got: Array, want: Array) -> Verdict:
+    if distance.excess <= 1:
+        return Verdict.SAME
+    allowance = ALLOWANCES.get(spec.name)
+    if allowance is None or distance.share > allowance.share or allowance.mask(got, want).any():
+        return Verdict.DIFFERS
+    return Verdict.NEAR
+
+
+def wrong_elements(spec: KernelSpec, got: Array, want: Array) -> Array:
+    """Which elements are to blame: those that no bound allows, else all that are not the same number."""
+    left, right = got.astype(np.float64), want.astype(np.float64)
+    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    tolerance, allowance = spec.tolerance, ALLOWANCES.get(spec.name)
+    if allowance:
+        outside = allowance.mask(got, want) & differs
+    else:
+        with np.errstate(invalid="ignore"):
+            outside = differs & ~(np.abs(left - right) <= tolerance.atol + tolerance.rtol * np.abs(right))
+    return np.asarray(outside if outside.any() else differs)
+
+
+def _explained(
+    finding: Finding, kernel: KernelModule, inner: str, got: Array, want: Array, previous: Array, read: Arrays
+) -> Finding:
+    """The same, with all that can be told of the wrong elements."""
+    wrong = wrong_elements(registry()[finding.kernel], got, want)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    error = np.where(wrong, np.nan_to_num(error, nan=np.inf, posinf=np.inf), -1.0)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), got.shape))
+    floors = {name: run_launch(kernel, read, options)[inner] for name, options in FLOOR.items()}
+    return replace(
+        finding,
+        wrong=int(np.count_nonzero(wrong)),
+        worst=Worst(index, float(got[index]), float(want[index])),
+        place=place(wrong),
+        writers=_writers(kernel, inner, wrong, index),
+        pattern=patterns(got, want, wrong, previous, floors),
+    )
+
+
+def _writers(kernel: KernelModule, argument: str, wrong: Array, worst: tuple[int, ...]) -> str:
+    try:
+        return say_writers(kernel, argument, wrong, worst)
+    except VirtualNpuError as error:
+        return f"which core wrote it could not be told ({str(error).splitlines()[0]})"

@@ -1,0 +1,143 @@
+"""A process per item, so that a crash or a hang is an outcome and not the end.
+
+The child has its own device and buffers, writes all that it or a driver prints to a log, and tells what it is
+at. Each phase has a time limit; a child that exceeds it is killed. One that was killed while it ran a program
+leaves a device that may answer no more: the outcome says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from board.compare.items import Item
+from board.compare.measuring import COMPILING, JUDGING, RUNNING, measure
+from board.compare.records import Outcome, Status
+from runtime.backend import Backend
+from runtime.errors import AerieRuntimeError
+from virtual_npu import VirtualNpuError
+
+MakeBackend = Callable[[], Backend]
+"""Makes the backend in the child; a function that the child can import."""
+
+STARTING = "starting"
+LIMITS_S = {STARTING: 120.0, COMPILING: 3600.0, RUNNING: 120.0, JUDGING: 1800.0}
+"""Seconds per phase. The driver gives a program about 6 s (mlir-air #1822) and there are three runs; aircc
+takes minutes; a slow CPU builds four variants of every launch on the virtual NPU."""
+
+GRACE_S = 5.0
+"""Seconds that a child has to end by itself once its work is done, or it was asked to."""
+
+FAILED_EXIT = 1
+
+
+class StoppedError(Exception):
+    """A child that did not end as it should; `status` and the message say how."""
+
+    def __init__(self, status: Status, message: str, lost: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.lost = status, lost
+
+
+def compare_apart(
+    item: Item,
+    make_backend: MakeBackend,
+    cache_dir: Path,
+    log: Path,
+    on_phase: Callable[[str], None],
+    limits_s: Mapping[str, float] = LIMITS_S,
+) -> Outcome:
+    """The outcome of one item, from a process of its own. Ctrl-C ends the child too."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_work, args=(item, make_backend, cache_dir, log, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        return _listen(child, ours, on_phase, limits_s)
+    except StoppedError as stopped:
+        return Outcome(item, stopped.status, message=str(stopped), log=log.name, lost=stopped.lost)
+    finally:
+        _end(child)
+        ours.close()
+
+
+def _listen(
+    child: BaseProcess, ours: Connection, on_phase: Callable[[str], None], limits_s: Mapping[str, float]
+) -> Outcome:
+    """Follow the child through its phases to its outcome. Raises StoppedError."""
+    phase = STARTING
+    while True:
+        on_phase(phase)
+        if not ours.poll(limits_s[phase]):
+            raise _hung(phase, limits_s[phase])
+        try:
+            told = ours.recv()
+        except EOFError:
+            child.join(GRACE_S)
+            raise _crashed(phase, child.exitcode) from None
+        if isinstance(told, Outcome):
+            return told
+        phase = str(told)
+
+
+def _hung(phase: str, limit_s: float) -> StoppedError:
+    message = f"no end of {phase} within {limit_s:g} s, so its process was killed"
+    if phase != RUNNING:
+        return StoppedError(Status.HUNG, message)
+    return StoppedError(Status.HUNG, f"{message}; the device may answer no more until it is reset", lost=True)
+
+
+def _crashed(phase: str, code: int | None) -> StoppedError:
+    if code is not None and code < 0:
+        return StoppedError(
+            Status.CRASHED, f"its process ended by {signal.Signals(-code).name} while {phase}"
+        )
+    return StoppedError(
+        Status.CRASHED, f"its process ended with exit code {code} while {phase}; its log says why"
+    )
+
+
+def _end(child: BaseProcess) -> None:
+    """Let the child end, make it, or kill it."""
+    child.join(GRACE_S if child.exitcode is None and not child.is_alive() else 0)
+    for stop in (child.terminate, child.kill):
+        if child.is_alive():
+            stop()
+            child.join(GRACE_S)
+    if not child.is_alive():
+        child.close()
+
+
+def _work(item: Item, make_backend: MakeBackend, cache_dir: Path, log: Path, out: Connection) -> None:
+    """The child: everything printed goes to the log, an outcome to the pipe."""
+    _print_to(log)
+    started = time.monotonic()
+
+    def tell(phase: str) -> None:
+        print(f"[{time.monotonic() - started:.1f} s] {phase}", flush=True)
+        out.send(phase)
+
+    try:
+        out.send(measure(item, make_backend(), cache_dir, tell))
+    except (AerieRuntimeError, VirtualNpuError) as error:
+        message = " ".join(str(error).split())
+        out.send(Outcome(item, Status.FAILED, message=message, log=log.name))
+    except Exception:
+        traceback.print_exc()  # ours, not the owner's: the log has it, and the exit code says so
+        os._exit(FAILED_EXIT)
+
+
+def _print_to(log: Path) -> None:
+    """Standard output and error go to a file, those of the driver's C++ too."""
+    with contextlib.suppress(OSError), log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)

@@ -1,0 +1,30 @@
+"""What the virtual NPU makes of one launch: in both numerics, and with the rounding cores start with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from kernel_builder.module import KernelModule
+from kernel_builder.spec import Array
+from kernel_builder.testing import READ
+from virtual_npu import BuildOptions, Program
+
+NUMERICS = {"exact": BuildOptions(), "bfp16": BuildOptions(numerics="bfp16")}
+"""How bf16 matrix products are made: exact in f32, or in block floating point as AIE2P emulates them."""
+
+FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, options in NUMERICS.items()}
+"""The same on cores that nobody told to round to the nearest (docs/virtual_npu.md)."""
+
+
+def run_launch(kernel: KernelModule, read: Mapping[str, Array], options: BuildOptions) -> dict[str, Array]:
+    """Every argument that the kernel writes, by name, from arrays of those that it reads."""
+    given = [
+        read[a.name].reshape(a.shape) if a.role in READ else np.full(a.shape, np.nan, a.dtype.numpy)
+        for a in kernel.arguments
+    ]
+    outputs = Program.from_text(kernel.text, kernel.name, options=options).run(*given).outputs
+    found = zip(kernel.arguments, outputs, strict=True)
+    return {argument.name: array for argument, array in found if argument.role not in READ}
