@@ -16,7 +16,8 @@ its slab. This is the schedule that mlir-air's own bf16 GEMM is known to run wit
 
 L2 holds plain row-major pieces of L3. The 8x8 blocks that the matrix unit wants are cut by the memtile's DMA
 on the way to L1, which can walk four dimensions; on the way back the core's DMA walks three. Blocks stand
-column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8).
+column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8). What the
+loop over k carries is a block of it in one dimension, the only form that upstream's GEMMs are known to carry.
 
 The products of one output element are summed in the order of k whatever m is, since the K tiles are chosen
 from k alone: rows of a padded prompt come out bit for bit the same at any compiled length.
@@ -261,10 +262,13 @@ def _accumulate(kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumu
             kernel.dma(l1_b, l2_b[depth, own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
             for j in kernel.loop(n):
                 for i in kernel.loop(m):
-                    total = kernel.carried(kernel.load(accumulator[tx, ty, j, i]))
+                    block = accumulator[tx, ty, j, i]
+                    total = kernel.carried(kernel.load(block).reshape(BLOCK * BLOCK))
                     for p in kernel.loop(0, k, carry=[total]):
-                        total.set(contract(kernel.load(l1_a[p, i]), kernel.load(l1_b[j, p]), total.value))
-                    kernel.store(accumulator[tx, ty, j, i], total.value)
+                        so_far = total.value.reshape(BLOCK, BLOCK)
+                        more = contract(kernel.load(l1_a[p, i]), kernel.load(l1_b[j, p]), so_far)
+                        total.set(more.reshape(BLOCK * BLOCK))
+                    kernel.store(block, total.value.reshape(BLOCK, BLOCK))
 
 
 def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> None:

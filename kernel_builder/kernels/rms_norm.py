@@ -3,15 +3,19 @@
 Numerics are those of Hugging Face's LlamaRMSNorm in bf16: squares, sum, mean, rsqrt and x * rsqrt in f32,
 that rounded to bf16, then the product with the weight rounded to bf16 again. Two roundings, on purpose.
 
+The forms are those that upstream lowers for AIE2P (docs/hardware.md, Forms), which has no product of f32
+vectors. So the scale is split into three bf16 numbers whose sum it is, bit for bit, and x meets each in a
+multiply-add of bf16 with an f32 sum. The product with the weight is one of bf16 vectors: the unit makes it in
+f32 and rounds it once. The sum of squares stands in L1 from step to step and is no value that a loop carries,
+for mlir-air records that those go wrong where the loop around is double-buffered.
+
 Rows (prefill): eight cores in a row (herd 8x1), each with its own rows, a few per DMA. Every core reads the
 weight once. Rows too long to stand in L1 five times go one by one and leave in pieces. Vector (decode,
 rows=None): every core reads the whole vector, because each needs its mean, and writes its own slice. The
 weight comes in over the second input channel of a core, so two L3 streams in and one out.
 
 The mean is a product with 1/cols: a scalar division costs more stack than a core has by default (about 1152
-bytes against 1024, mlir-air's xrt.py). Upstream's own kernel scales in bf16 vectors, saying that f32 vector
-products are not legalized by its compiler version; HF's numerics need them, so on hardware this kernel asks
-for a compiler that lowers `arith.mulf` on vector<16xf32>. It never ran there.
+bytes against 1024, mlir-air's xrt.py).
 """
 
 from __future__ import annotations
@@ -32,8 +36,10 @@ from virtual_npu.static.device import NPU2
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""
-L1_ELEMENTS = NPU2.l1_budget // bf16.itemsize
-"""What L1 holds. Rows that fit five times go whole: x and out double-buffered, and the weight."""
+PARTS = 3
+"""bf16 numbers that make an f32: 8 bits of its 24 each, however the core rounds."""
+L1_ELEMENTS = (NPU2.l1_budget - LANES * f32.itemsize) // bf16.itemsize
+"""What L1 holds beside the sums. Rows that fit five times go whole: x and out doubled, and the weight."""
 MAX_COLS = (L1_ELEMENTS - 2 * LANES) // 3 // LANES * LANES
 """x twice and the weight must fit, and two pieces of a result of 16 elements."""
 
@@ -66,16 +72,16 @@ def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x:
     """Each core normalizes its own rows, `group` of them per DMA."""
     rows, cols = x.shape
     share = rows // herd_x
-    room = NPU2.l1_budget - cols * bf16.itemsize
-    group = largest_divisor(share, max(1, min(8, room // (4 * cols * bf16.itemsize))))
+    group = largest_divisor(share, max(1, min(8, (L1_ELEMENTS - cols) // (4 * cols))))
     l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
     l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
+    l1_sums = _sums(k)
     k.dma(l1_weight, weight)
     for at in k.loop(0, share, group):
         window = slice(tx * share + at, tx * share + at + group)
         k.dma(l1_x, x[window, :])
         for row in k.loop(group):
-            scale = _inverse_rms(k, l1_x[row, :], eps)
+            scale = _inverse_rms(k, l1_x[row, :], l1_sums, eps)
             for j in k.loop(0, cols, LANES):
                 lanes = slice(j, j + LANES)
                 k.store(l1_out[row, lanes], _scaled(k, l1_x[row, lanes], scale, l1_weight[lanes]))
@@ -88,11 +94,11 @@ def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, he
     share = rows // herd_x
     piece = largest_divisor(cols, (L1_ELEMENTS - 3 * cols) // 2, LANES)
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
-    l1_out = k.alloc(L1, (piece,), bf16, "l1_out")
+    l1_out, l1_sums = k.alloc(L1, (piece,), bf16, "l1_out"), _sums(k)
     k.dma(l1_weight, weight)
     for row in k.loop(tx * share, (tx + 1) * share):
         k.dma(l1_x, x[row, :])
-        scale = _inverse_rms(k, l1_x, eps)
+        scale = _inverse_rms(k, l1_x, l1_sums, eps)
         for at in k.loop(0, cols, piece):
             for j in k.loop(0, piece, LANES):
                 lanes = slice(at + j, at + j + LANES)
@@ -109,7 +115,7 @@ def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_
     window = slice(tx * share, tx * share + share)
     k.dma(l1_x, x)
     k.dma(l1_weight, weight[window])
-    scale = _inverse_rms(k, l1_x, eps)
+    scale = _inverse_rms(k, l1_x, _sums(k), eps)
     for j in k.loop(0, share, LANES):
         lanes = slice(j, j + LANES)
         own = slice(tx * share + j, tx * share + j + LANES)
@@ -117,20 +123,38 @@ def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_
     k.dma(out[window], l1_out)
 
 
-def _inverse_rms(k: Kernel, row: View, eps: float) -> Value:
-    """rsqrt(mean(row**2) + eps) in f32, in every lane of a vector; the sum runs in 16 interleaved parts."""
-    total = k.carried(k.constant(0.0, f32, LANES))
-    for j in k.loop(0, row.shape[0], LANES, carry=[total]):
-        part = k.load(row[j : j + LANES]).to(f32)
-        total.set(fma(part, part, total.value))
-    mean = total.value.reduce("add") * (1.0 / row.shape[0])
-    return (mean + eps).rsqrt().broadcast(LANES)
+def _sums(k: Kernel) -> Buffer:
+    """16 sums, cleared; outside of any loop, so that the compiler leaves them one buffer."""
+    l1_sums = k.alloc(L1, (LANES,), f32, "l1_sums")
+    k.store(l1_sums, k.constant(0.0, f32, LANES))
+    return l1_sums
 
 
-def _scaled(k: Kernel, x: View, scale: Value, weight: View) -> Value:
-    """16 elements of the result: rounded after the scale and again after the weight."""
-    normed = (k.load(x).to(f32) * scale).to(bf16)
-    return (normed.to(f32) * k.load(weight).to(f32)).to(bf16)
+def _inverse_rms(k: Kernel, row: View, sums: Buffer, eps: float) -> list[Value]:
+    """rsqrt(mean(row**2) + eps) in f32, in parts. The 16 interleaved sums are clear before and after."""
+    for j in k.loop(0, row.shape[0], LANES):
+        some = k.load(row[j : j + LANES]).to(f32)
+        k.store(sums, fma(some, some, k.load(sums)))
+    mean = k.load(sums).reduce("add") * (1.0 / row.shape[0])
+    k.store(sums, k.constant(0.0, f32, LANES))
+    return _parts((mean + eps).rsqrt())
+
+
+def _parts(whole: Value) -> list[Value]:
+    """Vectors of bf16 numbers whose sum is an f32, the largest first; each is what is left, rounded."""
+    parts = [whole.to(bf16)]
+    while len(parts) < PARTS:
+        whole = whole - parts[-1].to(f32)
+        parts.append(whole.to(bf16))
+    return [part.broadcast(LANES) for part in parts]
+
+
+def _scaled(k: Kernel, x: View, scale: list[Value], weight: View) -> Value:
+    """16 elements of the result: x * scale summed in f32, the smallest first, and rounded; then * weight."""
+    factor, product = k.load(x).to(f32), k.constant(0.0, f32, LANES)
+    for part in reversed(scale):
+        product = fma(factor, part.to(f32), product)
+    return product.to(bf16) * k.load(weight)
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
