@@ -13,6 +13,8 @@ TOP_P       ?=
 SEED        ?=
 OUT         ?= build/mlir
 REFRESH     ?=
+JSON        ?=
+WHEELS      ?=
 PYTHON      ?= python3
 
 # A prompt reaches the program through the environment, as it was typed: no shell and no make reads it again.
@@ -31,7 +33,7 @@ common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
-.PHONY: help setup compile run chat profile verify verify-full diagnosis mlir test test-long lit lint clean distclean
+.PHONY: help setup setup-npu doctor compile run chat profile verify verify-full diagnosis mlir test test-long lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -46,10 +48,18 @@ help: ## list targets and variables
 	@echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	@echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	@echo "  OUT          where make mlir writes (default build/mlir)"
+	@echo "  JSON         1: make doctor prints one record of JSON"
+	@echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	@echo "  REFRESH      1: make lit takes new golden texts over"
 	@echo "  PYTHON       the interpreter that makes .venv (default python3, 3.10 or newer)"
 
 setup: $(RUN) ## make .venv with all that running needs (no torch)
+
+setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/install.md)
+	@$(PY) -m board setup-npu $(if $(WHEELS),--wheels "$(WHEELS)")
+
+doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next
+	@$(PY) -m board doctor --model "$(MODEL)" $(if $(JSON),--json)
 
 compile: $(RUN) ## compile the six programs for MODEL
 	@$(PY) -m llama32_1b compile $(common)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from board.compare.command import add_compare, compare
 from board.doctor.command import add_doctor, doctor
+from board.setup_npu import add_setup_npu, setup_npu
 from llama32_1b.cli import Parser, add_commands, run_command
 
 
@@ -19,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("doctor", doctor, [add_doctor]),
+        ("setup-npu", setup_npu, [add_setup_npu]),
         ("compare", compare, [add_compare]),
     )
     return parser

@@ -10,7 +10,7 @@ from typing import Any
 
 HOME, USER, HOST = "~", "USER", "HOST"
 SHORTEST = 3
-"""Letters that a user's or a host's name must have to be looked for: "ai" would be found in half of all words."""
+"""Letters that a name must have to be looked for: "ai" would be found all over."""
 
 
 def without_names(

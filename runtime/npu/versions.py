@@ -68,10 +68,10 @@ XRT = Wanted("XRT", "2.23", "XRT src/CMake/settings.cmake at 2a6ffe7 (#9560, 202
 
 @dataclass(frozen=True)
 class Binding:
-    """What the ELF flow calls: an attribute of pyxrt, and a type that one of its constructors must take."""
+    """What the ELF flow calls: an attribute of pyxrt; `signature`: a type one of its constructors must take."""
 
     attribute: str
-    takes: str
+    signature: str
     since: str
 
 
