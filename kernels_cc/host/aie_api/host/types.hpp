@@ -14,7 +14,9 @@
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #endif
 
+#ifndef AIE_HOST_INLINE
 #define AIE_HOST_INLINE [[gnu::always_inline]] inline
+#endif
 
 using int8 = std::int8_t;
 using int16 = std::int16_t;
