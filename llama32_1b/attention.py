@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from llama32_1b.native import native_attention
 from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
 
 MaskRule: TypeAlias = Callable[[int], Any]
@@ -26,10 +27,19 @@ def decode_attention(
 
     query is (heads * head_dim,) after RoPE; keys and values are (kv_heads, capacity, head_dim).
     Query heads g * n .. g * n + n - 1 share KV head g. Scores, softmax and sums are float32; the
-    result, (heads * head_dim,), is rounded to bf16 once.
+    result, (heads * head_dim,), is rounded to bf16 once. In C++ where that can be had (llama32_1b.native),
+    else in numpy; the two differ by the order of summation.
     """
-    kv_heads, _, head_dim = keys.shape
     visible = mask(position)
+    native = native_attention()
+    if native and native.serves(query, keys, values, visible):
+        return native(query, keys, values, visible)
+    return reference_attention(query, keys, values, visible)
+
+
+def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:
+    """The same in numpy, over the positions that the index `visible` picks."""
+    kv_heads, _, head_dim = keys.shape
     grouped = widen(query).reshape(kv_heads, -1, head_dim)
     scores = grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.float32(math.sqrt(head_dim))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

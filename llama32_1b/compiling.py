@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import UserError
+from llama32_1b.native import prepare_native
 from llama32_1b.profiling import program_flops
 from llama32_1b.progress import Reporter, Step
 from multi_launch_builder import Program, build_programs, legal_seq_len
@@ -49,6 +50,8 @@ def compile_programs(
     backend = options.backend
     programs = build_programs(config.shape, choose_seq_len(config, options.seq_len))
     report.note(backend.reason)
+    if remark := prepare_native():
+        report.note(remark)
     cache = KernelCache(options.cache_dir, backend, Profiler(), report.note)
     _compile(programs, cache, report)
     return programs, cache

@@ -9,7 +9,7 @@ from virtual_npu.compiler import OWN_KERNELS, PACKAGE, find_compiler
 from virtual_npu.fingerprint import cpu_identity, tool_version, tree_digest
 from virtual_npu.options import BuildOptions
 
-_NOT_BUILT_IN = ("pyxrt", "static", "commands", "__main__.py")
+_NOT_BUILT_IN = ("pyxrt", "static", "commands", "__main__.py", "host_code.py")
 """What of this package has no part in a built program."""
 
 
@@ -21,7 +21,8 @@ def ingredients(options: BuildOptions) -> dict[str, str]:
     compiler = find_compiler(options)
     flags = (flag for flag in compiler.flags if flag not in options.defines)
     identity = f"{tool_version(compiler.path)} {' '.join(flags)}"
-    return {**_own(), "compiler": identity, "numerics": options.numerics, "rounding": options.rounding}
+    chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.is_fast)}
+    return {**_own(), "compiler": identity, **chosen}
 
 
 @functools.cache

@@ -1,0 +1,240 @@
+// Decode attention on the host: one query position against the KV cache, read where it lies.
+//
+// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A head is computed by one thread,
+// and a position is treated the same wherever it falls in a tile, so the number of threads changes no bit.
+//
+// Vectors are the compiler's own, as wide as the machine's registers, so a head must be whole pairs of vectors:
+// at most 32 elements.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kPair = 2 * kLanes;
+constexpr int kTile = kLanes;  // dot products at a time: HEADS heads against kTile / HEADS positions
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef std::int32_t Ints __attribute__((vector_size(4 * kLanes)));
+
+Floats load(const float* from) {
+  Floats values;
+  std::memcpy(&values, from, sizeof values);
+  return values;
+}
+
+void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+// kPair bf16, those at even places in one vector and those at odd places in the other. A bf16 is the upper half of
+// a float32, and two of them lie in 32 bits, so nothing has to move between lanes.
+struct Pair {
+  Floats even, odd;
+
+  explicit Pair(const std::uint16_t* from) {
+    Ints bits;
+    std::memcpy(&bits, from, sizeof bits);
+    even = (Floats)(bits << 16);
+    odd = (Floats)(bits & std::int32_t(0xffff0000));
+  }
+};
+
+// To nearest, ties to even; a NaN stays one.
+std::uint16_t round_to_bf16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return std::uint16_t(bits >> 16) | 0x40;
+  return std::uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Where lane `lane` of fold<STEP> takes its first summand from: lanes of a come first, then those of b.
+constexpr int first_summand(int step, int lane) {
+  return (lane & ~(2 * step - 1)) + (lane & (step - 1)) + ((lane & step) ? kLanes : 0);
+}
+
+// Sums of lanes STEP apart: those of `a` where STEP is not set in the lane's number, of `b` where it is.
+template <int STEP, int... LANE>
+Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(a, b, first_summand(STEP, LANE)...) +
+         __builtin_shufflevector(a, b, (first_summand(STEP, LANE) + STEP)...);
+}
+
+template <int STEP>
+Floats fold(Floats a, Floats b) {
+  return fold<STEP>(a, b, std::make_integer_sequence<int, kLanes>());
+}
+
+// Lane i of the result is the sum of v[i]'s lanes, added in the same order for every i.
+template <int STEP = 1>
+Floats sums_of(const Floats* v) {
+  if constexpr (STEP == kLanes) {
+    return v[0];
+  } else {
+    constexpr int kLeft = kTile / (2 * STEP);
+    Floats folded[kLeft];
+    for (int i = 0; i < kLeft; ++i) folded[i] = fold<STEP>(v[2 * i], v[2 * i + 1]);
+    return sums_of<2 * STEP>(folded);
+  }
+}
+
+// e^x for x <= 0, within two units in the last place; 0 from -87 on. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2].
+Floats exponential(Floats x) {
+  const Floats scaled = x * 1.44269504088896341f;
+  const Ints whole = __builtin_convertvector(scaled - 0.5f, Ints);  // towards zero, and scaled <= 0
+  const Floats n = __builtin_convertvector(whole, Floats);
+  const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const Floats value = p * r * r + r + 1.0f;
+  const Floats result = value * (Floats)((whole + 127) << 23);
+  return (Floats)((Ints)result & ~(x <= -87.0f));  // a NaN stays one
+}
+
+struct Job {
+  const std::uint16_t* query;  // (heads * head_dim)
+  const std::uint16_t* keys;   // (kv_heads, head_stride), of which rows first .. last - 1 are seen
+  const std::uint16_t* values;
+  std::uint16_t* out;          // (heads * head_dim)
+  std::int64_t heads, kv_heads, head_dim, head_stride, first, last;
+  float scale;
+
+  std::int64_t seen() const { return last - first; }
+  std::int64_t padded() const { return (seen() + kTile - 1) / kTile * kTile; }
+};
+
+// Scores of HEADS heads: scores[head * padded + position]. Rows past the last are the last again.
+template <int HEADS>
+void score(const Job& job, const float* query, const std::uint16_t* keys, float* scores) {
+  constexpr int kRows = kTile / HEADS;
+  for (std::int64_t at = 0; at < job.seen(); at += kRows) {
+    Floats sums[kTile] = {};
+    const std::uint16_t* rows[kRows];
+    for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.seen() - 1) * job.head_dim;
+    for (std::int64_t d = 0; d < job.head_dim; d += kPair) {
+      for (int row = 0; row < kRows; ++row) {
+        const Pair key(rows[row] + d);
+        for (int head = 0; head < HEADS; ++head) {
+          const float* asked = query + head * job.head_dim + d;
+          sums[head * kRows + row] += load(asked) * key.even;
+          sums[head * kRows + row] += load(asked + kLanes) * key.odd;
+        }
+      }
+    }
+    float found[kTile];
+    store(found, sums_of(sums) * job.scale);
+    for (int head = 0; head < HEADS; ++head)
+      std::memcpy(scores + head * job.padded() + at, found + head * kRows, kRows * sizeof(float));
+  }
+}
+
+// Softmax without its division: scores become weights, and the sum of the weights is returned.
+float soften(float* scores, std::int64_t seen, std::int64_t padded) {
+  std::fill(scores + seen, scores + padded, -std::numeric_limits<float>::infinity());
+  Floats most = load(scores);
+  for (std::int64_t at = kLanes; at < padded; at += kLanes) {
+    const Floats next = load(scores + at);
+    most = next > most ? next : most;
+  }
+  float highest = most[0];
+  for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, most[lane]);
+  Floats sums = {};
+  for (std::int64_t at = 0; at < padded; at += kLanes) {
+    const Floats weights = exponential(load(scores + at) - highest);
+    store(scores + at, weights);
+    sums += weights;
+  }
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  return sum;
+}
+
+// The values, weighted and added, of HEADS heads and kPair elements from d on.
+template <int HEADS>
+void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t d,
+         std::uint16_t* out) {
+  Floats even[HEADS] = {}, odd[HEADS] = {};
+  for (std::int64_t at = 0; at < job.seen(); ++at) {
+    const Pair value(values + at * job.head_dim + d);
+    for (int head = 0; head < HEADS; ++head) {
+      const float weight = weights[head * job.padded() + at];
+      even[head] += weight * value.even;
+      odd[head] += weight * value.odd;
+    }
+  }
+  for (int head = 0; head < HEADS; ++head) {
+    std::uint16_t* to = out + head * job.head_dim + d;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      to[2 * lane] = round_to_bf16(even[head][lane] / totals[head]);
+      to[2 * lane + 1] = round_to_bf16(odd[head][lane] / totals[head]);
+    }
+  }
+}
+
+// The query's elements in the order in which Pair gives those of a key.
+void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
+  for (std::int64_t at = 0; at < count; at += kPair) {
+    const Pair pair(query + at);
+    store(arranged + at, pair.even);
+    store(arranged + at + kLanes, pair.odd);
+  }
+}
+
+template <int HEADS>
+void attend(const Job& job, std::int64_t kv_head, std::int64_t head, std::vector<float>& scratch) {
+  const std::int64_t padded = job.padded(), first_row = kv_head * job.head_stride + job.first * job.head_dim;
+  scratch.resize(HEADS * (padded + job.head_dim));
+  float *scores = scratch.data(), *query = scores + HEADS * padded;
+  arrange(job.query + head * job.head_dim, HEADS * job.head_dim, query);
+  score<HEADS>(job, query, job.keys + first_row, scores);
+  float totals[HEADS];
+  for (int i = 0; i < HEADS; ++i) totals[i] = soften(scores + i * padded, job.seen(), padded);
+  for (std::int64_t d = 0; d < job.head_dim; d += kPair)
+    mix<HEADS>(job, scores, totals, job.values + first_row, d, job.out + head * job.head_dim);
+}
+
+// All query heads that share a KV head, four at a time while there are as many.
+void attend_group(const Job& job, std::int64_t kv_head, std::vector<float>& scratch) {
+  const std::int64_t group = job.heads / job.kv_heads;
+  std::int64_t head = kv_head * group;
+  const std::int64_t end = head + group;
+  for (; end - head >= 4; head += 4) attend<4>(job, kv_head, head, scratch);
+  for (; end - head >= 2; head += 2) attend<2>(job, kv_head, head, scratch);
+  for (; head < end; ++head) attend<1>(job, kv_head, head, scratch);
+}
+
+void attend_share(const Job& job, std::int64_t share, std::int64_t shares) {
+  std::vector<float> scratch;
+  for (std::int64_t kv_head = share; kv_head < job.kv_heads; kv_head += shares) attend_group(job, kv_head, scratch);
+}
+
+constexpr std::int64_t kWorthAThread = 1 << 19;  // multiply-adds; below, starting a thread costs more than it saves
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) void decode_attention(const std::uint16_t* query, const std::uint16_t* keys, const std::uint16_t* values,
+                                 std::uint16_t* out, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
+                                 std::int64_t head_stride, std::int64_t first, std::int64_t last, float scale,
+                                 std::int64_t threads) {
+  const Job job{query, keys, values, out, heads, kv_heads, head_dim, head_stride, first, last, scale};
+  const std::int64_t work = 2 * heads * head_dim * (last - first);
+  const std::int64_t shares = std::max<std::int64_t>(1, std::min({threads, kv_heads, work / kWorthAThread}));
+  std::vector<std::thread> helpers;
+  for (std::int64_t share = 1; share < shares; ++share)
+    helpers.emplace_back([&job, share, shares] { attend_share(job, share, shares); });
+  attend_share(job, 0, shares);
+  for (std::thread& helper : helpers) helper.join();
+}

@@ -1,0 +1,224 @@
+"""Decode attention in C++ and in numpy: against the formula in float64, and against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llama32_1b import attention, native
+from llama32_1b.attention import decode_attention, reference_attention
+from llama32_1b.cli import main
+from llama32_1b.native import NativeAttention, native_attention, prepare_native
+from llama32_1b.numerics import bf16
+from virtual_npu.errors import ToolchainError
+from virtual_npu.host_code import load_host_code
+
+CAPACITY = 300
+SHAPES = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (32, 8, 64)]
+
+
+@pytest.fixture(params=["native", "numpy"])
+def form(request, monkeypatch):
+    """Both forms, one after the other."""
+    monkeypatch.setenv("AERIE_HOST_CODE", request.param)
+    assert isinstance(native_attention(), NativeAttention) is (request.param == "native")
+    return request.param
+
+
+def drawn(heads, kv_heads, head_dim, seed=0, scale=1.0):
+    """A query, and keys and values of CAPACITY positions."""
+    random = np.random.default_rng(seed)
+    query = (scale * random.normal(size=heads * head_dim)).astype(bf16)
+    keys, values = (random.normal(size=(kv_heads, CAPACITY, head_dim)).astype(bf16) for _ in range(2))
+    return query, keys, values
+
+
+def exact(query, keys, values, visible):
+    """The formula, in float64."""
+    kv_heads, _, head_dim = keys.shape
+    query, keys, values = (
+        array.astype(np.float64) for array in (query, keys[:, visible], values[:, visible])
+    )
+    scores = query.reshape(kv_heads, -1, head_dim) @ keys.transpose(0, 2, 1) / np.sqrt(head_dim)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True) @ values).reshape(-1)
+
+
+def bits(array):
+    return array.view(np.uint16)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("position", [0, 1, 15, 16, 130, CAPACITY - 1])
+def test_the_formula(form, shape, position):
+    """To one rounding to bf16, and float32's own error."""
+    query, keys, values = drawn(*shape, seed=position)
+    expected = exact(query, keys, values, slice(0, position + 1))
+    result = decode_attention(query, keys, values, position)
+    assert result.dtype == bf16
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=2**-8, atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 1000.0])
+def test_flat_and_sharp_scores(form, scale):
+    query, keys, values = drawn(4, 2, 64, scale=scale)
+    expected = exact(query, keys, values, slice(0, CAPACITY))
+    result = decode_attention(query, keys, values, CAPACITY - 1).astype(np.float64)
+    np.testing.assert_allclose(result, expected, rtol=2**-8, atol=1e-4 * np.abs(values.astype(float)).max())
+
+
+def test_both_forms_agree_to_the_order_of_summation():
+    query, keys, values = drawn(32, 8, 64)
+    seen = slice(0, CAPACITY)
+    ours, reference = (
+        native_attention()(query, keys, values, seen),
+        reference_attention(query, keys, values, seen),
+    )
+    apart = bits(ours).astype(np.int32) - bits(reference)
+    assert np.abs(apart).max() <= 1
+    assert (apart != 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_threads_change_no_bit(shape, monkeypatch):
+    results = []
+    for threads in ("1", "2", "3", "16"):
+        monkeypatch.setenv("VNPU_THREADS", threads)
+        results.append(bits(decode_attention(*drawn(*shape), CAPACITY - 1)))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_what_is_not_seen_changes_nothing(form):
+    """Not even where it is no number, nor where it shares a tile with what is seen."""
+    query, keys, values = drawn(4, 2, 64)
+    before = decode_attention(query, keys, values, 20).copy()
+    keys[:, 21:], values[:, 21:] = np.nan, np.inf
+    np.testing.assert_array_equal(bits(decode_attention(query, keys, values, 20)), bits(before))
+
+
+def test_a_window(form):
+    query, keys, values = drawn(4, 2, 64)
+    window = slice(37, 101)
+    result = decode_attention(query, keys, values, 100, mask=lambda position: window)
+    moved = decode_attention(query, keys[:, 37:].copy(), values[:, 37:].copy(), 63)
+    np.testing.assert_array_equal(bits(result), bits(moved))
+    np.testing.assert_allclose(
+        result.astype(np.float64), exact(query, keys, values, window), rtol=2**-8, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_what_is_no_number_shows(form, broken):
+    arrays = drawn(4, 2, 64)
+    arrays[broken][..., 3] = np.nan
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(decode_attention(*arrays, 40).astype(np.float32)).any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v: (q, k, v, np.arange(CAPACITY) % 2 == 0),
+        lambda q, k, v: (q, k, v, slice(0, 100, 2)),
+        lambda q, k, v: (q, k, v, slice(5, 5)),
+        lambda q, k, v: (q, np.asfortranarray(k), v, slice(0, 10)),
+        lambda q, k, v: (q[: 4 * 48], k[..., :48].copy(), v[..., :48].copy(), slice(0, 10)),
+    ],
+    ids=["pattern", "steps", "nothing", "turned round", "half vectors"],
+)
+def test_what_the_native_form_leaves_to_numpy(change):
+    assert not native_attention().serves(*change(*drawn(4, 2, 64)))
+
+
+def test_what_numpy_serves_alone():
+    query, keys, values = drawn(4, 2, 64)
+    pattern = np.arange(CAPACITY) % 3 == 0
+    result = decode_attention(query, keys, values, 99, mask=lambda position: pattern)
+    np.testing.assert_allclose(
+        result.astype(np.float64), exact(query, keys, values, pattern), rtol=2**-8, atol=2e-6
+    )
+
+
+def test_the_cache_is_not_copied(monkeypatch):
+    """The addresses that C++ is given are the cache's own."""
+    seen = []
+    native_form = native_attention()
+    monkeypatch.setattr(native_form, "_function", lambda *arguments: seen.append(arguments[:3]))
+    arrays = drawn(4, 2, 64)
+    native_form(*arrays, slice(0, 7))
+    assert seen == [tuple(array.ctypes.data for array in arrays)]
+
+
+def test_without_a_compiler_numpy_does_it(monkeypatch):
+    def missing(source):
+        raise ToolchainError("no C++ compiler: looked for c++. Install one")
+
+    monkeypatch.setattr(native, "load_host_code", missing)
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert prepare_native() == (
+        "decode attention: numpy, which is slower at long contexts, because C++ failed (no C++ compiler: "
+        "looked for c++. Install one)"
+    )
+    assert native_attention() is None
+    query, keys, values = drawn(4, 2, 64)
+    expected = reference_attention(query, keys, values, slice(0, 10))
+    np.testing.assert_array_equal(bits(attention.decode_attention(query, keys, values, 9)), bits(expected))
+
+
+def test_the_knob_is_told(monkeypatch):
+    assert prepare_native() == ""
+    monkeypatch.setenv("AERIE_HOST_CODE", "numpy")
+    assert prepare_native() == "decode attention: numpy (AERIE_HOST_CODE asks for it)"
+
+
+def test_a_knob_that_makes_no_sense(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("AERIE_HOST_CODE", "fast")
+    assert main(["compile", "--backend", "virtual", "--cache-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: AERIE_HOST_CODE='fast' cannot be used: give native or numpy; unset it for the default "
+        "(native)"
+    )
+
+
+SQUARE = 'extern "C" __attribute__((visibility("default"))) int square(int x) { return x * x; }'
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_host_code_is_built_once(cached, monkeypatch, tmp_path):
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "cache") if cached else "off")
+    source = tmp_path / "square.cc"
+    source.write_text(SQUARE)
+    assert load_host_code(source).square(7) == 49
+    if not cached:
+        return
+    (kept,) = (tmp_path / "cache").iterdir()
+    made = kept.stat().st_ino
+    assert load_host_code(source).square(8) == 64
+    assert kept.stat().st_ino == made
+    source.write_text(SQUARE.replace("x * x", "x + x"))
+    assert load_host_code(source).square(7) == 14
+    kept.unlink()  # it is mapped: another file must take its place
+    kept.write_bytes(b"damaged")
+    source.write_text(SQUARE)
+    assert load_host_code(source).square(9) == 81
+
+
+def test_host_code_that_does_not_compile(tmp_path):
+    source = tmp_path / "wrong.cc"
+    source.write_text("int f( {")
+    with pytest.raises(ToolchainError, match=r"compiling wrong\.cc failed; .* says:\n.*wrong\.cc"):
+        load_host_code(source)
+
+
+def test_host_code_where_nothing_can_be_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("VNPU_CACHE", "off")
+    monkeypatch.setattr("tempfile.mkdtemp", _full)
+    with pytest.raises(
+        ToolchainError, match=r"^cannot build decode_attention\.cc: .*No space left on device"
+    ):
+        load_host_code(native.SOURCE)
+
+
+def _full(*arguments, **named):
+    raise OSError(28, "No space left on device")
