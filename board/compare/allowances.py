@@ -43,10 +43,13 @@ _BLOCKS = (
 )
 
 ALLOWANCES: Mapping[str, Allowance] = {
-    "gemm": Allowance(1e-2, 0.08, _BLOCKS),
-    "gemm_f32": Allowance(1e-2, 0.08, _BLOCKS),
+    "gemm": Allowance(1e-2, 0.06, _BLOCKS),
+    "gemm_f32": Allowance(1e-2, 0.06, _BLOCKS),
     "flash_attention": Allowance(
-        2e-2, 0.15, "two such products, one after the other, and exp2 between them, as below; " + _BLOCKS
+        1e-2,
+        0.1,
+        "the accuracy of the core's exp2 is not published, and it weighs every row of v; mlir-air measured "
+        "3.8e-2 to 5.5e-2 for a kernel that keeps its statistics in bf16, where ours has f32",
     ),
     "swiglu": Allowance(
         1e-2,

@@ -107,11 +107,12 @@ def _outcome(
 ) -> Outcome:
     clobbered = tuple(name for name, array in given.items() if _differing(held.once[name], array))
     unsteady = held.unsteady(plan.arguments)
-    status, message = _status(findings), ""
-    if unsteady:
-        status, message = Status.UNSTEADY, f"two runs on the same numbers differ: {'; '.join(unsteady)}"
-    elif clobbered:
-        status, message = Status.DIFFERS, f"arguments that are only read have changed: {', '.join(clobbered)}"
+    status = Status.DIFFERS if clobbered else Status.UNSTEADY if unsteady else _status(findings)
+    said = (
+        f"arguments that are only read have changed: {', '.join(clobbered)}" if clobbered else "",
+        f"two runs on the same numbers differ: {', '.join(unsteady)}" if unsteady else "",
+    )
+    message = "; ".join(part for part in said if part)
     return Outcome(
         item,
         status,

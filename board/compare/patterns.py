@@ -16,8 +16,11 @@ MOST = 0.95
 """A pattern is named when it explains so much of what is wrong."""
 SOME = 0.05
 """Values that a core never computes by accident (NaN, zero, what was there before) are named from here on."""
-STEP = 2.0**-7
-"""A step of bf16, as a share of the number: two values no farther apart are the same but for rounding."""
+ALIKE, MATCH = 2.0**-4, 0.8
+"""Two numbers are alike when they differ by at most so much, as a share of the larger; two pieces are when so
+many of their numbers are. Roundings that the virtual NPU does not model leave that much; chance does not."""
+RESIDUE = 0.02
+"""What may be left of the numbers, on average, beside a constant factor."""
 BLOCKS = (64, 32, 16, 8, 4)
 """Edges of blocks that a DMA or a core may turn round, the matrix unit's 8 among them."""
 ROWS_TRIED = 64
@@ -43,16 +46,14 @@ def patterns(
 def place(wrong: Array) -> str:
     """Where the wrong elements are, in rows and columns."""
     bad = wrong.reshape(-1, wrong.shape[-1])
+    rows, columns = np.flatnonzero(bad.any(axis=1)), np.flatnonzero(bad.any(axis=0))
     if bad.all():
         return "all of them"
-    rows, columns = np.flatnonzero(bad.any(axis=1)), np.flatnonzero(bad.any(axis=0))
-    whole_rows, whole_columns = bad[rows].all(), bad[:, columns].all()
     if len(bad) == 1:
         return f"elements {ranges(columns)}"
-    if whole_rows:
-        return f"whole rows {ranges(rows)}"
-    if whole_columns:
-        return f"whole columns {ranges(columns)}"
+    for what, part, where in (("rows", bad[rows], rows), ("columns", bad[:, columns], columns)):
+        if part.mean() >= MOST and len(where) < len(bad if what == "rows" else bad.T):
+            return f"{'all' if part.all() else 'nearly all'} of {what} {ranges(where)}"
     filled = "all of" if bad[np.ix_(rows, columns)].all() else "scattered over"
     return f"{filled} rows {ranges(rows)}, columns {ranges(columns)}"
 
@@ -73,9 +74,8 @@ def _share(part: Array, of: Array) -> float:
 
 
 def _alike(a: Array, b: Array) -> Array:
-    """The same number but for rounding."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.abs(a - b) <= STEP * np.maximum(np.abs(a), np.abs(b)))
+        return np.asarray(np.abs(a - b) <= ALIKE * np.maximum(np.abs(a), np.abs(b)))
 
 
 def _values(got: Array, want: Array, bad: Array, previous: Array | None) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _transposed(got: Array, want: Array, bad: Array, edge: int) -> float:
     g, w, b = (_cut(array, edge) for array in (got, want, bad))
     if not g.size:
         return 0.0
-    turned = _alike(g, w.transpose(0, 2, 1)).mean(axis=(1, 2)) >= MOST
+    turned = _alike(g, w.transpose(0, 2, 1)).mean(axis=(1, 2)) >= MATCH
     return float(np.count_nonzero(b[turned])) / max(1, int(np.count_nonzero(bad)))
 
 
@@ -160,12 +160,12 @@ def _moved_rows(got: Array, want: Array, rows: Array) -> Iterator[str]:
 
 
 def _row_of(row: Array, want: Array) -> int | None:
-    found = np.flatnonzero(_alike(want, row).mean(axis=1) >= MOST)
+    found = np.flatnonzero(_alike(want, row).mean(axis=1) >= MATCH)
     return int(found[0]) if len(found) else None
 
 
 def _is(piece: Array, other: Array) -> bool:
-    return piece.shape == other.shape and float(_alike(piece, other).mean()) >= MOST
+    return piece.shape == other.shape and float(_alike(piece, other).mean()) >= MATCH
 
 
 def _extent(indices: Array) -> int:
@@ -183,18 +183,19 @@ def _scale(got: Array, want: Array, bad: Array) -> Iterator[str]:
         return
     ratios = np.where(usable, got / np.where(want == 0, 1, want), np.nan)
     factor = float(np.nanmedian(ratios))
-    if _explains(got, factor * want, usable) and abs(factor - 1) > STEP:
-        yield f"off by a constant factor of {factor:.4g}"
+    if _explains(factor * want, got, usable):
+        if abs(factor - 1) > RESIDUE:
+            yield f"off by a constant factor of {factor:.3g}"
         return
     rows = np.flatnonzero(usable.any(axis=1))
     own = np.ones((len(got), 1))
     own[rows, 0] = np.nanmedian(ratios[rows], axis=1)
-    if len(rows) > 1 and got.shape[1] >= 8 and _explains(got, own * want, usable):
-        yield f"every row is off by a factor of its own ({own[rows].min():.4g} to {own[rows].max():.4g})"
+    if len(rows) > 1 and got.shape[1] >= 8 and _explains(own * want, got, usable):
+        yield f"every row is off by a factor of its own ({own[rows].min():.3g} to {own[rows].max():.3g})"
 
 
-def _explains(got: Array, want: Array, where: Array) -> bool:
-    return _share(_alike(got, want) & (np.sign(got) == np.sign(want)), where) >= MOST
+def _explains(made: Array, got: Array, where: Array) -> bool:
+    return float(np.abs(got - made)[where].sum()) <= RESIDUE * float(np.abs(made)[where].sum())
 
 
 def _how_far(got: Array, want: Array, bad: Array) -> tuple[str, ...]:

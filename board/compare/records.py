@@ -124,7 +124,7 @@ class Outcome:
     @property
     def numerics(self) -> str:
         """Which numerics the results are nearest to, those that tell the two apart."""
-        told = {f.nearest for f in self.findings if len({d.share for d in f.distances.values()}) > 1}
+        told = {f.nearest for f in self.findings if len(set(f.distances.values())) > 1}
         return " and ".join(sorted(told)) or "both"
 
 

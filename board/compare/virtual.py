@@ -19,8 +19,28 @@ FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, o
 """The same on cores that nobody told to round to the nearest (docs/virtual_npu.md)."""
 
 
-def run_launch(kernel: KernelModule, read: Mapping[str, Array], options: BuildOptions) -> dict[str, Array]:
-    """Every argument that the kernel writes, by name, from arrays of those that it reads."""
+PRODUCTS = ("vector.contract", "BFP16")
+"""A kernel whose text has neither makes no matrix product that can go through blocks (docs/virtual_npu.md):
+its numbers are the same in both numerics."""
+
+
+def has_products(kernel: KernelModule) -> bool:
+    """Whether the numerics can make a difference to the kernel."""
+    return any(mark in kernel.text for mark in PRODUCTS)
+
+
+def run_launch(
+    kernel: KernelModule, read: Mapping[str, Array], variants: Mapping[str, BuildOptions]
+) -> dict[str, dict[str, Array]]:
+    """For each variant every argument that the kernel writes, by name, from arrays of those that it reads."""
+    results: dict[str, dict[str, Array]] = {}
+    for name, options in variants.items():
+        same = next(iter(results.values()), None) if not has_products(kernel) else None
+        results[name] = _run(kernel, read, options) if same is None else same
+    return results
+
+
+def _run(kernel: KernelModule, read: Mapping[str, Array], options: BuildOptions) -> dict[str, Array]:
     given = [
         read[a.name].reshape(a.shape) if a.role in READ else np.full(a.shape, np.nan, a.dtype.numpy)
         for a in kernel.arguments

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from xdsl.builder import Builder
-from xdsl.dialects import arith, linalg, memref
+from xdsl.dialects import arith, memref
 from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, MemRefType
+from xdsl.dialects.linalg.ops import FillOp
 from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint
 
@@ -151,7 +152,7 @@ def _sign_transfer(op: DmaMemcpyNdOp | ChannelPutOp, number: SSAValue) -> None:
     buffer = before.insert(memref.AllocOp([], [], plain)).memref
     bits = before.insert(arith.IndexCastOp(number, IntegerType(width))).result
     value = before.insert(arith.BitcastOp(bits, kind.element_type)).result
-    before.insert(linalg.FillOp([value], [buffer], []))
+    before.insert(FillOp([value], [buffer], []))
     op.operands[op.operands.index(source)] = buffer
     Builder(InsertPoint.after(op)).insert(memref.DeallocOp.get(buffer))
 

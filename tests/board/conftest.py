@@ -1,0 +1,32 @@
+"""What the tests of the board's tools share."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_builds() -> Iterator[None]:
+    """What is compared here is small: building it takes longer than running."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VNPU_OPT", "0")
+        yield
+
+
+@pytest.fixture(scope="session")
+def faulty_npu() -> Iterator[ModuleType]:
+    """The stand-ins for a wrong NPU, importable by the processes that a test starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "stand_ins"))
+        yield importlib.import_module("faulty_npu")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of compiled programs that all these tests share."""
+    return tmp_path_factory.mktemp("programs")

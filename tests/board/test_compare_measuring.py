@@ -1,0 +1,123 @@
+"""Faults put into the virtual NPU's results are named for what they are: which launch, where, what, whose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from board.compare.items import Item, plan_of
+from board.compare.measuring import JUDGING, RUNNING, is_lost, measure
+from board.compare.printing import details
+from board.compare.records import Outcome, Status, Verdict
+from runtime.npu.xrt_messages import RESET
+
+GEMM = Item("kernel", "gemm")
+"""64 x 256 x 128, 32 cores with tiles of 8 x 32."""
+PROGRAM = Item("program", "lm_head_gemv")
+
+
+def outcome_of(item: Item, argument: str, fault: Any, faulty_npu: ModuleType, programs: Path) -> Outcome:
+    table = plan_of(item).arguments
+    backend = faulty_npu.faulty_backend(item.name, table.slot(argument), table[argument], fault)
+    return measure(item, backend, programs, lambda phase: None)
+
+
+def told(outcome: Outcome) -> str:
+    return "\n".join(details([outcome]))
+
+
+def test_one_that_is_right(faulty_npu: ModuleType, programs: Path) -> None:
+    phases: list[str] = []
+    outcome = measure(GEMM, faulty_npu.healthy_backend(), programs, phases.append)
+    assert outcome.status is Status.SAME
+    assert (outcome.guilty, outcome.numerics, told(outcome)) == (None, "bfp16", "")
+    assert phases[-2:] == [RUNNING, JUDGING]
+    (finding,) = outcome.findings
+    assert finding.distances["bfp16"].differing == 0
+    assert 5e-3 < finding.distances["exact"].share < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("zero_rows", ["all of rows 3-4", "100% of them are zero", "256 of 8192"]),
+        ("nan", ["4 of 8192", "NaN", "worst at [1, 0]: got nan", "written by core (0, 0) alone"]),
+        ("transpose_blocks", ["8x8 blocks are transposed"]),
+        (
+            "swap_tiles",
+            ["rows 16-23, columns 32-63", "belongs at rows 0-7, columns 0-31", "core (2, 1) alone"],
+        ),
+        ("double", ["off by a constant factor of 2"]),
+    ],
+)
+def test_faults_of_a_kernel(fault: str, words: list[str], faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = outcome_of(GEMM, "c", getattr(faulty_npu, fault), faulty_npu, programs)
+    assert outcome.status is Status.DIFFERS
+    assert outcome.numerics == "exact" or fault == "double"
+    text = told(outcome)
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_cores_that_round_down(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = measure(Item("kernel", "eltwise_add"), faulty_npu.flooring_backend(), programs, print)
+    assert outcome.status is Status.DIFFERS
+    assert "rounded towards minus infinity instead of to the nearest: 100.0% of all elements" in told(outcome)
+
+
+def test_a_result_of_the_run_before(faulty_npu: ModuleType, programs: Path) -> None:
+    """A buffer that is never written in the second run holds what the first one left."""
+    kept: list[Any] = []
+
+    def keep(array: Any, runs: int) -> None:
+        kept.append(array.copy())
+        array[:8] = kept[0][:8]
+
+    text = told(outcome_of(GEMM, "c", keep, faulty_npu, programs))
+    assert "all of rows 0-7" in text
+    assert "stale: what the run before left there" in text
+
+
+def test_an_answer_that_changes_from_run_to_run(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = outcome_of(GEMM, "c", faulty_npu.flip_first, faulty_npu, programs)
+    assert outcome.status is Status.UNSTEADY
+    assert outcome.message == "two runs on the same numbers differ: c in 1 of 8192 elements"
+
+
+def test_a_weight_that_is_written_over(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = outcome_of(GEMM, "b", faulty_npu.double, faulty_npu, programs)
+    assert not outcome.status.is_right
+    assert outcome.clobbered == ("b",)
+    assert "arguments that are only read have changed: b" in outcome.message
+
+
+def test_the_launch_at_fault_of_a_program(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = outcome_of(PROGRAM, "logits_3", faulty_npu.halve, faulty_npu, programs)
+    assert outcome.status is Status.DIFFERS
+    assert [finding.launch for finding in outcome.findings if finding.verdict is Verdict.DIFFERS] == [
+        "partition_3"
+    ]
+    assert "lm_head_gemv: first at fault, launch 3 partition_3 (gemv) logits_3: 192 of 192" in told(outcome)
+
+
+def test_a_run_that_fails(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = outcome_of(GEMM, "c", faulty_npu.time_out, faulty_npu, programs)
+    assert (outcome.status, outcome.lost) == (Status.FAILED, False)
+    assert "ERT_CMD_STATE_TIMEOUT" in outcome.message
+
+
+def test_a_run_that_leaves_the_device_wedged(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = outcome_of(GEMM, "c", faulty_npu.wedge, faulty_npu, programs)
+    assert (outcome.status, outcome.lost) == (Status.FAILED, True)
+
+
+def test_the_runtimes_words_for_a_lost_device_are_known() -> None:
+    assert is_lost(RESET)
+
+
+def test_a_program_that_is_not_compiled(faulty_npu: ModuleType, programs: Path) -> None:
+    outcome = measure(Item("kernel", "narrow", 1), faulty_npu.failing_backend(), programs, print)
+    assert outcome.status is Status.NOT_COMPILED
+    assert "out of shim channels" in outcome.message
