@@ -85,6 +85,7 @@ def _listen(
             child.join(GRACE_S)
             raise _crashed(phase, child.exitcode) from None
         if isinstance(told, Outcome):
+            child.join(GRACE_S)
             return told
         phase = str(told)
 
@@ -107,18 +108,26 @@ def _crashed(phase: str, code: int | None) -> StoppedError:
 
 
 def _end(child: BaseProcess) -> None:
-    """Let the child end, make it, or kill it."""
-    child.join(GRACE_S if child.exitcode is None and not child.is_alive() else 0)
-    for stop in (child.terminate, child.kill):
+    """Make a child that still runs end, and what it started with it: a compiler, for one."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         if child.is_alive():
-            stop()
+            _signal(child.pid or 0, number)
             child.join(GRACE_S)
     if not child.is_alive():
         child.close()
 
 
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # too young to have a group of its own
+            os.kill(pid, number)
+
+
 def _work(item: Item, make_backend: MakeBackend, cache_dir: Path, log: Path, out: Connection) -> None:
     """The child: everything printed goes to the log, an outcome to the pipe."""
+    os.setsid()  # a process group, which ends as one
     _print_to(log)
     started = time.monotonic()
 

@@ -140,7 +140,7 @@ def flooring_backend() -> Backend:
 class FailingToolchain(VirtualToolchain):
     """Compiles nothing."""
 
-    def compile(self, program: Any, work: Any) -> Any:
+    def compile(self, program: Any, *_: Any) -> Any:
         raise CompileError(program.name, "aircc: out of shim channels")
 
 

@@ -1,0 +1,121 @@
+"""What is compared, on which numbers, and who wrote an element."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from board.compare.allowances import ALLOWANCES
+from board.compare.inputs import LOUD_CHANNELS, draw
+from board.compare.items import Item, all_items, choose, plan_of
+from board.compare.virtual import has_products
+from board.compare.writers import NOBODY, say_writers, writers
+from kernel_builder.arguments import OVERWRITTEN_ROLES
+from kernel_builder.kernels import registry
+from llama32_1b.errors import UsageError
+from multi_launch_builder.plan import build_kernel
+from multi_launch_builder.programs import PLANS
+
+
+def test_all_of_them() -> None:
+    items = all_items()
+    assert {item.name for item in items if item.kind == "kernel"} == set(registry())
+    assert [item.name for item in items if item.kind == "program"] == list(PLANS)
+    assert len(items) == sum(len(spec.cases) for spec in registry().values()) + len(PLANS)
+
+
+def test_names_choose() -> None:
+    assert choose(["gemm[2]", "o_ffn"]) == (Item("kernel", "gemm", 2), Item("program", "o_ffn"))
+    assert choose(["gemm"], first_cases=True) == (Item("kernel", "gemm"),)
+    assert len(choose(["gemm"])) == len(registry()["gemm"].cases)
+    assert len(choose([], first_cases=True)) == len(registry()) + len(PLANS)
+    assert choose(["gemm[1]", "gemm[1]"], first_cases=True) == (Item("kernel", "gemm", 1),)
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(
+        UsageError, match=r"no kernel or program is called 'gem'; there are: eltwise_add, .*o_ffn"
+    ):
+        choose(["gem"])
+
+
+def test_a_kernel_alone_is_compiled_as_the_programs_compile_it() -> None:
+    flags = {option.flag for option in plan_of(Item("kernel", "flash_attention")).options}
+    assert flags == {option.flag for option in plan_of(Item("program", "flash_attn")).options}
+    assert any(flag.startswith("--omit-ping-pong-transform") for flag in flags)
+
+
+@pytest.mark.parametrize("item", all_items(), ids=str)
+def test_numbers_for_every_argument_that_is_read(item: Item) -> None:
+    plan = plan_of(item)
+    arrays, again, other = draw(plan, 1), draw(plan, 1), draw(plan, 2)
+    read = {a.name: a for a in plan.arguments if a.role not in OVERWRITTEN_ROLES}
+    assert set(arrays) == set(read)
+    for name, array in arrays.items():
+        assert (array.shape, array.dtype) == (read[name].shape, np.dtype(read[name].dtype.numpy))
+        assert np.isfinite(array.astype(np.float32)).all()
+        assert array.tobytes() == again[name].tobytes()
+    assert any(array.tobytes() != other[name].tobytes() for name, array in arrays.items())
+
+
+def test_numbers_like_a_layers() -> None:
+    arrays = draw(plan_of(Item("program", "rms_gemms_rope")), 7)
+    x = arrays["x"].astype(np.float32)
+    assert np.abs(x[:, ::LOUD_CHANNELS]).mean() > 5 * np.abs(x[:, 1::LOUD_CHANNELS]).mean()
+    table = arrays["rope_lut"].astype(np.float32)
+    assert np.abs(np.hypot(table[:, :32], table[:, 32:]) - 1).max() < 0.01
+    assert abs(arrays["attn_norm"].astype(np.float32).mean() - 1) < 0.05
+
+
+def test_kernels_that_numerics_can_change() -> None:
+    changed = {
+        name
+        for name, spec in registry().items()
+        if has_products(build_kernel(plan_of(Item("kernel", name)).steps[0], spec.name))
+    }
+    assert {"gemm", "gemm_f32"} <= changed <= {"gemm", "gemm_f32", "flash_attention"}
+
+
+def test_allowances_are_of_kernels_and_have_reasons() -> None:
+    assert set(ALLOWANCES) <= set(registry())
+    assert all(len(allowance.reason) > 40 for allowance in ALLOWANCES.values())
+
+
+def test_an_allowance_sees_one_wrong_row() -> None:
+    """A mean over a whole result would not."""
+    want = np.random.default_rng(0).standard_normal((256, 64))
+    got = want.copy()
+    got[7] = 0
+    for allowance in ALLOWANCES.values():
+        assert allowance.mask(got, want)[7].any()
+        assert not allowance.mask(want, want).any()
+        assert allowance.mask(np.full_like(want, np.nan), want).all()
+
+
+def test_who_writes_what() -> None:
+    """Rows in turn to the cores of a herd of 8; columns in the second of two launch iterations."""
+    kernel = registry()["swiglu"].build(rows=3, cols=48)
+    owners = writers(kernel, "out")
+    assert [np.unique(row).tolist() for row in owners] == [[0], [4], [8]]
+    wrong = np.zeros(owners.shape, bool)
+    wrong[1] = True
+    assert say_writers(kernel, "out", wrong, (1, 0)) == (
+        "written by core (1, 0) alone; the worst by core (1, 0), iteration 0"
+    )
+    wrong[:] = True
+    assert say_writers(kernel, "out", wrong, (2, 5)).startswith(
+        "written by all 3 cores; the worst by core (2, 0)"
+    )
+
+
+def test_who_writes_what_by_way_of_l2_and_in_several_iterations() -> None:
+    kernel = registry()["gemm"].build(16, 16, 16, tile_m=8, tile_n=8, tile_k_l1=8, herd_m=1, herd_n=2)
+    owners = writers(kernel, "c")
+    assert owners[:8, :8].max() == owners[:8, :8].min() == 0
+    assert set(np.unique(owners)) == {0, 1, 32, 33}
+    wrong = np.zeros(owners.shape, bool)
+    wrong[8:, 8:] = True
+    assert say_writers(kernel, "c", wrong, (9, 9)) == (
+        "written by core (0, 1) alone in launch iteration 1 (of 2); the worst by core (0, 1), iteration 1"
+    )
+    assert (owners < NOBODY).all()
