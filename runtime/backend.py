@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
+from runtime.access import DeviceAccess, VirtualAccess
 from runtime.errors import BackendError
+from runtime.npu.device import NpuAccess, missing_device
 from runtime.npu.toolchain import NpuToolchain
 from runtime.npu.tools import missing_compile_tools
 from runtime.toolchain import Toolchain, VirtualToolchain
@@ -19,7 +21,8 @@ CHOICES = ("auto", "virtual", "npu")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where programs run. `pyxrt` has pyxrt's API; `reason` says in one line why this one was chosen.
+    """Where programs run. `pyxrt` has pyxrt's API; `reason` says in one line why this one was chosen;
+    `access` knows the manners of the device.
 
     A backend that was asked for to compile only may have a NoDevice in place of pyxrt.
     """
@@ -28,6 +31,7 @@ class Backend:
     toolchain: Toolchain
     pyxrt: ModuleType
     reason: str
+    access: DeviceAccess = field(default_factory=VirtualAccess)
 
 
 class NoDevice(ModuleType):
@@ -53,7 +57,7 @@ def select_backend(
     if choice not in CHOICES:
         raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
     for_later = compile_only and choice == "npu"
-    no_device = [] if for_later else _missing_device()
+    no_device = [] if for_later else missing_device()
     missing = [*no_device, *missing_compile_tools()]
     if not missing:
         return _npu(choice, numerics, for_later)
@@ -74,19 +78,15 @@ def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
     if compile_only:
         return Backend("npu", NpuToolchain(), NoDevice("pyxrt"), "backend npu: asked for, to compile only")
     why = "asked for" if choice == "npu" else "pyxrt opened a device"
-    return Backend("npu", NpuToolchain(), importlib.import_module("pyxrt"), f"backend npu: {why}")
+    pyxrt = importlib.import_module("pyxrt")
+    return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {why}", _npu_access())
 
 
-def _missing_device() -> list[str]:
+def _npu_access() -> NpuAccess:
     try:
-        pyxrt = importlib.import_module("pyxrt")
-    except ImportError as error:
-        return [f"Python module pyxrt is missing ({error}); it comes with XRT: source its setup.sh"]
-    try:
-        pyxrt.device(0)
-    except Exception as error:  # whatever the driver's binding raises, it means: no device
-        return [f"pyxrt opens no device ({error})"]
-    return []
+        return NpuAccess()
+    except VirtualNpuError as error:  # a knob that makes no sense
+        raise BackendError(str(error)) from error
 
 
 def _virtual(why: str, numerics: str | None) -> Backend:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
-from runtime.contexts import LoadedProgram
+from runtime.access import DEVICE_ERRORS, Failure
+from runtime.artifacts import Artifact
+from runtime.contexts import Contexts
 from runtime.errors import ArrayError, RunError
 
 Array = npt.NDArray[Any]
@@ -19,30 +20,34 @@ OVERWRITTEN = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
 
 class BufferSet:
-    """A buffer object per argument, the host's view on each, and one run bound to all of them.
+    """A buffer object per argument, the host's view on each, and the run that is bound to all of them.
 
-    Not for two threads at once: a set belongs to one call at a time.
+    The run belongs to the loaded program and goes when that is released; the buffers stay until `close`, with
+    what is in them. Not for two threads at once: a set belongs to one call at a time. Raises RunError.
     """
 
     def __init__(
-        self, label: str, pyxrt: Any, device: Any, program: LoadedProgram, arguments: ArgumentTable
+        self, label: str, pyxrt: Any, contexts: Contexts, artifact: Artifact, arguments: ArgumentTable
     ) -> None:
         self.label = label
         self.arguments = arguments
-        self._pyxrt, self._program = pyxrt, program
-        self._to_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
-        self._from_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
-        self._completed = pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
-        self._slots = {name: slot for slot, name in enumerate(arguments.names)}
-        self._bos = [self._allocate(device, argument) for argument in arguments]
-        self._views = [_view(bo, argument) for bo, argument in zip(self._bos, arguments, strict=True)]
-        self._results = [_read_only(view) for view in self._views]
-        self._run = self._bind()
         self.outputs = arguments.output_indices
         self.written: set[int] = set()
+        self._contexts, self._artifact = contexts, artifact
+        self._to_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
+        self._from_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
+        self._slots = {name: slot for slot, name in enumerate(arguments.names)}
         self._missing_statics = set(arguments.static_input_indices)
         self._inputs = {slot for slot, argument in enumerate(arguments) if argument.role is Role.INPUT}
         self._lent: set[int] = set()
+        self._bos: list[Any] = []
+        self._views: list[Array] = []
+        self._results: list[Array] = []
+        try:
+            self._allocate()
+        except BaseException:
+            self.close()
+            raise
 
     def slot(self, name: str) -> int:
         """The slot of an argument; ArgumentError with the nearest names where there is none."""
@@ -55,7 +60,7 @@ class BufferSet:
         if array.shape != view.shape or array.dtype != view.dtype:
             raise self._misfit(slot, array)
         view[...] = array
-        self._bos[slot].sync(self._to_device)
+        self._sync(slot, self._to_device)
         self.written.add(slot)
         self._missing_statics.discard(slot)
 
@@ -83,55 +88,66 @@ class BufferSet:
             )
 
     def execute(self) -> None:
-        """Run the program to its end. RunError unless it completed."""
+        """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
         if self._lent:
             self._take_over_lent()
+        contexts, run = self._contexts, self._bound_run()
         try:
-            self._run.start()
-            state = self._run.wait2()
-        except RuntimeError as error:
-            self._renew_run()
-            raise RunError(f"{self.label} failed: {error}") from error
-        except BaseException:
-            self._renew_run()  # Ctrl-C: let the device finish, and leave a set that runs again
+            run.start()
+            contexts.access.wait(run)
+        except DEVICE_ERRORS as error:
+            contexts.release(self._artifact)
+            raise contexts.access.explain(self._failure(error)) from error
+        except BaseException:  # Ctrl-C: leave a device and a set that run on
+            contexts.access.settle(run)
+            contexts.release(self._artifact)
             raise
-        if state is not None and state != self._completed:  # pyxrt's wait2 gives None, some builds a state
-            self._renew_run()
-            raise RunError(f"{self.label} ended in {state} instead of ERT_CMD_STATE_COMPLETED")
+        contexts.last_completed = self.label
 
     def read(self, slot: int) -> Array:
         """A read-only view on what the program left in an argument; the next call overwrites it."""
-        self._bos[slot].sync(self._from_device)
+        self._sync(slot, self._from_device)
         return self._results[slot]
 
     def close(self) -> None:
         """Release the run and the buffer objects. Views of `read` and `lend` are dead afterwards."""
-        self._run = None
+        self._contexts.forget_run(self._artifact, self.label)
         self._views.clear()
         self._results.clear()
         self._bos.clear()
 
-    def _allocate(self, device: Any, argument: Argument) -> Any:
-        try:
-            return self._pyxrt.ext.bo(device, argument.nbytes)
-        except RuntimeError as error:
-            raise RunError(f"{self.label}: no buffer object for {argument}: {error}") from error
+    def _allocate(self) -> None:
+        for argument in self.arguments:
+            self._bos.append(self._contexts.buffer_object(self.label, argument))
+            self._views.append(_view(self._bos[-1], argument))
+            self._results.append(_read_only(self._views[-1]))
 
-    def _bind(self) -> Any:
-        run = self._pyxrt.run(self._program.kernel)
-        for slot, bo in enumerate(self._bos):
-            run.set_arg(slot, bo)
+    def _bound_run(self) -> Any:
+        """The run of this set on the loaded program; a new one where the program was loaded since."""
+        program = self._contexts.load(self._artifact)
+        run = program.runs.get(self.label)
+        if run is None:
+            run = program.runs[self.label] = self._contexts.new_run(program)
+            for slot, bo in enumerate(self._bos):
+                run.set_arg(slot, bo)
         return run
 
-    def _renew_run(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._run.wait()
-        self._run = self._bind()
+    def _failure(self, error: BaseException) -> Failure:
+        before = self._contexts.last_completed
+        return Failure(self.label, error, self._artifact, self.arguments, before)
+
+    def _sync(self, slot: int, direction: Any) -> None:
+        try:
+            self._bos[slot].sync(direction)
+        except DEVICE_ERRORS as error:
+            reading = self._contexts.access.reading(error)
+            argument = self.arguments[slot]
+            raise RunError(f"{self.label}: {argument} cannot be synchronised: {reading}") from error
 
     def _take_over_lent(self) -> None:
         statics = self.arguments.static_input_indices
         for slot in self._lent:
-            self._bos[slot].sync(self._to_device)
+            self._sync(slot, self._to_device)
             self.written.add(slot)
         self._lent -= statics  # weights are filled once, inputs before every call
 

@@ -12,9 +12,9 @@ the sets from the roles in the program's argument table.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -52,10 +52,12 @@ class KernelCache:
         self.cache_dir = Path(cache_dir)
         self.backend = backend
         self.profiler = profiler or Profiler(enabled=False)
-        self._store = _open_store(self.cache_dir, report or _to_stderr)
+        report = report or _to_stderr
+        self._store = _open_store(self.cache_dir, report)
         self._programs: dict[str, tuple[Artifact, ArgumentTable]] = {}
-        self._contexts = Contexts(backend)
+        self._contexts = Contexts(backend, report)
         self._sets: dict[tuple[str, str], BufferSet] = {}
+        weakref.finalize(self, _release, self._sets, self._contexts)  # dropped, or at the interpreter's end
 
     # compile
 
@@ -200,8 +202,8 @@ class KernelCache:
             )
         artifact, arguments = self._programs[name]
         label = f"program '{name}'" if bo_key == name else f"program '{name}' on buffers '{bo_key}'"
-        device, loaded = self._contexts.device, self._contexts.load(artifact)
-        buffers = BufferSet(label, self.backend.pyxrt, device, loaded, arguments)
+        self._contexts.load(artifact)
+        buffers = BufferSet(label, self.backend.pyxrt, self._contexts, artifact, arguments)
         self._sets[name, bo_key] = buffers
         return buffers
 
@@ -211,15 +213,7 @@ class KernelCache:
 
     def close(self) -> None:
         """Release buffers, then programs, then the device. The cache can be used again; weights are gone."""
-        while self._sets:
-            self._sets.popitem()[1].close()
-        self._contexts.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(
-            AttributeError
-        ):  # a cache whose directory was refused has nothing to release
-            self.close()  # in XRT's order, which the garbage collector does not know
+        _release(self._sets, self._contexts)
 
     def __enter__(self) -> KernelCache:
         return self
@@ -228,6 +222,13 @@ class KernelCache:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _release(sets: dict[tuple[str, str], BufferSet], contexts: Contexts) -> None:
+    """All that a cache holds of its device, in XRT's order, which the garbage collector does not know."""
+    while sets:
+        sets.popitem()[1].close()
+    contexts.close()
 
 
 def _to_stderr(line: str) -> None:

@@ -31,4 +31,8 @@ class ArrayError(AerieRuntimeError):
 
 
 class RunError(AerieRuntimeError):
-    """A program that was started and did not complete."""
+    """A device, program or run that failed. `details` are lines below the message, which stands by itself."""
+
+    def __init__(self, headline: str, *details: str) -> None:
+        super().__init__("\n  ".join((headline, *details)))
+        self.headline, self.details = headline, details

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,3 +16,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VNPU_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def load_stand_in(name: str) -> ModuleType:
+    """A module of tests/stand_ins: tests are no package, so it cannot be imported by name."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "stand_ins" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def pyxrt_stand_in() -> ModuleType:
+    """The module with PyxrtStandIn, which proves plumbing and is no NPU."""
+    return load_stand_in("pyxrt_stand_in")

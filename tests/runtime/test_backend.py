@@ -1,7 +1,6 @@
 """The choice of backend."""
 
 import sys
-from types import ModuleType
 
 import pytest
 
@@ -12,9 +11,11 @@ from runtime.npu.toolchain import NpuToolchain
 from runtime.toolchain import VirtualToolchain
 
 
-def fake_pyxrt(device):
-    module = ModuleType("pyxrt")
-    module.device = device
+@pytest.fixture
+def pyxrt(monkeypatch, pyxrt_stand_in):
+    """A stand-in takes pyxrt's place."""
+    module = pyxrt_stand_in.PyxrtStandIn()
+    monkeypatch.setitem(sys.modules, "pyxrt", module)
     return module
 
 
@@ -44,20 +45,18 @@ def test_auto_without_pyxrt_is_virtual_and_says_why(no_pyxrt):
     assert backend.reason == "backend virtual: no NPU is set up here; BACKEND=npu lists what is missing"
 
 
-def test_auto_without_a_device_is_virtual_and_says_why(monkeypatch, no_tools):
-    def device(index):
-        raise RuntimeError("No such device with index '0'")
-
-    monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(device))
+def test_auto_without_a_device_is_virtual_and_says_why(pyxrt, no_tools):
+    pyxrt.fail("device", RuntimeError("No such device with index '0'"))
     assert select_backend().reason.startswith("backend virtual: no NPU is set up here; ")
+    pyxrt.fail("device", RuntimeError("No such device with index '0'"))
     with pytest.raises(
-        BackendError, match=r"pyxrt opens no device \(No such device with index '0'\); aircc is"
+        BackendError,
+        match=r"pyxrt opens no device \(No such device with index '0': the NPU is gone.*aircc is",
     ):
         select_backend("npu")
 
 
-def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(monkeypatch, no_tools):
-    monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(lambda index: object()))
+def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(pyxrt, no_tools):
     assert select_backend().reason == (
         "backend virtual: this machine has an NPU and not its compilers; BACKEND=npu lists what is missing"
     )
@@ -67,9 +66,7 @@ def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(monkeypatch
     ("choice", "reason"),
     [("auto", "backend npu: pyxrt opened a device"), ("npu", "backend npu: asked for")],
 )
-def test_npu_where_all_is_there(monkeypatch, npu_tools, choice, reason):
-    pyxrt = fake_pyxrt(lambda index: object())
-    monkeypatch.setitem(sys.modules, "pyxrt", pyxrt)
+def test_npu_where_all_is_there(pyxrt, npu_tools, choice, reason):
     backend = select_backend(choice)
     assert (backend.name, backend.pyxrt, backend.reason) == ("npu", pyxrt, reason)
     assert isinstance(backend.toolchain, NpuToolchain)
@@ -125,8 +122,7 @@ def test_unknown_numerics_list_the_legal_ones():
 
 
 @pytest.mark.parametrize("choice", ["auto", "npu"])
-def test_numerics_of_the_npu_are_its_own(monkeypatch, npu_tools, choice):
-    monkeypatch.setitem(sys.modules, "pyxrt", fake_pyxrt(lambda index: object()))
+def test_numerics_of_the_npu_are_its_own(pyxrt, npu_tools, choice):
     with pytest.raises(BackendError, match=r"numerics 'bfp16' cannot be had on the NPU.*BACKEND=virtual"):
         select_backend(choice, "bfp16")
 

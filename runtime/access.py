@@ -1,0 +1,91 @@
+"""What differs between devices once a program is compiled: who may open it, how much fits, how a run ends."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kernel_builder.arguments import ArgumentTable
+from runtime.artifacts import Artifact
+from runtime.errors import RunError
+
+Report = Callable[[str], None]
+
+DEVICE_ERRORS = (RuntimeError, OSError, MemoryError, ValueError, TypeError, AttributeError, LookupError)
+"""What pyxrt raises: pybind11 turns C++ exceptions into these; an older pyxrt lacks names or overloads."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed: which program on which buffers, why, and what completed before it, if anything."""
+
+    label: str
+    error: BaseException
+    artifact: Artifact
+    arguments: ArgumentTable
+    last_completed: str
+
+
+class DeviceAccess(Protocol):
+    """The manners of one kind of device. The calls are pyxrt's on all of them."""
+
+    @property
+    def contexts(self) -> int:
+        """How many programs may be loaded at once."""
+
+    @property
+    def largest_buffer(self) -> int:
+        """Bytes of the largest buffer object that programs address right."""
+
+    def reserve(self, report: Report) -> None:
+        """Before the device is opened: keep other processes off it. Tells `report` while that takes."""
+
+    def free(self) -> None:
+        """After the device is closed, or could not be opened."""
+
+    def wait(self, run: Any) -> None:
+        """Wait for a started run. Raises one of DEVICE_ERRORS unless it completed."""
+
+    def settle(self, run: Any) -> None:
+        """Let a run end that nobody waits for any more, as far as it does."""
+
+    def lacks_context(self, error: BaseException) -> bool:
+        """Whether a program could not be loaded because too many are."""
+
+    def reading(self, error: BaseException) -> str:
+        """An error of pyxrt in words."""
+
+    def explain(self, failure: Failure) -> RunError:
+        """The error that tells the user of a failed run."""
+
+
+class VirtualAccess:
+    """The virtual NPU: every process has its own, which ends every run and says itself why one failed."""
+
+    contexts = sys.maxsize
+    largest_buffer = sys.maxsize
+
+    def reserve(self, report: Report) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+    def wait(self, run: Any) -> None:
+        run.wait2()
+
+    def settle(self, run: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            run.wait()
+
+    def lacks_context(self, error: BaseException) -> bool:  # noqa: ARG002
+        return False
+
+    def reading(self, error: BaseException) -> str:
+        return str(error)
+
+    def explain(self, failure: Failure) -> RunError:
+        return RunError(f"{failure.label} failed: {failure.error}")

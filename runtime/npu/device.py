@@ -1,0 +1,168 @@
+"""The NPU itself: which one this machine has, what pyxrt must offer, and its manners once it is open.
+
+Never run on hardware. What the manners rest on is said beside each, and in docs/hardware.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from runtime.access import DEVICE_ERRORS, Failure, Report
+from runtime.errors import RunError
+from runtime.npu import knobs, states, versions, xrt_messages
+from runtime.npu.lock import DeviceLock
+from runtime.toolchain import KERNEL_SOURCES
+
+WANTED = "npu2"
+
+NAMES = {
+    "npu1": re.compile(r"\bnpu1\b|\bPhoenix\b|\bHawk Point\b", re.IGNORECASE),
+    "npu2": re.compile(r"\bnpu[456]\b|\bStrix\b|\bKrackan\b|\bGorgon Point\b", re.IGNORECASE),
+}
+"""Generations by the names that the driver gives: amd/xdna-driver drivers/accel/amdxdna/npu*_regs.c, and
+mlir-aie python/utils/hostruntime. Whole words: RyzenAI-npu10 is neither of the two."""
+
+ACCELERATORS = Path("/sys/class/accel")
+
+LARGEST_BUFFER = 1 << 32
+"""Bytes. Offsets from 4 GiB on were cut to 32 bits where transfers are patched (mlir-air #1836 and #1840; put
+right by mlir-aie #3718, which is newer than the pinned one): a wrong address, without any message."""
+
+
+def generation(name: str) -> str | None:
+    """npu1 or npu2 for a device's name as the driver or xrt-smi tells it; None for any other."""
+    return next((kind for kind, names in NAMES.items() if names.search(name)), None)
+
+
+def driver_names(root: Path = ACCELERATORS) -> list[str]:
+    """What the driver calls each NPU of this machine (`vbnv`); needs neither XRT nor the right to open it."""
+    found = (entry / "device" / "vbnv" for entry in sorted(root.glob("accel*")))
+    return [file.read_text().strip() for file in found if file.is_file()]
+
+
+def device_name(pyxrt: Any, device: Any) -> str:
+    """What an open device calls itself; where pyxrt cannot say, what the driver calls it; else nothing."""
+    try:
+        return str(device.get_info(pyxrt.xrt_info_device.name))
+    except DEVICE_ERRORS:
+        return next(iter(driver_names()), "")
+
+
+def unfit(name: str) -> str:
+    """Why a device of this name is refused; nothing for one that programs are compiled for."""
+    kind = generation(name)
+    if kind == WANTED:
+        return ""
+    if not name:
+        return (
+            "an NPU was opened and neither pyxrt nor the driver says which; programs for another one would "
+            "load and compute nothing, so it is not guessed: update XRT and the driver"
+        )
+    what = f"an {kind}" if kind else "not one that Aerie knows"
+    return (
+        f"the NPU found, '{name}', is {what}, and programs are compiled for {WANTED} (Strix, Strix Halo, "
+        "Krackan, Gorgon Point); they would load there and compute nothing"
+    )
+
+
+def missing_bindings(pyxrt: Any) -> list[str]:
+    """The calls of the ELF flow that this pyxrt lacks, one line each with the XRT that has them."""
+    return [
+        f"this pyxrt has no {binding.attribute}{binding.signature and f' that takes an {binding.signature}'} "
+        f"(since {binding.since}); install XRT {versions.XRT.version} or newer with its pyxrt"
+        for binding in versions.BINDINGS
+        if not _has(pyxrt, binding)
+    ]
+
+
+def missing_device() -> list[str]:
+    """What lacks for running on the NPU, besides the compilers: one line each, nothing where all is there."""
+    try:
+        pyxrt = importlib.import_module("pyxrt")
+    except ImportError as error:
+        return [f"Python module pyxrt is missing ({error}); it comes with XRT: source its setup.sh"]
+    if missing := missing_bindings(pyxrt):
+        return missing
+    try:
+        name = device_name(pyxrt, pyxrt.device(0))
+    except DEVICE_ERRORS as error:
+        return [f"pyxrt opens no device ({_in_words(error)})"]
+    return [reason] if (reason := unfit(name)) else []
+
+
+class NpuAccess:
+    """The NPU: one process at a time, few contexts, runs that may hang and say little."""
+
+    largest_buffer = LARGEST_BUFFER
+
+    def __init__(self) -> None:
+        knobs.check()
+        self.contexts = int(knobs.CONTEXTS.get())
+        self._limit = float(knobs.TIMEOUT.get())
+        self._lock = DeviceLock()
+
+    def reserve(self, report: Report) -> None:
+        self._lock.acquire(report)
+
+    def free(self) -> None:
+        self._lock.release()
+
+    def wait(self, run: Any) -> None:
+        states.wait(run, self._limit)
+
+    def settle(self, run: Any) -> None:
+        try:
+            states.wait(run, self._limit)
+        except DEVICE_ERRORS:
+            return
+
+    def lacks_context(self, error: BaseException) -> bool:
+        return xrt_messages.lacks_context(str(error))
+
+    def reading(self, error: BaseException) -> str:
+        return _in_words(error)
+
+    def explain(self, failure: Failure) -> RunError:
+        """The failure in one line, and below it what helps to find its cause."""
+        arguments = ", ".join(f"{argument} {argument.role.value}" for argument in failure.arguments)
+        before = failure.last_completed or "none since the NPU was opened"
+        usually = getattr(failure.error, "usually", "")
+        details = [
+            f"usually: {usually}" if usually else "",
+            f"arguments: {arguments}",
+            f"the last program that completed: {before}",
+            f"the same program on the virtual NPU, with checks: {check_command(failure.artifact.path)}",
+        ]
+        headline = f"{failure.label} failed on the NPU: {_in_words(failure.error)}"
+        return RunError(headline, *filter(None, details))
+
+
+def check_command(artifact: Path) -> str:
+    """The command line that runs a program's text on the virtual NPU, with checks, on random arrays."""
+    command = [sys.executable, "-m", "virtual_npu", "run", str(artifact.with_suffix(".mlir"))]
+    return shlex.join([*command, "--checks", "--random", "0", "--kernel-dir", str(KERNEL_SOURCES)])
+
+
+def _in_words(error: BaseException) -> str:
+    """An error of pyxrt, and what is known about it."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    meaning = xrt_messages.reading(f"{message} {type(error).__name__}")
+    return f"{message}: {meaning}" if meaning else message
+
+
+def _has(pyxrt: Any, binding: versions.Binding) -> bool:
+    """Whether pyxrt has a binding. Overloads show in the docstring only, which need not be there."""
+    found = pyxrt
+    for part in binding.attribute.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        return False
+    overloads = getattr(found.__init__, "__doc__", None) or ""
+    if not binding.signature or "Overloaded" not in overloads:
+        return True
+    return re.search(rf"\b{binding.signature}\b", overloads) is not None  # "elf" is in every "self"

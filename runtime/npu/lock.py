@@ -1,0 +1,150 @@
+"""One process at a time on the NPU.
+
+Contexts made by two processes at once can time a command out, which takes the firmware's mailbox down for
+every process until the machine is powered off (mlir-air python/test/lit.cfg.py). So the lock is held from
+opening the device until it is closed. The operating system frees it when its process ends, however that ends;
+what is written beside it about the owner is for people who wait, and decides nothing.
+
+mlir-air's tests and runners lock `npu.lock` in the temporary folder for the same reason, and wrap commands in
+`flock`. That lock is taken too, and first, so that both kinds of program stay apart; unless whoever started
+this process holds it and passed it on open: taking it once more would wait for ourselves. Our own file has
+another name, and keeps apart what runs below one such wrapper.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from runtime.errors import RunError
+from runtime.npu import knobs
+
+UPSTREAM = "npu.lock"
+"""mlir-air python/air/backend/xrt_runner.py, programming_examples/lit.cfg.py."""
+
+TOLD_EVERY = 10.0
+"""Seconds between two lines while waiting."""
+
+COMMAND_WORDS = 4
+"""What is told of the owner's command: `python -m llama32_1b run`; what follows may be a prompt."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds the device: process id, the first words of its command, and since when (UTC)."""
+
+    pid: int
+    command: str
+    since: str
+
+    @staticmethod
+    def this_process() -> Owner:
+        words = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:COMMAND_WORDS]]
+        return Owner(os.getpid(), shlex.join(words), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.command}), since {self.since}"
+
+
+class DeviceLock:
+    """The lock of this machine's NPU; within one process it may be held several times."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        folder = Path(tempfile.gettempdir())
+        self.path = path or Path(knobs.LOCK.get() or folder / "aerie-npu.lock")
+        self._upstream = folder / UPSTREAM
+        self._held: list[FileLock] = []
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.owner")
+
+    def acquire(self, report: Report) -> None:
+        """Take the lock, telling `report` who holds it as long as that takes. Ctrl-C ends the waiting.
+
+        Raises RunError where the lock file cannot be used.
+        """
+        try:
+            if not _is_inherited(self._upstream):
+                self._take(self._upstream, report)
+            self._take(self.path, report)
+            self._note.write_text(json.dumps(asdict(Owner.this_process())))
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Free the lock; without effect where it is not held."""
+        if self._held and self._held[-1].lock_counter == 1:  # before the next owner writes its own
+            self._note.unlink(missing_ok=True)
+        while self._held:
+            self._held.pop().release()
+
+    def owner(self) -> Owner | None:
+        """Who holds it, as far as is written; None for a note that a killed process left."""
+        try:
+            owner = Owner(**json.loads(self._note.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return owner if _is_running(owner.pid) else None
+
+    def _take(self, path: Path, report: Report) -> None:
+        lock = FileLock(path, mode=0o666, is_singleton=True, thread_local=False)
+        started, wait = time.monotonic(), 0.0
+        while True:
+            try:
+                lock.acquire(timeout=wait, poll_interval=0.1)
+            except Timeout:
+                report(self._waiting(path, time.monotonic() - started))
+                wait = TOLD_EVERY
+            except OSError as error:
+                raise RunError(_unusable(path, error)) from error
+            else:
+                self._held.append(lock)
+                return
+
+    def _waiting(self, path: Path, seconds: float) -> str:
+        who = self.owner() or f"a process that locked {path}"
+        since = f", for {seconds:.0f} s now" if seconds >= 1 else ""
+        return f"the NPU is in use by {who}; waiting for it{since} (Ctrl-C stops)"
+
+
+@functools.cache  # asked before this process has opened the file itself
+def _is_inherited(path: Path) -> bool:
+    """Whether this process was started with that file open, as `flock FILE COMMAND` starts one."""
+    folder = Path("/proc/self/fd")
+    if not path.exists() or not folder.is_dir():
+        return False
+    return any(_is_same(path, folder / number) for number in os.listdir(folder))
+
+
+def _is_same(path: Path, link: Path) -> bool:
+    try:
+        return path.samefile(link)
+    except OSError:  # the folder's own listing, closed by now
+        return False
+
+
+def _is_running(pid: int) -> bool:
+    processes = Path("/proc")
+    return not (processes / "self").exists() or (processes / str(pid)).exists()
+
+
+def _unusable(path: Path, error: OSError) -> str:
+    return (
+        f"the NPU's lock {path} cannot be used ({error.strerror}); it keeps two processes off the device, so "
+        f"nothing is run without it: make it writable for all who use the NPU, or name another with "
+        f"{knobs.LOCK.name}"
+    )
