@@ -3,16 +3,121 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from board.doctor.findings import Finding, Status
+from board.doctor.machine import Machine
+from runtime.npu import versions
+from virtual_npu.compiler import find_compiler
+from virtual_npu.errors import VirtualNpuError
 
-OLDEST_PYTHON = (3, 10)
+GIB = 1 << 30
+MEMORY_BYTES = 4 * GIB
+"""For a C++ compiler per CPU and the tests' models; a checkpoint's own needs are its own check."""
+DISK_BYTES = 5 * GIB
+"""For upstream's wheels, which unpack to several GiB, and compiled programs (25 MiB for the demo model)."""
+OLDEST_CLANG = (14,)
+"""The first clang with all of C++20 that generated code uses; g++ has its own number in versions.py."""
 
 
-def python() -> Finding:
-    """The interpreter that runs this."""
-    wanted = f"{'.'.join(map(str, OLDEST_PYTHON))} or newer"
-    if sys.version_info[:2] >= OLDEST_PYTHON:
-        return Finding(Status.OK, platform.python_version(), wanted)
-    return Finding(Status.FAILED, platform.python_version(), wanted, "make distclean setup PYTHON=python3.12")
+def size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes >> 20} MiB"
+
+
+def python(_: Machine, version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
+    """The interpreter that runs this; upstream's wheels ask for more than the rest of the project."""
+    found, wheels = ".".join(map(str, version)), versions.PYTHON.version
+    oldest, newest = versions.OLDEST_WHEEL_PYTHON, versions.NEWEST_WHEEL_PYTHON
+    wanted = f"{'.'.join(map(str, versions.OLDEST_PYTHON))} or newer; for upstream's wheels {wheels}"
+    fix = "make distclean setup PYTHON=python3.12"
+    if version < versions.OLDEST_PYTHON:
+        return Finding(Status.FAILED, found, wanted, fix)
+    if not oldest <= version[:2] <= newest:
+        return Finding(Status.WARNING, f"{found}, for which upstream builds no wheels", wanted, fix)
+    return Finding(Status.OK, found, wanted)
+
+
+def system(machine: Machine, platform_name: str = sys.platform, libc: str | None = None) -> Finding:
+    """The operating system: the kernel decides about the driver, glibc about upstream's wheels."""
+    wanted = f"Linux {versions.KERNEL.version} or newer and glibc {versions.GLIBC.version} for the NPU"
+    release = machine.read("/proc/sys/kernel/osrelease") or platform.release()
+    glibc = libc if libc is not None else " ".join(platform.libc_ver())
+    found = f"{_distribution(machine)}, Linux {release}, {glibc or 'no glibc'}"
+    if not platform_name.startswith("linux"):
+        fix = "run it on Linux; docs/install.md says what is known of WSL and Windows"
+        return Finding(Status.FAILED, f"{platform_name} {release}", wanted, fix)
+    old_kernel = versions.numbers(release) < versions.numbers(versions.KERNEL.version)
+    old_glibc = versions.numbers(glibc.removeprefix("glibc ")) < versions.numbers(versions.GLIBC.version)
+    if old_kernel or old_glibc:
+        fix = f"for the NPU: Ubuntu {versions.UBUNTU.version} with its newest kernel (docs/install.md)"
+        return Finding(Status.WARNING, found, wanted, fix)
+    return Finding(Status.OK, found, wanted)
+
+
+def _distribution(machine: Machine) -> str:
+    named = re.search(r'^PRETTY_NAME="?([^"\n]+)', machine.read("/etc/os-release") or "", re.MULTILINE)
+    return named.group(1) if named else "unknown distribution"
+
+
+def compiler(machine: Machine) -> Finding:
+    """The C++ compiler of the virtual NPU."""
+    wanted = f"g++ {versions.GCC.version} or newer, or clang {OLDEST_CLANG[0]} or newer"
+    try:
+        path = find_compiler().path
+    except VirtualNpuError as error:
+        return Finding(Status.FAILED, "none", wanted, str(error))
+    answer = machine.ask([path, "--version"])
+    fix = "install a newer one (Debian, Ubuntu: apt install g++), or name it with VNPU_CXX"
+    if answer.trouble:
+        return Finding(Status.FAILED, f"{path}, but {answer.trouble}", wanted, fix)
+    number = re.search(r"(\d+)\.\d+(\.\d+)?", answer.first_line)
+    if number is None:
+        return Finding(Status.UNKNOWN, f"{path}, which says: {answer.first_line}", wanted, fix)
+    oldest = OLDEST_CLANG if "clang" in answer.first_line else versions.numbers(versions.GCC.version)
+    status = Status.OK if (int(number.group(1)),) >= oldest else Status.FAILED
+    return Finding(status, answer.first_line, wanted, "" if status is Status.OK else fix)
+
+
+def memory(machine: Machine) -> Finding:
+    """Memory that could be had now, without pushing others out."""
+    wanted = f"{size(MEMORY_BYTES)} free"
+    available = available_memory(machine)
+    if available is None:
+        return Finding(Status.UNKNOWN, "/proc/meminfo does not say", wanted)
+    found = f"{size(available)} free"
+    if available < MEMORY_BYTES:
+        return Finding(Status.WARNING, found, wanted, "close other programs; compiling may be slow or fail")
+    return Finding(Status.OK, found, wanted)
+
+
+def available_memory(machine: Machine) -> int | None:
+    """MemAvailable in bytes; None where the kernel does not say."""
+    told = re.search(r"^MemAvailable:\s+(\d+) kB", machine.read("/proc/meminfo") or "", re.MULTILINE)
+    return int(told.group(1)) << 10 if told else None
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def disk(machine: Machine, free_bytes: Callable[[Path], int] = _free) -> Finding:
+    """Room where compiled programs are kept."""
+    folder = _existing(machine.cache_dir)
+    wanted = f"{size(DISK_BYTES)} free"
+    try:
+        free = free_bytes(folder)
+    except OSError as error:
+        return Finding(Status.UNKNOWN, f"{folder} cannot be asked ({error.strerror})", wanted)
+    found = f"{size(free)} free at {folder}"
+    if free < DISK_BYTES:
+        return Finding(Status.WARNING, found, wanted, "make room, or keep programs elsewhere (--cache-dir)")
+    return Finding(Status.OK, found, wanted)
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), folder)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+LONGEST = 400
+"""Characters of a text in a finding; tools may say anything."""
+
 
 class Status(str, Enum):
     """How a layer stands. Only FAILED and UNKNOWN keep something from working."""
@@ -24,3 +27,12 @@ class Finding:
     found: str
     wanted: str
     fix: str = ""
+
+    def printable(self) -> Finding:
+        """The same with nothing that a terminal would act on, and no text longer than LONGEST characters."""
+        return Finding(self.status, *map(_printable, (self.found, self.wanted, self.fix)))
+
+
+def _printable(text: str) -> str:
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]} ..."

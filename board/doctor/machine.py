@@ -20,8 +20,6 @@ from runtime.npu import tools
 
 ANSWER_S = 10.0
 """How long a tool may take to say its version, in seconds."""
-SHOWN = 160
-"""Characters of a tool's line that a finding shows."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,12 @@ class Answer:
     @property
     def first_line(self) -> str:
         """The first line that says anything."""
-        return next((line.strip()[:SHOWN] for line in self.text.splitlines() if line.strip()), "nothing")
+        return next((line.strip() for line in self.text.splitlines() if line.strip()), "nothing")
 
     @property
     def last_line(self) -> str:
         """The last line that says anything: of a Python traceback, the error."""
-        lines = [line.strip()[:SHOWN] for line in self.text.splitlines() if line.strip()]
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
         return lines[-1] if lines else "nothing"
 
 

@@ -68,7 +68,7 @@ XRT = Wanted("XRT", "2.23", "XRT src/CMake/settings.cmake at 2a6ffe7 (#9560, 202
 
 @dataclass(frozen=True)
 class Binding:
-    """What the ELF flow calls: an attribute of pyxrt; `signature`: a type one of its constructors must take."""
+    """What the ELF flow calls: an attribute of pyxrt; `signature`: a type that a constructor must take."""
 
     attribute: str
     signature: str
@@ -93,8 +93,8 @@ DRIVER = Wanted("amdxdna", "any", "amd/xdna-driver: the module has had the one v
 DRIVER_COMMIT = Wanted(
     "amd/xdna-driver", "e9d2788a884784e3531e95d65b923c2252a1132e", "mlir-aie utils/build_drivers.sh"
 )
-FIRMWARE = Wanted("NPU firmware", "6.12", "amd/xdna-driver drivers/accel/amdxdna/npu4_regs.c")
-"""The oldest that the driver takes for PCI device 17f0, which is every NPU2."""
+FIRMWARE = Wanted("NPU firmware", "1.1.2.64", "amd/xdna-driver tools/WHENCE, amdnpu/17f0_10")
+"""What comes with the driver's plugin for NPU2. No oldest is stated: the driver refuses what does not fit."""
 
 MEMLOCK_BYTES = 64 << 20
 """What the driver maps as locked memory (mlir-air .github/workflows/nightlyPerfBenchmark.yml). Buffers count

@@ -1,0 +1,123 @@
+"""The tools that compile programs for the NPU. A machine without an NPU may have them too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from board.doctor.findings import Finding, Status
+from board.doctor.machine import Machine
+from runtime.npu import tools, versions
+
+Look = Callable[[Machine], Finding]
+
+SETUP = "make setup-npu installs upstream's wheels"
+
+
+def _advice(part: str) -> str:
+    """What helps where a part is missing, without saying once more that it is."""
+    return tools.FINDERS[part][1].partition(": ")[2]
+
+
+def mlir_air(machine: Machine) -> Finding:
+    """mlir-air's compiler driver: it must be there and start."""
+    return _driver(machine, "aircc", versions.MLIR_AIR.name, f"mlir-air, read at {versions.MLIR_AIR.version}")
+
+
+def mlir_aie(machine: Machine) -> Finding:
+    """mlir-aie's compiler driver, which aircc starts."""
+    finding = _driver(
+        machine, "aiecc", versions.MLIR_AIE.name, f"mlir-aie, such as {versions.MLIR_AIE.version}"
+    )
+    air, aie = machine.version(versions.MLIR_AIR.name), machine.version(versions.MLIR_AIE.name)
+    known = air is not None and air.endswith(versions.MLIR_AIR.version)
+    if finding.status is not Status.OK or not known or aie in (None, versions.MLIR_AIE.version):
+        return finding
+    found = f"{finding.found}, which mlir-air {air} was not tested with"
+    return Finding(Status.WARNING, found, finding.wanted, SETUP)
+
+
+def _driver(machine: Machine, tool: str, wheel: str, wanted: str) -> Finding:
+    path = machine.find(tool)
+    if path is None:
+        return Finding(Status.FAILED, f"{tool} is missing", wanted, f"{_advice(tool)}; {SETUP}")
+    answer = machine.ask([str(path), "--help"])
+    if answer.trouble:
+        found = f"{path}, but {answer.trouble}; it says: {answer.last_line}"
+        return Finding(Status.FAILED, found, wanted, f"reinstall it; {SETUP}")
+    version = machine.version(wheel)
+    return Finding(Status.OK, f"{path} ({f'wheel {version}' if version else 'no wheel'})", wanted)
+
+
+def aie_api(machine: Machine) -> Finding:
+    """The headers that our C++ kernels include."""
+    folder, wanted = machine.find("aie_api"), "aie_api/aie.hpp, which comes with mlir-aie"
+    if folder is None:
+        return Finding(Status.FAILED, "missing", wanted, f"{_advice('aie_api')}; {SETUP}")
+    return Finding(Status.OK, str(folder), wanted)
+
+
+def peano(machine: Machine) -> Finding:
+    """Peano, the C++ compiler for the cores: found, running, for AIE, and not a release known to be bad."""
+    wanted, root = f"llvm-aie {versions.PEANO.version}", machine.find("Peano")
+    if root is None:
+        return Finding(Status.FAILED, "missing", wanted, f"{_advice('Peano')}; {SETUP}")
+    answer = machine.ask([str(root / "bin" / "clang++"), "--version"])
+    if answer.trouble:
+        found = f"{root}, but clang++ does not run: {answer.trouble}; it says: {answer.last_line}"
+        return Finding(Status.FAILED, found, wanted, f"reinstall it; {SETUP}")
+    version = _peano_version(machine, root) or answer.first_line
+    return _known_bad(root, version, answer.text, wanted) or _peano_target(machine, root, version, wanted)
+
+
+def _peano_version(machine: Machine, root: Path) -> str | None:
+    """The wheel's version, if `root` is the folder that the wheel installed."""
+    wheel = machine.version(versions.PEANO.name)
+    return f"llvm-aie {wheel}" if wheel and root.name == versions.PEANO.name else None
+
+
+def _known_bad(root: Path, version: str, said: str, wanted: str) -> Finding | None:
+    """A release that must not be used, by its wheel's version or by the commit that clang++ tells."""
+    for bad in versions.PEANO_KNOWN_BAD:
+        if bad.version in version or bad.version.partition("+")[2] in said:
+            found = f"{root}: {version}, which is known to be bad: {bad.reason}"
+            return Finding(Status.FAILED, found, wanted, f"install {wanted}; {SETUP}")
+    return None
+
+
+def _peano_target(machine: Machine, root: Path, version: str, wanted: str) -> Finding:
+    """Whether its llc knows the AI Engine, as mlir-air's programming_examples/lit.cfg.py asks it."""
+    answer = machine.ask([str(root / "bin" / "llc"), "-mtriple=aie", "--version"])
+    if answer.trouble or "Xilinx AI Engine" not in answer.text:
+        said = answer.trouble or f"llc says: {answer.first_line}"
+        found = f"{root}: {version}, which does not show the target AIE ({said})"
+        return Finding(Status.FAILED, found, wanted, f"PEANO_INSTALL_DIR must name a Peano; {SETUP}")
+    if versions.PEANO.version in version or versions.PEANO.version.partition("+")[2] in version:
+        return Finding(Status.OK, f"{root}: {version}", wanted)
+    return Finding(Status.WARNING, f"{root}: {version}, not the release upstream pins", wanted, SETUP)
+
+
+def aiebu_asm(machine: Machine) -> Finding:
+    """XRT's assembler, which aiecc starts to write the ELF."""
+    path, wanted = machine.find("aiebu-asm"), "aiebu-asm, which comes with XRT"
+    if path is None:
+        return Finding(Status.FAILED, "missing", wanted, _advice("aiebu-asm"))
+    answer = machine.ask([str(path), "--help"])
+    if answer.trouble and not re.search("usage|target", answer.text, re.IGNORECASE):
+        found = f"{path}, but {answer.trouble}; it says: {answer.last_line}"
+        return Finding(Status.FAILED, found, wanted, "source /opt/xilinx/xrt/setup.sh, or reinstall XRT")
+    return Finding(Status.OK, str(path), wanted)
+
+
+def air_bindings(machine: Machine) -> Finding:
+    """mlir-air's Python bindings, which verify every module before aircc sees it."""
+    wanted = "air.ir, mlir-air's own verifier for what we print"
+    answer = machine.ask_python("import air.ir; from air.dialects import air; print('imported')")
+    if not answer.trouble:
+        return Finding(Status.OK, "installed", wanted)
+    if "No module named 'air'" in answer.text:
+        found = "not installed; our own verifiers stand in"
+    else:
+        found = f"not usable ({answer.trouble}; {answer.last_line}); our own verifiers stand in"
+    return Finding(Status.WARNING, found, wanted, SETUP)

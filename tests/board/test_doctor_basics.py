@@ -1,0 +1,113 @@
+"""The doctor's basic checks, each in every state, on made-up machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_up_machine import machine, put, tool
+
+from board.doctor import basics
+from board.doctor.findings import Status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ((3, 9, 1), Status.FAILED),
+        ((3, 10, 4), Status.WARNING),  # runs, and upstream builds no wheels for it
+        ((3, 11, 0), Status.OK),
+        ((3, 14, 2), Status.OK),
+        ((3, 15, 0), Status.WARNING),
+    ],
+)
+def test_python(tmp_path: Path, version: tuple[int, ...], status: Status) -> None:
+    finding = basics.python(machine(tmp_path), version)
+    assert finding.status is status
+    assert finding.found.startswith(".".join(map(str, version)))
+    assert ("PYTHON=python3.12" in finding.fix) == (status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("release", "libc", "status"),
+    [
+        ("6.14.0-27-generic", "glibc 2.39", Status.OK),
+        ("6.10.2", "glibc 2.39", Status.WARNING),
+        ("6.14.0", "glibc 2.31", Status.WARNING),
+        ("garbage", "", Status.WARNING),
+    ],
+)
+def test_system(tmp_path: Path, release: str, libc: str, status: Status) -> None:
+    put(tmp_path, "/proc/sys/kernel/osrelease", release)
+    put(tmp_path, "/etc/os-release", 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.3 LTS"\n')
+    finding = basics.system(machine(tmp_path), "linux", libc)
+    assert finding.status is status
+    assert finding.found.startswith(f"Ubuntu 24.04.3 LTS, Linux {release}")
+
+
+def test_another_system(tmp_path: Path) -> None:
+    finding = basics.system(machine(tmp_path), "darwin", "")
+    assert finding.status is Status.FAILED
+    assert "docs/install.md" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", Status.OK),
+        ("g++ (GCC) 10.2.1 20210110", Status.FAILED),
+        ("Ubuntu clang version 18.1.3 (1ubuntu1)", Status.OK),
+        ("clang version 12.0.0", Status.FAILED),
+        ("a compiler of my own", Status.UNKNOWN),
+    ],
+)
+def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, status: Status) -> None:
+    compiler = tool(tmp_path / "cxx", f"echo '{said}'")
+    monkeypatch.setenv("VNPU_CXX", str(compiler))
+    assert basics.compiler(machine(tmp_path)).status is status
+
+
+def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VNPU_CXX", str(tool(tmp_path / "cxx", "exit 4")))
+    finding = basics.compiler(machine(tmp_path))
+    assert finding.status is Status.FAILED
+    assert "it ended with exit code 4" in finding.found
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
+    finding = basics.compiler(machine(tmp_path))
+    assert (finding.status, finding.found) == (Status.FAILED, "none")
+    assert "apt install g++" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "status", "found"),
+    [
+        ("MemTotal: 32000000 kB\nMemAvailable: 16777216 kB\n", Status.OK, "16.0 GiB free"),
+        ("MemAvailable:  524288 kB\n", Status.WARNING, "512 MiB free"),
+        ("garbage", Status.UNKNOWN, "/proc/meminfo does not say"),
+        (None, Status.UNKNOWN, "/proc/meminfo does not say"),
+    ],
+)
+def test_memory(tmp_path: Path, meminfo: str | None, status: Status, found: str) -> None:
+    if meminfo is not None:
+        put(tmp_path, "/proc/meminfo", meminfo)
+    finding = basics.memory(machine(tmp_path))
+    assert (finding.status, finding.found) == (status, found)
+
+
+@pytest.mark.parametrize(("free", "status"), [(6 << 30, Status.OK), (100 << 20, Status.WARNING)])
+def test_disk(tmp_path: Path, free: int, status: Status) -> None:
+    finding = basics.disk(machine(tmp_path / "not" / "there"), lambda _: free)
+    assert finding.status is status
+    assert finding.found.endswith(f"free at {tmp_path}")
+
+
+def test_disk_that_does_not_answer(tmp_path: Path) -> None:
+    def refuse(_: Path) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    finding = basics.disk(machine(tmp_path), refuse)
+    assert finding.status is Status.UNKNOWN
+    assert "Permission denied" in finding.found

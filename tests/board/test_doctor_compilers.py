@@ -1,0 +1,161 @@
+"""The doctor on the NPU compilers: there, missing, broken, talking nonsense, and known to be bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_up_machine import machine, put, tool
+
+from board.doctor import compilers
+from board.doctor.findings import Finding, Status
+from runtime.npu import versions
+
+GOOD = "clang version 21.0.0 (https://github.com/Xilinx/llvm-aie f4a72c27aa)"
+AIE = "  Registered Targets:\n    aie - Xilinx AI Engine"
+
+
+def peano(root: Path, clang: str = GOOD, llc: str = AIE) -> Path:
+    tool(root / "bin" / "clang++", f"echo '{clang}'")
+    tool(root / "bin" / "llc", f"echo '{llc}'")
+    return root
+
+
+def look_at_peano(tmp_path: Path, root: Path, wheel: str = "") -> Finding:
+    wheels = {"llvm-aie": wheel} if wheel else {}
+    return compilers.peano(machine(tmp_path, {"Peano": root}, wheels))
+
+
+def test_the_pinned_peano(tmp_path: Path) -> None:
+    root = peano(tmp_path / "llvm-aie")
+    finding = look_at_peano(tmp_path, root, versions.PEANO.version)
+    assert finding == Finding(Status.OK, f"{root}: llvm-aie {versions.PEANO.version}", finding.wanted)
+
+
+def test_the_pinned_peano_by_its_commit(tmp_path: Path) -> None:
+    assert look_at_peano(tmp_path, peano(tmp_path / "install")).status is Status.OK
+
+
+@pytest.mark.parametrize("bad", versions.PEANO_KNOWN_BAD, ids=lambda bad: bad.version)
+def test_a_peano_known_to_be_bad(tmp_path: Path, bad: versions.KnownBad) -> None:
+    finding = look_at_peano(tmp_path, peano(tmp_path / "llvm-aie", "clang version 22"), bad.version)
+    assert finding.status is Status.FAILED
+    assert bad.version in finding.found
+    assert bad.reason in finding.found
+    assert versions.PEANO.version in finding.fix
+
+
+@pytest.mark.parametrize("bad", versions.PEANO_KNOWN_BAD, ids=lambda bad: bad.version)
+def test_a_bad_peano_that_was_built_by_hand(tmp_path: Path, bad: versions.KnownBad) -> None:
+    commit = bad.version.partition("+")[2]
+    said = f"clang version 22.0.0 (https://github.com/Xilinx/llvm-aie {commit}00)"
+    finding = look_at_peano(tmp_path, peano(tmp_path / "install", said))
+    assert finding.status is Status.FAILED
+    assert bad.reason in finding.found
+
+
+def test_another_peano(tmp_path: Path) -> None:
+    finding = look_at_peano(tmp_path, peano(tmp_path / "llvm-aie"), "23.0.0.2027010101+abcdef12")
+    assert finding.status is Status.WARNING
+    assert "not the release upstream pins" in finding.found
+
+
+def test_the_wheel_says_nothing_of_a_peano_elsewhere(tmp_path: Path) -> None:
+    root = peano(tmp_path / "install", "clang version 19.0.0")
+    assert "19.0.0, not the release" in look_at_peano(tmp_path, root, versions.PEANO.version).found
+
+
+def test_a_clang_that_is_no_peano(tmp_path: Path) -> None:
+    finding = look_at_peano(tmp_path, peano(tmp_path / "install", llc="    x86-64 - 64-bit X86"))
+    assert finding.status is Status.FAILED
+    assert "does not show the target AIE" in finding.found
+
+
+def test_a_peano_that_does_not_run(tmp_path: Path) -> None:
+    root = peano(tmp_path / "install")
+    tool(root / "bin" / "clang++", "echo 'libtinfo.so.5: no such file' >&2", "exit 127")
+    finding = look_at_peano(tmp_path, root)
+    assert finding.status is Status.FAILED
+    assert "exit code 127; it says: libtinfo.so.5: no such file" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [
+        ("aircc", compilers.mlir_air),
+        ("aiecc", compilers.mlir_aie),
+        ("aie_api", compilers.aie_api),
+        ("Peano", compilers.peano),
+        ("aiebu-asm", compilers.aiebu_asm),
+    ],
+)
+def test_missing(tmp_path: Path, name: str, look: compilers.Look) -> None:
+    finding = look(machine(tmp_path))
+    assert finding.status is Status.FAILED
+    assert "missing" in finding.found
+    assert "is missing" not in finding.fix
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "wheel", "look"),
+    [
+        ("aircc", "mlir_air", compilers.mlir_air),
+        ("aiecc", "mlir_aie", compilers.mlir_aie),
+        ("aiebu-asm", "", compilers.aiebu_asm),
+    ],
+)
+class TestDrivers:
+    def test_there(self, tmp_path: Path, name: str, wheel: str, look: compilers.Look) -> None:
+        tools = {name: tool(tmp_path / name, "echo USAGE: that tool")}
+        finding = look(machine(tmp_path, tools, {wheel: "1.2.3"}))
+        assert finding.status is Status.OK
+        assert str(tmp_path / name) in finding.found
+        assert ("1.2.3" in finding.found) == bool(wheel)
+
+    def test_broken(self, tmp_path: Path, name: str, wheel: str, look: compilers.Look) -> None:
+        tools = {name: tool(tmp_path / name, "echo 'error while loading shared libraries' >&2", "exit 127")}
+        finding = look(machine(tmp_path, tools))
+        assert finding.status is Status.FAILED
+        assert "exit code 127; it says: error while loading shared libraries" in finding.found
+
+    def test_not_a_program(self, tmp_path: Path, name: str, wheel: str, look: compilers.Look) -> None:
+        nothing = tmp_path / name
+        nothing.write_bytes(b"\x00\x01\x02")
+        nothing.chmod(0o755)
+        finding = look(machine(tmp_path, {name: nothing}))
+        assert finding.status is Status.FAILED
+        assert "it could not be started" in finding.found
+
+
+def test_mlir_aie_that_mlir_air_was_not_tested_with(tmp_path: Path) -> None:
+    tools = {"aiecc": tool(tmp_path / "aiecc", "echo help")}
+    air = f"0.0.1.2026082304+{versions.MLIR_AIR.version}"
+    right = machine(tmp_path, tools, {"mlir_air": air, "mlir_aie": versions.MLIR_AIE.version})
+    other = machine(tmp_path, tools, {"mlir_air": air, "mlir_aie": "1.5.0"})
+    assert compilers.mlir_aie(right).status is Status.OK
+    assert compilers.mlir_aie(other).status is Status.WARNING
+    assert "was not tested with" in compilers.mlir_aie(other).found
+
+
+def test_headers(tmp_path: Path) -> None:
+    finding = compilers.aie_api(machine(tmp_path, {"aie_api": tmp_path}))
+    assert (finding.status, finding.found) == (Status.OK, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (None, "not installed; our own verifiers stand in"),
+        ("", "installed"),
+        ("raise ImportError('libMLIR.so: no such file')", "not usable"),
+    ],
+)
+def test_air_bindings(tmp_path: Path, module: str | None, found: str) -> None:
+    if module is not None:
+        put(tmp_path, "air/__init__.py", module)
+        put(tmp_path, "air/ir.py")
+        put(tmp_path, "air/dialects/__init__.py", "air = None")
+    finding = compilers.air_bindings(machine(tmp_path, environ={"PYTHONPATH": str(tmp_path)}))
+    assert finding.found.startswith(found)
+    assert finding.status is (Status.OK if found == "installed" else Status.WARNING)

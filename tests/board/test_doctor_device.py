@@ -1,0 +1,177 @@
+"""The doctor on the device: made-up /sys and /dev, and an xrt-smi that is a script."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from made_up_machine import machine, put, tool
+
+from board.doctor import device
+from board.doctor.findings import Status
+
+TABLE = """System Configuration
+  OS Name              : Linux
+XRT
+  Version              : 2.23.0
+  amdxdna Version      : 2.23.0, 1234
+  NPU Firmware Version : 1.5.5.391
+
+Device(s) Present
+|BDF             |Name          |Architecture  |Topology  |
+|----------------|--------------|--------------|----------|
+|[0000:c5:00.1]  |NAME  |aie2p         |6x8       |
+"""
+PLAIN = """Device(s) Present
+  BDF             :  Name
+ ------------------------------------
+  [0000:66:00.1]  :  NAME
+"""
+
+
+def owner(root: Path, name: str | None = "RyzenAI-npu4", firmware: str | None = "255.0.11.71") -> None:
+    """A machine whose driver has brought up one device."""
+    put(root, "/dev/accel/accel0")
+    put(root, "/sys/module/amdxdna/version", "0.1\n")
+    put(root, "/proc/sys/kernel/osrelease", "6.14.0-27-generic\n")
+    for attribute, text in {"vbnv": name, "fw_version": firmware}.items():
+        if text is not None:
+            put(root, f"/sys/class/accel/accel0/device/{attribute}", f"{text}\n")
+
+
+def with_xrt_smi(folder: Path, output: str) -> Mapping[str, str]:
+    put(folder, "examined.txt", output)
+    tool(folder / "bin" / "xrt-smi", f"cat '{folder}/examined.txt'")
+    return {"PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_node(tmp_path: Path) -> None:
+    owner(tmp_path)
+    finding = device.node(machine(tmp_path))
+    assert (finding.status, finding.found) == (Status.OK, "/dev/accel/accel0")
+
+
+def test_no_node(tmp_path: Path) -> None:
+    assert device.node(machine(tmp_path)).status is Status.FAILED
+
+
+def test_node_of_others(tmp_path: Path) -> None:
+    owner(tmp_path)
+    finding = device.node(machine(tmp_path), may=lambda path, mode: False)
+    assert finding.status is Status.FAILED
+    assert "not open to this user" in finding.found
+    assert "usermod -aG render" in finding.fix
+
+
+def test_driver(tmp_path: Path) -> None:
+    owner(tmp_path)
+    finding = device.driver(machine(tmp_path))
+    assert (finding.status, finding.found) == (Status.OK, "amdxdna 0.1 (Linux 6.14.0-27-generic)")
+
+
+def test_no_driver(tmp_path: Path) -> None:
+    finding = device.driver(machine(tmp_path))
+    assert finding.status is Status.FAILED
+    assert "modprobe amdxdna" in finding.fix
+
+
+def test_driver_without_a_device(tmp_path: Path) -> None:
+    put(tmp_path, "/sys/module/amdxdna/version", "0.1")
+    finding = device.driver(machine(tmp_path))
+    assert finding.status is Status.FAILED
+    assert "found no device it could start" in finding.found
+    assert "power cycle" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ("1.1.2.65", Status.OK),
+        ("255.0.11.71", Status.OK),
+        ("1.0.7.123", Status.WARNING),
+        ("garbage", Status.WARNING),
+        (None, Status.WARNING),
+    ],
+)
+def test_firmware(tmp_path: Path, told: str | None, status: Status) -> None:
+    owner(tmp_path, firmware=told)
+    assert device.firmware(machine(tmp_path)).status is status
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "status"),
+    [
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, Status.OK),
+        (4 << 30, 4 << 30, Status.WARNING),
+        (64 << 20, resource.RLIM_INFINITY, Status.FAILED),
+        (8 << 20, 8 << 20, Status.FAILED),
+    ],
+)
+def test_memlock(tmp_path: Path, soft: int, hard: int, status: Status) -> None:
+    finding = device.memlock(machine(tmp_path), limits=lambda which: (soft, hard))
+    assert finding.status is status
+    assert ("prlimit" in finding.fix) == (status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    "name", ["RyzenAI-npu4", "RyzenAI-npu5", "RyzenAI-npu6", "NPU Strix Halo", "NPU Krackan 1"]
+)
+def test_npu2(tmp_path: Path, name: str) -> None:
+    owner(tmp_path, name)
+    finding = device.npu(machine(tmp_path))
+    assert (finding.status, finding.found) == (Status.OK, f"npu2: '{name}'")
+
+
+def test_npu1(tmp_path: Path) -> None:
+    owner(tmp_path, "RyzenAI-npu1")
+    finding = device.npu(machine(tmp_path))
+    assert finding.status is Status.FAILED
+    assert "is an npu1" in finding.found
+
+
+@pytest.mark.parametrize("name", ["RyzenAI-npu3", "RyzenAI-npu10", "something new"])
+def test_an_unknown_npu(tmp_path: Path, name: str) -> None:
+    owner(tmp_path, name)
+    finding = device.npu(machine(tmp_path))
+    assert finding.status is Status.UNKNOWN
+    assert "not one that Aerie knows" in finding.found
+
+
+def test_an_npu_without_a_name(tmp_path: Path) -> None:
+    owner(tmp_path, name=None)
+    finding = device.npu(machine(tmp_path))
+    assert finding.status is Status.UNKNOWN
+    assert finding.found == "unknown: neither the driver nor xrt-smi names a device"
+
+
+@pytest.mark.parametrize("table", [TABLE, PLAIN])
+@pytest.mark.parametrize(
+    ("name", "status"), [("NPU Strix", Status.OK), ("RyzenAI-npu1", Status.FAILED), ("new", Status.UNKNOWN)]
+)
+def test_what_xrt_smi_says(tmp_path: Path, table: str, name: str, status: Status) -> None:
+    owner(tmp_path, name=None)
+    examined = machine(tmp_path, environ=with_xrt_smi(tmp_path, table.replace("NAME", name)))
+    assert device.xrt_smi_names(examined) == [name]
+    assert device.npu(examined).status is status
+
+
+def test_two_names_that_do_not_fit_together(tmp_path: Path) -> None:
+    owner(tmp_path, "RyzenAI-npu4")
+    finding = device.npu(machine(tmp_path, environ=with_xrt_smi(tmp_path, PLAIN.replace("NAME", "Phoenix"))))
+    assert finding.status is Status.UNKNOWN
+    assert finding.found == "unknown: the names 'RyzenAI-npu4', 'Phoenix' are not of one kind"
+
+
+@pytest.mark.parametrize("output", ["", "garbage", "Device(s) Present\n  0 devices found\n", "\x00\xff[[["])
+def test_xrt_smi_that_names_nothing(tmp_path: Path, output: str) -> None:
+    owner(tmp_path, name=None)
+    assert device.npu(machine(tmp_path, environ=with_xrt_smi(tmp_path, output))).status is Status.UNKNOWN
+
+
+def test_xrt_smi_that_fails(tmp_path: Path) -> None:
+    environ = with_xrt_smi(tmp_path, "")
+    tool(tmp_path / "bin" / "xrt-smi", "echo '[0000:66:00.1] : NPU Strix'", "exit 1")
+    assert device.npu(machine(tmp_path, environ=environ)).status is Status.UNKNOWN
