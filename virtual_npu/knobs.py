@@ -107,8 +107,15 @@ ROUNDING = Knob(
     "conv_even or floor",
     {"conv_even", "floor"}.__contains__,
 )
+FAST = Knob(
+    "VNPU_FAST",
+    "1",
+    "0: no fast paths; every block, tile copy and product is made one by one, as the program says",
+    "1 for fast paths, 0 for none",
+    {"0", "1"}.__contains__,
+)
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING)
+TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING, FAST)
 
 
 def check() -> None:

@@ -20,12 +20,14 @@ class BuildOptions:
     numerics: `exact` (bf16 products are exact in f32) or `bfp16` (bf16 matrix products in block floats).
     rounding: how f32 becomes bf16: `conv_even` (nearest, ties to even) or `floor` (towards minus infinity).
     sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer.
+    fast: let whole matrix products be recognised (`is_fast` says when), and bf16 multiplied in pairs.
     """
 
     checks: bool = False
     numerics: str = NUMERICS[0]
     rounding: str = ROUNDINGS[0]
     sanitize: bool = False
+    fast: bool = True
 
     def __post_init__(self) -> None:
         _one_of("numerics", self.numerics, NUMERICS)
@@ -34,7 +36,17 @@ class BuildOptions:
     @classmethod
     def from_knobs(cls) -> BuildOptions:
         """The options that the environment asks for. Raises KnobError for a value that makes no sense."""
-        return cls(numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get())
+        return cls(numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get(), fast=knobs.FAST.get() == "1")
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether whole computations are recognised: only where nothing is watched."""
+        return self.has_fast_products and not self.checks and not self.sanitize
+
+    @property
+    def has_fast_products(self) -> bool:
+        """Whether products of bf16 are summed as the CPU does it best; watched or not, to the same bits."""
+        return self.fast and self.numerics == NUMERICS[0] and self.rounding == ROUNDINGS[0]
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -44,6 +56,7 @@ class BuildOptions:
             "-DVNPU_BFP16=1": self.numerics == "bfp16",
             "-DVNPU_ROUND_FLOOR=1": self.rounding == "floor",
             "-DVNPU_SANITIZE=1": self.sanitize,
+            "-DVNPU_FAST=1": self.has_fast_products,
         }
         return tuple(flag for flag, on in flags.items() if on)
 

@@ -21,7 +21,7 @@ def ingredients(options: BuildOptions) -> dict[str, str]:
     compiler = find_compiler(options)
     flags = (flag for flag in compiler.flags if flag not in options.defines)
     identity = f"{tool_version(compiler.path)} {' '.join(flags)}"
-    chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.is_fast)}
+    chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
     return {**_own(), "compiler": identity, **chosen}
 
 

@@ -174,19 +174,16 @@ def _hierarchy(body: Body, op: Operation) -> None:
     if not op.has_body:
         _without_body(body, op)
         return
-    takes_turns = body.unit.takes_turns(op)
+    if not body.unit.takes_turns(op):
+        _grid(body, op)
+        return
     function = body.unit.hierarchy_function(body, op)
     body.comment(op)
-    if takes_turns and body.mode is Mode.SEQUENCER:
+    if body.mode is Mode.SEQUENCER:
         _spawn(body, op, function)
-    elif body.mode is Mode.SEQUENCER:
-        _issue_grid(body, op, function)
     else:
         with in_order(body, op, op.async_dependencies):
-            if takes_turns:
-                _island(body, op, function)
-            else:
-                _plain_grid(body, op, function, capture="&")
+            _island(body, op, function)
 
 
 def _without_body(body: Body, op: HierarchyOp) -> None:
@@ -207,7 +204,16 @@ def _without_body(body: Body, op: HierarchyOp) -> None:
             return
 
 
-def _issue_grid(body: Body, op: HierarchyOp, function: str) -> None:
+def _grid(body: Body, op: HierarchyOp) -> None:
+    """Run a hierarchy without channels, or issue it."""
+    if body.mode is Mode.SEQUENCER:
+        _issue_grid(body, op)
+        return
+    with in_order(body, op, op.async_dependencies):
+        _plain_grid(body, op, capture="&")
+
+
+def _issue_grid(body: Body, op: HierarchyOp) -> None:
     """Issue a hierarchy without channels: one task that runs every point."""
     uses = ", ".join(hierarchy_uses(body, op))
     order = after(body, op, op.async_dependencies)
@@ -217,7 +223,7 @@ def _issue_grid(body: Body, op: HierarchyOp, function: str) -> None:
         call = f"const vnpu::Token {name} = {call}"
         body.values[op.async_token] = Scalar(name)
     with body.block(call, "});"):
-        _plain_grid(body, op, function, capture="=")
+        _plain_grid(body, op, capture="=")
 
 
 def label(op: HierarchyOp) -> str:
@@ -242,8 +248,12 @@ def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     return count, list(reversed(ids))
 
 
-def _plain_grid(body: Body, op: HierarchyOp, function: str, capture: str) -> None:
+def _plain_grid(body: Body, op: HierarchyOp, capture: str) -> None:
     """Call a plain body for every point, over all threads."""
+    if body.unit.emit_product(body, op):
+        return
+    function = body.unit.hierarchy_function(body, op)
+    body.comment(op)
     count, ids = _points(body, op)
     if count == "1":
         with body.block(""):

@@ -332,6 +332,8 @@ class Body:
         with naming(op):
             if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
                 self.unit.issue_memory_work(self, op, emit)
+            elif self.unit.emit_product(self, op):
+                return
             elif (self.checked or self.mode is Mode.PROCESS) and self.unit.is_nest(self, op):
                 self.unit.emit_nest(self, op, emit)
             else:

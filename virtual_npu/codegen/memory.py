@@ -95,7 +95,7 @@ def _quoted(text: str) -> str:
 
 def _maker(value: SSAValue) -> str:
     """Where the buffer behind a memref comes from, as far as the text of the program tells."""
-    found = _origin(value)
+    found = origin(value)
     if not isinstance(found, OpResult):
         return ""
     if found.op.name in ("memref.alloc", "memref.alloca"):
@@ -103,7 +103,7 @@ def _maker(value: SSAValue) -> str:
     return f"global @{found.op.name_.root_reference.data}" if isinstance(found.op, memref.GetGlobalOp) else ""
 
 
-def _origin(value: SSAValue) -> SSAValue:
+def origin(value: SSAValue) -> SSAValue:
     """The memref that a chain of views, captures and executes begins with."""
     while True:
         found = _one_step_back(value)

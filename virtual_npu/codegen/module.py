@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Operation
 
 from air_dialect.ops import AsyncTokenType, ChannelOp, ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
 from virtual_npu.abi import FORMAT, entry_symbol, identifier
-from virtual_npu.codegen import air, arith, emitters, memory, nests, tokens, types  # noqa: F401
+from virtual_npu.codegen import air, arith, emitters, memory, nests, products, tokens, types  # noqa: F401
 from virtual_npu.codegen.body import (
     Body,
     Emit,
@@ -78,6 +78,7 @@ class Unit:
     """C++ text of a pointer to every memref.global that is used, by its name."""
     constants: dict[tuple[str, str], str] = field(default_factory=dict)
     needs_schedule: bool = False
+    needs_products: bool = False
 
     def __post_init__(self) -> None:
         self.symbols: dict[str, func.FuncOp] = {}
@@ -255,6 +256,18 @@ class Unit:
             lines.insert(0, f"  {self.channel_struct(body.root)} channels(island);")
         head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
         self.functions.append("\n".join([head, *lines, "}"]))
+
+    # ---- fast paths ----
+
+    def emit_product(self, body: Body, op: Operation) -> bool:
+        """Emit loops or a herd as one matrix product; false for anything else."""
+        statement = products.statement(body, op)
+        if statement is None:
+            return False
+        self.needs_products = True
+        body.comment(op)
+        body.put(statement)
+        return True
 
     # ---- memory work ----
 
@@ -539,12 +552,16 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries})
-    parts = [_HEADER + ('#include "vnpu/schedule.h"\n' if unit.needs_schedule else "")]
+    headers = ['#include "vnpu/schedule.h"\n'] if unit.needs_schedule else []
+    headers += ['#include "vnpu/product.h"\n'] if unit.needs_products else []
+    parts = ["".join([_HEADER, *headers])]
     parts += [*unit.declarations, *unit.functions]
     parts.append(
         f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
     )
     runtime = ["runtime.cc", *(_SCHEDULER if unit.needs_schedule else [])]
+    if unit.needs_products:
+        runtime.append("product.cc")
     if options.checks:
         runtime += ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)

@@ -487,8 +487,8 @@ def _multi_reduction(body: Body, op: Operation) -> None:
 @emits("vector.contract")
 def _contract(body: Body, op: Operation) -> None:
     lhs, rhs, acc = op.operands[:3]
-    maps = _contract_maps(op)
-    extents = _extents(op, maps, [shape_of(value) for value in (lhs, rhs, acc)])
+    maps = contract_maps(op)
+    extents = contract_extents(op, maps, [shape_of(value) for value in (lhs, rhs, acc)])
     in_lhs, in_rhs, in_acc = (set(map_) for map_ in maps)
     dims = [dim for dim in range(len(extents)) if extents[dim] != 1]
     batch = [dim for dim in dims if dim in in_lhs & in_rhs & in_acc]
@@ -507,7 +507,7 @@ def _contract(body: Body, op: Operation) -> None:
     _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])
 
 
-def _contract_maps(op: Operation) -> list[list[int]]:
+def contract_maps(op: Operation) -> list[list[int]]:
     """For each of lhs, rhs, acc: the iteration dimension of every vector dimension."""
     maps = attribute(op, "indexing_maps")
     assert isinstance(maps, ArrayAttr)
@@ -520,7 +520,9 @@ def _contract_maps(op: Operation) -> list[list[int]]:
     return found
 
 
-def _extents(op: Operation, maps: Sequence[Sequence[int]], shapes: Sequence[Sequence[int]]) -> list[int]:
+def contract_extents(
+    op: Operation, maps: Sequence[Sequence[int]], shapes: Sequence[Sequence[int]]
+) -> list[int]:
     """The extent of every iteration dimension."""
     extents: dict[int, int] = {}
     for map_, shape in zip(maps, shapes, strict=True):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "vnpu/arith.h"
+#include "vnpu/dots.h"
 #if defined(VNPU_BFP16)
 #include "vnpu/bfp16.h"
 #endif
@@ -108,6 +109,29 @@ VNPU_INLINE Vec<float, M * 8> contract_bfp16(const Vec<bf16, M * 8> &a, const Ve
 }
 #endif
 
+#if defined(VNPU_BF16_DOTS)
+template <int B, int M, int N, int K, class TC>
+VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, const Vec<bf16, B * K * N> &b,
+                                             const Vec<TC, B * M * N> &c) {
+  constexpr int W = dots::width<N>, chunks = N / W;
+  const Lanes<bf16, B * M * K> x(a);
+  const Lanes<bf16, B * K * N> y(b);
+  Vec<float, W> rows[B * M * chunks];
+  split_rows<W>(widen(c), rows);
+  decltype(rows[0].v) sums[B * M * chunks];
+  for (int i = 0; i < B * M * chunks; ++i) sums[i] = rows[i].v;
+#pragma GCC unroll 4
+  for (int i = 0; i < B; ++i) {
+#pragma GCC unroll 4
+    for (int q = 0; q < chunks; ++q) {
+      dots::multiply_add<M, N, K>(&x.at[i * M * K].bits, &y.at[i * K * N].bits + q * W, sums + i * M * chunks + q, chunks);
+    }
+  }
+  for (int i = 0; i < B * M * chunks; ++i) rows[i].v = sums[i];
+  return narrow<TC>(join_rows<B * M * N>(rows));
+}
+#endif
+
 template <int B, int M, int N, int K, class TA, class TB, class TC>
 VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
                                         const Vec<TC, B * M * N> &c) {
@@ -116,6 +140,11 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
 #if defined(VNPU_BFP16)
   if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract_bfp16<M>(a, b, c);
   else
+#endif
+#if defined(VNPU_BF16_DOTS)
+  if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::can_multiply<N, K>) {
+    return contract_dots<B, M, N, K, TC>(a, b, c);
+  } else
 #endif
   if constexpr (float_a && float_c) {
     // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.

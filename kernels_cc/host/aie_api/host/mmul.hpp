@@ -2,6 +2,7 @@
 #pragma once
 
 #include "elementary.hpp"
+#include "vnpu/dots.h"
 
 // As on the device a kernel asks for it; the virtual NPU grants it where it is built for the device's numbers.
 #if defined(VNPU_BFP16) && AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16
@@ -134,6 +135,14 @@ struct mmul {
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
       if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, rows_.row);
       else multiply_add<host::CoreRounding, M>(left, right, rows_.row);
+      return;
+    }
+#endif
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (host::exact_product<TypeA, TypeB> && vnpu::dots::can_multiply<N, K>) {
+      const auto x = a.data;
+      const auto y = b.data;
+      vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows_.row, 1);
       return;
     }
 #endif

@@ -1,0 +1,36 @@
+// Matrix products of bf16 summed in f32: c[m, n] += sum over k of a[m, k] * b[k, n], at once over many blocks.
+//
+// What virtual_npu/codegen/products.py recognises becomes one call of multiply_add. Each of m, n and k is a nest of
+// axes (loops, and dimensions of blocks), the outermost first, with a step per axis in the two operands that have the
+// index. So any arrangement in blocks is one product, and an element of c is summed in the order of its k axes: the
+// same bits whatever else is in the product, on however many threads.
+#pragma once
+
+#include "vnpu/base.h"
+
+namespace vnpu {
+
+// One axis of an index: its extent, and what a step along it moves in either operand, in elements.
+struct Axis {
+  i64 extent, first, second;
+};
+
+// The axes of an index, outermost first.
+struct Axes {
+  static constexpr int kMost = 6;
+  int count;
+  Axis list[kMost];
+};
+
+struct Product {
+  const bf16 *a, *b;
+  float *c;
+  Axes m;  // of a and c
+  Axes n;  // of b and c
+  Axes k;  // of a and b
+};
+
+// The elements of c that a product touches are distinct, and none of them lies in a or b.
+void multiply_add(const Product &product);
+
+}  // namespace vnpu

@@ -1,0 +1,228 @@
+// Micro-kernels of the matrix product: what product_driver.h needs of a machine.
+//
+// A micro-kernel adds to kColumns columns of up to kRows rows of c. The rows of a are runs of k; b comes as the kernel
+// itself packs it, kGroup steps of k together. There are two:
+//
+//   Bf16Dots    two products and their sum per lane and instruction (dots.h)
+//   Plain       any machine: one fused multiply-add at a time, in the order of k
+//
+// Either gives the bits that vector.contract gives by itself on that machine (shuffle.h): products in pairs are those of
+// steps 2i and 2i + 1 of k.
+//
+// dots.h says which of them a program has.
+#pragma once
+
+#include "vnpu/arith.h"
+#include "vnpu/dots.h"
+
+namespace vnpu::product {
+
+// Columns of a row of b or c: where each lies, in elements from the first of the row.
+struct Columns {
+  const i64 *at;
+  int count;
+
+  // Whether they are runs of so many.
+  bool are_runs_of(int length) const {
+    if (count % length != 0) return false;
+    for (int i = 0; i < count; ++i) {
+      if (i % length != 0 && at[i] != at[i - 1] + 1) return false;
+    }
+    return true;
+  }
+};
+
+template <class T>
+VNPU_INLINE void gather(const T *row, const Columns &columns, T *to) {
+  for (int i = 0; i < columns.count; ++i) to[i] = row[columns.at[i]];
+}
+template <class T>
+VNPU_INLINE void scatter(T *row, const Columns &columns, const T *from) {
+  for (int i = 0; i < columns.count; ++i) row[columns.at[i]] = from[i];
+}
+
+struct Plain {
+#if defined(__AVX512VL__)
+  static constexpr int kRows = 8;  // there are 32 registers
+#else
+  static constexpr int kRows = 4;
+#endif
+  static constexpr int kColumns = 16, kGroup = 1;
+  using Packed = float;
+  using Row = Vec<float, kColumns>;
+
+  // Columns of b over k steps, widened; zeros where there are fewer than kColumns.
+  static void pack(const bf16 *b, const i64 *steps, i64 k, const Columns &columns, Packed *to) {
+    for (i64 i = 0; i < k; ++i, to += kColumns) {
+      const bf16 *const row = b + steps[i];
+      for (int n = 0; n < columns.count; ++n) to[n] = widen(row[columns.at[n]]);
+      for (int n = columns.count; n < kColumns; ++n) to[n] = 0;
+    }
+  }
+
+  template <int Rows>
+  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Columns &columns) {
+    Row sum[Rows];
+    for (int r = 0; r < Rows; ++r) {
+      Lanes<float, kColumns> lanes{};
+      gather(c[r], columns, lanes.at);
+      sum[r] = lanes.vec();
+    }
+    for (i64 i = 0; i < k; ++i, b += kColumns) {
+      const Row right = vnpu::load<float, kColumns>(b);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) sum[r] = fma(splat<float, kColumns>(widen(a[r][i])), right, sum[r]);
+    }
+    for (int r = 0; r < Rows; ++r) scatter(c[r], columns, Lanes<float, kColumns>(sum[r]).at);
+  }
+};
+
+#if defined(VNPU_BF16_DOTS)
+struct Bf16Dots {
+  static constexpr int kLanes = 16, kRows = 8, kVectors = 2, kColumns = kVectors * kLanes, kGroup = 2;
+  using Packed = uint32_t;  // of one column, two steps of k
+
+  // Columns of b over k steps, every two of them interleaved; zeros for what is missing.
+  static void pack(const bf16 *b, const i64 *steps, i64 k, const Columns &columns, Packed *to) {
+    if (columns.count == kColumns && k % 32 == 0 && Columns{steps, int(k)}.are_runs_of(32)) {
+      return pack_columns(b, steps, k, columns, to);
+    }
+    const bool whole = columns.count == kColumns && columns.are_runs_of(kColumns);
+    const bool eights = columns.count == kColumns && columns.are_runs_of(8);
+    for (i64 i = 0; i < k; i += 2, to += kColumns) {
+      const bf16 *const even = b + steps[i], *const odd = i + 1 < k ? b + steps[i + 1] : nullptr;
+      const __m512i none = _mm512_setzero_si512();
+      if (whole) interleave(row(even, columns), odd ? row(odd, columns) : none, to);
+      else if (eights) interleave(row_of_eights(even, columns), odd ? row_of_eights(odd, columns) : none, to);
+      else interleave(row_of_any(even, columns), odd ? row_of_any(odd, columns) : none, to);
+    }
+  }
+
+  template <int Rows>
+  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Columns &columns) {
+    if (columns.count < kColumns) return add_to<Rows, 1>(a, b, k, c, columns);
+    if (columns.are_runs_of(kLanes)) return add_to<Rows, kLanes>(a, b, k, c, columns);
+    if (columns.are_runs_of(8)) return add_to<Rows, 8>(a, b, k, c, columns);
+    add_to<Rows, 1>(a, b, k, c, columns);
+  }
+
+ private:
+  static VNPU_INLINE __m512i row(const bf16 *b, const Columns &columns) { return _mm512_loadu_si512(b + columns.at[0]); }
+  static VNPU_INLINE __m512i row_of_eights(const bf16 *b, const Columns &columns) {
+    const auto eight = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(b + columns.at[8 * i])); };
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(0)), eight(1), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(2)), eight(3), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+  static VNPU_INLINE __m512i row_of_any(const bf16 *b, const Columns &columns) {
+    alignas(64) bf16 buffer[kColumns] = {};
+    gather(b, columns, buffer);
+    return _mm512_load_si512(buffer);
+  }
+
+  static VNPU_INLINE void interleave(__m512i even, __m512i odd, Packed *to) {
+    alignas(64) static constexpr uint16_t kOrder[2][32] = {
+        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    for (int half = 0; half < 2; ++half) {
+      _mm512_store_si512(to + 16 * half, _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder[half]), odd));
+    }
+  }
+
+  // b transposed: a column is a run of k. Squares of 16 columns by 16 pairs are turned.
+  static void pack_columns(const bf16 *b, const i64 *steps, i64 k, const Columns &columns, Packed *to) {
+    for (i64 i = 0; i < k; i += 32, to += 16 * kColumns) {
+      for (int first = 0; first < kColumns; first += 16) {
+        __m512i pairs[16];
+#pragma GCC unroll 16
+        for (int n = 0; n < 16; ++n) pairs[n] = _mm512_loadu_si512(b + steps[i] + columns.at[first + n]);
+        transpose(pairs);
+#pragma GCC unroll 16
+        for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to + pair * kColumns + first, pairs[pair]);
+      }
+    }
+  }
+
+  // Four times: rows i and i + 8 interleave, and so become rows 2i and 2i + 1.
+  static VNPU_INLINE void transpose(__m512i (&rows)[16]) {
+    alignas(64) static constexpr uint32_t kOrder[2][16] = {{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23},
+                                                           {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}};
+    const __m512i low = _mm512_load_si512(kOrder[0]), high = _mm512_load_si512(kOrder[1]);
+#pragma GCC unroll 4
+    for (int step = 0; step < 4; ++step) {
+      __m512i next[16];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        next[2 * i] = _mm512_permutex2var_epi32(rows[i], low, rows[i + 8]);
+        next[2 * i + 1] = _mm512_permutex2var_epi32(rows[i], high, rows[i + 8]);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) rows[i] = next[i];
+    }
+  }
+
+  // 16 columns of a row of c, which lie in runs of so many.
+  template <int Run>
+  static VNPU_INLINE __m512 load(const float *c, const Columns &columns) {
+    if constexpr (Run == kLanes) return _mm512_loadu_ps(c + columns.at[0]);
+    if constexpr (Run == 8) {
+      const __m512 low = _mm512_castps256_ps512(_mm256_loadu_ps(c + columns.at[0]));
+      return _mm512_insertf32x8(low, _mm256_loadu_ps(c + columns.at[8]), 1);
+    }
+    alignas(64) float buffer[kLanes] = {};
+    gather(c, columns, buffer);
+    return _mm512_load_ps(buffer);
+  }
+  template <int Run>
+  static VNPU_INLINE void store(float *c, const Columns &columns, __m512 sum) {
+    if constexpr (Run == kLanes) return _mm512_storeu_ps(c + columns.at[0], sum);
+    if constexpr (Run == 8) {
+      _mm256_storeu_ps(c + columns.at[0], _mm512_castps512_ps256(sum));
+      return _mm256_storeu_ps(c + columns.at[8], _mm512_extractf32x8_ps(sum, 1));
+    }
+    alignas(64) float buffer[kLanes];
+    _mm512_store_ps(buffer, sum);
+    scatter(c, columns, buffer);
+  }
+  static Columns sixteen(const Columns &columns, int first) {
+    const int left = columns.count - first;
+    return {columns.at + first, left < 0 ? 0 : left < kLanes ? left : kLanes};
+  }
+
+  template <int Rows, int Run>
+  static void add_to(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Columns &columns) {
+    const Columns low = sixteen(columns, 0), high = sixteen(columns, kLanes);
+    __m512 sum[Rows][kVectors];
+    const bf16 *row[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      row[r] = a[r];
+      sum[r][0] = load<Run>(c[r], low);
+      sum[r][1] = load<Run>(c[r], high);
+    }
+    for (i64 i = 0; i < k; i += kGroup, b += kColumns) {
+      const __m512bh left = (__m512bh)_mm512_load_si512(b), right = (__m512bh)_mm512_load_si512(b + kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        int pair;
+        memcpy(&pair, row[r] + i, sizeof(pair));
+        const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], factor, left);
+        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], factor, right);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      store<Run>(c[r], low, sum[r][0]);
+      store<Run>(c[r], high, sum[r][1]);
+    }
+  }
+};
+using Best = Bf16Dots;
+#else
+using Best = Plain;
+#endif
+
+}  // namespace vnpu::product
