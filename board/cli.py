@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from board.compare.command import add_compare, compare
 from board.doctor.command import add_doctor, doctor
+from board.report.command import add_report, report
 from board.setup_npu import add_setup_npu, setup_npu
 from llama32_1b.cli import Parser, add_commands, run_command
 
@@ -22,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("doctor", doctor, [add_doctor]),
         ("setup-npu", setup_npu, [add_setup_npu]),
         ("compare", compare, [add_compare]),
+        ("report", report, [add_report]),
     )
     return parser
 

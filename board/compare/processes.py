@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -128,6 +129,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _work(item: Item, make_backend: MakeBackend, cache_dir: Path, log: Path, out: Connection) -> None:
     """The child: everything printed goes to the log, an outcome to the pipe."""
     os.setsid()  # a process group, which ends as one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED_EXIT))  # so that a compiler it runs is ended too
     _print_to(log)
     started = time.monotonic()
 
