@@ -2,8 +2,6 @@
 
 Read in upstream's files at mlir-air e972f29 (2026-08-22), XRT 963c58e (2026-08-20), amd/xdna-driver 856409c
 (2026-08-21) and mlir-aie's guides of the same summer. Nothing here was run on an NPU.
-
-`python -m runtime.npu.versions` prints pip's arguments for the wheels, one a line.
 """
 
 from __future__ import annotations
@@ -82,17 +80,23 @@ BINDINGS = (
     Binding("ext.bo", "", "XRT #9040, 2025-06-30"),
     Binding("ext.kernel", "", "XRT #9040, 2025-06-30"),
     Binding("run", "", "every pyxrt"),
-    Binding("run.wait2", "", "XRT #9040, 2025-06-30"),
+    Binding("run.wait", "", "every pyxrt"),
 )
 """XRT src/python/pybind11/src/pyxrt.cpp."""
 
-KERNEL = Wanted("Linux", "6.11", "mlir-aie utils/build_drivers.sh; amd/xdna-driver README.md says 6.10")
+KERNEL = Wanted("Linux", "6.10", "amd/xdna-driver README.md; mlir-aie utils/build_drivers.sh asks for 6.11")
 KERNEL_WITH_DRIVER = Wanted("Linux with amdxdna in its tree", "6.14", "amd/xdna-driver README.md")
-UBUNTU = Wanted("Ubuntu", "24.04 or 24.10", "mlir-aie docs/getting-started.md and utils/build_drivers.sh")
+UBUNTU = Wanted(
+    "Ubuntu", "24.04", "amd/xdna-driver README.md and tools/info.json; mlir-aie docs/getting-started.md"
+)
 DRIVER = Wanted("amdxdna", "any", "amd/xdna-driver: the module has had the one version 0.1 so far")
 DRIVER_COMMIT = Wanted(
-    "amd/xdna-driver", "e9d2788a884784e3531e95d65b923c2252a1132e", "mlir-aie utils/build_drivers.sh"
+    "amd/xdna-driver",
+    "856409cafc23cee55976ebcaa0a073ab4ec6dfe2",
+    "its submodule xrt is XRT 49612fa (2026-08-19), a descendant of 2a6ffe7, with all BINDINGS",
 )
+"""mlir-aie's utils/build_drivers.sh, in the copy that was read, builds e9d2788 of July 2025 with XRT 2.20, which
+is too old for the ELF flow."""
 FIRMWARE = Wanted("NPU firmware", "1.1.2.64", "amd/xdna-driver tools/WHENCE, amdnpu/17f0_10")
 """What comes with the driver's plugin for NPU2. No oldest is stated: the driver refuses what does not fit."""
 
@@ -123,7 +127,3 @@ def pip_arguments() -> list[str]:
     """pip's arguments after `pip install`: requirements, and upstream's pages."""
     pages = [argument for page in WHEEL_PAGES for argument in ("--find-links", page)]
     return [*requirements(), *pages]
-
-
-if __name__ == "__main__":
-    print("\n".join(pip_arguments()))

@@ -32,7 +32,7 @@ def test_python(tmp_path: Path, version: tuple[int, ...], status: Status) -> Non
     ("release", "libc", "status"),
     [
         ("6.14.0-27-generic", "glibc 2.39", Status.OK),
-        ("6.10.2", "glibc 2.39", Status.WARNING),
+        ("6.8.0-41-generic", "glibc 2.39", Status.WARNING),
         ("6.14.0", "glibc 2.31", Status.WARNING),
         ("garbage", "", Status.WARNING),
     ],
