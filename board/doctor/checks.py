@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from board.doctor import basics, compilers, device, launches, model, xrt
 from board.doctor.examination import Check, Results, works
 
-COMPILE = ("mlir_air", "mlir_aie", "aie_api", "peano", "aiebu_asm")
+COMPILE = ("mlir_air", "mlir_aie", "aie_api", "peano", "aiebu_asm", "air_bindings")
 DEVICE = ("driver", "node", "npu", "memlock")
 BINDINGS = ("pyxrt", "bindings")
 

@@ -10,6 +10,8 @@ from board.doctor.findings import Finding, Status
 from board.doctor.machine import Machine
 from runtime.npu import tools, versions
 
+NOT_INSTALLED = re.compile(r"No module named 'air(\.ir)?'")
+
 Look = Callable[[Machine], Finding]
 
 SETUP = "make setup-npu installs upstream's wheels"
@@ -111,13 +113,15 @@ def aiebu_asm(machine: Machine) -> Finding:
 
 
 def air_bindings(machine: Machine) -> Finding:
-    """mlir-air's Python bindings, which verify every module before aircc sees it."""
-    wanted = "air.ir, mlir-air's own verifier for what we print"
-    answer = machine.ask_python("import air.ir; from air.dialects import air; print('imported')")
+    """mlir-air's Python bindings, which verify every module before aircc sees it (runtime/npu/air_ir.py).
+
+    Where they are installed they are asked, so that they must work; without them our own verifiers stand in.
+    """
+    wanted = "air.ir, mlir-air's own verifier of what we print"
+    answer = machine.ask_python("from air.ir import Context, Location, Module")
     if not answer.trouble:
         return Finding(Status.OK, "installed", wanted)
-    if "No module named 'air'" in answer.text:
-        found = "not installed; our own verifiers stand in"
-    else:
-        found = f"not usable ({answer.trouble}; {answer.last_line}); our own verifiers stand in"
-    return Finding(Status.WARNING, found, wanted, SETUP)
+    if NOT_INSTALLED.search(answer.text):
+        return Finding(Status.WARNING, "not installed; our own verifiers stand in", wanted, SETUP)
+    found = f"installed, and not to be loaded: {answer.trouble}; it says: {answer.last_line}"
+    return Finding(Status.FAILED, found, wanted, f"reinstall mlir-air's wheel; {SETUP}")

@@ -144,18 +144,18 @@ def test_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "found"),
+    ("module", "status", "found"),
     [
-        (None, "not installed; our own verifiers stand in"),
-        ("", "installed"),
-        ("raise ImportError('libMLIR.so: no such file')", "not usable"),
+        (None, Status.WARNING, "not installed; our own verifiers stand in"),
+        ("Context = Location = Module = None", Status.OK, "installed"),
+        ("raise ImportError('libMLIR.so: no such file')", Status.FAILED, "installed, and not to be loaded"),
+        ("import os; os.abort()", Status.FAILED, "installed, and not to be loaded: it was ended by SIGABRT"),
     ],
 )
-def test_air_bindings(tmp_path: Path, module: str | None, found: str) -> None:
+def test_air_bindings(tmp_path: Path, module: str | None, status: Status, found: str) -> None:
     if module is not None:
-        put(tmp_path, "air/__init__.py", module)
-        put(tmp_path, "air/ir.py")
-        put(tmp_path, "air/dialects/__init__.py", "air = None")
+        put(tmp_path, "air/__init__.py")
+        put(tmp_path, "air/ir.py", module)
     finding = compilers.air_bindings(machine(tmp_path, environ={"PYTHONPATH": str(tmp_path)}))
+    assert finding.status is status
     assert finding.found.startswith(found)
-    assert finding.status is (Status.OK if found == "installed" else Status.WARNING)
