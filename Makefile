@@ -17,6 +17,9 @@ JSON        ?=
 WHEELS      ?=
 PYTHON      ?= python3
 
+# What a benchmark measures where nobody names a model is not what the others run.
+BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)")
+
 # A prompt reaches the program through the environment, as it was typed: no shell and no make reads it again.
 override PROMPT := $(value PROMPT)
 export PROMPT
@@ -33,7 +36,7 @@ common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
-.PHONY: help setup setup-npu doctor compile run chat profile verify verify-full diagnosis mlir test test-long lit lint clean distclean
+.PHONY: help setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -81,6 +84,9 @@ verify-full: $(TEST) ## the same with every kind of prompt, and what must be the
 
 diagnosis: $(TEST) ## name the first step, from kernel to logits, that is not what transformers computes
 	@$(PY) -m verify diagnosis $(common) --prompt="$$PROMPT"
+
+bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
+	@$(PY) -m benchmarks $(BENCH_MODEL)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from virtual_npu import knobs
 from virtual_npu.abi import FORMAT, entry_symbol
@@ -62,6 +63,9 @@ class Entry:
 class Library:
     """A shared object that `build` made."""
 
+    seconds: ClassVar[float] = 0.0
+    """Spent so far in the code of all programs of this process, without what calls them."""
+
     def __init__(self, path: Path | str) -> None:
         """Load it. Raises VirtualNpuError when the file is no such object or of another version."""
         self.path = Path(path)
@@ -97,7 +101,9 @@ class Library:
             _RunOptions(knobs.threads(), wanted, options.seed, options.races == "note"),
             _RunReport(),
         )
+        started = time.perf_counter()
         status = function(arguments, ctypes.byref(asked), ctypes.byref(report))
+        Library.seconds += time.perf_counter() - started
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
         found_out = json.loads(record) if record else None
         if status != 0:

@@ -1,0 +1,1 @@
+"""Measurements. `python -m benchmarks` is `make bench`: ours against transformers, side by side."""

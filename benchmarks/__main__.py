@@ -1,0 +1,93 @@
+"""`python -m benchmarks`: ours against transformers on this machine, a table and build/bench.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import bench
+from benchmarks.figures import table
+from benchmarks.machine import check_memory
+from llama32_1b.checkpoint import find_checkpoint
+from llama32_1b.cli import Parser, default_cache_dir, run_command, whole_number
+from llama32_1b.errors import UserError
+from llama32_1b.progress import Reporter
+from llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+
+BUILD = default_cache_dir().parent
+UNLIMITED = 10_000
+"""Characters; wider than any table."""
+SYNTHETIC = BUILD / "synthetic" / "llama-3.2-1b"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m benchmarks", description="Measure Aerie against transformers in bf16.")
+    parser.add_argument(
+        "--model",
+        help="a checkpoint folder, a Hugging Face id, or 'demo' (default: a synthetic Llama-3.2-1B, made at "
+        "first need)",
+    )
+    parser.add_argument("--rounds", type=whole_number(1), default=3, help="rounds (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=whole_number(1), default=8, help="tokens decoded per round and context (default: 8)"
+    )
+    parser.add_argument("--out", type=Path, default=BUILD / "bench.json", help="default: build/bench.json")
+    parser.set_defaults(command=measure)
+    return parser
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, write the figures."""
+    report = Reporter()
+    folder = find_checkpoint(arguments.model) if arguments.model else synthetic_checkpoint(report)
+    plan = bench.make_plan(folder, arguments.rounds, arguments.tokens)
+    model = arguments.model or "synthetic Llama-3.2-1B"
+    found, samples = bench.run(plan, model, BUILD / "bench", report)
+    try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {arguments.out} ({error.strerror}); name another file with --out"
+        ) from None
+    print_whole(table(found, samples), Console())
+    load = found["load_average"]
+    report.note(
+        f"{found['machine']['cpu']}, {found['machine']['threads']} threads; memory reads at "
+        f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} before, "
+        f"{load['after']} after; written to {arguments.out}"
+    )
+    return 0
+
+
+def print_whole(shown: Table, console: Console) -> None:
+    """Print a table; no narrower than it has to be, whatever the terminal."""
+    wanted = console.measure(shown, options=console.options.update(width=UNLIMITED)).maximum
+    console.width = max(console.width, wanted)
+    console.print(shown)
+
+
+def synthetic_checkpoint(report: Reporter) -> Path:
+    """The synthetic Llama-3.2-1B, made where it is missing."""
+    if not SYNTHETIC.is_dir():
+        needed = int(bench.MEMORY_FACTOR * weight_bytes(LLAMA_3_2_1B)) + bench.MEMORY_BESIDE
+        check_memory(needed, "end other programs, or measure the small one with MODEL=demo")
+        report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {SYNTHETIC}, once")
+        write_checkpoint(LLAMA_3_2_1B, SYNTHETIC, 0, report)
+    return SYNTHETIC
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what `argv` asks for; returns the exit code."""
+    return run_command(build_parser(), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

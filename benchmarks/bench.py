@@ -1,0 +1,217 @@
+"""One run of the comparison: compile, load both sides, then rounds in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bandwidth import MemoryReader
+from benchmarks.figures import OURS, THEIRS, Samples, record
+from benchmarks.machine import check_memory, describe, load_average
+from benchmarks.sides import WARM_UP
+from benchmarks.worker import Worker, working
+from llama32_1b.config import LlamaConfig, load_config
+from llama32_1b.errors import UserError
+from llama32_1b.progress import Reporter, Step
+from llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from llama32_1b.weights import EMBED, expected_shapes
+from multi_launch_builder import legal_seq_len
+from virtual_npu import knobs
+
+LONGEST = 2048
+SHORT_CONTEXT = 128
+
+MEMORY_FACTOR = 5.5
+"""Times the checkpoint's bytes: both sides at once, and the checkpoint in the page cache."""
+MEMORY_BESIDE = 2_000_000_000
+"""Bytes for everything else of both processes."""
+
+STEPS_BEFORE = 4
+STEPS_OF_ROUND = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: rounds of a prompt of `prefill` tokens and `tokens` decoded at each of `contexts`."""
+
+    folder: Path
+    config: LlamaConfig
+    rounds: int
+    tokens: int
+    prefill: int
+    contexts: tuple[int, ...]
+
+    @property
+    def room(self) -> int:
+        """Positions after the prompt that will be decoded, the warm-up included."""
+        return self.tokens + WARM_UP
+
+
+def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
+    """The plan for a checkpoint: 2048 tokens, or as many as the model has positions for."""
+    config = load_config(folder)
+    positions = config.max_position_embeddings - tokens - WARM_UP
+    if positions < SHORT_CONTEXT:
+        needed = SHORT_CONTEXT + tokens + WARM_UP
+        raise UserError(
+            f"{folder} has {config.max_position_embeddings} positions; measuring {tokens} tokens after a "
+            f"context of {SHORT_CONTEXT} takes {needed}: measure fewer --tokens, or another model"
+        )
+    longest = legal_seq_len(config.shape, min(LONGEST, positions))
+    longest = longest if longest <= positions else longest - SEQ_LEN_STEP
+    return Plan(folder, config, rounds, tokens, longest, (SHORT_CONTEXT, longest))
+
+
+SEQ_LEN_STEP = 64
+
+
+def weight_bytes_per_token(config: LlamaConfig) -> int:
+    """Bytes of the weights that a decoded token needs: each once, and one row of an untied embedding."""
+    shapes = dict(expected_shapes(config))
+    if not config.tie_word_embeddings:
+        del shapes[EMBED]
+    return 2 * sum(_product(shape) for shape in shapes.values())
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """Bytes of the files with weights."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str, Any], Samples]:
+    """Measure, and give what build/bench.json holds. `work` is a folder for programs and logs, made anew."""
+    nbytes = checkpoint_bytes(plan.folder)
+    check_memory(
+        int(MEMORY_FACTOR * nbytes) + MEMORY_BESIDE, "end other programs, or measure a smaller MODEL"
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    samples = Samples(nbytes, weight_bytes_per_token(plan.config), plan.prefill, plan.contexts)
+    load_before = load_average()
+    with _bar(report, STEPS_BEFORE + STEPS_OF_ROUND * plan.rounds) as step:
+        programs = _measure(plan, work, samples, step)
+    about = {
+        "model": model,
+        "machine": describe(),
+        "load_average": {"before": load_before, "after": load_average()},
+        "settings": {"rounds": plan.rounds, "tokens": plan.tokens, "prefill_tokens": plan.prefill},
+        "checkpoint_bytes": nbytes,
+        "programs": programs,
+    }
+    full_size = plan.config.shape == LLAMA_3_2_1B.shape
+    judged = full_size and plan.config.num_hidden_layers == LLAMA_3_2_1B.num_hidden_layers
+    return record(samples, judged=judged, **about), samples
+
+
+@contextlib.contextmanager
+def _bar(report: Reporter, total: int) -> Iterator[Step]:
+    """A progress bar; where there is none, a line per step."""
+    with report.bar("measuring", total) as step:
+
+        def tell(what: str, done: int) -> None:
+            step(what, done)
+            if not report.has_bars:
+                report.note(f"[{done + 1}/{total}] {what}")
+
+        yield tell
+
+
+def _measure(plan: Plan, work: Path, samples: Samples, step: Step) -> dict[str, Any]:
+    """Everything, in order; gives the programs' own times."""
+    threads = str(knobs.threads())
+    env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": str((work / "vnpu").resolve())}
+    folder = str(plan.folder.resolve())
+    theirs: dict[str, Any] = {"folder": folder}
+    ours: dict[str, Any] = {
+        "folder": folder,
+        "seq_len": plan.prefill,
+        "cache_dir": str((work / "programs").resolve()),
+    }
+    step("compiling", 0)
+    with working(OURS, ours, work / "compile.log", env) as worker:
+        samples.add(OURS, "compile", worker("compile")["seconds"])
+    step("reading the checkpoint into the page cache", 1)
+    read_files(plan.folder)
+    with contextlib.ExitStack() as open_sides:
+        sides = {}
+        for number, (name, arguments) in enumerate({OURS: ours, THEIRS: theirs}.items(), start=2):
+            step(f"starting {name}", number)
+            sides[name] = open_sides.enter_context(working(name, arguments, work / f"{name}.log", env))
+            _start(plan, samples, name, sides[name])
+        for number in range(plan.rounds):
+            _round(plan, samples, sides, number, step)
+        for name, worker in sides.items():
+            samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
+        return with_rates(sides[OURS]("programs"))
+
+
+def _start(plan: Plan, samples: Samples, name: str, worker: Worker) -> None:
+    """Load and make the first token, timed from when the process was started; then warm up."""
+    samples.add(name, "load", worker("load")["seconds"])
+    samples.add(name, "ready", time.perf_counter() - worker.started)
+    worker("prefill", length=SHORT_CONTEXT, room=plan.room)
+    samples.add(name, "cold", time.perf_counter() - worker.started)
+    worker("decode", context=SHORT_CONTEXT, tokens=1)
+    if name == OURS:
+        worker("reset")
+
+
+def _round(plan: Plan, samples: Samples, sides: Mapping[str, Worker], number: int, step: Step) -> None:
+    """Both sides, measure by measure; who goes first changes from round to round."""
+    order = list(sides.items()) if number % 2 == 0 else list(sides.items())[::-1]
+    done = STEPS_BEFORE + STEPS_OF_ROUND * number
+    where = f"round {number + 1} of {plan.rounds}"
+    step(f"{where}: memory bandwidth", done)
+    samples.add("machine", "bandwidth", MemoryReader().bytes_per_second())
+    step(f"{where}: first token", done + 1)
+    for name, worker in order:
+        samples.add(name, "warm", worker("prefill", length=SHORT_CONTEXT, room=plan.room)["seconds"])
+    step(f"{where}: prefill", done + 2)
+    for name, worker in order:
+        samples.add(name, "prefill", worker("prefill", length=plan.prefill, room=plan.room)["seconds"])
+    for offset, context in enumerate(reversed(plan.contexts), start=3):
+        step(f"{where}: decode at context {context}", done + offset)
+        for name, worker in order:
+            _decode(samples, name, worker, context, plan.tokens)
+
+
+def _decode(samples: Samples, name: str, worker: Worker, context: int, tokens: int) -> None:
+    answer = worker("decode", context=context, tokens=tokens)
+    samples.add(name, f"decode_{context}", answer["seconds"])
+    if name == OURS:
+        samples.add(name, f"python_{context}", answer["python_seconds"])
+        samples.add(name, f"call_overhead_{context}", answer["call_overhead_seconds"])
+
+
+def with_rates(programs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The programs' times with what they make of it: milliseconds a call, GFLOP/s, GB/s."""
+    return {
+        name: {
+            "calls": times["calls"],
+            "ms": 1e3 * times["seconds"],
+            "gflop_per_s": times["flops"] / times["seconds"] / 1e9,
+            "gb_per_s": times["nbytes"] / times["seconds"] / 1e9,
+        }
+        for name, times in programs.items()
+    }
+
+
+def read_files(folder: Path) -> None:
+    """Read the weights once, so that neither side waits for the disk."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            piece = bytearray(1 << 24)
+            while file.readinto(piece):
+                pass

@@ -1,0 +1,179 @@
+"""The two sides of the comparison, each in a process of its own: ours, and transformers in bf16."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import peak_bytes
+from llama32_1b.checkpoint import open_checkpoint
+from llama32_1b.compiling import RuntimeOptions, compile_programs
+from llama32_1b.config import load_config
+from llama32_1b.decode import decode_step
+from llama32_1b.kv_cache import KVCache
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.native import native_attention
+from llama32_1b.prefill import prefill
+from llama32_1b.progress import Reporter
+from llama32_1b.sampler import Sampler
+from llama32_1b.session import Session, prepare_runtime
+from runtime import select_backend
+from virtual_npu import Library, knobs
+
+WARM_UP = 2
+"""Tokens decoded before the clock runs."""
+
+Answer = dict[str, Any]
+
+
+def prompt(length: int, vocab_size: int) -> list[int]:
+    """Token ids that look like no text in particular; the same for both sides."""
+    return [int(token) for token in np.random.default_rng(0).integers(0, vocab_size, length)]
+
+
+def in_code() -> float:
+    """Seconds spent so far in compiled code of ours: programs and decode attention."""
+    attention = native_attention()
+    return Library.seconds + (attention.seconds if attention else 0.0)
+
+
+class Ours:
+    """Aerie on the virtual NPU. Programs are compiled for prompts of `seq_len` tokens, in `cache_dir`."""
+
+    def __init__(self, folder: str, seq_len: int, cache_dir: str) -> None:
+        self._folder = Path(folder)
+        self._options = RuntimeOptions(seq_len, select_backend("virtual"), Path(cache_dir))
+        self._session: Session | None = None
+        self._cache: KVCache | None = None
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "load comes first"
+        return self._session
+
+    def compile(self) -> Answer:
+        """Compile the six programs."""
+        started = time.perf_counter()
+        compile_programs(load_config(self._folder), self._options, Reporter())
+        return {"seconds": time.perf_counter() - started}
+
+    def load(self) -> Answer:
+        """Everything up to the first prompt, with compiled programs."""
+        started = time.perf_counter()
+        self._session = prepare_runtime(open_checkpoint(self._folder), self._options, Reporter())
+        return {"seconds": time.perf_counter() - started}
+
+    def prefill(self, length: int, room: int) -> Answer:
+        """A prompt of `length` tokens up to the choice of the next; `room` more will be decoded."""
+        model = self.session.model
+        ids = prompt(length, model.config.vocab_size)
+        started = time.perf_counter()
+        self._cache = model.new_cache(length + room)
+        token = Sampler()(next_token_logits(model, prefill(model, ids, self._cache)[-1]))
+        return {"seconds": time.perf_counter() - started, "token": token}
+
+    def decode(self, context: int, tokens: int) -> Answer:
+        """`tokens` tokens after the first `context` of the last prompt: medians over them."""
+        model, cache, sampler = self.session.model, self._cache, Sampler()
+        assert cache is not None, "prefill comes first"
+        cache.length = context
+
+        def step() -> tuple[float, float, float]:
+            calls = self._in_calls()
+            started, in_code_before, in_programs = time.perf_counter(), in_code(), Library.seconds
+            sampler(next_token_logits(model, decode_step(model, 1, cache)))
+            spent = time.perf_counter() - started
+            called = self._in_calls()
+            overhead = (called[1] - calls[1]) - (Library.seconds - in_programs)
+            return spent, spent - (in_code() - in_code_before), overhead / (called[0] - calls[0])
+
+        measured = _repeat(step, tokens)
+        names = ("seconds", "python_seconds", "call_overhead_seconds")
+        return {name: median(times) for name, times in zip(names, zip(*measured, strict=True), strict=True)}
+
+    def programs(self) -> dict[str, Answer]:
+        """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""
+        return {
+            name: {
+                "calls": times.calls,
+                "seconds": times.run / times.calls,
+                "flops": times.flops,
+                "nbytes": times.nbytes,
+            }
+            for name, times in self.session.cache.profiler.programs.items()
+        }
+
+    def reset(self) -> None:
+        """Forget what `programs` counts."""
+        self.session.cache.profiler.reset()
+
+    def memory(self) -> Answer:
+        return {"peak_bytes": peak_bytes()}
+
+    def _in_calls(self) -> tuple[int, float]:
+        """Calls of programs so far, and the seconds in them."""
+        programs = self.session.cache.profiler.programs.values()
+        return sum(times.calls for times in programs), sum(times.total for times in programs)
+
+
+class Theirs:
+    """transformers in bf16 on the CPU, with its default attention."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._model: Any = None
+        self._cache: Any = None
+
+    def load(self) -> Answer:
+        """Everything up to the first prompt."""
+        started = time.perf_counter()
+        from verify.reference import Reference, import_torch
+
+        self._torch = import_torch()
+        self._torch.set_num_threads(knobs.threads())
+        self._model = Reference.open(self._folder).model
+        return {"seconds": time.perf_counter() - started}
+
+    def prefill(self, length: int, room: int) -> Answer:  # noqa: ARG002 (their cache grows)
+        """As Ours.prefill."""
+        ids = prompt(length, self._model.config.vocab_size)
+        started = time.perf_counter()
+        token, self._cache = self._forward(ids, None)
+        return {"seconds": time.perf_counter() - started, "token": token}
+
+    def decode(self, context: int, tokens: int) -> Answer:
+        """As Ours.decode."""
+        if surplus := self._cache.get_seq_length() - context:
+            self._cache.crop(-surplus)
+
+        def step() -> tuple[float]:
+            started = time.perf_counter()
+            self._forward([1], self._cache)
+            return (time.perf_counter() - started,)
+
+        return {"seconds": median(seconds for (seconds,) in _repeat(step, tokens))}
+
+    def memory(self) -> Answer:
+        return {"peak_bytes": peak_bytes()}
+
+    def _forward(self, ids: Sequence[int], cache: Any) -> tuple[int, Any]:
+        with self._torch.inference_mode():
+            out = self._model(
+                self._torch.tensor([list(ids)]), past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            return int(out.logits[0, -1].argmax()), out.past_key_values
+
+
+def _repeat(step: Callable[[], tuple[float, ...]], times: int) -> list[tuple[float, ...]]:
+    """`step` so many times, after a warm-up."""
+    for _ in range(WARM_UP):
+        step()
+    return [step() for _ in range(times)]
+
+
+SIDES: dict[str, type[Ours] | type[Theirs]] = {"ours": Ours, "theirs": Theirs}

@@ -1,0 +1,107 @@
+"""A side in a process of its own, so that its memory can be told: it answers calls, one JSON line each.
+
+`python -m benchmarks.worker SIDE ARGUMENTS` makes benchmarks.sides.SIDES[SIDE] of the JSON object ARGUMENTS;
+then each line `{"call": METHOD, "with": {...}}` on standard input is answered by `{"answer": ...}`, or by
+`{"error": ...}` for what a user can mend, on standard output. What it prints otherwise goes to its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llama32_1b.cli import USER_ERRORS
+from llama32_1b.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class Worker:
+    """The other end of a side's process. `started` is when it was, in time.perf_counter's seconds."""
+
+    def __init__(self, side: str, arguments: Mapping[str, Any], log: Path, env: Mapping[str, str]) -> None:
+        self._side, self._log = side, log
+        command = [sys.executable, "-m", "benchmarks.worker", side, json.dumps(dict(arguments))]
+        self.started = time.perf_counter()
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, **env},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+            )
+
+    def __call__(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the side. UserError where it says so, or where its process is no more."""
+        assert self._process.stdin
+        assert self._process.stdout
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"call": method, "with": arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            raise UserError(self._ended(method))
+        reply = json.loads(line)
+        if "error" in reply:
+            raise UserError(reply["error"])
+        return reply["answer"]
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def _ended(self, method: str) -> str:
+        code = self._process.wait()
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        how = f"signal {-code} (9: too little memory, most likely)" if code < 0 else f"exit code {code}"
+        said = lines[-1] if lines else "nothing"
+        return (
+            f"the process of '{self._side}' ended during {method} with {how}; it said: {said} "
+            f"(all of it: {self._log})"
+        )
+
+
+@contextlib.contextmanager
+def working(side: str, arguments: Mapping[str, Any], log: Path, env: Mapping[str, str]) -> Iterator[Worker]:
+    """A worker that is gone afterwards."""
+    worker = Worker(side, arguments, log, env)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def serve(side: Any) -> None:
+    """Answer calls until standard input ends."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            reply = {"answer": getattr(side, asked["call"])(**asked["with"])}
+        except USER_ERRORS as error:
+            reply = {"error": str(error)}
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    from benchmarks.sides import SIDES
+
+    serve(SIDES[sys.argv[1]](**json.loads(sys.argv[2])))

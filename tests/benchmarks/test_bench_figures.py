@@ -1,0 +1,124 @@
+"""From measurements to figures: units, directions of ratios, targets, and what the table shows."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from benchmarks.__main__ import print_whole
+from benchmarks.bench import with_rates
+from benchmarks.figures import OURS, THEIRS, Samples, record, table, verdicts
+
+GB = 1e9
+
+
+def measured(rounds=3) -> Samples:
+    """A run in which ours is twice as fast in prefill and four times in decode."""
+    samples = Samples(int(2.5 * GB), int(2.4 * GB), 2048, (128, 2048))
+    for number in range(rounds):
+        slow = 1 + number  # the machine is more and more loaded, for both
+        samples.add("machine", "bandwidth", 30 * GB / slow)
+        for side, prefill, decode in ((OURS, 4.0, 0.1), (THEIRS, 8.0, 0.4)):
+            samples.add(side, "warm", slow * prefill)
+            samples.add(side, "prefill", slow * prefill)
+            samples.add(side, "decode_128", slow * decode)
+            samples.add(side, "decode_2048", slow * decode * 1.25)
+        for context in (128, 2048):
+            samples.add(OURS, f"python_{context}", 0.0015 * slow)
+            samples.add(OURS, f"call_overhead_{context}", 12e-6 * slow)
+    for side in (OURS, THEIRS):
+        for name, value in (("load", 3.0), ("ready", 5.0), ("cold", 9.0), ("peak_bytes", 5 * GB)):
+            samples.add(side, name, value)
+    samples.add(OURS, "compile", 70.0)
+    return samples
+
+
+def whole(judged=True):
+    samples = measured()
+    return record(samples, judged=judged, model="a model"), samples
+
+
+def test_ratios_are_speeds_and_round_by_round():
+    found, _ = whole()
+    assert found["prefill_ratio"] == pytest.approx(2)
+    assert found["decode_ratio_128"] == found["decode_ratio_2048"] == pytest.approx(4)
+    assert found["rss_ratio"] == pytest.approx(2)
+
+
+def test_units():
+    found, _ = whole()
+    ours = found[OURS]
+    assert ours["prefill_s"] == 8.0
+    assert ours["prefill_tokens_per_s"] == pytest.approx(256)
+    assert ours["decode_128_ms"] == pytest.approx(200)
+    assert ours["python_ms"] == pytest.approx(3)
+    assert ours["call_overhead_us"] == pytest.approx(24)
+    assert ours["bandwidth_share_128"] == pytest.approx(2.4 / 0.2 / 30)
+    assert "compile_s" not in found[THEIRS]
+    assert found["bandwidth_bytes_per_s"] == 30 * GB
+
+
+def test_targets():
+    found, _ = whole()
+    met = {name: verdict["met"] for name, verdict in found["targets"].items()}
+    assert met == {
+        "prefill_ratio": True,
+        "decode_ratio_128": True,
+        "decode_ratio_2048": True,
+        "bandwidth_share_128": False,
+        "bandwidth_share_2048": False,
+        "rss_ratio": True,
+        "compile_s": False,
+        "ready_s": True,
+        "call_overhead_us": True,
+        "python_ms": False,
+    }
+    assert whole(judged=False)[0]["targets"] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "met"),
+    [
+        ("prefill_ratio", 1.0, True),
+        ("prefill_ratio", 0.99, False),
+        ("rss_ratio", 2.25, True),
+        ("rss_ratio", 2.3, False),
+    ],
+)
+def test_a_bound_itself_is_met(name, value, met):
+    assert verdicts({name: value})[name]["met"] is met
+
+
+def test_no_verdict_without_a_target():
+    assert verdicts({"load_s": 1.0, "decode_128_ms": 1.0, "peak_bytes": 1.0}) == {}
+
+
+def printed(judged=True, width=80) -> str:
+    found, samples = whole(judged)
+    out = io.StringIO()
+    print_whole(table(found, samples), Console(file=out, width=width))
+    return out.getvalue()
+
+
+def row(text, label) -> list[str]:
+    (line,) = (line for line in text.splitlines() if label in line)
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_the_table_is_whole_on_a_narrow_terminal():
+    text = printed(width=40)
+    assert "…" not in text
+    assert row(text, "prefill of 2048") == ["prefill of 2048 tokens, s", "8.00", "16.00", "2.00", ">= 1 met"]
+    assert row(text, "peak resident")[1:] == ["5.00", "5.00", "2.00", "<= 2.25 met"]
+    assert row(text, "compiling")[1:] == ["70.0", "", "", "<= 60 not met"]
+
+
+def test_another_model_is_not_judged():
+    assert row(printed(judged=False), "decode at context 128")[-1] == ""
+
+
+def test_rates_of_programs():
+    rates = with_rates({"o_ffn": {"calls": 32, "seconds": 0.5, "flops": 2e9, "nbytes": 1e9}})
+    assert rates == {"o_ffn": {"calls": 32, "ms": 500.0, "gflop_per_s": 4.0, "gb_per_s": 2.0}}

@@ -1,0 +1,204 @@
+"""The benchmark's own parts: the machine, the worker's process, the plan, and one small run of it all."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import bench, machine, worker
+from benchmarks.bandwidth import MemoryReader
+from benchmarks.worker import working
+from llama32_1b.errors import UserError
+from llama32_1b.synthetic.__main__ import main as synthesise
+from llama32_1b.synthetic.shape import LLAMA_3_2_1B
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "tiny"
+    assert synthesise([str(folder), "--shape", "tiny"]) == 0
+    return folder
+
+
+@pytest.fixture
+def proc(tmp_path, monkeypatch):
+    """A /proc of our own."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text("Name:\tpython\nVmHWM:\t   2048 kB\nVmRSS:\t   100 kB\n")
+    (tmp_path / "meminfo").write_text("MemTotal:       24000000 kB\nMemAvailable:    4000000 kB\n")
+    (tmp_path / "cpuinfo").write_text("model name\t: A CPU\nflags\t\t: fpu avx2 fma avx512_bf16\n\n")
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+
+
+def test_the_machine(proc):
+    described = machine.describe()
+    assert described["cpu"] == "A CPU"
+    assert described["instruction_sets"] == ["avx2", "fma", "avx512_bf16"]
+    assert described["memory_bytes"] == 24_576_000_000
+    assert machine.peak_bytes() == 2 << 20
+
+
+def test_no_name_of_host_or_user():
+    import getpass
+    import socket
+
+    words = json.dumps(machine.describe()).replace('"', " ").split()
+    assert not {socket.gethostname(), getpass.getuser()} & set(words)
+
+
+def test_too_little_memory_is_told_with_what_to_do(proc):
+    machine.check_memory(4_000_000_000, "end other programs")
+    with pytest.raises(
+        UserError,
+        match=r"^this takes about 5\.0 GB of memory and 4\.1 GB are available: end other programs$",
+    ):
+        machine.check_memory(5_000_000_000, "end other programs")
+
+
+def test_where_the_system_says_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "PROC", tmp_path / "none")
+    assert machine.available_bytes() is None
+    machine.check_memory(1 << 60, "")
+    assert machine.peak_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "3"])
+def test_every_byte_is_read(threads, monkeypatch):
+    monkeypatch.setenv("VNPU_THREADS", threads)
+    reader = MemoryReader(3 * (1 << 20))
+    assert reader.sum() == 3 * (1 << 20) // 8
+    reader._memory[-1] = 1000
+    assert reader.sum() == 3 * (1 << 20) // 8 + 999
+    assert reader.bytes_per_second() > 1e6
+
+
+class Side:
+    """Stands in for a side in a worker's process."""
+
+    def add(self, a, b):
+        print("this is no answer")
+        return a + b
+
+    def refuse(self):
+        raise UserError("cannot be done")
+
+    def crash(self):
+        print("out of luck", file=sys.stderr)
+        sys.exit(3)
+
+
+@pytest.fixture
+def side(tmp_path, monkeypatch):
+    """A worker of Side."""
+    program = tmp_path / "side.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import importlib.util, sys
+        from benchmarks.worker import serve
+        spec = importlib.util.spec_from_file_location("tests_of_bench", {__file__!r})
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        serve(module.Side())
+        """)
+    )
+    popen = worker.subprocess.Popen
+    monkeypatch.setattr(
+        worker.subprocess, "Popen", lambda arguments, **named: popen([arguments[0], str(program)], **named)
+    )
+    env = {"PYTHONPATH": str(worker.REPOSITORY)}
+    with working("ours", {}, tmp_path / "ours.log", env) as made:
+        yield made
+
+
+def test_a_worker_answers_and_keeps_prints_apart(side, tmp_path):
+    assert side("add", a=2, b=3) == 5
+    with pytest.raises(UserError, match=r"^cannot be done$"):
+        side("refuse")
+    assert side("add", a=[1], b=[2]) == [1, 2]
+    side.close()
+    assert "this is no answer" in (tmp_path / "ours.log").read_text()
+
+
+def test_a_worker_that_ends(side, tmp_path):
+    with pytest.raises(UserError) as refused:
+        side("crash")
+    log = tmp_path / "ours.log"
+    assert str(refused.value) == (
+        f"the process of 'ours' ended during crash with exit code 3; it said: out of luck (all of it: {log})"
+    )
+
+
+def test_a_worker_that_is_killed(side, tmp_path):
+    side._process.kill()
+    with pytest.raises(
+        UserError, match=r"ended during add with signal 9 \(9: too little memory, most likely\)"
+    ):
+        side("add", a=1, b=1)
+
+
+def test_plans(tiny):
+    plan = bench.make_plan(tiny, rounds=2, tokens=8)
+    assert (plan.prefill, plan.contexts, plan.room) == (448, (128, 448), 10)
+    with pytest.raises(UserError) as refused:
+        bench.make_plan(tiny, rounds=1, tokens=400)
+    assert str(refused.value) == (
+        f"{tiny} has 512 positions; measuring 400 tokens after a context of 128 takes 530: measure fewer "
+        "--tokens, or another model"
+    )
+
+
+def test_bytes_of_a_token():
+    assert bench.weight_bytes_per_token(LLAMA_3_2_1B) == 2_471_628_800
+
+
+def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "SYNTHETIC", tmp_path / "large")
+    monkeypatch.setattr(machine, "available_bytes", lambda: 6_000_000_000)
+    assert command.main([]) == 2
+    assert capsys.readouterr().err == (
+        "error: this takes about 15.6 GB of memory and 6.0 GB are available: end other programs, or "
+        "measure the small one with MODEL=demo\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
+    """Both sides, in their own processes, on a tiny model: every figure is there and is a time or a size."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(command, "BUILD", tmp_path)
+    out = tmp_path / "bench.json"
+    arguments = ["--model", str(tiny), "--rounds", "2", "--tokens", "2", "--out", str(out)]
+    assert command.main(arguments) == 0
+    shown = capsys.readouterr()
+    assert "prefill of 448 tokens, s" in shown.out
+    assert "[14/14] round 2 of 2: decode at context 128" in shown.err
+    found = json.loads(out.read_text())
+    assert set(found["programs"]) == {
+        "rms_gemms_rope",
+        "flash_attn",
+        "o_ffn",
+        "rms_gemv_rope",
+        "o_gemv_ffn",
+        "lm_head_gemv",
+    }
+    figures = [*found["ours"].values(), *found["theirs"].values(), found["prefill_ratio"], found["rss_ratio"]]
+    assert np.isfinite(figures).all()
+    assert min(figures) > 0
+    assert found["ours"]["python_ms"] < found["ours"]["decode_128_ms"]
+    assert found["targets"] == {}
+    assert len(found["samples"]["ours.decode_448"]) == 2
+
+
+def test_a_result_that_cannot_be_written(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command.bench, "run", lambda *arguments: ({}, None))
+    assert command.main(["--model", str(tiny), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: cannot write {tmp_path} (Is a directory); name another file with --out\n"
+    )
