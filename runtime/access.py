@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,11 @@ Report = Callable[[str], None]
 
 DEVICE_ERRORS = (RuntimeError, OSError, MemoryError, ValueError, TypeError, AttributeError, LookupError)
 """What pyxrt raises: pybind11 turns C++ exceptions into these; an older pyxrt lacks names or overloads."""
+
+
+def let_go(error: BaseException) -> None:
+    """Keep an error that is kept from keeping what the calls below it held: XRT's order of release counts."""
+    traceback.clear_frames(error.__traceback__)
 
 
 @dataclass(frozen=True)

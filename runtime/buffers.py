@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
-from runtime.access import DEVICE_ERRORS, Failure
+from runtime.access import DEVICE_ERRORS, Failure, let_go
 from runtime.artifacts import Artifact
-from runtime.contexts import Contexts
+from runtime.contexts import Contexts, LoadedProgram
 from runtime.errors import ArrayError, RunError
 
 Array = npt.NDArray[Any]
@@ -91,15 +91,17 @@ class BufferSet:
         """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
         if self._lent:
             self._take_over_lent()
-        contexts, run = self._contexts, self._bound_run()
+        contexts = self._contexts
+        program = contexts.load(self._artifact)
         try:
-            run.start()
-            contexts.access.wait(run)
+            self._run_to_its_end(program)
         except DEVICE_ERRORS as error:
+            let_go(error)
             contexts.release(self._artifact)
             raise contexts.access.explain(self._failure(error)) from error
         except BaseException:  # Ctrl-C: leave a device and a set that run on
-            contexts.access.settle(run)
+            if self.label in program.runs:
+                contexts.access.settle(program.runs[self.label])
             contexts.release(self._artifact)
             raise
         contexts.last_completed = self.label
@@ -122,15 +124,15 @@ class BufferSet:
             self._views.append(_view(self._bos[-1], argument))
             self._results.append(_read_only(self._views[-1]))
 
-    def _bound_run(self) -> Any:
-        """The run of this set on the loaded program; a new one where the program was loaded since."""
-        program = self._contexts.load(self._artifact)
+    def _run_to_its_end(self, program: LoadedProgram) -> None:
+        """With the run of this set on the loaded program; a new one where the program was loaded since."""
         run = program.runs.get(self.label)
         if run is None:
             run = program.runs[self.label] = self._contexts.new_run(program)
             for slot, bo in enumerate(self._bos):
                 run.set_arg(slot, bo)
-        return run
+        run.start()
+        self._contexts.access.wait(run)
 
     def _failure(self, error: BaseException) -> Failure:
         before = self._contexts.last_completed
@@ -140,6 +142,7 @@ class BufferSet:
         try:
             self._bos[slot].sync(direction)
         except DEVICE_ERRORS as error:
+            let_go(error)
             reading = self._contexts.access.reading(error)
             argument = self.arguments[slot]
             raise RunError(f"{self.label}: {argument} cannot be synchronised: {reading}") from error

@@ -6,14 +6,13 @@ device. What hangs on a program itself, kernel, context and elf, goes with it, r
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_builder.arguments import Argument
-from runtime.access import DEVICE_ERRORS, Report
+from runtime.access import DEVICE_ERRORS, Report, let_go
 from runtime.artifacts import Artifact
 from runtime.backend import Backend
 from runtime.errors import RunError
@@ -77,14 +76,13 @@ class Contexts:
                 f"{self.access.largest_buffer} of one buffer and would use others, silently: split it "
                 "into several as lm_head_gemv does, or compile for fewer tokens with --seq-len"
             )
-        device = self._open()
+        self._open()
         try:
-            return self._pyxrt.ext.bo(device, argument.nbytes)
+            return self._pyxrt.ext.bo(self._device, argument.nbytes)
         except DEVICE_ERRORS as error:
+            let_go(error)
             reading = self.access.reading(error)
             raise RunError(f"{label}: no buffer object for {argument}: {reading}") from error
-        finally:
-            del device  # a kept traceback must not keep it open
 
     def forget_run(self, artifact: Artifact, label: str) -> None:
         """Drop the run of a set whose buffers are about to go."""
@@ -103,7 +101,7 @@ class Contexts:
             self.access.free()
         self.last_completed = ""
 
-    def _open(self) -> Any:
+    def _open(self) -> None:
         if self._device is None:
             self.access.reserve(self._report)
             try:
@@ -111,7 +109,6 @@ class Contexts:
             finally:
                 if self._device is None:
                     self.access.free()
-        return self._device
 
     def _load_in_turn(self, artifact: Artifact) -> LoadedProgram:
         while len(self._loaded) >= self.access.contexts:
@@ -127,12 +124,14 @@ class Contexts:
     def _load(self, artifact: Artifact) -> LoadedProgram:
         self._open()
         program = LoadedProgram(None, None, None)
-        with contextlib.ExitStack() as undo:
-            undo.callback(program.release)
+        try:
             program.elf = self._pyxrt.elf(str(artifact.path))
             program.context = self._pyxrt.hw_context(self._device, program.elf)
             program.kernel = self._pyxrt.ext.kernel(program.context, f"main:{artifact.name}")
-            undo.pop_all()
+        except BaseException as error:
+            let_go(error)
+            program.release()
+            raise
         return program
 
     def _release_oldest(self) -> None:
@@ -142,5 +141,6 @@ class Contexts:
         try:
             return call()
         except DEVICE_ERRORS as error:
+            let_go(error)
             reading = self.access.reading(error)
             raise RunError(f"backend '{self._backend}' could not {what}: {reading}") from error

@@ -14,6 +14,7 @@ another name, and keeps apart what runs below one such wrapper.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import shlex
@@ -52,7 +53,8 @@ class Owner:
     @staticmethod
     def this_process() -> Owner:
         words = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:COMMAND_WORDS]]
-        return Owner(os.getpid(), shlex.join(words), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+        told = itertools.takewhile("-c".__ne__, words)  # what follows -c is a program
+        return Owner(os.getpid(), shlex.join(told), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
 
     def __str__(self) -> str:
         return f"process {self.pid} ({self.command}), since {self.since}"
@@ -66,6 +68,7 @@ class DeviceLock:
         self.path = path or Path(knobs.LOCK.get() or folder / "aerie-npu.lock")
         self._upstream = folder / UPSTREAM
         self._held: list[FileLock] = []
+        self._noted = False
 
     @property
     def _note(self) -> Path:
@@ -81,14 +84,17 @@ class DeviceLock:
                 self._take(self._upstream, report)
             self._take(self.path, report)
             self._note.write_text(json.dumps(asdict(Owner.this_process())))
+            self._noted = True
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Free the lock; without effect where it is not held."""
-        if self._held and self._held[-1].lock_counter == 1:  # before the next owner writes its own
+        own = self._held[-1] if self._noted else None
+        if own and own.lock_counter == self._held.count(own):  # before the next owner writes its own
             self._note.unlink(missing_ok=True)
+        self._noted = False
         while self._held:
             self._held.pop().release()
 

@@ -54,7 +54,7 @@ TABLE = (
         "mlir-air .github/workflows/nightlyPerfBenchmark.yml; amd/xdna-driver README.md",
     ),
     _known(
-        r"err=-?12\b|Cannot allocate memory|bad_alloc",
+        r"err=-?12\b|Cannot allocate memory|MemoryError",
         "the machine has no memory left for this buffer: end other programs, or compile for fewer tokens "
         "with --seq-len",
         "errno(3), ENOMEM",
