@@ -1,0 +1,120 @@
+"""The doctor on a machine where stand-ins take the place of everything that an owner has.
+
+They compile nothing and are no NPU; what the stand-in for pyxrt runs was built for the virtual NPU before.
+What is proved: with every layer in place the one kernel goes through the toolchain and pyxrt, its result is
+compared, and what then fails is told as the one thing that fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_up_machine import put, tool
+
+import virtual_npu
+from board.doctor import launches
+from board.doctor.checks import CHECKS, GOALS
+from board.doctor.examination import examine_all
+from board.doctor.findings import Finding, Status
+from board.doctor.machine import Machine
+from board.doctor.one_kernel import CASE, KERNEL
+from runtime.npu import versions
+
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+PYXRT = f"""
+import sys
+sys.path.insert(0, {str(STAND_INS)!r})
+from pyxrt_stand_in import PyxrtStandIn
+sys.modules["pyxrt"] = PyxrtStandIn()
+sys.modules["pyxrt"].__file__ = __file__
+import pathlib
+import pyxrt_stand_in
+load = pyxrt_stand_in.virtual.elf
+pyxrt_stand_in.virtual.elf = lambda path: load(pathlib.Path(__file__).with_name("prebuilt.so"))
+"""
+
+
+@pytest.fixture
+def owners_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A root with a Strix, and an environment with stand-ins for mlir-air, mlir-aie, Peano, XRT and pyxrt."""
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    importlib.import_module("npu_tools").Tools(tmp_path / "tools")
+    says = f"clang version 21.0.0 (llvm-aie {versions.PEANO.version.partition('+')[2]})"
+    for name in ("aircc", "aiecc", "aiebu-asm"):  # the stand-ins know no --help
+        real = tmp_path / "tools" / "bin" / name
+        tool(tmp_path / "bin" / name, f'[ "$1" = --help ] && echo USAGE && exit 0; exec {real} "$@"')
+    tool(tmp_path / "bin" / "xrt-smi", "echo 'Device(s) Present'; echo '[0000:c5:00.1] : NPU Strix'")
+    clang = tmp_path / "tools" / "peano" / "bin" / "clang++"
+    stand_in = clang.rename(clang.with_name("stand-in"))
+    tool(clang, f'[ "$1" = --version ] && echo \'{says}\' && exit 0; exec {stand_in} "$@"')
+    tool(clang.with_name("llc"), "echo 'aie - Xilinx AI Engine'")
+    put(tmp_path, "pyxrt.py", PYXRT)
+    put(tmp_path, "xrt/version.json", '{"BUILD_VERSION": "2.26.95"}')
+    put(tmp_path, "dev/accel/accel0")
+    put(tmp_path, "sys/module/amdxdna/version", "0.1")
+    put(tmp_path, "sys/class/accel/accel0/device/vbnv", "NPU Strix")
+    put(tmp_path, "sys/class/accel/accel0/device/fw_version", versions.FIRMWARE.version)
+    put(tmp_path, "proc/meminfo", "MemAvailable: 16777216 kB")
+    put(tmp_path, "proc/sys/kernel/osrelease", "6.14.0")
+    for name, value in {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PEANO_INSTALL_DIR": str(tmp_path / "tools" / "peano"),
+        "MLIR_AIE_INSTALL_DIR": str(tmp_path / "tools" / "mlir-aie"),
+        "PYTHONPATH": str(tmp_path),
+        "XILINX_XRT": str(tmp_path / "xrt"),
+        "AERIE_NPU_LOCK": str(tmp_path / "npu.lock"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    return Machine(root=tmp_path, cache_dir=tmp_path)
+
+
+def examine(machine: Machine) -> dict[str, Finding]:
+    """All checks but two: this process's limit of locked memory is not the made-up machine's."""
+    left_out = {"memlock", "virtual_npu"}
+    kept = [check for check in CHECKS if check.name not in left_out]
+    return examine_all(
+        [replace(c, needs=tuple(n for n in c.needs if n not in left_out)) for c in kept], machine
+    )
+
+
+def loads(machine: Machine, text: str) -> None:
+    """Let the stand-in for pyxrt load this program, whatever ELF it is given: aircc's stand-in made none."""
+    virtual_npu.build(text, machine.root / "prebuilt.so")
+
+
+def test_every_layer_is_found_and_the_kernel_is_run(owners_machine: Machine) -> None:
+    loads(owners_machine, KERNEL.build(**CASE).text)
+    results = examine(owners_machine)
+    broken = {name: finding for name, finding in results.items() if finding.status is not Status.OK}
+    assert set(broken) <= {"air_bindings", "disk"}
+    assert "aiebu-asm" in (owners_machine.root / "tools" / "calls.jsonl").read_text()
+    well = {**results, "memlock": results["npu"], "virtual_npu": results["npu"]}
+    assert [goal.obstacle(well) for goal in GOALS] == [None, None, None]
+
+
+def test_a_device_that_computes_something_else(owners_machine: Machine) -> None:
+    loads(owners_machine, KERNEL.build(**CASE).text.replace("arith.addf", "arith.subf"))
+    finding = launches.on_npu(owners_machine)
+    assert finding.status is Status.FAILED
+    assert re.fullmatch(r"it ran, and \d+ elements are wrong", finding.found)
+
+
+def test_a_device_that_is_lost(owners_machine: Machine) -> None:
+    loads(owners_machine, KERNEL.build(**CASE).text)
+    with (owners_machine.root / "pyxrt.py").open("a") as source:
+        source.write("sys.modules['pyxrt'].fail('start', sys.modules['pyxrt_stand_in'].LOST)\n")
+    finding = launches.on_npu(owners_machine)
+    assert finding.status is Status.FAILED
+    assert "failed on the NPU" in finding.found
+
+
+def test_what_is_compiled_cannot_be_loaded(owners_machine: Machine) -> None:
+    (owners_machine.root / "prebuilt.so").write_bytes(b"nothing")
+    finding = launches.on_npu(owners_machine)
+    assert finding.status is Status.FAILED
+    assert "could not load 'eltwise_add'" in finding.found
