@@ -10,6 +10,7 @@ from virtual_npu.static.rules import (
     descriptors,
     externals,
     interface,
+    lowering,
     memory,
     placement,
     transfers,
@@ -26,7 +27,8 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     channels.types,
     channels.refeeds,
     externals.symbols,
-    vectors.forms,
+    lowering.forms,
+    vectors.demands,
 )
 """Rules that look at the whole module."""
 

@@ -1,0 +1,313 @@
+"""Static check: forms that the compiler of the cores lowers, those it does not, and those nobody tells of."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import pytest
+from static_texts import assert_clean, assert_fault, assert_warning, program
+
+from air_dialect import parse
+from virtual_npu.static import NPU1, check
+from virtual_npu.static.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
+from virtual_npu.static.lowering.rows import ANY
+from virtual_npu.static.rules.lowering import on_cores
+
+
+def on_core(op: str, element: str, lanes: int = 16, result: str = "") -> str:
+    """A herd that applies one operation to a vector that it loads: `op` names the loaded value %v."""
+    vector = f"vector<{lanes}x{element}>"
+    return program(
+        f"%b = memref.alloc() : memref<64x{element}, 2>\n"
+        f"%v = vector.load %b[%c0] : memref<64x{element}, 2>, {vector}\n"
+        f"%r = {op} : {result or vector}"
+    )
+
+
+def scalar(op: str, element: str = "f32", result: str = "") -> str:
+    return program(
+        f"%b = memref.alloc() : memref<64x{element}, 2>\n"
+        f"%v = memref.load %b[%c0] : memref<64x{element}, 2>\n%r = {op} : {result or element}"
+    )
+
+
+def widened(op: str, lanes: int = 16) -> str:
+    """%w is a vector of bf16 made f32, %z one of f32."""
+    return program(
+        f"%b = memref.alloc() : memref<64xbf16, 2>\n%v = vector.load %b[%c0] : memref<64xbf16, 2>, "
+        f"vector<{lanes}xbf16>\n%w = arith.extf %v : vector<{lanes}xbf16> to vector<{lanes}xf32>\n"
+        f"%z = arith.constant dense<0.0> : vector<{lanes}xf32>\n%r = {op} : vector<{lanes}xf32>"
+    )
+
+
+CLEAN = {
+    "max of bf16": on_core("arith.maximumf %v, %v", "bf16"),
+    "product of bf16": on_core("arith.mulf %v, %v", "bf16"),
+    "sum of 16 f32": on_core("arith.addf %v, %v", "f32"),
+    "sum of 32 bf16": on_core("arith.addf %v, %v", "bf16", 32),
+    "sum of 16 i32": on_core("arith.addi %v, %v", "i32"),
+    "quotient of f32": on_core("arith.divf %v, %v", "f32"),
+    "exp of bf16": on_core("math.exp %v", "bf16"),
+    "tanh of bf16": on_core("math.tanh %v", "bf16"),
+    "max of scalars": scalar("arith.maximumf %v, %v"),
+    "rsqrt of a scalar": scalar("math.rsqrt %v"),
+    "product of widened": widened("arith.mulf %w, %w"),
+    "multiply-add of widened": widened("vector.fma %w, %w, %z"),
+    "difference of widened": widened("arith.subf %w, %w"),
+    "f32 added to widened": widened("arith.addf %z, %w"),
+    "sum of all lanes": on_core("vector.reduction <add>, %v", "f32", result="vector<16xf32> into f32"),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_what_is_lowered(name: str) -> None:
+    assert_clean(CLEAN[name])
+
+
+REFUSED = {
+    "sum of 8 f32": (
+        on_core("arith.addf %v, %v", "f32", 8),
+        "arith.addf: .* vector<8xf32>: the backend of the core cannot legalize <8 x s32> G_FADD; use 16",
+    ),
+    "sum of 8 i32": (
+        on_core("arith.addi %v, %v", "i32", 8),
+        "vector<8xi32>: .*<8 x s32> G_ADD; use 16 lanes .mlir-air python/air/api/types.py",
+    ),
+    "quotient of bf16": (
+        on_core("arith.divf %v, %v", "bf16"),
+        "cannot legalize G_FDIV of bf16 vectors; divide in f32 .mlir-air python/air/api/ops.py",
+    ),
+    "exp of f32": (on_core("math.exp %v", "f32"), "cannot legalize G_FEXP of f32; convert to bf16"),
+    "exp of a scalar": (scalar("math.exp %v"), "math.exp: .* f32: .*G_FEXP of f32"),
+    "tanh of f32": (on_core("math.tanh %v", "f32"), "G_FTANH; use vectors of 16 bf16"),
+    "tanh of a scalar": (scalar("math.tanh %v", "bf16"), "math.tanh: .* bf16: .*G_FTANH"),
+    "rsqrt of bf16": (on_core("math.rsqrt %v", "bf16"), "AIE2P has no rsqrt of bf16; widen to f32"),
+    "rsqrt of a scalar of bf16": (scalar("math.rsqrt %v", "bf16"), "AIE2P has no rsqrt of bf16"),
+    "product of i32": (on_core("arith.muli %v, %v", "i32"), "multiplies vectors of bf16 only; .*contract"),
+    "largest of f32": (
+        on_core("vector.reduction <maximumf>, %v", "f32", result="vector<16xf32> into f32"),
+        "vector<16xf32> maximumf: .*; sum 16 lanes; find the largest in bf16",
+    ),
+    "sum of all of 32 f32": (
+        on_core("vector.reduction <add>, %v", "f32", 32, "vector<32xf32> into f32"),
+        "vector<32xf32> add: f32 vectors are summed 16 lanes at a time",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_lowered(name: str) -> None:
+    text, message = REFUSED[name]
+    assert_fault(text, "lowering", message)
+
+
+def test_what_aie2_lacks() -> None:
+    tanh, quotient = on_core("math.tanh %v", "bf16"), on_core("arith.divf %v, %v", "f32")
+    assert_fault(tanh, "lowering", "only AIE2P has a tanh; call a C.. function", device=NPU1)
+    assert_fault(quotient, "lowering", "only AIE2P divides vectors; divide scalars", device=NPU1)
+
+
+def test_what_is_recorded_of_aie2p_only() -> None:
+    assert_clean(on_core("math.exp %v", "f32"), device=NPU1)
+    assert_clean(on_core("arith.mulf %v, %v", "f32"), device=NPU1)
+    assert_clean(on_core("math.erf %v", "bf16"), device=NPU1)
+
+
+EMULATED = {
+    "max": (on_core("arith.maximumf %v, %v", "f32"), "has no f32 max or min; convert to bf16"),
+    "product": (
+        on_core("arith.mulf %v, %v", "f32"),
+        "vector<16xf32>: arith.mulf of f32 vectors is not legalized",
+    ),
+    "product with one widened factor": (
+        widened("arith.mulf %w, %z"),
+        "one factor widened from bf16: arith.mulf of f32 vectors is not legalized; convert to bf16",
+    ),
+    "comparison": (
+        on_core("arith.cmpf olt, %v, %v", "f32"),
+        "aievec.cmp of f32 vectors is not legalized",
+    ),
+    "multiply-add": (
+        on_core("vector.fma %v, %v, %v", "f32"),
+        "only where both factors come straight from arith.extf of bf16; widen them just before it",
+    ),
+    "multiply-add with one widened factor": (
+        widened("vector.fma %w, %z, %z"),
+        "one factor widened from bf16",
+    ),
+    "multiply-add of 32 lanes": (widened("vector.fma %w, %w, %z", 32), "lowered only for 16 lanes"),
+}
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_f32_vectors_need_emulation(name: str) -> None:
+    text, message = EMULATED[name]
+    assert_warning(text, "lowering", message)
+    assert_clean(text, bf16_emulation=True)
+
+
+def test_a_difference_whose_sign_is_lost() -> None:
+    assert_warning(
+        widened("arith.subf %z, %w"), "lowering", "less bf16 widened: .*the other sign; widen both"
+    )
+
+
+UNKNOWN = {
+    "24 lanes": (
+        on_core("arith.addf %v, %v", "bf16", 32).replace("vector<32", "vector<24"),
+        r"arith.addf: .* vector<24xbf16>: nothing tells whether AIE2P lowers it; use what is known: "
+        r"`arith.addf`, `arith.subf` (16|32) x bf16",
+    ),
+    "an operation that nobody tells of": (
+        on_core("math.erf %v", "bf16"),
+        "math.erf: .* vector<16xbf16>: nothing tells .*; write it in operations that the table knows "
+        r"\(docs/hardware.md\), or in C\+\+ \(virtual_npu/static/lowering\)",
+    ),
+    "a carried vector": (
+        program(
+            "%z = arith.constant dense<0.0> : vector<16xf32>\n"
+            "%r = scf.for %i = %c0 to %c8 step %c1 iter_args(%s = %z) -> (vector<16xf32>) {\n"
+            "scf.yield %s : vector<16xf32>\n}"
+        ),
+        "scf.for: .* vector<16xf32> carried: nothing tells .*: `scf.for` 64 x f32 carried",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_nobody_tells_of(name: str) -> None:
+    text, message = UNKNOWN[name]
+    report = check(text)
+    assert report.ok
+    assert any(re.search(message, str(found)) for found in report.warnings)
+
+
+def test_a_form_is_complained_about_once_in_a_place() -> None:
+    text = on_core("math.exp %v", "f32")
+    again = text.replace("%r = ", "%q = math.exp %v : vector<16xf32>\n%r = ")
+    assert len(check(again).faults) == len(check(text).faults) == 1
+
+
+def test_the_host_may_do_what_a_core_cannot() -> None:
+    assert_clean(program(function="%x = arith.constant 1.0 : f32\n%r = math.exp %x : f32"))
+
+
+# ---- the forms that operations have ----
+
+MAPS = {
+    "plain": ("d0, d2", "d2, d1", "d0, d1"),
+    "b transposed": ("d0, d2", "d1, d2", "d0, d1"),
+    "c transposed": ("d0, d2", "d2, d1", "d1, d0"),
+    "a transposed": ("d2, d0", "d2, d1", "d0, d1"),
+}
+
+
+def product(kind: str) -> str:
+    maps = ", ".join(f"affine_map<(d0, d1, d2) -> ({each})>" for each in MAPS[kind])
+    return program(
+        "%v = arith.constant dense<0.0> : vector<8x8xbf16>\n"
+        "%z = arith.constant dense<0.0> : vector<8x8xf32>\n"
+        f"%r = vector.contract {{indexing_maps = [{maps}], "
+        'iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>} %v, %v, %z : '
+        "vector<8x8xbf16>, vector<8x8xbf16> into vector<8x8xf32>"
+    )
+
+
+def test_layouts_of_a_product() -> None:
+    assert_clean(product("plain"))
+    assert_fault(product("b transposed"), "lowering", "8x8x8 bf16 by bf16 into f32 b transposed: .*hold B as")
+    for kind in ("a transposed", "c transposed"):
+        assert_warning(
+            product(kind), "lowering", "in another layout: the lowering does not look at the layout"
+        )
+
+
+def read(
+    memref: str, vector: str, indices: str = "%c0, %c0", rest: str = "{in_bounds = [true, true]}"
+) -> str:
+    return program(
+        f"%p = arith.constant 0.0 : bf16\n%b = memref.alloc() : {memref}\n"
+        f"%r = vector.transfer_read %b[{indices}], %p {rest} : {memref}, {vector}"
+    )
+
+
+def test_blocks_of_memory() -> None:
+    assert_clean(read("memref<16x8xbf16, 2>", "vector<8x8xbf16>"))
+    assert_clean(read("memref<4x64xbf16, 2>", "vector<1x64xbf16>"))
+    text = read("memref<64x64xbf16, 2>", "vector<8x8xbf16>")
+    assert_warning(
+        text, "lowering", "vector<64xbf16> strided: a block that is no single run .*; read or write one row"
+    )
+
+
+def test_reads_that_are_not_plain() -> None:
+    one = "%c0", "{in_bounds = [true], permutation_map = affine_map<(d0) -> (0)>}"
+    assert_clean(read("memref<64xbf16, 2>", "vector<16xbf16>", *one))
+    assert_warning(
+        read("memref<64xbf16, 2>", "vector<16xbf16>", "%c0", "{in_bounds = [false]}"),
+        "lowering",
+        "vector<16xbf16> padded: nothing tells",
+    )
+
+
+def test_masks_are_refused() -> None:
+    text = program(
+        "%p = arith.constant 0.0 : bf16\n%b = memref.alloc() : memref<64xbf16, 2>\n"
+        "%m = arith.constant dense<true> : vector<16xi1>\n"
+        "%r = vector.transfer_read %b[%c0], %p, %m {in_bounds = [true]} : memref<64xbf16, 2>, vector<16xbf16>"
+    )
+    faults = map(str, check(text).faults)
+    assert any("masked: AIE has no masked loads; read all lanes and choose" in fault for fault in faults)
+
+
+def test_forms_of_a_loop_and_of_a_call() -> None:
+    text = program(
+        "%z = arith.constant dense<0.0> : vector<2x8xf32>\n%n = arith.constant 1 : i32\n"
+        "%r:2 = scf.for %i = %c0 to %c8 step %c1 iter_args(%s = %z, %t = %n) -> (vector<2x8xf32>, i32) {\n"
+        "scf.yield %s, %t : vector<2x8xf32>, i32\n}\nfunc.call @k(%n) : (i32) -> ()",
+        module='func.func private @k(i32) attributes {link_with = "mv.o"}',
+    )
+    found = {form for op in on_cores(parse(text)) for form in forms_of(op)}
+    assert {form for form in found if form.op in ("scf.for", "func.call")} == {
+        Form("scf.for"),
+        Form("scf.for", "f32", 16, "carried, not flat"),
+        Form("scf.for", "i32", 0, "carried"),
+        Form("func.call"),
+        Form("func.call", "i32", 0, "passed"),
+    }
+
+
+# ---- the table ----
+
+
+def forms(row: Row) -> Iterator[Form]:
+    """Some form for everything that a row lists."""
+    elements = row.elements or ("bf16" if any(row.lanes) else "",)
+    lanes = [16 if count == ANY else count for count in row.lanes]
+    for op, element, count, detail in itertools.product(row.ops, elements, lanes, row.details):
+        yield Form(op, element, count, detail)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.verdict.name} {row.forms}")
+def test_rows_say_who_says_so_and_are_not_hidden(row: Row) -> None:
+    assert row.evidence
+    assert all(
+        each.startswith(("mlir-air ", "mlir-aie ", "llvm-aie ", "amd/Triton-XDNA")) for each in row.evidence
+    )
+    assert row.verdict.lowers or (row.note and row.instead)
+    found = [find(form, architecture) for form in forms(row) for architecture in row.architectures]
+    assert row in found
+
+
+def test_the_nearest_form() -> None:
+    wide = nearest(Form("arith.mulf", "bf16", 48), "aie2p")
+    assert wide is not None
+    assert (wide.ops, wide.elements, wide.lanes) == (("arith.mulf",), ("bf16",), (32,))
+    assert nearest(Form("math.erf", "bf16", 16), "aie2p") is None
+
+
+def test_what_does_not_lower_is_never_proposed() -> None:
+    proposed = {nearest(form, "aie2p") for row in TABLE for form in forms(row)}
+    assert {row.verdict for row in proposed if row} == {Verdict.DIRECT, Verdict.SPLIT, Verdict.SCALAR}

@@ -1,0 +1,140 @@
+"""What a row of the table says: a form, what the compiler of the cores makes of it, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+ALL, AIE2, AIE2P = ("aie2", "aie2p"), ("aie2",), ("aie2p",)
+
+
+class Verdict(Enum):
+    """What becomes of a form on a core; the value is how docs and messages say it."""
+
+    DIRECT = "as it is"
+    SPLIT = "in pieces"
+    SCALAR = "a lane at a time, or by a library call"
+    EMULATED = "only with --bf16-emulation"
+    REFUSED = "refused"
+    WRONG = "compiled wrong"
+
+    @property
+    def lowers(self) -> bool:
+        """Whether a program may use the form as it stands."""
+        return self in (Verdict.DIRECT, Verdict.SPLIT, Verdict.SCALAR)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to use an operation: what the compiler of the cores looks at to choose how to lower it.
+
+    element: the type that it computes on, or moves. lanes: all of a vector's, 0 for a scalar or no type.
+    detail: what else matters, such as the type that a conversion gives, or the kind of a reduction.
+    """
+
+    op: str
+    element: str = ""
+    lanes: int = 0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        type_ = f"vector<{self.lanes}x{self.element}>" if self.lanes else self.element
+        return " ".join(part for part in (self.op, type_, self.detail) if part)
+
+
+ANY = -1
+"""Vectors of any number of lanes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of some forms that share their fate.
+
+    elements: element types, () for any. lanes: numbers of lanes, 0 for scalars, ANY for any vector. details:
+    what `Form.detail` may be. evidence: files of upstream, the strongest first: what it runs on an NPU2, then
+    tests of its lowering, then the source. note: what is worth knowing; for forms that do not lower, why.
+    instead: what to write for those.
+    """
+
+    ops: tuple[str, ...]
+    elements: tuple[str, ...]
+    lanes: tuple[int, ...]
+    verdict: Verdict
+    evidence: tuple[str, ...]
+    note: str = ""
+    instead: str = ""
+    details: tuple[str, ...] = ("",)
+    architectures: tuple[str, ...] = AIE2P
+
+    def matches(self, form: Form, architecture: str) -> bool:
+        """Whether the row is about this form on cores of this architecture."""
+        return (
+            form.op in self.ops
+            and architecture in self.architectures
+            and (not self.elements or form.element in self.elements)
+            and (form.lanes in self.lanes or (ANY in self.lanes and form.lanes > 0))
+            and form.detail in self.details
+        )
+
+    @property
+    def forms(self) -> str:
+        """The forms as docs and messages name them."""
+        details = " or ".join(filter(None, self.details))
+        return " ".join(filter(None, [", ".join(f"`{op}`" for op in self.ops), self._types, details]))
+
+    @property
+    def _types(self) -> str:
+        elements = " or ".join(self.elements)
+        vectors = ["any number of" if count == ANY else str(count) for count in self.lanes if count]
+        return f"{', '.join(vectors)} x {elements or 'any type'}" if vectors else elements
+
+
+def row(
+    verdict: Verdict,
+    ops: str,
+    types: str,
+    *evidence: str,
+    note: str = "",
+    instead: str = "",
+    details: tuple[str, ...] = ("",),
+    architectures: tuple[str, ...] = AIE2P,
+) -> Row:
+    """A row as the tables write it.
+
+    ops: with blanks between them. types: `16 32 x bf16 f32` for vectors, `any x f32`, `f32` for scalars, `x`
+    for vectors of any type, and nothing for operations without one.
+    """
+    lanes, is_vector, elements = f" {types} ".rpartition(" x ")
+    counts = [ANY if count == "any" else int(count) for count in (lanes.split() or ["any"])]
+    return Row(
+        tuple(ops.split()),
+        tuple(elements.split()),
+        tuple(counts) if is_vector else (0,),
+        verdict,
+        evidence,
+        note,
+        instead,
+        details,
+        architectures,
+    )
+
+
+Rows = Callable[..., Row]
+direct: Rows = partial(row, Verdict.DIRECT)
+split: Rows = partial(row, Verdict.SPLIT)
+scalar: Rows = partial(row, Verdict.SCALAR)
+emulated: Rows = partial(row, Verdict.EMULATED)
+refused: Rows = partial(row, Verdict.REFUSED)
+wrong: Rows = partial(row, Verdict.WRONG)
+
+
+def distance(form: Form, row: Row) -> tuple[int, ...]:
+    """How far a form is from a row about the same operation: details and element first, then lanes."""
+    return (
+        form.detail not in row.details,
+        bool(row.elements) and form.element not in row.elements,
+        (0 in row.lanes) != (form.lanes == 0),
+        min(abs(form.lanes - lanes) for lanes in row.lanes),
+    )

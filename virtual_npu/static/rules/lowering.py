@@ -1,0 +1,68 @@
+"""What the cores compute, against what their compiler is known to lower: `virtual_npu.static.lowering`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from air_dialect.ops import HerdOp
+from virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
+from virtual_npu.static.report import Fault, Finding
+from virtual_npu.static.scopes import Program, place_of
+from virtual_npu.static.values import parents
+
+NOWHERE = "virtual_npu/static/lowering"
+"""The source of a complaint that there is none."""
+
+
+def on_cores(module: ModuleOp) -> Iterator[Operation]:
+    """Every operation in a herd."""
+    for herd in module.walk():
+        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in parents(herd)):
+            yield from herd.walk()
+
+
+def forms(program: Program) -> Iterator[Finding]:
+    """Forms that are known not to lower, and those of which nothing is known, each once in a place."""
+    found: dict[tuple[str, Form], list[Operation]] = defaultdict(list)
+    for op in on_cores(program.module):
+        for form in forms_of(op):
+            found[place_of(op), form].append(op)
+    for (place, form), ops in found.items():
+        fault = _judged(program, place, form, ops[0])
+        if fault is not None:
+            yield fault
+
+
+def _judged(program: Program, place: str, form: Form, op: Operation) -> Fault | None:
+    architecture = program.device.architecture
+    row = find(form, architecture)
+    if row is None:
+        return _unknown(place, form, op) if architecture == "aie2p" else None
+    if row.verdict.lowers or (row.verdict is Verdict.EMULATED and program.options.bf16_emulation):
+        return None
+    message = f"{_types(form)}: {row.note}; {row.instead}"
+    return Fault("lowering", place, message, row.evidence[0], op, certain=row.verdict is Verdict.REFUSED)
+
+
+def _types(form: Form) -> str:
+    return str(form).removeprefix(form.op).strip()
+
+
+def _unknown(place: str, form: Form, op: Operation) -> Fault:
+    known = nearest(form, "aie2p")
+    why = f"{_types(form)}: nothing tells whether AIE2P lowers it".removeprefix(": ")
+    return Fault("lowering", place, f"{why}; {_advice(known)}", _source(known), op, certain=False)
+
+
+def _advice(known: Row | None) -> str:
+    if known is None:
+        return "write it in operations that the table knows (docs/hardware.md), or in C++"
+    return f"use what is known: {known.forms}"
+
+
+def _source(known: Row | None) -> str:
+    return NOWHERE if known is None else known.evidence[0]
