@@ -118,6 +118,8 @@ def config_json(config: LlamaConfig) -> dict[str, Any]:
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
         "torch_dtype": "bfloat16",
+        # As released. Without it, transformers takes a large vocabulary for a faulty one of Mistral's.
+        "transformers_version": "4.45.0.dev0",
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }

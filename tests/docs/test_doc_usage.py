@@ -23,6 +23,7 @@ from llama32_1b.chat import HELP
 from llama32_1b.checkpoint import DEMO_FOLDER
 from llama32_1b.commands import _record
 from llama32_1b.generate import FinishReason
+from llama32_1b.native import HOST_CODE
 from multi_launch_builder.limits import RULES
 from virtual_npu import knobs
 
@@ -34,6 +35,11 @@ TEXT = (DOCS / PAGE).read_text()
 def test_knobs() -> None:
     expected = [(knob.name, knob.default or "(empty)", knob.meaning) for knob in knobs.TABLE]
     assert table(PAGE, "variable", "default", "meaning") == expected
+
+
+def test_the_host_knob() -> None:
+    shown = table(PAGE, "host variable", "default", "meaning")
+    assert shown == [(HOST_CODE.name, HOST_CODE.default, HOST_CODE.meaning)]
 
 
 def test_make_targets() -> None:

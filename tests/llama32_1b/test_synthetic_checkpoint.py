@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -212,3 +213,16 @@ def test_a_vocabulary_that_cannot_be_had(asked, capsys, tmp_path: Path):
         f"error: --vocab-size {asked} cannot be had: the tokenizer has 256 bytes and 256 special tokens, and "
         "no more than 600000 tokens; ask for 512 to 600000"
     )
+
+
+def test_transformers_finds_nothing_to_warn_of(tmp_path, caplog):
+    """It has doubts about large vocabularies that it does not know."""
+    folder = tmp_path / "wide"
+    assert main([str(folder), "--shape", "tiny", "--layers", "1", "--vocab-size", "128256"]) == 0
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        open_checkpoint(folder)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
