@@ -33,7 +33,7 @@ CHECKS = (
     Check("bindings", "pyxrt's calls", "XRT", xrt.bindings, needs=("pyxrt",)),
     Check("checkpoint", "checkpoint", "what runs", model.checkpoint),
     Check("virtual_npu", "virtual NPU", "what runs", launches.on_virtual_npu, ("compiler",), 90.0),
-    Check("launch", "one kernel", "what runs", launches.on_npu, (*DEVICE, *BINDINGS, *COMPILE), 300.0),
+    Check("launch", "one kernel", "what runs", launches.on_npu, (*DEVICE, *BINDINGS, *COMPILE), 150.0),
 )
 
 

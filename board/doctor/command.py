@@ -35,7 +35,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     script asks for more by name, in the record.
     """
     machine = Machine(model=arguments.model, cache_dir=default_cache_dir())
-    results = examine_all(CHECKS, machine)
+    with Console(stderr=True).status("looking at every layer ..."):
+        results = examine_all(CHECKS, machine)
     if arguments.json:
         print(json.dumps(record(results), indent=2))
     else:

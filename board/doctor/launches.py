@@ -10,7 +10,7 @@ from board.doctor.machine import Answer, Machine
 
 MODULE = "board.doctor.one_kernel"
 VIRTUAL_S = 60.0
-NPU_S = 240.0
+NPU_S = 120.0
 """Most seconds for one kernel: aircc and Peano take their time, and another process may hold the device."""
 
 

@@ -93,12 +93,10 @@ class Machine:
         except (OSError, ValueError) as error:
             return Answer("", f"it could not be started ({error})")
         try:
-            out, err = process.communicate(timeout=limit_s)
+            said = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            _kill(process)
-            return Answer("", f"no answer within {limit_s:g} s")
-        text = (out + b"\n" + err).decode(errors="replace").strip()
-        return Answer(text, _end(process.returncode))
+            return Answer(_text(_kill(process)), f"no answer within {limit_s:g} s")
+        return Answer(_text(said), _end(process.returncode))
 
     def ask_python(self, script: str, *arguments: str, limit_s: float = ANSWER_S) -> Answer:
         """Run Python code in a process of its own, so that a crash or a hang there stays there."""
@@ -112,8 +110,15 @@ def _end(code: int) -> str:
     return f"it ended with exit code {code}" if code else ""
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """End the process and its children; what it had said until then."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=1)
+    try:
+        return process.communicate(timeout=1)
+    except subprocess.TimeoutExpired:  # a child that left the group holds the pipe
+        return b"", b""
+
+
+def _text(said: tuple[bytes, bytes]) -> str:
+    return b"\n".join(said).decode(errors="replace").strip()

@@ -62,6 +62,13 @@ def test_what_it_says(tmp_path: Path, said: str, found: str) -> None:
     assert finding.status is (Status.OK if "right" in found else Status.FAILED)
 
 
+def test_what_it_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "NPU_S", 0.5)
+    python = tool(tmp_path / "python", "echo 'the NPU is in use by process 7' >&2", "sleep 60")
+    finding = launches.on_npu(machine(tmp_path, python=str(python)))
+    assert finding.found == "no answer within 0.5 s; its last line: the NPU is in use by process 7"
+
+
 def test_a_crash(tmp_path: Path) -> None:
     python = tool(tmp_path / "python", "echo 'Segmentation fault' >&2", "kill -SEGV $$")
     finding = launches.on_npu(machine(tmp_path, python=str(python)))
