@@ -49,7 +49,7 @@ from kernel_builder.arguments import Argument, ArgumentTable, Role
 from kernel_builder.buffers import L1, L2, L3, Buffer, BufferType, Dim, Space, View
 from kernel_builder.dtypes import DType, bf16, f32, i32
 from kernel_builder.errors import DslError
-from kernel_builder.external import ArgumentType, External, declaration
+from kernel_builder.external import ArgumentType, External, Optimize, declaration
 from kernel_builder.index import Index, IndexLike
 from kernel_builder.module import KernelModule
 from kernel_builder.movement import check_pattern, check_transfer
@@ -98,7 +98,7 @@ class Kernel(Regions):
         super().__init__(self._block)
         self._arguments: list[Argument] = []
         self._declarations: dict[str, Operation] = {}
-        self._objects: dict[str, tuple[str | None, dict[str, object]]] = {}
+        self._objects: dict[str, tuple[str | None, dict[str, object], Optimize | None]] = {}
 
     def argument(self, name: str, shape: Sequence[int], dtype: DType, role: Role) -> Buffer:
         """The next argument: a row-major buffer in L3. Declare all before the first launch."""
@@ -204,20 +204,22 @@ class Kernel(Regions):
         types: Sequence[ArgumentType],
         source: str | None = None,
         defines: Mapping[str, object] | None = None,
+        optimize: Optimize | None = None,
     ) -> External:
         """Declare the `extern "C"` function `name` of the object file `link_with`.
 
         types: a `BufferType` (`L1((64,), bf16)`) for a pointer, a dtype for a scalar.
         source: the C++ file in kernels_cc/, where it is not the object's name with .cc.
         defines: -D macros it is built with; the same for every function of one object file.
+        optimize: how hard the cores' compiler works on it, where it is not as for every kernel (O2).
         """
-        built = (source, dict(defines or {}))
+        built = (source, dict(defines or {}), optimize)
         if self._objects.setdefault(link_with, built) != built:
             raise DslError(
-                f"{link_with} is built in two ways, for {name} and before: one object file has one source "
-                "and one set of macros; name a second object file"
+                f"{link_with} is built in two ways, for {name} and before: one object file has one source, "
+                "one set of macros and one level of optimisation; name a second object file"
             )
-        self._declare(name, declaration(name, types, link_with, source, defines or {}))
+        self._declare(name, declaration(name, types, link_with, source, defines or {}, optimize))
         return External(name, tuple(types), self.scopes)
 
     def constant(self, value: float, dtype: DType, *shape: int) -> Value:

@@ -22,6 +22,18 @@ CallArgument: TypeAlias = View | Value | Index | int | float
 
 
 @dataclass(frozen=True)
+class Optimize:
+    """How hard the compiler of the cores (Peano) works on an object: `O1`, `O2`, `O3`, `Os`; and why so hard.
+
+    The level is no matter of taste: a core's program memory has 16 KiB, and upstream knows kernels that hang
+    at another level than theirs (mlir-air programming_examples/llms/qwen25_3b_q4/Makefile).
+    """
+
+    level: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class External:
     """A C++ function on a core. Call it inside a herd: `matvec(8, 2048, row, a, b, c)`.
 
@@ -70,11 +82,13 @@ def declaration(
     link_with: str,
     source: str | None,
     defines: Mapping[str, object],
+    optimize: Optimize | None,
 ) -> func.FuncOp:
     """`func.func private @name(...)` with the object file to link and how to build it.
 
-    `link_source` and `link_defines` are plain attributes that mlir-air passes over; whoever builds the
-    object file reads them: the C++ file, where it is not the object's stem, and its -D macros.
+    `link_source`, `link_defines` and `link_optimize` are plain attributes that mlir-air passes over; whoever
+    builds the object file reads them: the C++ file, where it is not the object's stem, its -D macros, and the
+    level of optimisation for a core (on a CPU it is the virtual NPU's own).
     """
     inputs: list[Attribute] = [t.memref if isinstance(t, BufferType) else element_type(t) for t in types]
     op = func.FuncOp.external(name, inputs, [])
@@ -85,5 +99,7 @@ def declaration(
         op.attributes["link_defines"] = StringAttr(
             " ".join(f"{key}={value}" for key, value in defines.items())
         )
+    if optimize is not None:
+        op.attributes["link_optimize"] = StringAttr(optimize.level)
     op.attributes["llvm.emit_c_interface"] = UnitAttr()
     return op

@@ -15,20 +15,25 @@ from multi_launch_builder.symbols import OBJECT_ATTRIBUTE, symbol_name
 
 @dataclass(frozen=True)
 class CompileOption:
-    """One flag of aircc, and why the program needs it."""
+    """One flag of aircc, why the program needs it, and upstream's file that says so or does the same."""
 
     flag: str
     reason: str
+    source: str
 
 
 @dataclass(frozen=True)
 class ExternalObject:
-    """An object file the program links: its C++ source, its -D macros, the functions taken from it."""
+    """An object file the program links: its C++ source, its -D macros, the functions taken from it.
+
+    optimize: the level of optimisation for a core, such as `O2`; empty where the kernel declares none.
+    """
 
     name: str
     source: str
     defines: tuple[str, ...]
     symbols: tuple[str, ...]
+    optimize: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Program:
     def flags(self) -> tuple[str, ...]:
         """The flags for aircc."""
         return tuple(option.flag for option in self.options)
+
+    def option(self, name: str) -> str | None:
+        """The value of the last flag of this name, empty where it has none; None where it is not given."""
+        pairs = (flag.partition("=") for flag in self.flags)
+        return next((value for given, _, value in reversed(list(pairs)) if given == name), None)
 
     @staticmethod
     def from_module(
@@ -71,7 +81,8 @@ def external_objects(module: ModuleOp) -> tuple[ExternalObject, ...]:
 def _object(name: str, functions: list[FuncOp]) -> ExternalObject:
     source = _text(functions[0], "link_source") or name.removesuffix(".o") + ".cc"
     defines = tuple(_text(functions[0], "link_defines").split())
-    return ExternalObject(name, source, defines, tuple(op.sym_name.data for op in functions))
+    symbols = tuple(op.sym_name.data for op in functions)
+    return ExternalObject(name, source, defines, symbols, _text(functions[0], "link_optimize"))
 
 
 def _text(op: FuncOp, key: str) -> str:

@@ -20,7 +20,7 @@ from multi_launch_builder.errors import SymbolConflictError
 from multi_launch_builder.submodule import SubModule
 
 OBJECT_ATTRIBUTE = "link_with"
-BUILD_ATTRIBUTES = ("link_source", "link_defines")
+BUILD_ATTRIBUTES = ("link_source", "link_defines", "link_optimize")
 
 
 def symbol_name(op: Operation) -> str | None:

@@ -6,9 +6,11 @@
     CACHE/virtual/NAME-KEY.log       what the tools printed, also when they failed
     CACHE/locks/                     one lock per artifact, one for the manifest
     CACHE/unfinished/                where compilations under way write
+    CACHE/shared/                    parts that programs share: objects of the C++ kernels, for the NPU
 
 An artifact appears in one step (`os.replace`) once it is complete, and then in the manifest. Two processes
-may share a cache: who comes second waits for the artifact, and finds it.
+may share a cache: who comes second waits for the artifact, and finds it. Nothing is ever removed: an artifact
+that no program asks for any more costs its file and nothing else, and `make clean` removes the whole cache.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ class ArtifactStore:
 
     def __init__(self, directory: Path, report: Report) -> None:
         self.directory = directory
+        self.shared = directory / "shared"
         self._report = report
         (directory / "locks").mkdir(parents=True, exist_ok=True)
         self._manifest = Manifest(directory / "manifest.json", self._lock("manifest"), report)

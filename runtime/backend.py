@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass, field
 from types import ModuleType
 
+from runtime import knobs as compile_knobs
 from runtime.access import DeviceAccess, VirtualAccess
 from runtime.errors import BackendError
 from runtime.npu.device import NpuAccess, missing_device
@@ -75,11 +76,19 @@ def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
             f"numerics '{numerics}' cannot be had on the NPU, which has its own; leave it out, or take "
             "BACKEND=virtual"
         )
+    _check_compile_knobs()
     if compile_only:
         return Backend("npu", NpuToolchain(), NoDevice("pyxrt"), "backend npu: asked for, to compile only")
     why = "asked for" if choice == "npu" else "pyxrt opened a device"
     pyxrt = importlib.import_module("pyxrt")
     return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {why}", _npu_access())
+
+
+def _check_compile_knobs() -> None:
+    try:
+        compile_knobs.check()
+    except VirtualNpuError as error:
+        raise BackendError(str(error)) from error
 
 
 def _npu_access() -> NpuAccess:
@@ -92,6 +101,7 @@ def _npu_access() -> NpuAccess:
 def _virtual(why: str, numerics: str | None) -> Backend:
     toolchain = VirtualToolchain(numerics)
     try:
+        compile_knobs.check()
         knobs.check()
         chosen = toolchain.options.numerics
     except VirtualNpuError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
 from runtime.buffers import Array, BufferSet
-from runtime.compiling import OnProgress, SideBySide
+from runtime.compiling import Begin, OnProgress, SideBySide
 from runtime.contexts import Contexts
 from runtime.errors import AerieRuntimeError, ArrayError
 from runtime.profiler import Profiler
@@ -72,18 +72,18 @@ class KernelCache:
         self, programs: Sequence[Program], jobs: int | None = None, progress: OnProgress | None = None
     ) -> dict[str, Artifact]:
         """As compile_and_cache, several programs side by side; `progress` is called from their threads."""
-        artifacts = SideBySide(self._compile_one, jobs, progress).compile(programs)
+        artifacts = SideBySide(self._compile_one, self.backend.toolchain, jobs, progress).compile(programs)
         for program, artifact in zip(programs, artifacts, strict=True):
             self._register(program, artifact)
         return {artifact.name: artifact for artifact in artifacts}
 
-    def _compile_one(self, program: Program, on_compiling: Callable[[str], None]) -> Artifact:
+    def _compile_one(self, program: Program, begin: Begin) -> Artifact:
         toolchain = self.backend.toolchain
         recipe = Recipe(program.name, self.backend.name, program.text, toolchain.ingredients(program))
 
         def compile_in(work: Path) -> Path:
-            on_compiling(self._store.why(recipe))
-            return toolchain.compile(program, work)
+            with begin(self._store.why(recipe)):
+                return toolchain.compile(program, work, self._store.shared)
 
         return self._store.build(recipe, compile_in)
 

@@ -1,15 +1,21 @@
-"""Several programs compiled side by side, with progress told as it happens."""
+"""Several programs compiled side by side, within a budget of memory, with progress told as it happens."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from runtime import knobs
 from runtime.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -40,47 +46,131 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+SHARE = 0.8
+"""Of the memory that is free, what compilers may take: the rest is for what cannot be foreseen."""
+
+GIB = 1 << 30
+
+
+def memory_budget() -> int:
+    """Bytes that compilations side by side may take: as AERIE_COMPILE_MEMORY says, else most of what is free.
+
+    Raises KnobError for a value that makes no sense.
+    """
+    given = knobs.COMPILE_MEMORY.get()
+    return int(float(given) * GIB) if given else int(_free_bytes() * SHARE)
+
+
+def _free_bytes() -> int:
+    """What the system has without swapping: Linux says so, elsewhere it is all there is."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if found:
+            return int(found.group(1)) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+Begin = Callable[[str], AbstractContextManager[None]]
+"""Waits for room to compile one program, and tells why it compiles."""
+
+
+class Load(Protocol):
+    """What compiles, as the machine sees it: a toolchain."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one program takes."""
+
+    def stop(self) -> None:
+        """End what runs in other threads."""
+
+
+class Budget:
+    """Memory that compilations share. One that takes more than there is runs alone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._free = nbytes
+        self._under_way = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, nbytes: int) -> Iterator[None]:
+        """Waits until there is room for so many bytes, or nothing else is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: nbytes <= self._free or not self._under_way)
+            self._free -= nbytes
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += nbytes
+                self._under_way -= 1
+                self._changed.notify_all()
+
+
 class SideBySide:
     """Compiles with at most `jobs` programs under way (default: one per CPU).
 
-    `compile_one` finds or compiles a program; it calls its second argument with the reason when it compiles.
+    `compile_one` finds or compiles a program; while it compiles it holds what its second argument gives, and
+    says why. `load` says how much memory that takes, and is stopped when the caller is interrupted (Ctrl-C).
     """
 
     def __init__(
         self,
-        compile_one: Callable[[Program, Callable[[str], None]], Artifact],
+        compile_one: Callable[[Program, Begin], Artifact],
+        load: Load,
         jobs: int | None,
         on_progress: OnProgress | None,
     ) -> None:
         self._compile_one = compile_one
+        self._load = load
         self._jobs = jobs or os.cpu_count() or 1
         self._on_progress = on_progress
         self._telling = threading.Lock()
         self._done = self._total = 0
 
     def compile(self, programs: Sequence[Program]) -> list[Artifact]:
-        """The artifacts, in the programs' order. The first failure is raised, once what is under way ends."""
+        """The artifacts, in the programs' order. The first failure is raised, once what is under way ends.
+
+        Raises KnobError for a budget of memory that makes no sense.
+        """
         self._done, self._total = 0, len(programs)
+        self._budget = Budget(memory_budget())
         with ThreadPoolExecutor(max_workers=self._jobs, thread_name_prefix="compile") as pool:
             futures = [pool.submit(self._one, program) for program in programs]
             try:
                 _raise_first(futures)
+            except Exception:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                self._stop_all(futures)
                 raise
         return [future.result() for future in futures]
 
+    def _stop_all(self, futures: Sequence[Future[Artifact]]) -> None:
+        """Stops again and again, for a compilation that begins its next tool meanwhile."""
+        while not all(future.done() for future in futures):
+            self._load.stop()
+            wait(futures, timeout=0.1)
+
     def _one(self, program: Program) -> Artifact:
         try:
-            artifact = self._compile_one(
-                program, lambda why: self._tell(program, Stage.COMPILING, detail=why)
-            )
+            artifact = self._compile_one(program, functools.partial(self._begin, program))
         except Exception as error:
             self._tell(program, Stage.FAILED, detail=str(error))
             raise
         stage = Stage.REUSED if artifact.reused else Stage.COMPILED
         self._tell(program, stage, finished=1, seconds=artifact.seconds)
         return artifact
+
+    @contextlib.contextmanager
+    def _begin(self, program: Program, why: str) -> Iterator[None]:
+        with self._budget.take(self._load.memory_bytes):
+            self._tell(program, Stage.COMPILING, detail=why)
+            yield
 
     def _tell(
         self, program: Program, stage: Stage, finished: int = 0, seconds: float = 0.0, detail: str = ""

@@ -25,17 +25,30 @@ SHOWN_LINES = 20
 """Lines of a failed tool's output that an error shows; the log has them all."""
 
 
+MEMORY_BYTES = 256 << 20
+"""Of one program for the virtual NPU: two compilers at a time of at most 100 MB each, as measured with
+programs of Llama-3.2-1B, and room."""
+
+
 class Toolchain(Protocol):
     """Compiles programs for one backend."""
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
         """Everything that the artifact depends on, by name, as hashes or short texts."""
 
-    def compile(self, program: Program, work: Path) -> Path:
+    def compile(self, program: Program, work: Path, shared: Path) -> Path:
         """Compile in the empty folder `work`, leaving the tools' output in BUILD_LOG; the artifact's path.
 
-        Raises CompileError with the tool's own lines.
+        `shared` lasts, and is for parts that several programs need. Raises CompileError with the tool's own
+        lines.
         """
+
+    @property
+    def memory_bytes(self) -> int:
+        """What compiling one program takes at most, about: how many do so side by side follows from it."""
+
+    def stop(self) -> None:
+        """End what `compile` runs in other threads."""
 
 
 def first_lines(text: str) -> str:
@@ -81,7 +94,12 @@ class VirtualToolchain:
             raise CompileError(program.name, str(error)) from error
         return {**program_ingredients(program), **own}
 
-    def compile(self, program: Program, work: Path) -> Path:
+    @property
+    def memory_bytes(self) -> int:
+        return MEMORY_BYTES
+
+    def compile(self, program: Program, work: Path, shared: Path) -> Path:
+        del shared  # the virtual NPU has a cache of its own for what programs share
         output = work / f"{program.name}.elf"
         try:
             virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,), options=self.options)
@@ -89,3 +107,6 @@ class VirtualToolchain:
             (work / BUILD_LOG).write_text(str(error))
             raise CompileError(program.name, first_lines(str(error))) from error
         return output
+
+    def stop(self) -> None:
+        """Nothing to do: a Ctrl-C reaches the compilers by itself, which end with us."""

@@ -29,6 +29,12 @@ def load_stand_in(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def npu_stand_ins() -> ModuleType:
+    """The module with Tools, stand-ins for the NPU's compilers: they prove plumbing and compile nothing."""
+    return load_stand_in("npu_tools")
+
+
+@pytest.fixture(scope="session")
 def pyxrt_stand_in() -> ModuleType:
     """The module with PyxrtStandIn, which proves plumbing and is no NPU."""
     return load_stand_in("pyxrt_stand_in")

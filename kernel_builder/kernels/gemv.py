@@ -24,7 +24,7 @@ import numpy as np
 from kernel_builder.buffers import Buffer
 from kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.errors import IllegalShapeError
-from kernel_builder.external import ArgumentType, External
+from kernel_builder.external import ArgumentType, External, Optimize
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
@@ -34,6 +34,11 @@ LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""
 TILE_M = 8
 """Preferred rows of one result run. One number for all m keeps the shapes of a program's products alike."""
+OPTIMIZE = Optimize(
+    "O2",
+    "what upstream builds its mv.cc with (mlir-air programming_examples/matrix_vector_multiplication/bf16/"
+    "Makefile)",
+)
 WEIGHT_BYTES = 16 * 1024
 """Preferred size of one weight transfer: long enough for the DMA, and it is double-buffered."""
 
@@ -85,7 +90,8 @@ class _Rows:
         names = ("matvec_vectorized_bf16_bf16", "linalg_fill_bf16")
         defines = {"DIM_M_OUTPUT": tile_m, **{name: f"{name}_{shape}" for name in names}}
         types: list[ArgumentType] = [i32, i32, i32, *buffers]
-        self.matvec = kernel.external(f"{names[0]}_{shape}", f"mv_{shape}.o", types, "mv.cc", defines)
+        symbol, built = f"{names[0]}_{shape}", f"mv_{shape}.o"
+        self.matvec = kernel.external(symbol, built, types, "mv.cc", defines, OPTIMIZE)
 
     def alloc(self) -> None:
         self.l1_weight = self.kernel.alloc(L1, (self.m_input, self.k), bf16, "l1_weight")
@@ -110,7 +116,8 @@ class _Pieces:
         shape = f"{self.k_piece}of{self.k}_{self.tile_m}"
         names = ("matvec_piece_bf16_f32", "matvec_row_f32_bf16")
         defines = {each: f"{each}_{shape}" for each in names}
-        return self.kernel.external(f"{name}_{shape}", f"mv_{shape}.o", types, "mv_pieces.cc", defines)
+        symbol, built = f"{name}_{shape}", f"mv_{shape}.o"
+        return self.kernel.external(symbol, built, types, "mv_pieces.cc", defines, OPTIMIZE)
 
     def alloc(self) -> None:
         self.l1_weight = self.kernel.alloc(L1, (self.k_piece,), bf16, "l1_weight")

@@ -17,12 +17,17 @@ import numpy as np
 from kernel_builder.buffers import View
 from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from kernel_builder.errors import IllegalShapeError
-from kernel_builder.external import ArgumentType, External
+from kernel_builder.external import ArgumentType, External, Optimize
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import cores, largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
 from virtual_npu.static.device import NPU2
 
+OPTIMIZE = Optimize(
+    "O2",
+    "what upstream builds its rope with; at O1 upstream's hangs in its fused decode "
+    "(mlir-air programming_examples/llms/qwen25_3b_q4/Makefile)",
+)
 HALF_LANES = 32
 """head_dim is a multiple of this: rope_halfsplit.cc turns 16 lanes of each half at a time."""
 
@@ -65,7 +70,7 @@ def _external(k: Kernel, heads: int, head_dim: int) -> External:
     name = f"rope_{heads}x{head_dim}"
     heads_type, row_type = L1((heads * head_dim,), bf16), L1((head_dim,), bf16)
     types: list[ArgumentType] = [heads_type, row_type, heads_type, i32, i32]
-    return k.external(name, f"{name}.o", types, source="rope_halfsplit.cc", defines={"rope": name})
+    return k.external(name, f"{name}.o", types, "rope_halfsplit.cc", {"rope": name}, OPTIMIZE)
 
 
 def _cores(rows: int | None, herd_x: int | None) -> int:

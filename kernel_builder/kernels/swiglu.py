@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
-from kernel_builder.external import External
+from kernel_builder.external import External, Optimize
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import cores, largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
 
+OPTIMIZE = Optimize(
+    "O2",
+    "what upstream builds its silu_and_mul.cc with (mlir-air programming_examples/silu_and_mul/Makefile)",
+)
 LANES = 16
 """Elements of one vector step of silu_and_mul.cc."""
 RUN = 4096
@@ -62,6 +66,7 @@ def _external(k: Kernel, run: int) -> External:
         [buffer, buffer, buffer, i32],
         source="silu_and_mul.cc",
         defines={name: f"{name}_{run}"},
+        optimize=OPTIMIZE,
     )
 
 

@@ -7,18 +7,12 @@ launches of a module (more than ten minutes at nine launches), so it stays a pro
 from __future__ import annotations
 
 from kernel_builder.arguments import Role
+from multi_launch_builder.compile_options import ATTENTION_GRID, ONE_COPY, STACK
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
-from multi_launch_builder.program import CompileOption
 from multi_launch_builder.shapes import ModelShape
 
-OPTIONS = (
-    CompileOption(
-        "--omit-ping-pong-transform=all",
-        "K and V tiles alternate on one channel, so one is loaded while the other is computed on: a second "
-        "copy of each would take L1 and gain nothing; mlir-air's own attention kernels are built this way",
-    ),
-)
-"""What aircc is told. Taken from upstream's practice; this program has not run on hardware."""
+OPTIONS = (STACK, *ATTENTION_GRID, ONE_COPY)
+"""What aircc is told."""
 
 
 def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:

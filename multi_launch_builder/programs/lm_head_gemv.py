@@ -6,9 +6,13 @@ In partitions, as mlir-air runs its LM heads, because one task of a shim DMA que
 from __future__ import annotations
 
 from kernel_builder.arguments import Role
+from multi_launch_builder.compile_options import STACK
 from multi_launch_builder.limits import LM_HEAD_PARTITIONS, padded_vocab_size
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
 from multi_launch_builder.shapes import ModelShape
+
+OPTIONS = (STACK,)
+"""What aircc is told."""
 
 
 def plan(shape: ModelShape) -> ProgramPlan:
@@ -20,9 +24,8 @@ def plan(shape: ModelShape) -> ProgramPlan:
         *((f"lm_head_{i}", (rows, shape.emb_dim), Role.WEIGHT) for i in partitions),
         *((f"logits_{i}", (rows,), Role.OUTPUT) for i in partitions),
     )
-    return ProgramPlan(
-        "lm_head_gemv", arguments, tuple(_partition(i, rows, shape.emb_dim) for i in partitions)
-    )
+    steps = tuple(_partition(i, rows, shape.emb_dim) for i in partitions)
+    return ProgramPlan("lm_head_gemv", arguments, steps, OPTIONS)
 
 
 def _partition(index: int, rows: int, cols: int) -> Step:

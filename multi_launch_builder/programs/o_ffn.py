@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from kernel_builder.arguments import ArgumentTable, Role
+from multi_launch_builder.compile_options import GEMM_GRID, STACK
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
 from multi_launch_builder.shapes import ModelShape
+
+OPTIONS = (STACK, *GEMM_GRID)
+"""What aircc is told."""
 
 
 def _arguments(shape: ModelShape, seq_len: int) -> ArgumentTable:
@@ -66,4 +70,5 @@ def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
             ),
             Step("ffn_add", "eltwise_add", rows, {"a": "res1", "b": "down", "out": "x_next"}),
         ),
+        OPTIONS,
     )

@@ -7,8 +7,12 @@ longer, so its tile is smaller, and one module cannot declare one function with 
 from __future__ import annotations
 
 from kernel_builder.arguments import ArgumentTable, Role
+from multi_launch_builder.compile_options import STACK
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
 from multi_launch_builder.shapes import ModelShape
+
+OPTIONS = (STACK,)
+"""What aircc is told."""
 
 
 def _arguments(shape: ModelShape) -> ArgumentTable:
@@ -60,6 +64,7 @@ def plan(shape: ModelShape) -> ProgramPlan:
             Step("down_gemv", "gemv", {"m": emb, "k": hidden}, _gemv("w_down", "swiglu", "down")),
             Step("ffn_add", "eltwise_add", vector, {"a": "res1", "b": "down", "out": "x_next"}),
         ),
+        OPTIONS,
     )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from kernel_builder.arguments import ArgumentTable, Role
+from multi_launch_builder.compile_options import GEMM_GRID, STACK
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
 from multi_launch_builder.shapes import ModelShape
+
+OPTIONS = (STACK, *GEMM_GRID)
+"""What aircc is told."""
 
 
 def _arguments(shape: ModelShape, seq_len: int) -> ArgumentTable:
@@ -55,4 +59,5 @@ def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
                 {"x": "k", "lut": "rope_lut", "out": "k_roped"},
             ),
         ),
+        OPTIONS,
     )

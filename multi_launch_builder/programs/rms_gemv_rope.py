@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from kernel_builder.arguments import ArgumentTable, Role
+from multi_launch_builder.compile_options import STACK
 from multi_launch_builder.plan import ProgramPlan, Step, bf16_table
 from multi_launch_builder.shapes import ModelShape
+
+OPTIONS = (STACK,)
+"""What aircc is told."""
 
 
 def _arguments(shape: ModelShape) -> ArgumentTable:
@@ -54,6 +58,7 @@ def plan(shape: ModelShape) -> ProgramPlan:
                 {"x": "k", "lut": "rope_row", "out": "k_roped"},
             ),
         ),
+        OPTIONS,
     )
 
 

@@ -1,40 +1,43 @@
 """Compiles programs for NPU2: external kernels with Peano, the program with aircc.
 
 The command lines follow mlir-air's own (python/air/backend/xrt.py, tools/aircc/aircc.cpp and
-programming_examples/llms/shared/infra/external_kernels.py). They have never been run against the real tools
-or a board from here: the tests stand in for the tools, and show that lines, files and failures are handled.
+programming_examples/llms/shared/infra/). They have never been run against the real tools or a board from
+here: the tests stand in for the tools, and show that lines, files, environment and failures are handled.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import subprocess
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime import knobs
 from runtime.artifacts import BUILD_LOG
 from runtime.errors import CompileError
+from runtime.npu import air_ir, elf, readings
+from runtime.npu.peano import Peano
+from runtime.npu.preflight import preflight
 from runtime.npu.tools import NpuTools, find_tools
-from runtime.toolchain import SHOWN_LINES, program_ingredients, source_of
-from virtual_npu.fingerprint import file_digest, text_digest, tool_version
+from runtime.processes import Children, TimeLimitError
+from runtime.toolchain import program_ingredients
+from virtual_npu.fingerprint import file_digest, text_digest
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import ExternalObject, Program
+    from multi_launch_builder.program import Program
 
 DEVICE = "npu2"
 
-PEANO_FLAGS = (
-    "-O2",
-    "-std=c++20",
-    "--target=aie2p-none-unknown-elf",
-    "-DNDEBUG",
-    "-D__AIE_API_AIE_ADF_HPP__",  # keeps aie.hpp from including Vitis' adf.h
-    "-Wno-parentheses",
-    "-Wno-attributes",
-    "-Wno-macro-redefined",
-    "-Wno-empty-body",
-)
+PROJECT = "air_project"
+"""aircc's --tmpdir, in the folder of one compilation: it begins empty each time. What an earlier one left
+there corrupts later kernels (mlir-air programming_examples/llms/shared/infra/cache.py)."""
+
+GIB = 1 << 30
+BASE_GIB, CORE_GIB, MOST_CORES = 2.0, 0.5, 32
+"""An estimate, never measured: aircc and aiecc hold the module while aiecc (`-j 0`) runs one Peano process
+per CPU, of which a program has work for as many as the array has cores."""
 
 
 class NpuToolchain:
@@ -42,61 +45,106 @@ class NpuToolchain:
 
     def __init__(self, tools: NpuTools | None = None) -> None:
         self._tools = tools or find_tools()
+        self._peano = Peano(self._tools)
+        self._children = Children()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one program may take while it compiles: an estimate, see BASE_GIB."""
+        return int((BASE_GIB + CORE_GIB * min(os.cpu_count() or 1, MOST_CORES)) * GIB)
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
+        drivers = (self._tools.aircc, self._tools.aiecc, self._tools.aiebu_asm)
         return {
             **program_ingredients(program),
+            **self._peano.ingredients(),
+            **{tool.name: _tool_digest(tool) for tool in drivers},
             "aircc flags": text_digest("\n".join(program.flags)),
-            "aircc": file_digest(self._tools.aircc),
-            "Peano": tool_version(str(self._tools.clang)),
-            "Peano flags": text_digest("\n".join(PEANO_FLAGS)),
         }
 
-    def compile(self, program: Program, work: Path) -> Path:
-        """Kernels and text into `work`, then aircc there: its current folder is where it looks and writes."""
-        for external in program.objects:
-            self._run(program, self.kernel_command(external), work)
-        text, elf = work / f"{program.name}.mlir", work / f"{program.name}.elf"
+    def compile(self, program: Program, work: Path, shared: Path) -> Path:
+        """Check, then kernels and text into `work`, then aircc, which writes into its current folder."""
+        text = work / f"{program.name}.mlir"
         text.write_text(program.text)
-        self._run(program, self.aircc_command(program), work)
-        if not elf.is_file():
-            lines = _last_lines(work / BUILD_LOG)
-            raise CompileError(program.name, f"aircc ended without an error and without {elf.name}:\n{lines}")
-        return elf
+        self._check(program, text)
+        self._link(program, work, shared)
+        self._run(program, work, self.aircc_command(program))
+        return _product(program, work)
 
-    def kernel_command(self, external: ExternalObject) -> list[str]:
-        """Peano's command line for one object file, in the folder where the object is wanted."""
-        defines = [f"-D{define}" for define in external.defines]
-        source = str(source_of(external))
-        include = f"-I{self._tools.include}"
-        return [str(self._tools.clang), *PEANO_FLAGS, include, *defines, "-c", source, "-o", external.name]
+    def stop(self) -> None:
+        """Kill the tools that run for any thread, and all that they started."""
+        self._children.stop()
 
     def aircc_command(self, program: Program) -> list[str]:
         """aircc's command line, in the folder with the program's text and objects."""
         fixed = ["--device", DEVICE, "--output-format", "elf", "--elf-name", f"{program.name}.elf"]
         peano = ["--peano", str(self._tools.peano), "--no-xchesscc", "--no-xbridge"]
         text = f"{program.name}.mlir"
-        return [str(self._tools.aircc), text, *fixed, "--tmpdir", "air_project", *peano, *program.flags]
+        return [str(self._tools.aircc), text, *fixed, "--tmpdir", PROJECT, *peano, *program.flags]
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self, work: Path) -> dict[str, str]:
+        """The caller's, with the tools' folders first on PATH, and temporary files below `work`."""
         path = self._tools.search_path(os.environ.get("PATH", ""))
-        return {**os.environ, "PATH": path, "PEANO_INSTALL_DIR": str(self._tools.peano)}
+        own = {"PATH": path, "PEANO_INSTALL_DIR": str(self._tools.peano), "TMPDIR": str(work / "tmp")}
+        return {**os.environ, **own}
 
-    def _run(self, program: Program, command: Sequence[str], work: Path) -> None:
-        tool = Path(command[0]).name
-        log = work / BUILD_LOG
-        with log.open("a") as output:
-            output.write(f"$ {' '.join(command)}\n")
-            output.flush()
-            try:
-                code = subprocess.run(
-                    command, cwd=work, stdout=output, stderr=output, check=False, env=self._environment()
-                ).returncode
-            except OSError as error:
-                raise CompileError(program.name, f"{tool} could not be started: {error}") from error
-        if code != 0:
-            raise CompileError(program.name, f"{tool} failed with exit code {code}:\n{_last_lines(log)}")
+    def _check(self, program: Program, text: Path) -> None:
+        warnings = preflight(program)
+        text.with_name(BUILD_LOG).write_text("".join(f"{line}\n" for line in warnings))
+        objection = air_ir.objection(text) if air_ir.installed() else ""
+        if objection:
+            raise CompileError(program.name, f"mlir-air's own bindings refuse its text:\n{objection}")
+
+    def _link(self, program: Program, work: Path, shared: Path) -> None:
+        """Objects into the current folder and aircc's: aiecc looks in both (mlir-aie tools/aiecc/Utils.h)."""
+        for folder in (work / "tmp", work / PROJECT):
+            folder.mkdir()
+        for external in program.objects:
+            made = self._peano.build(external, shared, functools.partial(self._run, program, work))
+            for folder in (work, work / PROJECT):
+                shutil.copyfile(made, folder / external.name)
+
+    def _run(self, program: Program, work: Path, command: Sequence[str]) -> None:
+        tool, log = Path(command[0]).name, work / BUILD_LOG
+        begin = log.stat().st_size if log.exists() else 0
+        seconds = int(knobs.COMPILE_TIMEOUT.get())
+        try:
+            code = self._children.run(command, work, log, self.environment(work), seconds)
+        except OSError as error:
+            raise CompileError(program.name, f"{tool} could not be started: {error}") from error
+        except TimeLimitError as error:
+            raise CompileError(program.name, readings.late(tool, seconds, _since(log, begin))) from error
+        if cause := readings.failure(tool, code, _since(log, begin)):
+            raise CompileError(program.name, cause)
 
 
-def _last_lines(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
+def _product(program: Program, work: Path) -> Path:
+    """The ELF that aircc wrote. Raises CompileError where there is none that XRT would open."""
+    made = work / f"{program.name}.elf"
+    if not made.is_file():
+        said = _since(work / BUILD_LOG, 0)
+        raise CompileError(program.name, readings.nothing_made("aircc", made.name, said))
+    if objection := elf.objection(made):
+        raise CompileError(
+            program.name,
+            f"aircc ended without an error, and {made.name} is no program of an NPU2: {objection}; it is not "
+            "kept. Is XRT's aiebu-asm as new as mlir-aie?",
+        )
+    return made
+
+
+def _since(log: Path, begin: int) -> str:
+    """What was appended to the log since it had `begin` bytes."""
+    return log.read_bytes()[begin:].decode(errors="replace")
+
+
+def _tool_digest(tool: Path) -> str:
+    known = tool.stat()
+    return _digest(tool, known.st_size, known.st_mtime_ns)
+
+
+@functools.cache
+def _digest(tool: Path, size: int, changed: int) -> str:
+    """Hashed again only when the file's size or time did change: the drivers are large."""
+    del size, changed
+    return file_digest(tool)

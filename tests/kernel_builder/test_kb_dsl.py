@@ -225,7 +225,7 @@ REFUSED_IN_HERD = [
     (lambda k, tx, ty: (k.channel("c", 2), k.channel("c", 3)), "c is declared twice in sketch, differently"),
     (
         lambda k, tx, ty: [k.external(f"f{n}", "f.o", [i32], defines={"N": n}) for n in (1, 2)],
-        "f.o is built in two ways, for f2 and before: one object file has one source and one set of macros",
+        "f.o is built in two ways, for f2 and before: one object file has one source, one set of macros",
     ),
     (lambda k, tx, ty: k.external("f", "f.o", [i32])(1, 2), "f takes 1 arguments, 2 given"),
     (

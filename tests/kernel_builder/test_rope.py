@@ -20,7 +20,7 @@ REFUSED = [
     ({"n_heads": 0}, r"rope: n_heads=0 is no positive multiple of 1"),
     ({"rows": 20, "herd_x": 8}, r"8 cores \(herd_x\) cannot share 20 rows .*; use 5"),
     ({"rows": None, "herd_x": 8}, r"herd_x=8 cores for the one position of rows=None; use 1"),
-    ({"head_dim": 8192}, r"a head of head_dim=8192 does not fit L1, .*; use at most 5376"),
+    ({"head_dim": 8192}, r"a head of head_dim=8192 does not fit L1, .*; use at most 5280"),
 ]
 
 

@@ -18,7 +18,7 @@ from kernel_builder.dtypes import f32
 from multi_launch_builder.program import CompileOption, Program
 from runtime import Backend, CompileError, KernelCache, Profiler
 from virtual_npu import pyxrt
-from virtual_npu.fingerprint import text_digest, tool_version
+from virtual_npu.fingerprint import text_digest
 
 SHAPE = (4, 8)
 
@@ -58,11 +58,17 @@ class FakeToolchain:
         self.compiled = []
         self.fail = None
         self.flags = "-O2"
+        self.stopped = 0
 
     def ingredients(self, program):
         return {"program text": text_digest(program.text), "flags": self.flags}
 
-    def compile(self, program, work):
+    memory_bytes = 1
+
+    def stop(self):
+        self.stopped += 1
+
+    def compile(self, program, work, shared):
         self.compiled.append(program.name)
         (work / "build.log").write_text(f"compiling {program.name}\n")
         if self.fail:
@@ -78,7 +84,7 @@ class FakeToolchain:
 def make_program(name="scale", text="scale", shape=SHAPE, options=(), objects=()):
     roles = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}
     table = ArgumentTable(Argument(key, shape, f32, role) for key, role in roles.items())
-    options = tuple(CompileOption(flag, "for the test") for flag in options)
+    options = tuple(CompileOption(flag, "for the test", "no source") for flag in options)
     return Program(name, text, table, ("scale",), objects, options)
 
 
@@ -141,38 +147,10 @@ def arrays():
     return {name: random.standard_normal(SHAPE, dtype=np.float32) for name in ("x", "w")}
 
 
-class NpuTools:
-    """Shell scripts in place of aircc, aiecc, aiebu-asm and Peano's clang++; `log` has a line per call."""
-
-    def __init__(self, root):
-        self.root = root
-        self.log = root / "calls"
-        remember = f'"$@" >> {self.log}'
-        self.script("bin/aircc", f"echo aircc {remember}; echo output of aircc; echo an elf > scale.elf")
-        self.script("bin/aiecc", "")
-        self.script("bin/aiebu-asm", "")
-        self.script(
-            "peano/bin/clang++",
-            f'echo output of clang++\n[ "$1" = --version ] || echo "clang++ $@" >> {self.log}',
-        )
-        (root / "mlir-aie/include/aie_api").mkdir(parents=True)
-        (root / "mlir-aie/include/aie_api/aie.hpp").write_text("")
-
-    def script(self, name, body):
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-
-    def calls(self):
-        return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
-
-
 @pytest.fixture
-def npu_tools(tmp_path, monkeypatch):
-    tools = NpuTools(tmp_path / "tools")
-    monkeypatch.setenv("PATH", f"{tools.root}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.root / "peano"))
-    monkeypatch.setenv("MLIR_AIE_INSTALL_DIR", str(tools.root / "mlir-aie"))
-    tool_version.cache_clear()
+def npu_tools(tmp_path, monkeypatch, npu_stand_ins):
+    """Stand-ins for the NPU's compilers, on PATH; they prove plumbing and compile nothing."""
+    tools = npu_stand_ins.Tools(tmp_path / "tools")
+    for name, value in tools.environment().items():
+        monkeypatch.setenv(name, value)
     return tools

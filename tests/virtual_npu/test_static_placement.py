@@ -184,7 +184,7 @@ def test_npu1_has_four_columns() -> None:
 
 
 def test_the_devices_are_described_in_full() -> None:
-    assert NPU2.l1_budget == 64512
+    assert NPU2.l1_budget == 63488
     assert (NPU2.l2_total_bytes, NPU1.l2_total_bytes) == (4 << 20, 2 << 20)
     assert (NPU2.launch_mm2s, NPU2.launch_s2mm) == (16, 16)
     assert (NPU1.launch_mm2s, NPU1.launch_s2mm) == (8, 8)

@@ -54,7 +54,8 @@ class Device:
     """One device. Bytes for memories; `columns` x `rows` core tiles (herd x, herd y).
 
     l1_bytes: data memory of a core tile (64 KiB on AIE2P, `AIETargetModel`).
-    stack_bytes: what aircc reserves of it for the stack (`air-to-aie` option `stack-size`, 1024).
+    stack_bytes: what aircc reserves of it for the stack where it is not told (`air-to-aie` option
+    `stack-size`; 1024, from September 2026 on 2048). program_stack_bytes: what Aerie's own programs ask for.
     program_bytes: program memory of a core (`AIETargetLdScript`: length 0x4000).
     l2_bytes: one memtile; there is one per column.
     shim: limits of one column's shim tile; launch_mm2s/launch_s2mm: all columns together, the number of
@@ -87,6 +88,7 @@ class Device:
     repeat_limit: int = 255
     granule_bytes: int = 4
     xclbin_arguments: int = 5
+    program_stack_bytes: int = 2048
     first_core_row: int = 2
     cascade_bits: int = 512
     packet_ids: int = 32
@@ -94,8 +96,8 @@ class Device:
 
     @property
     def l1_budget(self) -> int:
-        """Bytes of L1 left for buffers once the stack is taken off."""
-        return self.l1_bytes - self.stack_bytes
+        """Bytes of L1 that a kernel of Aerie's programs may take for buffers: what their stack leaves."""
+        return self.l1_bytes - self.program_stack_bytes
 
     @property
     def l2_total_bytes(self) -> int:

@@ -1,7 +1,7 @@
 // A projection of decode.
 // RUN: %kernels show gemv --m=256 --k=256 | %golden %s
 builtin.module {
-  func.func private @matvec_vectorized_bf16_bf16_8x256_8(i32, i32, i32, memref<8x256xbf16, 2>, memref<256xbf16, 2>, memref<8xbf16, 2>) -> () attributes {link_with = "mv_8x256_8.o", link_source = "mv.cc", link_defines = "DIM_M_OUTPUT=8 matvec_vectorized_bf16_bf16=matvec_vectorized_bf16_bf16_8x256_8 linalg_fill_bf16=linalg_fill_bf16_8x256_8", llvm.emit_c_interface}
+  func.func private @matvec_vectorized_bf16_bf16_8x256_8(i32, i32, i32, memref<8x256xbf16, 2>, memref<256xbf16, 2>, memref<8xbf16, 2>) -> () attributes {link_with = "mv_8x256_8.o", link_source = "mv.cc", link_defines = "DIM_M_OUTPUT=8 matvec_vectorized_bf16_bf16=matvec_vectorized_bf16_bf16_8x256_8 linalg_fill_bf16=linalg_fill_bf16_8x256_8", link_optimize = "O2", llvm.emit_c_interface}
   func.func @gemv(%weight: memref<256x256xbf16>, %x: memref<256xbf16>, %out: memref<256xbf16>) {
     air.launch () in () args(%x_1=%x, %weight_1=%weight, %out_1=%out) : memref<256xbf16>, memref<256x256xbf16>, memref<256xbf16> {
       air.segment @gemv_segment args(%x_2=%x_1, %weight_2=%weight_1, %out_2=%out_1) : memref<256xbf16>, memref<256x256xbf16>, memref<256xbf16> {

@@ -1,7 +1,7 @@
 // 64 positions of two heads; the table goes in with them.
 // RUN: %kernels show rope --rows=64 --n-heads=2 --head-dim=64 | %golden %s
 builtin.module {
-  func.func private @rope_2x64(memref<128xbf16, 2>, memref<64xbf16, 2>, memref<128xbf16, 2>, i32, i32) -> () attributes {link_with = "rope_2x64.o", link_source = "rope_halfsplit.cc", link_defines = "rope=rope_2x64", llvm.emit_c_interface}
+  func.func private @rope_2x64(memref<128xbf16, 2>, memref<64xbf16, 2>, memref<128xbf16, 2>, i32, i32) -> () attributes {link_with = "rope_2x64.o", link_source = "rope_halfsplit.cc", link_defines = "rope=rope_2x64", link_optimize = "O2", llvm.emit_c_interface}
   func.func @rope(%x: memref<64x128xbf16>, %lut: memref<64x64xbf16>, %out: memref<64x128xbf16>) {
     air.launch () in () args(%lut_1=%lut, %x_1=%x, %out_1=%out) : memref<64x64xbf16>, memref<64x128xbf16>, memref<64x128xbf16> {
       air.segment @rope_segment args(%lut_2=%lut_1, %x_2=%x_1, %out_2=%out_1) : memref<64x64xbf16>, memref<64x128xbf16>, memref<64x128xbf16> {

@@ -1,7 +1,7 @@
 // silu(gate) * up.
 // RUN: %kernels show swiglu --rows=16 --cols=64 | %golden %s
 builtin.module {
-  func.func private @silu_and_mul_bf16_128(memref<128xbf16, 2>, memref<128xbf16, 2>, memref<128xbf16, 2>, i32) -> () attributes {link_with = "silu_and_mul_128.o", link_source = "silu_and_mul.cc", link_defines = "silu_and_mul_bf16=silu_and_mul_bf16_128", llvm.emit_c_interface}
+  func.func private @silu_and_mul_bf16_128(memref<128xbf16, 2>, memref<128xbf16, 2>, memref<128xbf16, 2>, i32) -> () attributes {link_with = "silu_and_mul_128.o", link_source = "silu_and_mul.cc", link_defines = "silu_and_mul_bf16=silu_and_mul_bf16_128", link_optimize = "O2", llvm.emit_c_interface}
   func.func @swiglu(%gate: memref<16x64xbf16>, %up: memref<16x64xbf16>, %out: memref<16x64xbf16>) {
     air.launch () in () args(%gate_1=%gate, %up_1=%up, %out_1=%out) : memref<16x64xbf16>, memref<16x64xbf16>, memref<16x64xbf16> {
       air.segment @swiglu_segment args(%gate_2=%gate_1, %up_2=%up_1, %out_2=%out_1) : memref<16x64xbf16>, memref<16x64xbf16>, memref<16x64xbf16> {

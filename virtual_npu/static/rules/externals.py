@@ -62,7 +62,8 @@ def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
         linked = _text(function, "link_with")
         if linked is None:
             continue
-        made = f"{_source_name(function, linked)} {_text(function, 'link_defines') or ''}".strip()
+        build = [_source_name(function, linked), *_build(function)]
+        made = " ".join(filter(None, build))
         known, other = first.setdefault(linked, (made, function))
         if known != made:
             message = (
@@ -70,6 +71,11 @@ def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
                 "another object for one"
             )
             yield Fault(KIND, place_of(function), message, LINKING, function)
+
+
+def _build(function: FuncOp) -> tuple[str | None, str | None]:
+    """The macros and the level of optimisation of a function's object."""
+    return _text(function, "link_defines"), _text(function, "link_optimize")
 
 
 def _text(op: Operation | None, name: str) -> str | None:
