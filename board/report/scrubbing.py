@@ -36,10 +36,11 @@ LOOKS_SECRET = (
     (re.compile(r"\bsk-[\w-]{8,}|\bAKIA[A-Z0-9]{12,}"), "<token>"),
     (re.compile(r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"), r"\1<token>"),
     (re.compile(r"(?i)(\b(?:token|password|passwd|secret|api_?key)\s*[=:]\s*)[^\s,;'\"]+"), r"\1<secret>"),
-    (re.compile(r"(://)[^/\s@:]+:[^/\s@]+@"), r"\1<secret>@"),
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}"), "<e-mail>"),
+    (re.compile(r"(://)[^/\s@:]{1,200}:[^/\s@]{1,200}@"), r"\1<secret>@"),
+    (re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}"), "<e-mail>"),
 )
-"""What looks like a secret wherever it comes from, and what stands for it."""
+"""What looks like a secret wherever it comes from, and what stands for it. Lengths are bounded, and nothing is
+tried in the middle of a word: a log may be one line of megabytes."""
 
 OTHER_HOMES = re.compile(r"(/home|/Users)/[^/\s'\":;,)\]}<>]+")
 

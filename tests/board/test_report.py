@@ -1,0 +1,186 @@
+"""The report on a machine with nothing of the toolchain, and on a made-up folder of builds."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from board.cli import main
+from board.report import command, parts
+from board.report.archive import INDEX, write_archive
+from board.report.parts import Part, Source, all_parts, ask, without_prompts
+from board.report.scrubbing import Scrubber
+
+NOTHING = Scrubber({}, {}, ())
+
+
+@pytest.fixture
+def no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor has tests of its own; here it takes no time."""
+    monkeypatch.setattr(parts, "doctor", lambda: Part("doctor.json", "what make doctor found", "{}"))
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    """Builds with a failed compilation, a comparison, and a diagnosis of somebody's prompt."""
+    for folder in ("board/logs", "programs/npu", "verify"):
+        (tmp_path / folder).mkdir(parents=True)
+    item = {"kind": "kernel", "name": "gemm[0]", "parameters": "m=8"}
+    comparison = {
+        "backend": "npu",
+        "against": "the virtual NPU, exact and bfp16",
+        "right": False,
+        "items": [
+            {"item": item, "status": "differs", "first_at_fault": "gemm", "message": ""},
+            {
+                "item": {**item, "name": "rope[1]"},
+                "status": "crashed",
+                "first_at_fault": None,
+                "message": "SIGSEGV",
+            },
+            {"item": item, "status": "near", "first_at_fault": None, "message": ""},
+        ],
+    }
+    (tmp_path / "board" / "compare.json").write_text(json.dumps(comparison))
+    (tmp_path / "board" / "logs" / "kernel-gemm-0.log").write_text("x" * (parts.TAIL_BYTES + 5) + "end\n")
+    (tmp_path / "programs" / "npu" / "o_ffn-1.log").write_text(
+        "$ aircc /home/ann/o_ffn.mlir\nout of channels\n"
+    )
+    diagnosis = {"prompt": "my secret wish", "token_ids": [1, 2, 3], "rows": [{"step": "q"}]}
+    (tmp_path / "diagnosis.json").write_text(json.dumps(diagnosis))
+    (tmp_path / "verify" / "broken.json").write_text("{")
+    return tmp_path
+
+
+def named(found: list[Part]) -> dict[str, Part]:
+    return {part.name: part for part in found}
+
+
+@pytest.mark.usefixtures("no_doctor")
+def test_what_goes_in(build: Path) -> None:
+    found = named(list(all_parts(Source(build))))
+    assert json.loads(found["versions.json"].content)["packages"]["numpy"]
+    assert "out of channels" in found["compile-logs/o_ffn-1.log"].content
+    log = found["board-logs/kernel-gemm-0.log"].content
+    assert log.startswith("[9 bytes before this are left out]\n")
+    assert log.endswith("end\n")
+    assert found["board/*.xml"].missing == "there is none yet"
+    assert found["verify/broken.json"].missing == "it is no whole JSON, so prompts could not be taken out"
+
+
+@pytest.mark.usefixtures("no_doctor")
+def test_prompts_stay_out_unless_asked_for(build: Path) -> None:
+    without = named(list(all_parts(Source(build))))["diagnosis.json"].content
+    assert json.loads(without) == {
+        "prompt": "left out: 14 letters",
+        "token_ids": "left out: 3 tokens",
+        "rows": [{"step": "q"}],
+    }
+    asked_for = named(list(all_parts(Source(build, with_prompts=True))))["diagnosis.json"].content
+    assert json.loads(asked_for)["prompt"] == "my secret wish"
+
+
+def test_prompts_are_taken_out_at_any_depth() -> None:
+    record = {"prompts": [{"name": "long", "our_token_ids": [5], "reference_token_ids": None}]}
+    assert without_prompts(record) == {
+        "prompts": [{"name": "long", "our_token_ids": "left out: 1 tokens", "reference_token_ids": None}]
+    }
+
+
+@pytest.mark.usefixtures("no_doctor")
+def test_the_archive_and_its_index(build: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "report.zip"
+    scrubber = Scrubber({"/home/ann": "~"}, {"ann": "<user>"}, ())
+    entries = write_archive(path, all_parts(Source(build)), scrubber, "A report")
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    index = files.pop(INDEX)
+    assert {entry.name: entry.nbytes for entry in entries if not entry.missing} == {
+        name: len(text.encode()) for name, text in files.items()
+    }
+    assert "npu against the virtual NPU, exact and bfp16: 2 of 3 are not." in index
+    assert "- gemm[0] differs gemm\n- rope[1] crashed SIGSEGV\n" in index
+    assert "| board/*.xml | results of the board tests | there is none yet |" in index
+    assert "aircc ~/o_ffn.mlir" in files["compile-logs/o_ffn-1.log"]
+    assert not any("/home" in text for text in files.values())
+
+
+def test_an_index_without_a_comparison(tmp_path: Path) -> None:
+    write_archive(tmp_path / "r.zip", [Part("a.txt", "a", "x")], NOTHING, "A report")
+    with zipfile.ZipFile(tmp_path / "r.zip") as archive:
+        assert (
+            "Nothing was compared on this machine yet: `make test-npu` does that."
+            in archive.read(INDEX).decode()
+        )
+
+
+@pytest.mark.usefixtures("no_doctor")
+def test_the_command(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "default_cache_dir", lambda: build / "programs")
+    path = tmp_path / "mine.zip"
+    assert main(["report", "--out", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"\d+ bytes  versions\.json: versions of Aerie", printed)
+    assert "-  board/*.xml: results of the board tests (not in it: there is none yet)" in printed
+    assert (
+        f"{path}: {path.stat().st_size} bytes. Look at it before you send it (index.md says what is in it),"
+        in printed
+    )
+    assert command.default_path().parent == build / "board"
+
+
+def test_a_file_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "all_parts", lambda source: [])
+    (tmp_path / "file").touch()
+    assert main(["report", "--out", str(tmp_path / "file" / "r.zip")]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.endswith("name another file with --out")
+
+
+@pytest.mark.parametrize(
+    ("program", "missing"),
+    [
+        ("print('said')", ""),
+        ("import sys; sys.exit('no right to do so')", "exit code 1: no right to do so"),
+        ("import time; time.sleep(60)", "did not answer"),
+    ],
+)
+def test_tools_are_asked(program: str, missing: str) -> None:
+    answer = ask([sys.executable, "-c", program], limit_s=0.5 if "sleep" in program else 20)
+    assert missing in answer.missing
+    assert bool(missing) == (answer.content == "")
+
+
+def test_a_tool_that_is_not_there() -> None:
+    assert ask(["no-such-tool"]).missing == "no-such-tool is not on this machine"
+
+
+def test_the_kernels_log_is_kept_where_it_is_on_the_npu() -> None:
+    log = "[1] input: mouse\n[2] amdxdna 0000:c5:00.1: init\n[3] NPU reset\n[4] usb 1\n"
+    assert parts._about_npu(log) == "[2] amdxdna 0000:c5:00.1: init\n[3] NPU reset\n"
+
+
+def test_a_log_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
+    assert parts._read_tail(tmp_path / "gone.log") == ("", "it cannot be read (No such file or directory)")
+
+
+@pytest.mark.long
+def test_a_real_report_of_this_machine(tmp_path: Path) -> None:
+    """With the real doctor and whatever tools there are: it names neither the machine nor its owner."""
+    found: list[Any] = list(all_parts(Source(tmp_path)))
+    assert {"versions.json", "doctor.json"} <= {part.name for part in found if not part.missing}
+    path = tmp_path / "r.zip"
+    write_archive(path, found, Scrubber.of_this_machine(), "A report")
+    with zipfile.ZipFile(path) as archive:
+        text = "".join(archive.read(name).decode() for name in archive.namelist())
+    assert str(Path.home()) + "/" not in text
