@@ -1,7 +1,7 @@
 """What the doctor found, as one record of JSON.
 
 SCHEMA changes whenever an entry is renamed, dropped or given another meaning; new entries may join without.
-docs/install.md describes them. No text in it names the user, the host or the home folder.
+docs/install.md describes them. No text in it names the user, the machine or the home folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from board.doctor.checks import CHECKS, GOALS, Goal
 from board.doctor.examination import Results
-from board.privacy import record_without_names
+from board.report.scrubbing import Scrubber
 
 SCHEMA = 1
 
@@ -29,8 +29,9 @@ def record(results: Results) -> dict[str, Any]:
         for check in CHECKS
     ]
     goals = [_goal(goal, results) for goal in GOALS]
-    found: dict[str, Any] = record_without_names({"schema": SCHEMA, "checks": checks, "goals": goals})
-    return found
+    whole = {"schema": SCHEMA, "checks": checks, "goals": goals}
+    scrubbed: dict[str, Any] = Scrubber.of_this_machine().record(whole)
+    return scrubbed
 
 
 def _goal(goal: Goal, results: Results) -> dict[str, Any]:
