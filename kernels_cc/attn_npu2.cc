@@ -138,13 +138,11 @@ inline void exponentials(const float* __restrict scores, const float* __restrict
 extern "C" {
 
 // The state of a tile of Q rows that has seen no K row. acc: q_rows x head_dim f32 in panels; stats: 4 q_rows f32, namely
-// m, l and two rows of scratch.
+// m, l and two rows of scratch, which are cleared as they travel with the rest.
 void attn_init(float* __restrict acc, float* __restrict stats) {
   for (unsigned i = 0; i < q_rows * head_dim; i += 32) aie::store_v(acc + i, aie::zeros<float, 32>());
-  for (unsigned i = 0; i < q_rows; i += 8) {
-    aie::store_v(stats + i, aie::broadcast<float, 8>(empty_max));
-    aie::store_v(stats + q_rows + i, aie::zeros<float, 8>());
-  }
+  for (unsigned i = 0; i < q_rows; i += 8) aie::store_v(stats + i, aie::broadcast<float, 8>(empty_max));
+  for (unsigned i = q_rows; i < 4 * q_rows; i += 8) aie::store_v(stats + i, aie::zeros<float, 8>());
 }
 
 // scores = q k^T in f32. q: q_rows x head_dim, k: kv_rows x head_dim bf16 in panels; scores: q_rows x kv_rows f32 in

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels_cc"
+INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{ROOT / 'virtual_npu' / 'include'}")
 
 
 def compiler() -> str:
@@ -25,7 +26,7 @@ def compiler() -> str:
 
 def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Compile `source` against the host AIE API; whether it worked is for the caller to look at."""
-    command = [compiler(), "-std=c++20", "-O2", "-march=native", "-Wall", "-Wextra", f"-I{KERNELS / 'host'}"]
+    command = [compiler(), "-std=c++20", "-O2", "-march=native", "-Wall", "-Wextra", *INCLUDES]
     return subprocess.run(
         [*command, "-o", str(output), *flags, str(source)], capture_output=True, text=True, check=False
     )

@@ -343,7 +343,7 @@ module {
           } {unrolled_iteration = 0 : i32}
           %merged = affine.if #not_last()[%hy] -> !air.async.token {
             %acc_in = air.channel.get async [%seen] @flash_attention_placed_partial[%hx, %hy] (%l1_work[] [] []) {id = 35 : i32} : (memref<128xf32, 2>)
-            %stats_in = air.channel.get async [%acc_in] @flash_attention_placed_partial[%hx, %hy] (%l1_other[%c0] [%c16] [%c1]) {id = 36 : i32} : (memref<32xf32, 2>)
+            %stats_in = air.channel.get async [%acc_in] @flash_attention_placed_partial[%hx, %hy] (%l1_other[] [] []) {id = 36 : i32} : (memref<32xf32, 2>)
             %summed = air.execute [%acc_in, %stats_in] {
               func.call @attn_merge_8x8x16(%l1_work, %l1_other, %l1_acc, %l1_stats) : (memref<128xf32, 2>, memref<32xf32, 2>, memref<128xf32, 2>, memref<32xf32, 2>) -> ()
             }
@@ -355,7 +355,7 @@ module {
           %passed = affine.if #not_first()[%hy] -> !air.async.token {
             %below = affine.apply #below()[%hy]
             %acc_out = air.channel.put async [%merged] @flash_attention_placed_partial[%hx, %below] (%l1_acc[] [] []) {id = 37 : i32} : (memref<128xf32, 2>)
-            %stats_out = air.channel.put async [%acc_out] @flash_attention_placed_partial[%hx, %below] (%l1_stats[%c0] [%c16] [%c1]) {id = 38 : i32} : (memref<32xf32, 2>)
+            %stats_out = air.channel.put async [%acc_out] @flash_attention_placed_partial[%hx, %below] (%l1_stats[] [] []) {id = 38 : i32} : (memref<32xf32, 2>)
             affine.yield %stats_out : !air.async.token
           } else {
             %nothing = air.wait_all async [%merged]
