@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,8 @@ class Run:
             kernel, strict, f"the kernel '{kernel.name}' was destroyed before its run; keep it alive"
         )
         self._name, self._strict = kernel.name, strict
-        self._addresses: list[Callable[[], int] | None] = [None] * len(kernel.arguments)
+        self._addresses: list[int | None] = [None] * len(kernel.arguments)
+        self._held: dict[int, Callable[[], object]] = {}
         self._state = NEW
         self._failure: BaseException | None = None
         self._in_list = False
@@ -55,15 +57,16 @@ class Run:
         where = self._describe(index)
         if isinstance(argument, int):
             scalar = self._scalar(index, where, argument)
-            self._addresses[index] = lambda: scalar.ctypes.data
+            self._held[index] = lambda: scalar
+            self._addresses[index] = scalar.ctypes.data
             return
         if not isinstance(argument, BufferObject):
             raise XrtError(f"{where} cannot be a {type(argument).__name__}; pass a pyxrt.ext.bo")
         self._check_size(index, where, argument)
-        buffer = hold(
+        self._held[index] = hold(
             argument, self._strict, f"the buffer of {where} was destroyed before the run; keep it alive"
         )
-        self._addresses[index] = lambda: buffer().address()
+        self._addresses[index] = argument.address()
 
     def start(self) -> None:
         """Hand the run to the device. Its effects are there once `wait` or `wait2` returns."""
@@ -102,7 +105,9 @@ class Run:
         """Carry the run out; called by the device's queue."""
         try:
             kernel = self._kernel()
-            pointers = [address() for address in self._addresses if address is not None]
+            if self._strict:
+                self._refuse_destroyed()
+            pointers = cast("list[int]", self._addresses)  # start() lets nothing else through
             kernel.get_context().get_elf().library.run(kernel.entry, pointers)
         except Exception as failure:
             self._failure = failure
@@ -145,6 +150,10 @@ class Run:
         if argument.shape or not INTEGER.match(argument.dtype):
             raise XrtError(f"{where} is not a scalar integer and cannot be {value}; pass a pyxrt.ext.bo")
         return np.array([value], dtype=np.int64)  # little-endian: narrower integers are its first bytes
+
+    def _refuse_destroyed(self) -> None:
+        for argument in self._held.values():
+            argument()
 
     def _refuse_pending(self, call: str) -> None:
         if self.pending:
