@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from board.acceptance import acceptance, add_acceptance
 from board.compare.command import add_compare, compare
 from board.doctor.command import add_doctor, doctor
 from board.report.command import add_report, report
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("doctor", doctor, [add_doctor]),
         ("setup-npu", setup_npu, [add_setup_npu]),
         ("compare", compare, [add_compare]),
+        ("test-npu", acceptance, [add_acceptance]),
         ("report", report, [add_report]),
     )
     return parser

@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from runtime.npu.device import missing_device
+from runtime.npu.tools import missing_compile_tools
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -16,6 +19,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VNPU_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a board is skipped without one, with all that is missing as the reason."""
+    wanting = [item for item in items if item.get_closest_marker("board")]
+    missing = [*missing_device(), *missing_compile_tools()] if wanting else []
+    for item in wanting if missing else []:
+        item.add_marker(pytest.mark.skip(reason=f"no board: {'; '.join(missing)}"))
 
 
 def load_stand_in(name: str) -> ModuleType:

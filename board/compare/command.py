@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from board.compare.items import Item, choose
@@ -48,28 +48,43 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 def compare(arguments: argparse.Namespace) -> int:
     """Run kernels and programs on the NPU, and say what differs from the virtual NPU, and how."""
     items = choose(arguments.names, arguments.first)
-    report = Reporter()
-    report.note(select_backend(arguments.backend).reason)  # what is missing is said before anything starts
-    make_backend = functools.partial(select_backend, arguments.backend)
-    logs = _folder(arguments.out / "logs")
-    outcomes = _follow(items, in_processes(make_backend, arguments.cache_dir, logs), report)
-    path = arguments.out / RECORD
-    try:
-        save(outcomes, arguments.backend, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); name another folder with --out") from None
-    print_outcomes(outcomes, arguments.backend)
-    report.note(f"record: {path}, logs beside it")
+    outcomes = compare_and_print(items, arguments.backend, arguments.cache_dir, arguments.out)
     return RIGHT if all(outcome.status.is_right for outcome in outcomes) else WRONG
 
 
-def _follow(items: Sequence[Item], compare_one: CompareOne, report: Reporter) -> list[Outcome]:
-    """All outcomes, with a bar that moves and a line for each as it ends."""
+def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out: Path) -> list[Outcome]:
+    """Compare, with progress, a record that is whole after each item, and a table at the end.
+
+    Raises BackendError where there is no such backend here, UserError for a folder that cannot be written.
+    """
+    report = Reporter()
+    report.note(select_backend(backend).reason)  # what is missing is said before anything starts
+    logs = _folder(out / "logs")
+    compare_one = in_processes(functools.partial(select_backend, backend), cache_dir, logs)
+    try:
+        outcomes = _follow(items, compare_one, report, lambda found: save(found, backend, out / RECORD))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out / RECORD} ({error.strerror}); name another folder with --out"
+        ) from None
+    print_outcomes(outcomes, backend)
+    report.note(f"record: {out / RECORD}, logs beside it")
+    return outcomes
+
+
+def _follow(
+    items: Sequence[Item],
+    compare_one: CompareOne,
+    report: Reporter,
+    keep: Callable[[Sequence[Outcome]], None],
+) -> list[Outcome]:
+    """All outcomes, with a bar that moves and a line for each; kept at once: the machine may not live on."""
     outcomes: list[Outcome] = []
     with report.bar("comparing", len(items)) as step:
         found = compare_all(items, compare_one, lambda item, phase: step(f"{item}: {phase}", len(outcomes)))
         for outcome in found:
             outcomes.append(outcome)
+            keep(outcomes)
             report.note(line_of(outcome))
     return outcomes
 

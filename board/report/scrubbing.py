@@ -39,8 +39,8 @@ LOOKS_SECRET = (
     (re.compile(r"(://)[^/\s@:]{1,200}:[^/\s@]{1,200}@"), r"\1<secret>@"),
     (re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}"), "<e-mail>"),
 )
-"""What looks like a secret wherever it comes from, and what stands for it. Lengths are bounded, and nothing is
-tried in the middle of a word: a log may be one line of megabytes."""
+"""What looks like a secret wherever it comes from, and what stands for it. Lengths are bounded, and nothing
+is tried in the middle of a word: a log may be one line of megabytes."""
 
 OTHER_HOMES = re.compile(r"(/home|/Users)/[^/\s'\":;,)\]}<>]+")
 
