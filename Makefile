@@ -36,7 +36,7 @@ common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
-.PHONY: help setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long lit lint clean distclean
+.PHONY: help setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long test-npu report lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -99,6 +99,12 @@ test-long: $(TEST) ## the long tests
 
 lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$(REFRESH)") tests/lit
+
+test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, the board tests, one report
+	@$(PY) -m board test-npu
+
+report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
+	@$(PY) -m board report
 
 lint: $(TEST) ## ruff, mypy --strict, and the order of the rooms
 	@$(PY) -m ruff check .
