@@ -76,7 +76,8 @@ def peano(machine: Machine) -> Finding:
 def _peano_version(machine: Machine, root: Path) -> str | None:
     """The wheel's version, if `root` is the folder that the wheel installed."""
     wheel = machine.version(versions.PEANO.name)
-    return f"llvm-aie {wheel}" if wheel and root.name == versions.PEANO.name else None
+    installed = (root.parent / f"llvm_aie-{wheel}.dist-info").is_dir()
+    return f"llvm-aie {wheel}" if wheel and installed else None
 
 
 def _known_bad(root: Path, version: str, said: str, wanted: str) -> Finding | None:

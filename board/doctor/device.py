@@ -50,7 +50,7 @@ def driver(machine: Machine) -> Finding:
         found = f"amdxdna is not loaded (Linux {release})"
         return Finding(Status.FAILED, found, wanted, f"sudo modprobe amdxdna; if there is none, {ENABLE}")
     found = f"amdxdna {machine.read(f'{MODULE}/version') or 'without a version'} (Linux {release})"
-    if not list(machine.path(f"{MODULE}/drivers").glob("pci:*/0000:*")) and not nodes(machine):
+    if not list(machine.path(f"{MODULE}/drivers").glob("pci:*/*:*:*.*")) and not nodes(machine):
         fix = "see journalctl -k | grep amdxdna; after a wedged device only a power cycle helps"
         return Finding(Status.FAILED, f"{found}, which found no device it could start", wanted, fix)
     return Finding(Status.OK, found, wanted)

@@ -22,6 +22,9 @@ def peano(root: Path, clang: str = GOOD, llc: str = AIE) -> Path:
 
 
 def look_at_peano(tmp_path: Path, root: Path, wheel: str = "") -> Finding:
+    """What is said of a Peano in `root`, beside a wheel of that version if the folder is the wheel's."""
+    if wheel and root.name == "llvm-aie":
+        (root.parent / f"llvm_aie-{wheel}.dist-info").mkdir()
     wheels = {"llvm-aie": wheel} if wheel else {}
     return compilers.peano(machine(tmp_path, {"Peano": root}, wheels))
 

@@ -78,6 +78,12 @@ def test_no_driver(tmp_path: Path) -> None:
     assert "modprobe amdxdna" in finding.fix
 
 
+def test_driver_of_a_device_without_a_node(tmp_path: Path) -> None:
+    put(tmp_path, "/sys/module/amdxdna/drivers/pci:amdxdna/0000:c5:00.1/uevent")
+    assert device.driver(machine(tmp_path)).status is Status.OK
+    assert device.node(machine(tmp_path)).status is Status.FAILED
+
+
 def test_driver_without_a_device(tmp_path: Path) -> None:
     put(tmp_path, "/sys/module/amdxdna/version", "0.1")
     finding = device.driver(machine(tmp_path))

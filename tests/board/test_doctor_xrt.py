@@ -16,7 +16,7 @@ COMPLETE = '''
 class device: pass
 class elf: pass
 class run:
-    def wait2(self): pass
+    def wait(self): pass
 class ext:
     class bo: pass
     class kernel: pass
@@ -117,7 +117,7 @@ def test_all_bindings(tmp_path: Path) -> None:
     [
         ("class bo: pass", "ext.bo"),
         ("class kernel: pass", "ext.kernel"),
-        ("def wait2(self): pass", "run.wait2"),
+        ("def wait(self): pass", "run.wait"),
         ("class elf: pass", "elf"),
         ("2. __init__(self: pyxrt.hw_context, arg0: pyxrt.device, arg1: xrt::elf) -> None", "hw_context"),
     ],
