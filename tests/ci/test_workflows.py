@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from board.compare.command import RECORD, board_folder
+from board.report.command import default_path
 from llama32_1b.cli import default_cache_dir
 from virtual_npu.knobs import cache_folder
 
@@ -141,7 +143,18 @@ def test_the_board_waits_for_what_says_that_there_is_one() -> None:
     board = dict(jobs())["board/board"]
     assert (board["needs"], board["if"]) == ("ready", "needs.ready.outputs.runner == 'true'")
     assert dict(jobs())["board/ready"]["outputs"] == {"runner": "${{ steps.ready.outputs.runner }}"}
-    assert "make lit" in {step.get("run") for step in board["steps"]}
+    assert "make test-npu" in {step.get("run") for step in board["steps"]}
+
+
+def test_the_boards_report_is_kept_whatever_was_found() -> None:
+    (upload,) = [
+        step for step in dict(jobs())["board/board"]["steps"] if "upload-artifact" in step.get("uses", "")
+    ]
+    kept = upload["with"]["path"].split()
+    assert upload["if"] == "always()"
+    for written in (default_path(), board_folder() / RECORD):
+        relative = written.relative_to(PROJECT)
+        assert any(relative.match(pattern) for pattern in kept), relative
 
 
 @pytest.mark.parametrize(

@@ -48,5 +48,6 @@ config.substitutions += [
     ("%kernels", f"{python} -m kernel_builder"),
     ("%programs", f"{python} -m multi_launch_builder"),
     ("%golden", f"{python} {SUPPORT / 'golden.py'}{' --refresh' if refresh else ''}"),
-    ("%on_backend", f"{python} {SUPPORT / 'on_backend.py'} --cache-dir {out / 'programs'}"),
+    ("%board", f"{python} -m board"),
+    ("%against_reference", f"{python} {SUPPORT / 'against_reference.py'} --cache-dir {out / 'programs'}"),
 ]

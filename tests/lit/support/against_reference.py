@@ -1,0 +1,61 @@
+"""Kernels or programs on the virtual NPU, every launch against its reference in numpy.
+
+    python against_reference.py NAME ...      as `python -m board compare` names them
+
+Each launch is judged on the numbers that it read itself, so that an error is shown where it arises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from board.compare.inputs import draw
+from board.compare.items import choose, plan_of
+from board.compare.judging import share
+from kernel_builder.arguments import OVERWRITTEN_ROLES
+from kernel_builder.kernels import registry
+from kernel_builder.spec import Array
+from multi_launch_builder.plan import ProgramPlan, build_program
+from runtime import KernelCache, select_backend
+
+SEED = 7
+
+
+def run(plan: ProgramPlan, cache_dir: Path) -> dict[str, Array]:
+    """Every argument after one run."""
+    program, given = build_program(plan), draw(plan, SEED)
+    written = [a.name for a in program.arguments if a.role in OVERWRITTEN_ROLES]
+    with KernelCache(cache_dir, select_backend("virtual")) as cache:
+        cache.compile_and_cache(program)
+        return {**given, **cache.run(program, outputs=written, **given)}
+
+
+def judge(plan: ProgramPlan, arrays: Mapping[str, Array]) -> bool:
+    """Print one line per result of a launch; whether all are right."""
+    right = True
+    for step in plan.steps:
+        kernel = registry()[step.kernel]
+        read = {inner: arrays[outer] for inner, outer in step.wiring.items()}
+        for inner, want in kernel.reference(step.parameters, read).items():
+            passes = kernel.tolerance.compare(read[inner], want).passes
+            verdict = "ok" if passes else "WRONG"
+            print(f"{plan.name} {step.label} {inner}: share {share(read[inner], want):.1e} {verdict}")
+            right = right and passes
+    return right
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="kernels or programs against their references")
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--cache-dir", type=Path, required=True)
+    options = parser.parse_args()
+    plans = [plan_of(item) for item in choose(options.names, first_cases=True)]
+    right = [judge(plan, run(plan, options.cache_dir)) for plan in plans]
+    return 0 if all(right) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
