@@ -40,13 +40,9 @@ class BuildOptions:
 
     @property
     def is_fast(self) -> bool:
-        """Whether whole computations are recognised: only where nothing is watched."""
-        return self.has_fast_products and not self.checks and not self.sanitize
-
-    @property
-    def has_fast_products(self) -> bool:
-        """Whether products of bf16 are summed as the CPU does it best; watched or not, to the same bits."""
-        return self.fast and self.numerics == NUMERICS[0] and self.rounding == ROUNDINGS[0]
+        """Whether whole products are recognised: where nothing is watched, and with the usual numbers."""
+        usual = self.numerics == NUMERICS[0] and self.rounding == ROUNDINGS[0]
+        return self.fast and usual and not self.checks and not self.sanitize
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -56,7 +52,7 @@ class BuildOptions:
             "-DVNPU_BFP16=1": self.numerics == "bfp16",
             "-DVNPU_ROUND_FLOOR=1": self.rounding == "floor",
             "-DVNPU_SANITIZE=1": self.sanitize,
-            "-DVNPU_FAST=1": self.has_fast_products,
+            "-DVNPU_FAST=1": self.fast,
         }
         return tuple(flag for flag, on in flags.items() if on)
 
