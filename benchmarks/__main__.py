@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +22,7 @@ from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+from virtual_npu.whole_files import write_whole
 
 BUILD = default_cache_dir().parent
 UNLIMITED = 10_000
@@ -46,25 +49,40 @@ def build_parser() -> argparse.ArgumentParser:
 def measure(arguments: argparse.Namespace) -> int:
     """Measure, print the table, write the figures."""
     report = Reporter()
+    require_torch()
     folder = find_checkpoint(arguments.model) if arguments.model else synthetic_checkpoint(report)
     plan = bench.make_plan(folder, arguments.rounds, arguments.tokens)
     model = arguments.model or "synthetic Llama-3.2-1B"
     found, samples = bench.run(plan, model, BUILD / "bench", report)
-    try:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"cannot write {arguments.out} ({error.strerror}); name another file with --out"
-        ) from None
     print_whole(table(found, samples), Console())
     load = found["load_average"]
     report.note(
         f"{found['machine']['cpu']}, {found['machine']['threads']} threads; memory reads at "
         f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} before, "
-        f"{load['after']} after; written to {arguments.out}"
+        f"{load['after']} after"
     )
+    write_record(found, arguments.out)
+    report.note(f"written to {arguments.out}")
     return 0
+
+
+def write_record(found: Mapping[str, Any], out: Path) -> None:
+    """Write what was found as JSON. Raises UserError where that cannot be."""
+    text = json.dumps(found, indent=2) + "\n"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise UserError(f"cannot write {out} ({error.strerror}); name another file with --out") from None
+
+
+def require_torch() -> None:
+    """UserError where it is not installed, before anything else is done."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            "transformers needs torch on the CPU, which is not installed; `make bench` installs it, as does "
+            "pip install -e '.[test]'"
+        )
 
 
 def print_whole(shown: Table, console: Console) -> None:

@@ -168,6 +168,15 @@ def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_torch_is_missed_before_anything_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["--model", "demo"]) == 2
+    assert capsys.readouterr().err == (
+        "error: transformers needs torch on the CPU, which is not installed; `make bench` installs it, as "
+        "does pip install -e '.[test]'\n"
+    )
+
+
 @pytest.mark.long
 def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     """Both sides, in their own processes, on a tiny model: every figure is there and is a time or a size."""
@@ -196,9 +205,7 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert len(found["samples"]["ours.decode_448"]) == 2
 
 
-def test_a_result_that_cannot_be_written(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command.bench, "run", lambda *arguments: ({}, None))
-    assert command.main(["--model", str(tiny), "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"error: cannot write {tmp_path} (Is a directory); name another file with --out\n"
-    )
+def test_a_result_that_cannot_be_written(tmp_path):
+    with pytest.raises(UserError) as refused:
+        command.write_record({"prefill_ratio": 1.0}, tmp_path)
+    assert str(refused.value) == f"cannot write {tmp_path} (Is a directory); name another file with --out"

@@ -14,6 +14,7 @@ PAGES = [
     "docs/install.md",
     "docs/usage.md",
     "docs/demo_checkpoint.md",
+    "docs/performance.md",
     "docs/static_check.md",
     "docs/virtual_npu.md",
     "docs/verification.md",
