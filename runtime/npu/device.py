@@ -42,7 +42,7 @@ def generation(name: str) -> str | None:
 def driver_names(root: Path = ACCELERATORS) -> list[str]:
     """What the driver calls each NPU of this machine (`vbnv`); needs neither XRT nor the right to open it."""
     found = (entry / "device" / "vbnv" for entry in sorted(root.glob("accel*")))
-    return [file.read_text().strip() for file in found if file.is_file()]
+    return [name for file in found if (name := _told(file))]
 
 
 def device_name(pyxrt: Any, device: Any) -> str:
@@ -153,6 +153,14 @@ def _in_words(error: BaseException) -> str:
     message = " ".join(str(error).split()) or type(error).__name__
     meaning = xrt_messages.reading(f"{message} {type(error).__name__}")
     return f"{message}: {meaning}" if meaning else message
+
+
+def _told(file: Path) -> str:
+    """What a file of sysfs says; nothing where it is not there, or the driver fails to answer."""
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _has(pyxrt: Any, binding: versions.Binding) -> bool:

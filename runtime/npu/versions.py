@@ -95,14 +95,18 @@ DRIVER_COMMIT = Wanted(
     "856409cafc23cee55976ebcaa0a073ab4ec6dfe2",
     "its submodule xrt is XRT 49612fa (2026-08-19), a descendant of 2a6ffe7, with all BINDINGS",
 )
-"""mlir-aie's utils/build_drivers.sh, in the copy that was read, builds e9d2788 of July 2025 with XRT 2.20, which
-is too old for the ELF flow."""
+"""mlir-aie's utils/build_drivers.sh, in the copy that was read, builds e9d2788 of July 2025 with XRT 2.20: too
+old for the ELF flow."""
 FIRMWARE = Wanted("NPU firmware", "1.1.2.64", "amd/xdna-driver tools/WHENCE, amdnpu/17f0_10")
 """What comes with the driver's plugin for NPU2. No oldest is stated: the driver refuses what does not fit."""
 
 MEMLOCK_BYTES = 64 << 20
 """What the driver maps as locked memory (mlir-air .github/workflows/nightlyPerfBenchmark.yml). Buffers count
 too, so upstream asks for no limit at all (amd/xdna-driver README.md)."""
+
+
+LONGEST_NUMBER = 18
+"""Digits; what tools say may be anything, and Python refuses to read thousands."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -112,7 +116,7 @@ def numbers(text: str) -> tuple[int, ...]:
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
-        found.append(int(digits))
+        found.append(int(digits[:LONGEST_NUMBER]))
         if digits != part:
             break
     return tuple(found)

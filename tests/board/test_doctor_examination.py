@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_machine import machine, tool
+from made_up_machine import machine, put, tool
 
 from board.doctor.checks import CHECKS, GOALS
 from board.doctor.examination import Check, examine_all
@@ -132,6 +133,39 @@ def test_findings_are_safe_to_print(text: str) -> None:
     for shown in (finding.found, finding.wanted, finding.fix):
         assert all(letter.isprintable() for letter in shown)
         assert len(shown) <= LONGEST + 4
+
+
+READ_FILES = ("system", "memory", "disk", "driver", "node", "npu", "firmware", "memlock", "xrt")
+FILES = (
+    "/proc/meminfo",
+    "/proc/sys/kernel/osrelease",
+    "/etc/os-release",
+    "/sys/module/amdxdna/version",
+    "/sys/class/accel/accel0/device/vbnv",
+    "/sys/class/accel/accel0/device/fw_version",
+    "/dev/accel/accel0",
+    "/opt/xilinx/xrt/version.json",
+)
+ODD = (
+    b"",
+    b"\xff\x00",
+    b"npu4\n",
+    b"2.26.95",
+    b'{"BUILD_VERSION": "2.26"}',
+    b"MemAvailable: 1 kB",
+    b"9" * 5000,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(FILES), st.sampled_from(ODD) | st.binary(max_size=40)))
+def test_whatever_the_files_of_a_machine_say(contents: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in contents.items():
+            put(Path(folder), name).write_bytes(content)
+        checks = [each for each in CHECKS if each.name in READ_FILES]
+        results = examine_all(checks, machine(Path(folder)))
+    assert not [finding for finding in results.values() if "the check itself failed" in finding.found]
 
 
 def test_the_table_is_in_order() -> None:
