@@ -272,7 +272,7 @@ def known(said: str) -> list[Reading]:
 def own_lines(said: str) -> list[str]:
     """The tool's lines about its failure with their notes, else its last lines; SHOWN_LINES at most."""
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("$ ")]
-    wanted = [line for line in lines if _ERROR.search(line) or _CONTEXT.search(line)]
+    wanted = [line for line in lines if _ERROR.search(line) or _CONTEXT.search(line) or known(line)]
     return list(dict.fromkeys(wanted))[:SHOWN_LINES] or lines[-SHOWN_LINES:]
 
 

@@ -1,10 +1,13 @@
 """Several programs compiled side by side."""
 
 import threading
+import time
 
 import pytest
 
 from runtime import CompileError, Stage
+from runtime import compiling as compiling_module
+from runtime.compiling import Budget, memory_budget
 
 
 def test_programs_are_compiled_side_by_side(open_cache, variant, toolchain, monkeypatch):
@@ -42,3 +45,67 @@ def test_a_failure_cancels_what_has_not_started(open_cache, variant, toolchain):
     with pytest.raises(CompileError):
         open_cache().compile_all(programs, jobs=1)
     assert len(toolchain.compiled) < 50
+
+
+def peak(open_cache, variant, toolchain, monkeypatch, each, budget):
+    """The most compilations under way at once, each taking so much of such a budget."""
+    under_way, most, real, changing = 0, 0, toolchain.compile, threading.Lock()
+
+    def watched(*rest):
+        nonlocal under_way, most
+        with changing:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.05)
+        with changing:
+            under_way -= 1
+        return real(*rest)
+
+    monkeypatch.setattr(toolchain, "compile", watched)
+    monkeypatch.setattr(toolchain, "memory_bytes", each, raising=False)
+    monkeypatch.setattr(compiling_module, "memory_budget", lambda: budget)
+    open_cache().compile_all([variant(name=name) for name in "abcdef"], jobs=6)
+    return most
+
+
+@pytest.mark.parametrize(("each", "expected"), [(40, 2), (60, 1), (1000, 1)])
+def test_no_more_compile_than_memory_is_for(open_cache, variant, toolchain, monkeypatch, each, expected):
+    assert peak(open_cache, variant, toolchain, monkeypatch, each, 100) == expected
+
+
+def test_memory_is_given_back_after_a_failure():
+    budget = Budget(10)
+    with pytest.raises(ValueError, match="no"), budget.take(10):
+        raise ValueError("no")
+    with budget.take(10):
+        pass
+
+
+def test_the_budget_is_what_is_asked_for_else_most_of_what_is_free(monkeypatch):
+    monkeypatch.setenv("AERIE_COMPILE_MEMORY", "2.5")
+    assert memory_budget() == 2.5 * 2**30
+    monkeypatch.delenv("AERIE_COMPILE_MEMORY")
+    monkeypatch.setattr(compiling_module, "_free_bytes", lambda: 1000)
+    assert memory_budget() == 800
+    monkeypatch.undo()
+    assert 0 < memory_budget() < 2**50
+
+
+def test_an_interruption_stops_what_compiles(open_cache, variant, toolchain, monkeypatch):
+    started, stopped = threading.Event(), threading.Event()
+
+    def until_stopped(*rest):
+        started.set()
+        assert stopped.wait(20)
+        raise CompileError("a", "killed")
+
+    def interrupt(futures):
+        started.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toolchain, "compile", until_stopped)
+    monkeypatch.setattr(toolchain, "stop", stopped.set, raising=False)
+    monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_cache().compile_all([variant(name="a")])
+    assert stopped.is_set()

@@ -1,0 +1,115 @@
+"""mlir-air's Python bindings: the plumbing against a stand-in package `air`, the rest where they are."""
+
+import sys
+
+import pytest
+
+from kernel_builder.kernels import registry
+from multi_launch_builder import build_programs
+from multi_launch_builder.programs import PLANS
+from multi_launch_builder.shapes import ModelShape
+from multi_launch_builder.stitcher import Stitcher
+from runtime.npu import air_ir
+
+STAND_IN = '''
+"""A stand-in for mlir-air's air.ir: it refuses text with the word `bad`, and crashes at `crash`."""
+import os
+
+class Context:
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+
+class Location(Context):
+    @staticmethod
+    def unknown(): return Location()
+
+class Module:
+    @staticmethod
+    def parse(text):
+        if "crash" in text:
+            os.abort()
+        if "bad" in text:
+            raise ValueError("unknown op 'bad'")
+        module = Module()
+        module.operation = module
+        module.text = text
+        return module
+
+    def verify(self):
+        return "unverified" not in self.text
+'''
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A package `air` with a module `ir`, on the path of this Python and of those it starts."""
+    (tmp_path / "air").mkdir()
+    (tmp_path / "air" / "ir.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return lambda text: (tmp_path / "program.mlir", (tmp_path / "program.mlir").write_text(text))[0]
+
+
+def test_without_the_bindings(monkeypatch):
+    monkeypatch.setattr(air_ir.importlib.util, "find_spec", lambda name: None)
+    assert not air_ir.installed()
+    assert air_ir.bindings_status() == (
+        "air.ir is not installed: modules are verified by Aerie's own dialect alone"
+    )
+
+
+def test_with_a_stand_in(stand_in, file):
+    assert air_ir.installed()
+    assert air_ir.bindings_status() == (
+        "air.ir (not from a wheel) parses and verifies every module before aircc sees it"
+    )
+    assert air_ir.objection(file("fine")) == ""
+    assert "air.ir" not in sys.modules  # it was loaded by the child alone
+
+
+def test_a_module_that_is_refused(stand_in, file):
+    assert "unknown op 'bad'" in air_ir.objection(file("bad"))
+    assert air_ir.objection(file("unverified")) == "air.ir: the module does not verify"
+
+
+def test_a_crash_is_a_message(stand_in, file):
+    objection = air_ir.objection(file("crash"))
+    assert "air.ir" in objection or "Abort" in objection
+
+
+def test_bindings_that_do_not_end(stand_in, file, monkeypatch):
+    (stand_in / "air" / "ir.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(air_ir, "SECONDS", 1)
+    assert air_ir.objection(file("fine")) == "air.ir did not end within 1 s"
+
+
+needs_bindings = pytest.mark.skipif(
+    not air_ir.installed(), reason="needs mlir-air's Python bindings (air.ir)"
+)
+SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
+
+
+@needs_bindings
+def test_every_program_verifies_upstream(file):
+    for program in build_programs(SHAPE, 64).values():
+        assert air_ir.objection(file(program.text)) == ""
+
+
+@needs_bindings
+def test_text_that_upstream_prints_goes_through_the_stitcher():
+    """Kernels printed by the bindings, in their own form, are stitched like ours, and to the same program."""
+    from air.ir import Context, Location, Module
+
+    plan = PLANS["rms_gemv_rope"](SHAPE, 64)
+    stitcher = Stitcher(plan.name, plan.arguments)
+    for step in plan.steps:
+        kernel = registry()[step.kernel].build(**step.parameters)
+        with Context(), Location.unknown():
+            printed = str(Module.parse(kernel.text))
+        stitcher.add(printed, step.wiring, label=step.label, argument_names=kernel.arguments.names)
+    stitcher.finish().verify()
