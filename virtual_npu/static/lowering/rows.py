@@ -80,15 +80,17 @@ class Row:
 
     @property
     def forms(self) -> str:
-        """The forms as docs and messages name them."""
-        details = " or ".join(filter(None, self.details))
+        """The forms as docs and messages name them; details only where they are not all."""
+        details = "" if "" in self.details else " or ".join(self.details)
         return " ".join(filter(None, [", ".join(f"`{op}`" for op in self.ops), self._types, details]))
 
     @property
     def _types(self) -> str:
         elements = " or ".join(self.elements)
-        vectors = ["any number of" if count == ANY else str(count) for count in self.lanes if count]
-        return f"{', '.join(vectors)} x {elements or 'any type'}" if vectors else elements
+        if ANY in self.lanes:
+            return f"any vector of {elements}" if elements else "any vector"
+        vectors = ", ".join(str(count) for count in self.lanes if count)
+        return f"{vectors} x {elements or 'any type'}" if vectors else elements
 
 
 def row(
