@@ -95,8 +95,8 @@ DRIVER_COMMIT = Wanted(
     "856409cafc23cee55976ebcaa0a073ab4ec6dfe2",
     "its submodule xrt is XRT 49612fa (2026-08-19), a descendant of 2a6ffe7, with all BINDINGS",
 )
-"""mlir-aie's utils/build_drivers.sh, in the copy that was read, builds e9d2788 of July 2025 with XRT 2.20: too
-old for the ELF flow."""
+"""mlir-aie's utils/build_drivers.sh, in the copy that was read, builds e9d2788 of July 2025 and XRT 2.20,
+too old for the ELF flow."""
 FIRMWARE = Wanted("NPU firmware", "1.1.2.64", "amd/xdna-driver tools/WHENCE, amdnpu/17f0_10")
 """What comes with the driver's plugin for NPU2. No oldest is stated: the driver refuses what does not fit."""
 
