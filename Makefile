@@ -6,6 +6,7 @@ PROMPT      ?= What is the capital of France?
 N_TOKENS    ?=
 SEQ_LEN     ?=
 BACKEND     ?= auto
+FALLBACK    ?=
 NUMERICS    ?=
 TEMPERATURE ?=
 TOP_K       ?=
@@ -33,6 +34,7 @@ TEST   := $(STAMP)-test
 
 common   = --model "$(MODEL)" --backend "$(BACKEND)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") \
            $(if $(NUMERICS),--numerics "$(NUMERICS)")
+fallback = $(if $(FALLBACK),--fallback "$(FALLBACK)")
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
@@ -48,6 +50,7 @@ help: ## list targets and variables
 	@echo "  N_TOKENS     how many tokens to generate at most"
 	@echo "  SEQ_LEN      the compiled prompt length in tokens"
 	@echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
+	@echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"
 	@echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	@echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	@echo "  OUT          where make mlir writes (default build/mlir)"
@@ -68,13 +71,13 @@ compile: $(RUN) ## compile the six programs for MODEL
 	@$(PY) -m llama32_1b compile $(common)
 
 run: $(RUN) ## answer PROMPT
-	@$(PY) -m llama32_1b run $(common) $(sampling) --prompt="$$PROMPT"
+	@$(PY) -m llama32_1b run $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
 
 chat: $(RUN) ## talk with the model
-	@$(PY) -m llama32_1b chat $(common) $(sampling)
+	@$(PY) -m llama32_1b chat $(common) $(fallback) $(sampling)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
-	@$(PY) -m llama32_1b profile $(common) $(sampling) --prompt="$$PROMPT"
+	@$(PY) -m llama32_1b profile $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
 
 verify: $(TEST) ## PASS or FAIL: two prompts against Hugging Face transformers in bf16
 	@$(PY) -m verify gate $(common)

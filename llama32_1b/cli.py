@@ -78,9 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("compile", commands.compile_, [add_model, add_runtime]),
-        ("run", commands.run, [add_model, add_runtime, add_prompt, _add_sampling, _add_json]),
-        ("chat", commands.chat, [add_model, add_runtime, _add_sampling]),
-        ("profile", commands.profile, [add_model, add_runtime, add_prompt, _add_sampling]),
+        ("run", commands.run, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling, _add_json]),
+        ("chat", commands.chat, [add_model, add_runtime, _add_fallback, _add_sampling]),
+        ("profile", commands.profile, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling]),
         ("mlir", commands.mlir, [add_model, _add_out]),
     )
     return parser
@@ -128,6 +128,15 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=default_cache_dir(),
         help="where compiled programs are kept (default: build/programs in the project)",
+    )
+
+
+def _add_fallback(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fallback",
+        choices=("virtual",),
+        help="where an answer goes on, from its KV cache, when the NPU fails in the middle of it: virtual "
+        "(default: nowhere, the failure ends the command)",
     )
 
 

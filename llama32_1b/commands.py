@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 def chat(arguments: argparse.Namespace) -> int:
     """Talk with the model; the conversation is kept until /reset."""
     report = Reporter()
-    sampler, options = _sampler(arguments, report), runtime_options(arguments)
+    sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     require_chat_template(checkpoint.tokenizer)
     session = prepare_runtime(checkpoint, options, report)
@@ -75,7 +76,7 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, Generation, str]:
     """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
-    sampler, options = _sampler(arguments, report), runtime_options(arguments)
+    sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     ids = prompt_ids(checkpoint, arguments, options)
     session = prepare_runtime(checkpoint, options, report)
@@ -146,3 +147,12 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
     """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
     return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir)
+
+
+def _answering_options(arguments: argparse.Namespace) -> RuntimeOptions:
+    """As runtime_options, with --fallback; a backend is no fallback for itself."""
+    options = runtime_options(arguments)
+    if arguments.fallback is None:
+        return options
+    fallback = select_backend(arguments.fallback)
+    return options if fallback.name == options.backend.name else replace(options, fallback=fallback)

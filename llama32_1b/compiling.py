@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +18,15 @@ from runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """Prefill length in tokens (None: the model's default), where programs run, artifact folder."""
+    """Prefill length in tokens (None: the model's default), where programs run, artifact folder.
+
+    `fallback` is where they run once `backend` has failed; None: nowhere.
+    """
 
     seq_len: int | None
     backend: Backend
     cache_dir: Path
+    fallback: Backend | None = None
 
 
 def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
@@ -47,17 +52,17 @@ def compile_programs(
     Raises UnsupportedShapeError before anything is compiled or written; CompileError and DiskFullError,
     which leave the cache usable.
     """
-    backend = options.backend
     programs = build_programs(config.shape, choose_seq_len(config, options.seq_len))
-    report.note(backend.reason)
+    report.note(options.backend.reason)
     if remark := prepare_native():
         report.note(remark)
-    cache = KernelCache(options.cache_dir, backend, Profiler(), report.note)
-    _compile(programs, cache, report)
+    cache = KernelCache(options.cache_dir, options.backend, Profiler(), report.note)
+    compile_into(cache, programs, report)
     return programs, cache
 
 
-def _compile(programs: dict[str, Program], cache: KernelCache, report: Reporter) -> None:
+def compile_into(cache: KernelCache, programs: Mapping[str, Program], report: Reporter) -> None:
+    """Compile programs, telling how far it has come. Raises CompileError and DiskFullError."""
     started = time.perf_counter()
     with report.bar("compiling", len(programs)) as step:
         telling = _Telling(report, step)

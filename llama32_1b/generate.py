@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 from llama32_1b.decode import decode_step
 from llama32_1b.errors import UserError
@@ -13,7 +17,11 @@ from llama32_1b.lm_head import next_token_logits
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array
 from llama32_1b.prefill import check_prompt, prefill
+from llama32_1b.running import Recover, give_up
 from llama32_1b.sampler import Sampler
+from runtime import RunError
+
+Row = TypeVar("Row", bound=NDArray[Any])
 
 
 class FinishReason(enum.Enum):
@@ -53,8 +61,9 @@ class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
     `interrupted` is asked after every token; True ends the generation. Afterwards `finish_reason` says
-    why it ended and `figures` how fast it was. Raises PromptError, before anything is run, for a prompt
-    that cannot be run, and UserError where fewer than one token is asked for.
+    why it ended and `figures` how fast it was. `recover` is called when a device fails: where it returns, the
+    step that failed is run again. Raises PromptError, before anything is run, for a prompt that cannot be
+    run, and UserError where fewer than one token is asked for.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class Generation:
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
+        recover: Recover = give_up,
     ) -> None:
         check_prompt(prompt_ids, model.longest_prompt, model.config.vocab_size)
         if max_new_tokens < 1:
@@ -75,16 +85,19 @@ class Generation:
         self._max_new_tokens = max_new_tokens
         self._sampler = sampler
         self._interrupted = interrupted
+        self._recover = recover
         self._started = self._first = self._last = 0.0
 
     def __iter__(self) -> Iterator[int]:
         model = self._model
         self._started = time.perf_counter()
         cache = model.new_cache(len(self.prompt_ids) + self._max_new_tokens)
-        token = self._pick(prefill(model, self.prompt_ids, cache)[-1])
+        rows = self._step(lambda: prefill(model, self.prompt_ids, cache))
+        token = self._pick(rows[-1])
         yield token
         while (reason := self._reason_to_finish(token, cache.length)) is None:
-            token = self._pick(decode_step(model, token, cache))
+            row = self._step(functools.partial(decode_step, model, token, cache))
+            token = self._pick(row)
             yield token
         self.finish_reason = reason
 
@@ -107,7 +120,7 @@ class Generation:
         return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
 
     def _pick(self, hidden: BF16Array) -> int:
-        logits = next_token_logits(self._model, hidden)
+        logits = self._step(lambda: next_token_logits(self._model, hidden))
         with self._model.host_timer("sampling"):
             token = self._sampler(logits)
         self._last = time.perf_counter()
@@ -115,6 +128,14 @@ class Generation:
             self._first = self._last
         self.token_ids.append(token)
         return token
+
+    def _step(self, step: Callable[[], Row]) -> Row:
+        """One step of the forward pass; run again, from its start, once a failed device was replaced."""
+        try:
+            return step()
+        except RunError as error:
+            self._recover(error, f"at token {len(self.token_ids) + 1} of the answer")
+        return step()
 
     def _reason_to_finish(self, token: int, next_position: int) -> FinishReason | None:
         config = self._model.config

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs
 from llama32_1b.generate import Generation, never
 from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
+from llama32_1b.running import Running
 from llama32_1b.sampler import Sampler
 from llama32_1b.tokenizer import Tokenizer
-from runtime import KernelCache
+from runtime import Backend, KernelCache, RunError
 
 
 @dataclass(frozen=True)
 class Session:
-    """A model that is ready, with its tokenizer and the cache that runs its programs."""
+    """A model that is ready, with its tokenizer and what runs its programs."""
 
     model: LlamaModel
     tokenizer: Tokenizer
-    cache: KernelCache
+    running: Running
+
+    @property
+    def cache(self) -> KernelCache:
+        """The cache that runs the programs now."""
+        return self.running.cache
 
     @property
     def backend(self) -> str:
-        """The backend's name: virtual or npu."""
-        return self.cache.backend.name
+        """The backend's name: virtual or npu; "npu, then virtual" where the one had to give way."""
+        return self.running.backend
 
     def generate(
         self,
@@ -37,7 +45,7 @@ class Session:
         interrupted: Callable[[], bool] = never,
     ) -> Generation:
         """Tokens that continue `prompt_ids`; see Generation."""
-        return Generation(self.model, prompt_ids, max_new_tokens, sampler, interrupted)
+        return Generation(self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.running.recover)
 
     def text(self, generation: Generation) -> Iterator[str]:
         """Run `generation` and give its text as it is made, without the tokens that end it."""
@@ -56,14 +64,28 @@ class Session:
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:
     """Compile what is not yet compiled, then fill each layer's buffer objects with its weights.
 
-    After this, a call writes activations alone. Raises as compile_programs does.
+    After this, a call writes activations alone. With `options.fallback`, a device that fails, now or later,
+    is replaced by that backend, whose programs are compiled only then. Raises as compile_programs does, and
+    RunError for a device that fails without one.
     """
     programs, cache = compile_programs(checkpoint.config, options, report)
+
+    def prepare(fallback: Backend) -> KernelCache:
+        other = KernelCache(options.cache_dir, fallback, cache.profiler, report.note)
+        compile_into(other, programs, report)
+        _preload(dataclasses.replace(model, runner=other), checkpoint, report)
+        return other
+
+    stand_in = functools.partial(prepare, options.fallback) if options.fallback else None
+    running = Running(cache, stand_in, report.note)
     seq_len = choose_seq_len(checkpoint.config, options.seq_len)
-    model = assemble(checkpoint, programs, cache, seq_len, cache.profiler.span)
-    _preload(model, checkpoint, report)
+    model = assemble(checkpoint, programs, running, seq_len, cache.profiler.span)
+    try:
+        _preload(model, checkpoint, report)
+    except RunError as error:
+        running.recover(error, "while weights were loaded")
     cache.profiler.reset()
-    return Session(model, checkpoint.tokenizer, cache)
+    return Session(model, checkpoint.tokenizer, running)
 
 
 def _preload(model: LlamaModel, checkpoint: Checkpoint, report: Reporter) -> None:

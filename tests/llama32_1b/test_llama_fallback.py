@@ -1,0 +1,376 @@
+"""An answer that the NPU fails in goes on from its KV cache on a stand-in: no token lost, none made twice.
+
+First in numpy, with a failure at every single call; then the demo model on the virtual NPU behind a stand-in
+for pyxrt. The stand-in proves plumbing: nothing here has run on an NPU.
+"""
+
+import io
+import json
+import shutil
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import virtual_npu.pyxrt
+from llama32_1b import commands
+from llama32_1b.chat import Chat
+from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from llama32_1b.cli import default_cache_dir, main
+from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.decode import decode_step
+from llama32_1b.generate import Generation
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.model import assemble, preload
+from llama32_1b.prefill import prefill
+from llama32_1b.progress import Reporter
+from llama32_1b.running import Running, give_up
+from llama32_1b.sampler import Sampler
+from llama32_1b.session import prepare_runtime
+from runtime import Backend, KernelCache, RunError, select_backend
+from runtime.npu.device import NpuAccess
+from runtime.toolchain import VirtualToolchain
+
+PROMPT = [0, 17, 300, 41]
+NEW = 5
+CALLS_OF_PREFILL, CALLS_OF_A_TOKEN = 2 * 3 + 1, 2 * 2 + 1  # two layers, and the LM head
+
+
+# in numpy
+
+
+@pytest.fixture
+def failing_cache(numpy_runner_class):
+    """A NumpyRunner with a backend, that fails for good at call number `fails_at`, counted from 0."""
+
+    class FailingCache(numpy_runner_class):
+        def __init__(self, config, name, fails_at=None, gain=1):
+            super().__init__(config)
+            self.backend = types.SimpleNamespace(name=name)
+            self.fails_at, self.gain, self.closed = fails_at, gain, False
+
+        def run(self, program, /, **arguments):
+            assert not self.closed
+            if self.fails_at is not None and len(self.calls) >= self.fails_at:
+                raise RunError(f"program '{program.name}' is lost", "arguments: many")
+            return super().run(program, **arguments)
+
+        def rms_gemv_rope(self, x, **arrays):
+            return super().rms_gemv_rope((x * self.gain).astype(x.dtype), **arrays)
+
+        def rms_gemms_rope(self, x, **arrays):
+            values = super().rms_gemms_rope(x, **arrays)
+            values["v"] = (values["v"] * self.gain).astype(x.dtype)
+            return values
+
+        def close(self):
+            for results in self.results.values():
+                for array in results.values():
+                    array[...] = 0  # views into buffers that are gone
+            self.closed = True
+
+    return FailingCache
+
+
+@pytest.fixture
+def open_model(make_checkpoint, programs_without_text):
+    """open_model(cache) -> the small model on that runner, weights in place; never ends by itself."""
+    checkpoint = open_checkpoint(make_checkpoint())
+    programs = programs_without_text(checkpoint.config.shape, 64)
+
+    def open_one(runner):
+        model = assemble(checkpoint, programs, runner, 64)
+        list(preload(model, checkpoint.weights))
+        object.__setattr__(model.config, "eos_token_ids", ())
+        return model
+
+    return open_one
+
+
+@pytest.fixture
+def answer(failing_cache, open_model):
+    """answer(fails_at) -> tokens, notes and runner of an answer whose first cache fails at that call."""
+
+    def answer(fails_at, gain=1, temperature=0.0, sampler=None):
+        notes = []
+        config = open_model(failing_cache(None, "spare")).config
+
+        def prepare():
+            spare = failing_cache(config, "spare")
+            open_model(spare)
+            return spare
+
+        running = Running(failing_cache(config, "npu", fails_at, gain), prepare, notes.append)
+        sampler = sampler or Sampler(temperature, seed=1)
+        generation = Generation(open_model(running), PROMPT, NEW, sampler, recover=running.recover)
+        return list(generation), notes, running
+
+    return answer
+
+
+def test_a_failure_at_any_call_changes_no_token(answer):
+    calls = CALLS_OF_PREFILL + (NEW - 1) * CALLS_OF_A_TOKEN
+    wanted, notes, running = answer(None)
+    assert (len(wanted), notes, running.backend) == (NEW, [], "npu")
+    assert len(running.cache.calls) == calls
+    for fails_at in range(calls):
+        tokens, notes, running = answer(fails_at)
+        assert tokens == wanted, f"failing at call {fails_at}"
+        assert running.backend == "npu, then spare"
+        token = 1 if fails_at < CALLS_OF_PREFILL else 2 + (fails_at - CALLS_OF_PREFILL) // CALLS_OF_A_TOKEN
+        assert f"backend npu is given up at token {token} of the answer" in notes[0]
+        assert notes[-1] == f"going on at token {token} of the answer on backend spare"
+    assert answer(calls)[1] == []
+
+
+def test_drawing_goes_on_where_it_was(answer):
+    wanted, _, _ = answer(None, temperature=2.0)
+    for fails_at in range(0, CALLS_OF_PREFILL + (NEW - 1) * CALLS_OF_A_TOKEN, 3):
+        assert answer(fails_at, temperature=2.0)[0] == wanted
+
+
+class Seeing(Sampler):
+    """Greedy, and keeps the logits it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = []
+
+    def __call__(self, logits):
+        self.logits.append(logits.copy())
+        return super().__call__(logits)
+
+
+def by_hand(first, second, made, call):
+    """Logits of an answer in which `first` makes that many tokens, and is lost at that call of the next."""
+    kv, logits = first.new_cache(len(PROMPT) + NEW), []
+    hidden = prefill(first, PROMPT, kv)[-1]
+    steps_by_first = made if call == CALLS_OF_A_TOKEN - 1 else made - 1  # the last call is the LM head's
+    for token in range(NEW):
+        logits.append(next_token_logits(first if token < made else second, hidden))
+        hidden = decode_step(first if token < steps_by_first else second, int(logits[-1].argmax()), kv)
+    return logits
+
+
+@pytest.mark.parametrize("made", [1, 2, 3])
+@pytest.mark.parametrize("call", range(CALLS_OF_A_TOKEN))
+def test_the_rest_is_what_the_stand_in_alone_makes_of_the_kv_cache(
+    answer, failing_cache, open_model, made, call
+):
+    """The first cache computes something else, so that it shows in every logit who computed what."""
+    config = open_model(failing_cache(None, "x")).config
+    other, spare = (open_model(failing_cache(config, "x", gain=gain)) for gain in (3, 1))
+    fails_at = CALLS_OF_PREFILL + (made - 1) * CALLS_OF_A_TOKEN + call
+    seen = Seeing()
+    answer(fails_at, gain=3, sampler=seen)
+    np.testing.assert_array_equal(seen.logits, by_hand(other, spare, made, call))
+    for alone in (1, 3):
+        whole = Seeing()
+        answer(None, gain=alone, sampler=whole)
+        assert not np.array_equal(seen.logits, whole.logits)
+
+
+def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model):
+    config = open_model(failing_cache(None, "x")).config
+    running = Running(failing_cache(config, "npu", 9))
+    made = Generation(open_model(running), PROMPT, NEW, Sampler(), recover=running.recover)
+    with pytest.raises(RunError, match="is lost"):
+        list(made)
+    assert len(made.token_ids) == 1
+    with pytest.raises(RunError, match="is lost"):
+        give_up(RunError("it is lost"), "here")
+
+
+def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model):
+    config = open_model(failing_cache(None, "x")).config
+    notes = []
+
+    def prepare():
+        spare = failing_cache(config, "spare", fails_at=2)
+        open_model(spare)
+        return spare
+
+    running = Running(failing_cache(config, "npu", 3), prepare, notes.append)
+    generation = Generation(open_model(running), PROMPT, NEW, Sampler(), recover=running.recover)
+    with pytest.raises(RunError, match="is lost"):
+        list(generation)
+    assert running.cache.backend.name == "spare"
+    assert len([note for note in notes if "given up" in note]) == 1
+
+
+# the demo model
+
+QUESTION = "What is the capital of France?"
+
+
+class Prebuilt(VirtualToolchain):
+    """In the place of a compiler: the virtual NPU's programs, which `make run` and others compile too."""
+
+    def compile(self, program, work, *_):
+        cache = KernelCache(default_cache_dir(), select_backend("virtual"))
+        return Path(shutil.copy(cache.compile_and_cache(program).path, work / "program.elf"))
+
+
+@pytest.fixture(scope="module")
+def prebuilt():
+    return Prebuilt()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def virtual(prebuilt):
+    return Backend("virtual", prebuilt, virtual_npu.pyxrt, "backend virtual: for the test")
+
+
+@pytest.fixture(scope="module")
+def wanted(virtual, folder):
+    """The virtual NPU's own answer: tokens and text."""
+    options = RuntimeOptions(None, virtual, folder)
+    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(io.StringIO()))
+    generation = ask(session)
+    return "".join(session.text(generation)), generation.token_ids
+
+
+@pytest.fixture
+def npu(monkeypatch, tmp_path, pyxrt_stand_in, prebuilt):
+    """A backend npu on a stand-in for pyxrt."""
+    monkeypatch.setenv("AERIE_NPU_LOCK", str(tmp_path / "aerie.lock"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return Backend("npu", prebuilt, pyxrt_stand_in.PyxrtStandIn(), "backend npu: a stand-in", NpuAccess())
+
+
+@pytest.fixture
+def told():
+    return io.StringIO()
+
+
+@pytest.fixture
+def open_session(npu, virtual, folder, told):
+    """A session on the stand-in that may fall back to the virtual NPU; `told` has what it said."""
+
+    def open_one(fallback=virtual):
+        options = RuntimeOptions(None, npu, folder, fallback)
+        return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(told, terminal=False))
+
+    return open_one
+
+
+def ask(session, question=QUESTION):
+    ids = session.tokenizer.encode_chat([{"role": "user", "content": question}])
+    return session.generate(ids, 24, Sampler())
+
+
+def layers(session):
+    return session.model.config.num_hidden_layers
+
+
+POINTS = {
+    "the first program of the prompt": (lambda n: 0, "start", 1),
+    "attention in the middle of the prompt": (lambda n: 3 * (n // 2) + 1, "start", 1),
+    "the LM head after the prompt": (lambda n: 3 * n, "wait", 1),
+    "the first program of token 2": (lambda n: 3 * n + 1, "wait", 2),
+    "the last layer of token 4": (lambda n: 3 * n + 1 + 2 * (2 * n + 1) + 2 * n - 1, "wait", 4),
+    "the LM head of token 3": (lambda n: 3 * n + 1 + 2 * n + 1 + 2 * n, "start", 3),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_demo_answers_on(npu, pyxrt_stand_in, wanted, open_session, told, point):
+    after, kind, token = POINTS[point]
+    how = {"start": RuntimeError(pyxrt_stand_in.WEDGED), "wait": pyxrt_stand_in.TIMEOUT}[kind]
+    session = open_session()
+    assert session.backend == "npu"
+    npu.pyxrt.fail(kind, how, after(layers(session)))
+    generation = ask(session)
+    text = "".join(session.text(generation))
+    assert (text, generation.token_ids) == wanted
+    assert session.backend == "npu, then virtual"
+    assert f"is given up at token {token} of the answer" in told.getvalue()
+    assert f"going on at token {token} of the answer on backend virtual" in told.getvalue()
+    assert "failed on the NPU: " in told.getvalue()
+    assert not any(npu.pyxrt.alive.values())  # device and lock are free for others
+
+
+@pytest.mark.parametrize("kind", ["device", "hw_context", "sync"])
+def test_a_device_lost_while_weights_are_loaded(npu, pyxrt_stand_in, wanted, open_session, told, kind):
+    npu.pyxrt.fail(kind, pyxrt_stand_in.LOST, after=0 if kind == "device" else 2)
+    session = open_session()
+    assert "backend npu is given up while weights were loaded" in told.getvalue()
+    assert "".join(session.text(ask(session))) == wanted[0]
+
+
+def test_the_virtual_programs_are_compiled_when_they_are_needed(npu, open_session, told):
+    session = open_session()
+    list(ask(session))
+    assert told.getvalue().count("programs: ") == 1
+    assert "virtual" not in told.getvalue()
+
+
+def test_chat_goes_on_after_a_device_lost_between_turns(npu, pyxrt_stand_in, wanted, open_session, told):
+    session, out = open_session(), io.StringIO()
+    lines = iter([QUESTION, "/reset", QUESTION, "/reset", QUESTION, "/exit"])
+
+    def read():
+        line = next(lines)
+        if line == "/reset":
+            npu.pyxrt.fail("start", pyxrt_stand_in.LOST)
+        return line
+
+    Chat(session, Sampler(), 24, note=lambda line: None, out=out, read=read).run()
+    assert out.getvalue().splitlines() == [wanted[0]] * 3
+    assert told.getvalue().count("given up at token 1 of the answer") == 1
+
+
+def test_without_fallback_the_failure_ends_it(npu, pyxrt_stand_in, open_session):
+    session = open_session(fallback=None)
+    npu.pyxrt.fail("wait", pyxrt_stand_in.TIMEOUT, after=3)
+    with pytest.raises(RunError, match="ERT_CMD_STATE_TIMEOUT"):
+        list(ask(session))
+
+
+@pytest.fixture
+def run(monkeypatch, npu, virtual, folder, capsys):
+    """run(*flags) of the run command, where BACKEND=npu is the stand-in -> (exit code, stdout, stderr)."""
+    backends = {"npu": npu, "virtual": virtual}
+    monkeypatch.setattr(commands, "select_backend", lambda choice, *_, **__: backends[choice])
+
+    def run(*flags):
+        code = main(["run", "--prompt", QUESTION, "--cache-dir", str(folder), *flags])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_line_falls_back_and_says_so(npu, pyxrt_stand_in, run, wanted):
+    npu.pyxrt.fail("wait", pyxrt_stand_in.TIMEOUT, after=60)
+    code, out, err = run("--backend", "npu", "--fallback", "virtual", "--json")
+    text, record = out.splitlines()
+    assert (code, text) == (0, wanted[0])
+    assert json.loads(record)["backend"] == "npu, then virtual"
+    assert err.splitlines()[-1].endswith("| npu, then virtual")
+
+
+def test_the_command_line_without_fallback(npu, pyxrt_stand_in, run):
+    npu.pyxrt.fail("wait", pyxrt_stand_in.TIMEOUT, after=60)
+    code, _, err = run("--backend", "npu")
+    assert code == 2
+    (error,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "failed on the NPU: it ended in ERT_CMD_STATE_TIMEOUT" in error
+    assert "Traceback" not in err
+
+
+def test_a_backend_is_no_fallback_for_itself(run, wanted):
+    code, out, err = run("--backend", "virtual", "--fallback", "virtual")
+    assert (code, out.strip()) == (0, wanted[0])
+    assert err.splitlines()[-1].endswith("| virtual")
+
+
+def test_other_fallbacks_are_refused(run):
+    code, _, err = run("--backend", "virtual", "--fallback", "npu")
+    assert code == 2
+    assert "argument --fallback: invalid choice: 'npu'" in err
