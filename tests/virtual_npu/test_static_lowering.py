@@ -83,8 +83,18 @@ REFUSED = {
     "exp of a scalar": (scalar("math.exp %v"), "math.exp: .* f32: .*G_FEXP of f32"),
     "tanh of f32": (on_core("math.tanh %v", "f32"), "G_FTANH; use vectors of 16 bf16"),
     "tanh of a scalar": (scalar("math.tanh %v", "bf16"), "math.tanh: .* bf16: .*G_FTANH"),
-    "rsqrt of bf16": (on_core("math.rsqrt %v", "bf16"), "AIE2P has no rsqrt of bf16; widen to f32"),
     "rsqrt of a scalar of bf16": (scalar("math.rsqrt %v", "bf16"), "AIE2P has no rsqrt of bf16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_lowered(name: str) -> None:
+    text, message = REFUSED[name]
+    assert_fault(text, "lowering", message)
+
+
+READ = {
+    "rsqrt of bf16": (on_core("math.rsqrt %v", "bf16"), "AIE2P has no rsqrt of bf16; widen to f32"),
     "product of i32": (on_core("arith.muli %v, %v", "i32"), "multiplies vectors of bf16 only; .*contract"),
     "largest of f32": (
         on_core("vector.reduction <maximumf>, %v", "f32", result="vector<16xf32> into f32"),
@@ -97,10 +107,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_lowered(name: str) -> None:
-    text, message = REFUSED[name]
-    assert_fault(text, "lowering", message)
+@pytest.mark.parametrize("name", READ)
+def test_what_the_source_does_not_lower(name: str) -> None:
+    """A warning: the compiler at hand may be another state of it."""
+    text, message = READ[name]
+    assert_warning(text, "lowering", message)
 
 
 def test_what_aie2_lacks() -> None:
@@ -217,7 +228,9 @@ def product(kind: str) -> str:
 
 def test_layouts_of_a_product() -> None:
     assert_clean(product("plain"))
-    assert_fault(product("b transposed"), "lowering", "8x8x8 bf16 by bf16 into f32 b transposed: .*hold B as")
+    assert_warning(
+        product("b transposed"), "lowering", "8x8x8 bf16 by bf16 into f32 b transposed: .*hold B as"
+    )
     for kind in ("a transposed", "c transposed"):
         assert_warning(
             product(kind), "lowering", "in another layout: the lowering does not look at the layout"
@@ -252,14 +265,14 @@ def test_reads_that_are_not_plain() -> None:
     )
 
 
-def test_masks_are_refused() -> None:
+def test_masks_are_warned_of() -> None:
     text = program(
         "%p = arith.constant 0.0 : bf16\n%b = memref.alloc() : memref<64xbf16, 2>\n"
         "%m = arith.constant dense<true> : vector<16xi1>\n"
         "%r = vector.transfer_read %b[%c0], %p, %m {in_bounds = [true]} : memref<64xbf16, 2>, vector<16xbf16>"
     )
-    faults = map(str, check(text).faults)
-    assert any("masked: AIE has no masked loads; read all lanes and choose" in fault for fault in faults)
+    warnings = map(str, check(text).warnings)
+    assert any("masked: AIE has no masked loads; read all lanes and choose" in each for each in warnings)
 
 
 def test_forms_of_a_loop_and_of_a_call() -> None:

@@ -87,6 +87,11 @@ XDNA: Final = "amd/Triton-XDNA: AIE2P vector type constraints"
 LINALG: Final = "mlir-air aircc.cpp convert-linalg-to-loops"
 
 
+def recorded(evidence: str) -> bool:
+    """Whether it records a failure that was met, rather than source from which one follows."""
+    return evidence.startswith(("mlir-air ", "amd/"))
+
+
 def ran(evidence: str) -> bool:
     """Whether it is a program that upstream runs on an NPU2."""
     return evidence.startswith(("mlir-air programming_examples", "mlir-air test/xrt"))

@@ -17,7 +17,8 @@ on_all = partial(direct, architectures=ALL)
 
 ARITHMETIC = (
     on_all("arith.addi arith.muli", INTEGERS, by.DECODE, by.BRANCHES, by.PEANO),
-    on_all("arith.subi arith.cmpi arith.select", INTEGERS, by.PEANO),
+    on_all("arith.cmpi", INTEGERS, by.BOTTLENECK, by.PEANO),
+    on_all("arith.subi arith.select", INTEGERS, by.PEANO),
     on_all(f"{BITS} arith.shli arith.shrsi arith.shrui", INTEGERS, by.SHIFTS, by.PEANO),
     split("arith.maxsi arith.minsi", "i8 i16 i32", by.SHIFTS, by.TO_AIEVEC, note=ONE_LANE),
     scalar(DIVISIONS, INTEGERS, by.PEANO, note=LIBRARY, architectures=ALL),

@@ -15,7 +15,7 @@ MEMORY = (
     direct(f"{READ} {WRITE}", "16 32 64 x f32 i32", by.DECODE, by.GEMM_F32, by.PEANO, note=RUN),
     direct(f"{READ} {WRITE}", "32 64 x i8", by.MATMUL_I8, by.PEANO, note=RUN),
     direct(LOADS, "16 32 x bf16 i16", by.PEANO),
-    direct(LOADS, "16 x f32 i32", by.PEANO),
+    direct(LOADS, "16 32 x f32 i32", by.PEANO),
     direct(READ, "x", by.TEST_SPLAT, details=("of one element to all lanes",)),
     wrong(
         f"{READ} {WRITE} {LOADS}", "x", by.VECTOR_TO_VECTOR,

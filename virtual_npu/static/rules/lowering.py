@@ -1,4 +1,8 @@
-"""What the cores compute, against what their compiler is known to lower: `virtual_npu.static.lowering`."""
+"""What the cores compute, against what their compiler is known to lower: `virtual_npu.static.lowering`.
+
+A refusal that somebody has met is a fault. One that follows from the source of mlir-aie alone is a warning,
+as the state of it that aircc is built with may be another.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from xdsl.ir import Operation
 
 from air_dialect.ops import HerdOp
 from virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
+from virtual_npu.static.lowering.evidence import recorded
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
 from virtual_npu.static.values import parents
@@ -45,7 +50,8 @@ def _judged(program: Program, place: str, form: Form, op: Operation) -> Fault | 
     if row.verdict.lowers or (row.verdict is Verdict.EMULATED and program.options.bf16_emulation):
         return None
     message = f"{_types(form)}: {row.note}; {row.instead}"
-    return Fault("lowering", place, message, row.evidence[0], op, certain=row.verdict is Verdict.REFUSED)
+    is_known = row.verdict is Verdict.REFUSED and any(map(recorded, row.evidence))
+    return Fault("lowering", place, message, row.evidence[0], op, certain=is_known)
 
 
 def _types(form: Form) -> str:
