@@ -80,6 +80,12 @@ FETCH = (
 )
 
 
+ELSEWHERE = (
+    "They ask for other versions of packages than Aerie does: install them in an environment of their own, "
+    "and name it as docs/install.md says under 'Not from wheels'"
+)
+
+
 def installed_version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
@@ -152,8 +158,9 @@ def _run_pip(pip: Sequence[str], wheels: Path | None, log: Path) -> None:
             code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
     if code:
         said = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
-        reason = said[-1].removeprefix("ERROR: ") if said else f"pip ended with exit code {code}"
-        raise UserError(f"upstream's wheels were not installed: {reason}; full log: {log}. {FETCH}")
+        reason = (said[0] if said else f"pip ended with exit code {code}").removeprefix("ERROR: ")
+        advice = ELSEWHERE if any("ResolutionImpossible" in line for line in said) else FETCH
+        raise UserError(f"upstream's wheels were not installed: {reason}; full log: {log}. {advice}")
 
 
 def own_requirements() -> list[str]:
