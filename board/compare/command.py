@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from board.compare.ahead import but_for, compile_ahead
 from board.compare.items import Item, choose
 from board.compare.printing import line_of, print_outcomes
 from board.compare.records import Outcome
@@ -58,9 +59,13 @@ def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out:
     Raises BackendError where there is no such backend here, UserError for a folder that cannot be written.
     """
     report = Reporter()
-    report.note(select_backend(backend).reason)  # what is missing is said before anything starts
+    found = select_backend(backend)  # what is missing is said before anything starts
+    report.note(found.reason)
     logs = _folder(out / "logs")
-    compare_one = in_processes(functools.partial(select_backend, backend), cache_dir, logs)
+    with report.bar("compiling", len(items)) as step:
+        failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
+    report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
+    compare_one = but_for(failed, in_processes(functools.partial(select_backend, backend), cache_dir, logs))
     try:
         outcomes = _follow(items, compare_one, report, lambda found: save(found, backend, out / RECORD))
     except OSError as error:

@@ -66,12 +66,12 @@ def measure(item: Item, backend: Backend, cache_dir: Path, on_phase: OnPhase) ->
         try:
             seconds = cache.compile_and_cache(program).seconds
         except CompileError as error:
-            return Outcome(item, Status.NOT_COMPILED, message=_line(error))
+            return Outcome(item, Status.NOT_COMPILED, message=one_line(error))
         on_phase(RUNNING)
         try:
             held = _run(cache, program, plan, given)
         except AerieRuntimeError as error:
-            message = _line(error)
+            message = one_line(error)
             return Outcome(
                 item, Status.FAILED, message=message, lost=is_lost(message), compile_seconds=seconds
             )
@@ -138,5 +138,6 @@ def _differing(a: Array, b: Array) -> int:
     return int(np.count_nonzero(left != right))
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """A message, on one line."""
     return " ".join(str(error).split())

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from board.compare.items import Item
-from board.compare.measuring import COMPILING, JUDGING, RUNNING, measure
+from board.compare.measuring import COMPILING, JUDGING, RUNNING, measure, one_line
 from board.compare.records import Outcome, Status
 from runtime.backend import Backend
 from runtime.errors import AerieRuntimeError
@@ -140,8 +140,7 @@ def _work(item: Item, make_backend: MakeBackend, cache_dir: Path, log: Path, out
     try:
         out.send(measure(item, make_backend(), cache_dir, tell))
     except (AerieRuntimeError, VirtualNpuError) as error:
-        message = " ".join(str(error).split())
-        out.send(Outcome(item, Status.FAILED, message=message, log=log.name))
+        out.send(Outcome(item, Status.FAILED, message=one_line(error), log=log.name))
     except Exception:
         traceback.print_exc()  # ours, not the owner's: the log has it, and the exit code says so
         os._exit(FAILED_EXIT)
