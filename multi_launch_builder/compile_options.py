@@ -46,7 +46,7 @@ GEMM_GRID = tiled(
 ATTENTION_GRID = tiled(
     1,
     1,
-    reason="one block of query rows at a time: its loops over heads and keys alone fill the descriptors",
+    reason="one step of the grid at a time: a step's own loops over the keys fill the shim's descriptors",
     source=PREFILL,
 )
 ONE_COPY = CompileOption(

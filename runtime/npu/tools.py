@@ -17,8 +17,8 @@ from pathlib import Path
 
 from runtime.errors import BackendError
 
-XRT_FOLDERS = ("/opt/xilinx/xrt",)
-"""Where XRT's packages install, when its setup.sh was not sourced."""
+XRT_FOLDERS = ("/opt/xilinx/xrt", "/opt/xilinx/aiebu")
+"""Where XRT's packages install, when its setup.sh was not sourced; mlir-aie's aiecc.py knew the second."""
 
 
 @dataclass(frozen=True)
