@@ -11,8 +11,7 @@ cascade, each core merging what it gets into its own, and stage 0 normalises and
     core (x, y) ----partial[x, y - 1]---> core (x, y - 1)           cascade
     core (x, 0) ----out_l2[x]-----------> L2 --out_l3[x]--> L3
 
-- The launch grid covers blocks of rows by groups of heads; the heads of a group follow each other. Query head
-  h reads KV head h // (n_heads / n_kv_heads).
+- The launch grid covers blocks of rows by heads. Query head h reads KV head h // (n_heads / n_kv_heads).
 - A memtile rearranges each tile into panels of 8 columns, the order in which the core's 8x8x8 block product
   reads it; the core's DMA undoes it on the way out.
 - K and V share one channel, so that q has the other of a core's two. K is done with before V is wanted, so
@@ -20,7 +19,10 @@ cascade, each core merging what it gets into its own, and stage 0 normalises and
 - A tile wholly above the diagonal is received and not computed on. Receiving less would need transfer counts
   that depend on the launch.
 - Which tile a row sees where depends on lkp and num_stages alone. So a row's result has the same bits
-  whatever lq and lk are padded to: tiles above the diagonal and stages without a tile change no bit of it.
+  whatever lq and lk are padded to: tiles above the diagonal change no bit of it, and a stage that would have
+  no tile is left out, which changes none either.
+- A cascade carries whole buffers: mlir-air's lowering of it (AIRToAIEPass, TileCascadeChannelIfUsingScfFor)
+  passes over sizes, so both ends must be of one type.
 
 A core learns its launch's place through an index operand of the herd, which mlir-air writes to the core as a
 run-time parameter. The mask is a rule of positions: causal, or none.
@@ -37,7 +39,7 @@ import numpy as np
 from kernel_builder.buffers import Buffer, View
 from kernel_builder.dsl import L1, L2, Channel, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.errors import IllegalShapeError
-from kernel_builder.external import ArgumentType, External
+from kernel_builder.external import ArgumentType, External, Optimize
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
@@ -49,6 +51,11 @@ STAGES = 4
 """Default num_stages: the rows of the array. A fixed number, as results depend on it in their last bits."""
 Q_ROWS = (32, 24, 16, 8)
 """Rows of a core's query tile, best first."""
+OPTIMIZE = Optimize(
+    "O2",
+    "what upstream builds its attn_npu2.cc with (mlir-air programming_examples/flash_attention/"
+    "kernel_fusion_based/Makefile); seven functions in one object make it the one to watch in 16 KiB",
+)
 
 
 @dataclass(frozen=True)
@@ -80,22 +87,21 @@ class Shape:
         return self.lk // self.lkp
 
     @property
-    def heads_per_launch(self) -> int:
-        """As few as keep the launch grid within the device's limit of trips."""
-        fewest = -(-self.blocks * self.n_heads // NPU2.repeat_limit)
-        return next(n for n in range(max(1, fewest), self.n_heads + 1) if self.n_heads % n == 0)
+    def shares_work(self) -> bool:
+        """Whether the buffer of scores later takes the partial accumulator of the next stage."""
+        return self.lkp <= self.head_dim
 
     @property
     def work_elements(self) -> int:
-        """f32 of a core's work buffer: a tile of scores, later a partial accumulator from the next stage."""
+        """f32 of a core's work buffer."""
         return self.q_rows * max(self.lkp, self.head_dim)
 
     def kv_head(self, head: Index) -> Index:
         return head // (self.n_heads // self.n_kv_heads)
 
     def tiles_of(self, stage: int) -> int:
-        """K/V tiles that a stage sees."""
-        return max(0, -(-(self.kv_tiles - stage) // self.num_stages))
+        """K/V tiles that a stage sees, at least one."""
+        return -(-(self.kv_tiles - stage) // self.num_stages)
 
 
 def build(
@@ -114,13 +120,14 @@ def build(
 
     lqp: query rows of a launch, num_q_tiles equal tiles of a multiple of 8 rows; divides lq. lkp: rows of a
     K/V tile, a multiple of 8 that divides lk. num_q_tiles x num_stages cores, at most 8 x 4. causal: row i
-    sees keys 0 to i; else all keys. Defaults suit lq and lk that are multiples of 64. Raises
-    IllegalShapeError.
+    sees keys 0 to i; else all keys. Where there are fewer K/V tiles than num_stages, there are as many stages
+    as tiles. Defaults suit lq and lk that are multiples of 64. Raises IllegalShapeError.
     """
     _check_heads(n_heads, n_kv_heads, head_dim, num_stages)
     lkp = _kv_rows(lk, head_dim, lkp)
     lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles)
-    shape = Shape(lq, lk, n_heads, n_kv_heads, head_dim, lqp, lkp, num_q_tiles, num_stages, causal)
+    stages = min(num_stages, lk // lkp)
+    shape = Shape(lq, lk, n_heads, n_kv_heads, head_dim, lqp, lkp, num_q_tiles, stages, causal)
     if shape.blocks > NPU2.repeat_limit:
         raise IllegalShapeError(
             f"flash_attention: lq={lq} makes {shape.blocks} blocks of lqp={lqp} rows, a launch has at most "
@@ -151,63 +158,46 @@ class _Attention:
 
     def module(self) -> KernelModule:
         k, s = self.k, self.shape
-        groups = s.n_heads // s.heads_per_launch
-        with k.launch(s.blocks, groups) as (block, group):
-            self._feed(block, group * s.heads_per_launch)
+        with k.launch(s.blocks, s.n_heads) as (block, head):
+            self._feed(block, head)
             with k.segment("attention_segment"):
                 self._relay()
                 with k.herd(s.num_q_tiles, s.num_stages, name="attention_herd") as (tx, ty):
                     _Core(self, block * s.lqp + tx * s.q_rows, tx, ty).run()
         return k.finish()
 
-    def _feed(self, block: Index, first_head: Index) -> None:
+    def _feed(self, block: Index, head: Index) -> None:
         """The launch: queries and K/V tiles leave L3, results arrive. Every channel has a loop of its own."""
         k, s = self.k, self.shape
         for tile in range(s.num_q_tiles):
             rows = block * s.lqp + tile * s.q_rows
-            for head in self._heads(first_head):
-                k.put(self.q_in[tile], _window(self.q, rows, s.q_rows, head, s.head_dim))
-            for head in self._heads(first_head):
-                k.get(self.out_l3[tile], _window(self.out, rows, s.q_rows, head, s.head_dim))
+            k.put(self.q_in[tile], _window(self.q, rows, s.q_rows, head, s.head_dim))
+            k.get(self.out_l3[tile], _window(self.out, rows, s.q_rows, head, s.head_dim))
         for stage in range(s.num_stages):
-            if s.tiles_of(stage):
-                for head in self._heads(first_head):
-                    self._feed_stage(stage, s.kv_head(head))
-
-    def _feed_stage(self, stage: int, kv_head: Index) -> None:
-        k, s = self.k, self.shape
-        for i in k.loop(0, s.tiles_of(stage)):
-            rows = (i * s.num_stages + stage) * s.lkp
-            for source in (self.keys, self.values):
-                k.put(self.kv_in[stage], _window(source, rows, s.lkp, kv_head, s.head_dim))
-
-    def _heads(self, first: Index) -> Any:
-        """A loop on the device over the heads of a launch."""
-        return (first + head for head in self.k.loop(0, self.shape.heads_per_launch))
+            for i in k.loop(0, s.tiles_of(stage)):
+                rows = (i * s.num_stages + stage) * s.lkp
+                for source in (self.keys, self.values):
+                    k.put(self.kv_in[stage], _window(source, rows, s.lkp, s.kv_head(head), s.head_dim))
 
     def _relay(self) -> None:
         """The segment: tiles pass through L2, where they are put into panels; results pass back."""
         k, s = self.k, self.shape
-        heads = s.heads_per_launch
         for tile in range(s.num_q_tiles):
-            self._pass_on(self.q_in, (tile,), self.q_l1, (tile, 0), s.q_rows, heads)
-            for _ in k.loop(0, heads):
-                l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
-                k.get(self.out_l2[tile], l2_out)
-                k.put(self.out_l3[tile], l2_out)
+            self._pass_on(self.q_in, (tile,), self.q_l1, (tile, 0), s.q_rows)
+            l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
+            k.get(self.out_l2[tile], l2_out)
+            k.put(self.out_l3[tile], l2_out)
         for stage in range(s.num_stages):
-            if s.tiles_of(stage):
-                count = 2 * s.tiles_of(stage) * heads
-                self._pass_on(self.kv_in, (stage,), self.kv_l1, (0, stage), s.lkp, count)
+            for _ in k.loop(0, 2 * s.tiles_of(stage)):
+                self._pass_on(self.kv_in, (stage,), self.kv_l1, (0, stage), s.lkp)
 
     def _pass_on(
-        self, source: Channel, at: tuple[int, ...], to: Channel, end: tuple[int, ...], rows: int, count: int
+        self, source: Channel, at: tuple[int, ...], to: Channel, end: tuple[int, ...], rows: int
     ) -> None:
         k, s = self.k, self.shape
-        for _ in k.loop(0, count):
-            tile = k.alloc(L2, (rows, s.head_dim), bf16, f"l2_{source.name}")
-            k.get(source[at], tile)
-            k.put(to[end], _as_panels(tile, rows, s.head_dim))
+        tile = k.alloc(L2, (rows, s.head_dim), bf16, f"l2_{source.name}")
+        k.get(source[at], tile)
+        k.put(to[end], _as_panels(tile, rows, s.head_dim))
 
 
 class _Core:
@@ -224,16 +214,18 @@ class _Core:
         self.work = alloc(L1, (s.work_elements,), f32, "l1_work")
         self.acc = alloc(L1, (s.q_rows * s.head_dim,), f32, "l1_acc")
         self.stats = alloc(L1, (4 * s.q_rows,), f32, "l1_stats")
-        self.other = alloc(L1, (4 * s.q_rows,), f32, "l1_other_stats") if s.num_stages > 1 else None
+        if s.num_stages > 1:
+            self.other = alloc(L1, (4 * s.q_rows,), f32, "l1_other_stats")
+            apart = not s.shares_work
+            self.incoming = alloc(L1, (s.q_rows * s.head_dim,), f32, "l1_other_acc") if apart else self.work
 
     def run(self) -> None:
         k, s = self.k, self.shape
-        for _ in k.loop(0, s.heads_per_launch):
-            k.get(self.attention.q_l1[self.tx, self.ty], self.q)
-            self.call["init"](self.acc, self.stats)
-            for i in k.loop(0, (s.kv_tiles + s.num_stages - 1 - self.ty) // s.num_stages):
-                self._see((i * s.num_stages + self.ty) * s.lkp)
-            self._merge()
+        k.get(self.attention.q_l1[self.tx, self.ty], self.q)
+        self.call["init"](self.acc, self.stats)
+        for i in k.loop(0, (s.kv_tiles + s.num_stages - 1 - self.ty) // s.num_stages):
+            self._see((i * s.num_stages + self.ty) * s.lkp)
+        self._merge()
 
     def _see(self, first_k: Index) -> None:
         """Take one K tile and one V tile; compute on them unless all their keys are hidden."""
@@ -260,15 +252,14 @@ class _Core:
     def _merge(self) -> None:
         """Partial results go down the stages; stage 0 stores. The query buffer takes the result."""
         k, s, partial = self.k, self.shape, self.attention.partial
-        own, sums = s.q_rows * s.head_dim, slice(0, 2 * s.q_rows)
-        if partial is not None and self.other is not None:
+        if partial is not None:
             with k.when(self.ty <= s.num_stages - 2):
-                k.get(partial[self.tx, self.ty], self.work[0:own])
-                k.get(partial[self.tx, self.ty], self.other[sums])
-                self.call["merge"](self.work, self.other, self.acc, self.stats)
+                k.get(partial[self.tx, self.ty], self.incoming)
+                k.get(partial[self.tx, self.ty], self.other)
+                self.call["merge"](self.incoming, self.other, self.acc, self.stats)
             with k.when(self.ty >= 1):
                 k.put(partial[self.tx, self.ty - 1], self.acc)
-                k.put(partial[self.tx, self.ty - 1], self.stats[sums])
+                k.put(partial[self.tx, self.ty - 1], self.stats)
         with k.when(self.ty == 0):
             self.call["store"](self.acc, self.stats, self.q)
             panels = self.q.reshape(s.head_dim // BLOCK, s.q_rows, BLOCK)
@@ -296,18 +287,19 @@ def _functions(k: Kernel, s: Shape) -> dict[str, External]:
         "causal_mask": [work, i32, i32],
         "softmax": [work, p, stats, acc],
         "values": [p, kv, acc],
-        "merge": [work, stats, acc, stats],
+        "merge": [acc, stats, acc, stats],
         "store": [acc, stats, q],
     }
     tiles = f"{s.q_rows}x{s.lkp}x{s.head_dim}"
     macros = {"ATTN_Q_ROWS": s.q_rows, "ATTN_KV_ROWS": s.lkp, "ATTN_HEAD_DIM": s.head_dim}
     defines = {**macros, **{f"attn_{name}": f"attn_{name}_{tiles}" for name in types}}
     used = {"causal_mask": s.causal, "merge": s.num_stages > 1}
-    return {
-        name: k.external(f"attn_{name}_{tiles}", f"attn_{tiles}.o", signature, "attn_npu2.cc", defines)
-        for name, signature in types.items()
-        if used.get(name, True)
-    }
+
+    def declared(name: str) -> External:
+        symbol, built = f"attn_{name}_{tiles}", f"attn_{tiles}.o"
+        return k.external(symbol, built, types[name], "attn_npu2.cc", defines, OPTIMIZE)
+
+    return {name: declared(name) for name in types if used.get(name, True)}
 
 
 def _check_heads(n_heads: int, n_kv_heads: int, head_dim: int, num_stages: int) -> None:
@@ -340,10 +332,11 @@ def _kv_rows(lk: int, head_dim: int, lkp: int | None) -> int:
 
 
 def l1_bytes(q_rows: int, lkp: int, head_dim: int) -> int:
-    """Buffers of a core; those that a DMA fills count twice, as the compiler may double-buffer them."""
-    inputs = 2 * bf16.itemsize * head_dim * (q_rows + 2 * lkp)
+    """Buffers of a core; K and V count twice, as the compiler may double-buffer what a loop receives."""
+    inputs = bf16.itemsize * head_dim * (q_rows + 2 * 2 * lkp)
     weights = bf16.itemsize * q_rows * lkp
-    floats = f32.itemsize * q_rows * (max(lkp, head_dim) + head_dim + 8)
+    incoming = head_dim if lkp > head_dim else 0
+    floats = f32.itemsize * q_rows * (max(lkp, head_dim) + incoming + head_dim + 8)
     return inputs + weights + floats
 
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from air_dialect.ops import ChannelGetOp, ChannelPutOp
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import flash_attention as fa
 from kernel_builder.testing import random_arrays, run
@@ -28,7 +29,7 @@ REFUSED = [
     ({"lq": 100}, r"lq=100 is no positive multiple of 8 .*; use 96 or 104"),
     ({"lqp": 48}, r"lq=128 is no positive multiple of 48 \(lqp, the rows of a launch\); use 96 or 144"),
     ({"lqp": 32, "num_q_tiles": 8}, r"lqp=32 is no positive multiple of 64 \(8 rows for 8 cores\); use 64"),
-    ({"lqp": 128, "num_q_tiles": 1}, r"128 query rows and lkp=64 at head_dim=64 take .* a core has 64512; "),
+    ({"lqp": 128, "num_q_tiles": 1}, r"128 query rows and lkp=64 at head_dim=64 take .* a core has 63488; "),
     (
         {"lq": 65536, "lqp": 64, "num_q_tiles": 8},
         r"makes 1024 blocks of lqp=64 rows, .* an lq of at most 16320",
@@ -66,7 +67,19 @@ def test_random_cases_fit() -> None:
 def test_kv_tiles_do_not_depend_on_the_length(length: int) -> None:
     text = fa.build(length, length, 2, 1, 64).text
     assert "ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64" in text
-    assert "@kv_in [4]" in text
+    assert f"@kv_in [{min(fa.STAGES, length // 64)}]" in text
+
+
+@pytest.mark.parametrize(("head_dim", "lkp"), [(64, 64), (32, 64), (128, 32)])
+def test_a_cascade_carries_whole_buffers_of_one_type(head_dim: int, lkp: int) -> None:
+    module = fa.build(256, 256, 2, 1, head_dim, lkp=lkp).module
+    ends = [op for op in module.walk() if isinstance(op, ChannelPutOp | ChannelGetOp)]
+    sent, taken = (
+        [op.memref for op in ends if isinstance(op, kind) and op.chan_name == "partial"]
+        for kind in (ChannelPutOp, ChannelGetOp)
+    )
+    assert [x.type for x in sent] == [x.type for x in taken]
+    assert len(sent) == 2
 
 
 @pytest.fixture(scope="module")

@@ -1,297 +1,219 @@
 // One tile of queries, two heads on one KV head, causal.
-// RUN: %kernels show flash_attention --lq=64 --lk=64 --n-heads=2 --n-kv-heads=1 --head-dim=64 | %golden %s
+// RUN: %kernels show flash_attention --lq=128 --lk=128 --n-heads=2 --n-kv-heads=1 --head-dim=64 | %golden %s
 builtin.module {
   air.channel @q_in [8] {channel_type = "npu_dma_stream"}
-  air.channel @q_l1 [8, 1] {channel_type = "npu_dma_stream", broadcast_shape = [8, 4]}
-  air.channel @kv_in [4] {channel_type = "npu_dma_stream"}
-  air.channel @kv_l1 [1, 4] {channel_type = "npu_dma_stream", broadcast_shape = [8, 4]}
-  air.channel @partial [8, 3] {channel_type = "npu_cascade"}
+  air.channel @q_l1 [8, 1] {channel_type = "npu_dma_stream", broadcast_shape = [8, 2]}
+  air.channel @kv_in [2] {channel_type = "npu_dma_stream"}
+  air.channel @kv_l1 [1, 2] {channel_type = "npu_dma_stream", broadcast_shape = [8, 2]}
+  air.channel @partial [8, 1] {channel_type = "npu_cascade"}
   air.channel @out_l2 [8] {channel_type = "npu_dma_stream"}
   air.channel @out_l3 [8] {channel_type = "npu_dma_stream"}
-  func.func private @attn_init_8x64x64(memref<512xf32, 2>, memref<32xf32, 2>) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func private @attn_scores_8x64x64(memref<512xbf16, 2>, memref<4096xbf16, 2>, memref<512xf32, 2>) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func private @attn_causal_mask_8x64x64(memref<512xf32, 2>, i32, i32) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func private @attn_softmax_8x64x64(memref<512xf32, 2>, memref<512xbf16, 2>, memref<32xf32, 2>, memref<512xf32, 2>) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func private @attn_values_8x64x64(memref<512xbf16, 2>, memref<4096xbf16, 2>, memref<512xf32, 2>) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func private @attn_merge_8x64x64(memref<512xf32, 2>, memref<32xf32, 2>, memref<512xf32, 2>, memref<32xf32, 2>) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func private @attn_store_8x64x64(memref<512xf32, 2>, memref<32xf32, 2>, memref<512xbf16, 2>) -> () attributes {link_with = "attn_8x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=8 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_8x64x64 attn_scores=attn_scores_8x64x64 attn_causal_mask=attn_causal_mask_8x64x64 attn_softmax=attn_softmax_8x64x64 attn_values=attn_values_8x64x64 attn_merge=attn_merge_8x64x64 attn_store=attn_store_8x64x64", llvm.emit_c_interface}
-  func.func @flash_attention(%q: memref<64x128xbf16>, %k: memref<64x64xbf16>, %v: memref<64x64xbf16>, %out: memref<64x128xbf16>) {
+  func.func private @attn_init_16x64x64(memref<1024xf32, 2>, memref<64xf32, 2>) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func private @attn_scores_16x64x64(memref<1024xbf16, 2>, memref<4096xbf16, 2>, memref<1024xf32, 2>) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func private @attn_causal_mask_16x64x64(memref<1024xf32, 2>, i32, i32) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func private @attn_softmax_16x64x64(memref<1024xf32, 2>, memref<1024xbf16, 2>, memref<64xf32, 2>, memref<1024xf32, 2>) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func private @attn_values_16x64x64(memref<1024xbf16, 2>, memref<4096xbf16, 2>, memref<1024xf32, 2>) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func private @attn_merge_16x64x64(memref<1024xf32, 2>, memref<64xf32, 2>, memref<1024xf32, 2>, memref<64xf32, 2>) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func private @attn_store_16x64x64(memref<1024xf32, 2>, memref<64xf32, 2>, memref<1024xbf16, 2>) -> () attributes {link_with = "attn_16x64x64.o", link_source = "attn_npu2.cc", link_defines = "ATTN_Q_ROWS=16 ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64 attn_init=attn_init_16x64x64 attn_scores=attn_scores_16x64x64 attn_causal_mask=attn_causal_mask_16x64x64 attn_softmax=attn_softmax_16x64x64 attn_values=attn_values_16x64x64 attn_merge=attn_merge_16x64x64 attn_store=attn_store_16x64x64", link_optimize = "O2", llvm.emit_c_interface}
+  func.func @flash_attention(%q: memref<128x128xbf16>, %k: memref<128x64xbf16>, %v: memref<128x64xbf16>, %out: memref<128x128xbf16>) {
     %c1 = arith.constant 1 : index
     %c2 = arith.constant 2 : index
-    air.launch (%lx, %ly) in (%lsx=%c1, %lsy=%c2) args(%q_1=%q, %out_1=%out, %k_1=%k, %v_1=%v) : memref<64x128xbf16>, memref<64x128xbf16>, memref<64x64xbf16>, memref<64x64xbf16> {
+    air.launch (%lx, %ly) in (%lsx=%c1, %lsy=%c2) args(%q_1=%q, %out_1=%out, %k_1=%k, %v_1=%v) : memref<128x128xbf16>, memref<128x128xbf16>, memref<128x64xbf16>, memref<128x64xbf16> {
       %c0 = arith.constant 0 : index
-      %c1_1 = arith.constant 1 : index
-      %c8 = arith.constant 8 : index
+      %c16 = arith.constant 16 : index
       %c64 = arith.constant 64 : index
       %c128 = arith.constant 128 : index
+      %c1_1 = arith.constant 1 : index
       %c2_1 = arith.constant 2 : index
       %c3 = arith.constant 3 : index
       %c4 = arith.constant 4 : index
       %c5 = arith.constant 5 : index
       %c6 = arith.constant 6 : index
       %c7 = arith.constant 7 : index
+      %at = affine.apply affine_map<()[s0] -> ((s0 * 128))> ()[%lx]
+      %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%ly]
+      air.channel.put @q_in[%c0] (%q_1[%at, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c0] (%out_1[%at, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_2 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 16))> ()[%lx]
+      air.channel.put @q_in[%c1_1] (%q_1[%at_2, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c1_1] (%out_1[%at_2, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_3 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 32))> ()[%lx]
+      air.channel.put @q_in[%c2_1] (%q_1[%at_3, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c2_1] (%out_1[%at_3, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_4 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 48))> ()[%lx]
+      air.channel.put @q_in[%c3] (%q_1[%at_4, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c3] (%out_1[%at_4, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_5 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 64))> ()[%lx]
+      air.channel.put @q_in[%c4] (%q_1[%at_5, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c4] (%out_1[%at_5, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_6 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 80))> ()[%lx]
+      air.channel.put @q_in[%c5] (%q_1[%at_6, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c5] (%out_1[%at_6, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_7 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 96))> ()[%lx]
+      air.channel.put @q_in[%c6] (%q_1[%at_7, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c6] (%out_1[%at_7, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      %at_8 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 112))> ()[%lx]
+      air.channel.put @q_in[%c7] (%q_1[%at_8, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
+      air.channel.get @out_l3[%c7] (%out_1[%at_8, %at_1] [%c16, %c64] [%c128, %c1_1]) : (memref<128x128xbf16>)
       scf.for %i = %c0 to %c1_1 step %c1_1 {
-        %at = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%lx]
-        %at_1 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i]
-        air.channel.put @q_in[%c0] (%q_1[%at, %at_1] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
+        %at_9 = affine.apply affine_map<()[s0] -> ((s0 * 128))> ()[%i]
+        %at_10 = affine.apply affine_map<()[s0] -> (((s0 floordiv 2) * 64))> ()[%ly]
+        air.channel.put @kv_in[%c0] (%k_1[%at_9, %at_10] [%c64, %c64] [%c64, %c1_1]) : (memref<128x64xbf16>)
+        air.channel.put @kv_in[%c0] (%v_1[%at_9, %at_10] [%c64, %c64] [%c64, %c1_1]) : (memref<128x64xbf16>)
       }
       scf.for %i_1 = %c0 to %c1_1 step %c1_1 {
-        %at_2 = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%lx]
-        %at_3 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_1]
-        air.channel.get @out_l3[%c0] (%out_1[%at_2, %at_3] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_2 = %c0 to %c1_1 step %c1_1 {
-        %at_4 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 8))> ()[%lx]
-        %at_5 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_2]
-        air.channel.put @q_in[%c1_1] (%q_1[%at_4, %at_5] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_3 = %c0 to %c1_1 step %c1_1 {
-        %at_6 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 8))> ()[%lx]
-        %at_7 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_3]
-        air.channel.get @out_l3[%c1_1] (%out_1[%at_6, %at_7] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_4 = %c0 to %c1_1 step %c1_1 {
-        %at_8 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 16))> ()[%lx]
-        %at_9 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_4]
-        air.channel.put @q_in[%c2_1] (%q_1[%at_8, %at_9] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_5 = %c0 to %c1_1 step %c1_1 {
-        %at_10 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 16))> ()[%lx]
-        %at_11 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_5]
-        air.channel.get @out_l3[%c2_1] (%out_1[%at_10, %at_11] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_6 = %c0 to %c1_1 step %c1_1 {
-        %at_12 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 24))> ()[%lx]
-        %at_13 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_6]
-        air.channel.put @q_in[%c3] (%q_1[%at_12, %at_13] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_7 = %c0 to %c1_1 step %c1_1 {
-        %at_14 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 24))> ()[%lx]
-        %at_15 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_7]
-        air.channel.get @out_l3[%c3] (%out_1[%at_14, %at_15] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_8 = %c0 to %c1_1 step %c1_1 {
-        %at_16 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 32))> ()[%lx]
-        %at_17 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_8]
-        air.channel.put @q_in[%c4] (%q_1[%at_16, %at_17] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_9 = %c0 to %c1_1 step %c1_1 {
-        %at_18 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 32))> ()[%lx]
-        %at_19 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_9]
-        air.channel.get @out_l3[%c4] (%out_1[%at_18, %at_19] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_10 = %c0 to %c1_1 step %c1_1 {
-        %at_20 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 40))> ()[%lx]
-        %at_21 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_10]
-        air.channel.put @q_in[%c5] (%q_1[%at_20, %at_21] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_11 = %c0 to %c1_1 step %c1_1 {
-        %at_22 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 40))> ()[%lx]
-        %at_23 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_11]
-        air.channel.get @out_l3[%c5] (%out_1[%at_22, %at_23] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_12 = %c0 to %c1_1 step %c1_1 {
-        %at_24 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 48))> ()[%lx]
-        %at_25 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_12]
-        air.channel.put @q_in[%c6] (%q_1[%at_24, %at_25] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_13 = %c0 to %c1_1 step %c1_1 {
-        %at_26 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 48))> ()[%lx]
-        %at_27 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_13]
-        air.channel.get @out_l3[%c6] (%out_1[%at_26, %at_27] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_14 = %c0 to %c1_1 step %c1_1 {
-        %at_28 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 56))> ()[%lx]
-        %at_29 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_14]
-        air.channel.put @q_in[%c7] (%q_1[%at_28, %at_29] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_15 = %c0 to %c1_1 step %c1_1 {
-        %at_30 = affine.apply affine_map<()[s0] -> (((s0 * 64) + 56))> ()[%lx]
-        %at_31 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 64)))> ()[%ly, %i_15]
-        air.channel.get @out_l3[%c7] (%out_1[%at_30, %at_31] [%c8, %c64] [%c128, %c1_1]) : (memref<64x128xbf16>)
-      }
-      scf.for %i_16 = %c0 to %c1_1 step %c1_1 {
-        scf.for %i_17 = %c0 to %c1_1 step %c1_1 {
-          %at_32 = affine.apply affine_map<()[s0] -> ((s0 * 256))> ()[%i_17]
-          %at_33 = affine.apply affine_map<()[s0, s1] -> ((((s0 + s1) floordiv 2) * 64))> ()[%ly, %i_16]
-          air.channel.put @kv_in[%c0] (%k_1[%at_32, %at_33] [%c64, %c64] [%c64, %c1_1]) : (memref<64x64xbf16>)
-          air.channel.put @kv_in[%c0] (%v_1[%at_32, %at_33] [%c64, %c64] [%c64, %c1_1]) : (memref<64x64xbf16>)
-        }
+        %at_11 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 64))> ()[%i_1]
+        %at_12 = affine.apply affine_map<()[s0] -> (((s0 floordiv 2) * 64))> ()[%ly]
+        air.channel.put @kv_in[%c1_1] (%k_1[%at_11, %at_12] [%c64, %c64] [%c64, %c1_1]) : (memref<128x64xbf16>)
+        air.channel.put @kv_in[%c1_1] (%v_1[%at_11, %at_12] [%c64, %c64] [%c64, %c1_1]) : (memref<128x64xbf16>)
       }
       air.segment @attention_segment args(%lx_1=%lx) : index {
         %c0_1 = arith.constant 0 : index
-        %c1_2 = arith.constant 1 : index
-        %c8_1 = arith.constant 8 : index
+        %c8 = arith.constant 8 : index
+        %c16_1 = arith.constant 16 : index
         %c64_1 = arith.constant 64 : index
+        %c1_2 = arith.constant 1 : index
         %c2_2 = arith.constant 2 : index
         %c3_1 = arith.constant 3 : index
         %c4_1 = arith.constant 4 : index
         %c5_1 = arith.constant 5 : index
         %c6_1 = arith.constant 6 : index
         %c7_1 = arith.constant 7 : index
-        scf.for %i_18 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c0_1] (%l2_q_in[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c0_1, %c0_1] (%l2_q_in[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in : memref<8x64xbf16, 1>
-        }
-        scf.for %i_19 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c0_1] (%l2_out[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c0_1] (%l2_out[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out : memref<8x64xbf16, 1>
-        }
-        scf.for %i_20 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_1 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c1_2] (%l2_q_in_1[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c1_2, %c0_1] (%l2_q_in_1[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_1 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_21 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_1 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c1_2] (%l2_out_1[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c1_2] (%l2_out_1[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_1 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_22 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_2 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c2_2] (%l2_q_in_2[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c2_2, %c0_1] (%l2_q_in_2[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_2 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_23 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_2 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c2_2] (%l2_out_2[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c2_2] (%l2_out_2[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_2 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_24 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_3 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c3_1] (%l2_q_in_3[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c3_1, %c0_1] (%l2_q_in_3[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_3 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_25 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_3 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c3_1] (%l2_out_3[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c3_1] (%l2_out_3[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_3 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_26 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_4 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c4_1] (%l2_q_in_4[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c4_1, %c0_1] (%l2_q_in_4[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_4 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_27 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_4 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c4_1] (%l2_out_4[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c4_1] (%l2_out_4[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_4 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_28 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_5 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c5_1] (%l2_q_in_5[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c5_1, %c0_1] (%l2_q_in_5[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_5 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_29 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_5 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c5_1] (%l2_out_5[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c5_1] (%l2_out_5[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_5 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_30 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_6 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c6_1] (%l2_q_in_6[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c6_1, %c0_1] (%l2_q_in_6[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_6 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_31 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_6 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c6_1] (%l2_out_6[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c6_1] (%l2_out_6[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_6 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_32 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_q_in_7 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @q_in[%c7_1] (%l2_q_in_7[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @q_l1[%c7_1, %c0_1] (%l2_q_in_7[%c0_1, %c0_1, %c0_1] [%c8_1, %c8_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_q_in_7 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_33 = %c0_1 to %c1_2 step %c1_2 {
-          %l2_out_7 = memref.alloc() : memref<8x64xbf16, 1>
-          air.channel.get @out_l2[%c7_1] (%l2_out_7[] [] []) : (memref<8x64xbf16, 1>)
-          air.channel.put @out_l3[%c7_1] (%l2_out_7[] [] []) : (memref<8x64xbf16, 1>)
-          memref.dealloc %l2_out_7 : memref<8x64xbf16, 1>
-        }
-        scf.for %i_34 = %c0_1 to %c2_2 step %c1_2 {
+        %l2_q_in = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c0_1] (%l2_q_in[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c0_1, %c0_1] (%l2_q_in[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c0_1] (%l2_out[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c0_1] (%l2_out[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_1 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c1_2] (%l2_q_in_1[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c1_2, %c0_1] (%l2_q_in_1[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_1 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c1_2] (%l2_out_1[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c1_2] (%l2_out_1[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_2 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c2_2] (%l2_q_in_2[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c2_2, %c0_1] (%l2_q_in_2[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_2 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c2_2] (%l2_out_2[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c2_2] (%l2_out_2[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_3 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c3_1] (%l2_q_in_3[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c3_1, %c0_1] (%l2_q_in_3[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_3 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c3_1] (%l2_out_3[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c3_1] (%l2_out_3[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_4 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c4_1] (%l2_q_in_4[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c4_1, %c0_1] (%l2_q_in_4[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_4 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c4_1] (%l2_out_4[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c4_1] (%l2_out_4[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_5 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c5_1] (%l2_q_in_5[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c5_1, %c0_1] (%l2_q_in_5[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_5 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c5_1] (%l2_out_5[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c5_1] (%l2_out_5[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_6 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c6_1] (%l2_q_in_6[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c6_1, %c0_1] (%l2_q_in_6[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_6 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c6_1] (%l2_out_6[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c6_1] (%l2_out_6[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_q_in_7 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @q_in[%c7_1] (%l2_q_in_7[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @q_l1[%c7_1, %c0_1] (%l2_q_in_7[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
+        %l2_out_7 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c7_1] (%l2_out_7[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c7_1] (%l2_out_7[] [] []) : (memref<16x64xbf16, 1>)
+        scf.for %i_2 = %c0_1 to %c2_2 step %c1_2 {
           %l2_kv_in = memref.alloc() : memref<64x64xbf16, 1>
           air.channel.get @kv_in[%c0_1] (%l2_kv_in[] [] []) : (memref<64x64xbf16, 1>)
-          air.channel.put @kv_l1[%c0_1, %c0_1] (%l2_kv_in[%c0_1, %c0_1, %c0_1] [%c8_1, %c64_1, %c8_1] [%c8_1, %c64_1, %c1_2]) : (memref<64x64xbf16, 1>)
+          air.channel.put @kv_l1[%c0_1, %c0_1] (%l2_kv_in[%c0_1, %c0_1, %c0_1] [%c8, %c64_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<64x64xbf16, 1>)
           memref.dealloc %l2_kv_in : memref<64x64xbf16, 1>
         }
-        air.herd @attention_herd tile (%hx, %hy) in (%hsx=%c8_1, %hsy=%c4_1) args(%lx_2=%lx_1) : index {
+        scf.for %i_3 = %c0_1 to %c2_2 step %c1_2 {
+          %l2_kv_in_1 = memref.alloc() : memref<64x64xbf16, 1>
+          air.channel.get @kv_in[%c1_2] (%l2_kv_in_1[] [] []) : (memref<64x64xbf16, 1>)
+          air.channel.put @kv_l1[%c0_1, %c1_2] (%l2_kv_in_1[%c0_1, %c0_1, %c0_1] [%c8, %c64_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<64x64xbf16, 1>)
+          memref.dealloc %l2_kv_in_1 : memref<64x64xbf16, 1>
+        }
+        air.herd @attention_herd tile (%hx, %hy) in (%hsx=%c8, %hsy=%c2_2) args(%lx_2=%lx_1) : index {
           %c0_2 = arith.constant 0 : index
           %c1_3 = arith.constant 1 : index
-          %c16 = arith.constant 16 : index
-          %c8_2 = arith.constant 8 : index
-          %c64_2 = arith.constant 64 : index
-          %l1_q = memref.alloc() : memref<512xbf16, 2>
+          %c16_2 = arith.constant 16 : index
+          %c8_1 = arith.constant 8 : index
+          %c128_1 = arith.constant 128 : index
+          %l1_q = memref.alloc() : memref<1024xbf16, 2>
           %l1_k = memref.alloc() : memref<4096xbf16, 2>
           %l1_v = memref.alloc() : memref<4096xbf16, 2>
-          %l1_p = memref.alloc() : memref<512xbf16, 2>
-          %l1_work = memref.alloc() : memref<512xf32, 2>
-          %l1_acc = memref.alloc() : memref<512xf32, 2>
-          %l1_stats = memref.alloc() : memref<32xf32, 2>
-          %l1_other_stats = memref.alloc() : memref<32xf32, 2>
-          scf.for %i_35 = %c0_2 to %c1_3 step %c1_3 {
-            air.channel.get @q_l1[%hx, %hy] (%l1_q[] [] []) : (memref<512xbf16, 2>)
-            func.call @attn_init_8x64x64(%l1_acc, %l1_stats) : (memref<512xf32, 2>, memref<32xf32, 2>) -> ()
-            %bound = affine.apply affine_map<()[s0] -> ((((s0 * -1) floordiv 4) + 1))> ()[%hy]
-            scf.for %i_36 = %c0_2 to %bound step %c1_3 {
-              air.channel.get @kv_l1[%hx, %hy] (%l1_k[] [] []) : (memref<4096xbf16, 2>)
-              %at_34 = affine.apply affine_map<()[s0, s1, s2, s3] -> ((((((s0 * 64) + (s1 * 8)) + (s3 * -256)) + (s2 * -64)) + 7))> ()[%lx_2, %hx, %hy, %i_36]
-              %0 = arith.cmpi sge, %at_34, %c0_2 : index
-              scf.if %0 {
-                func.call @attn_scores_8x64x64(%l1_q, %l1_k, %l1_work) : (memref<512xbf16, 2>, memref<4096xbf16, 2>, memref<512xf32, 2>) -> ()
-                %at_35 = affine.apply affine_map<()[s0, s1] -> (((s0 * 64) + (s1 * 8)))> ()[%lx_2, %hx]
-                %1 = arith.index_cast %at_35 : index to i32
-                %at_36 = affine.apply affine_map<()[s0, s1] -> (((s1 * 256) + (s0 * 64)))> ()[%hy, %i_36]
-                %2 = arith.index_cast %at_36 : index to i32
-                func.call @attn_causal_mask_8x64x64(%l1_work, %1, %2) : (memref<512xf32, 2>, i32, i32) -> ()
-              }
-              air.channel.get @kv_l1[%hx, %hy] (%l1_v[] [] []) : (memref<4096xbf16, 2>)
-              %3 = arith.cmpi sge, %at_34, %c0_2 : index
-              scf.if %3 {
-                func.call @attn_softmax_8x64x64(%l1_work, %l1_p, %l1_stats, %l1_acc) : (memref<512xf32, 2>, memref<512xbf16, 2>, memref<32xf32, 2>, memref<512xf32, 2>) -> ()
-                func.call @attn_values_8x64x64(%l1_p, %l1_v, %l1_acc) : (memref<512xbf16, 2>, memref<4096xbf16, 2>, memref<512xf32, 2>) -> ()
-              }
+          %l1_p = memref.alloc() : memref<1024xbf16, 2>
+          %l1_work = memref.alloc() : memref<1024xf32, 2>
+          %l1_acc = memref.alloc() : memref<1024xf32, 2>
+          %l1_stats = memref.alloc() : memref<64xf32, 2>
+          %l1_other_stats = memref.alloc() : memref<64xf32, 2>
+          air.channel.get @q_l1[%hx, %hy] (%l1_q[] [] []) : (memref<1024xbf16, 2>)
+          func.call @attn_init_16x64x64(%l1_acc, %l1_stats) : (memref<1024xf32, 2>, memref<64xf32, 2>) -> ()
+          %bound = affine.apply affine_map<()[s0] -> (((((s0 * -1) + 1) floordiv 2) + 1))> ()[%hy]
+          scf.for %i_4 = %c0_2 to %bound step %c1_3 {
+            air.channel.get @kv_l1[%hx, %hy] (%l1_k[] [] []) : (memref<4096xbf16, 2>)
+            %at_13 = affine.apply affine_map<()[s0, s1, s2, s3] -> ((((((s0 * 128) + (s1 * 16)) + (s3 * -128)) + (s2 * -64)) + 15))> ()[%lx_2, %hx, %hy, %i_4]
+            %0 = arith.cmpi sge, %at_13, %c0_2 : index
+            scf.if %0 {
+              func.call @attn_scores_16x64x64(%l1_q, %l1_k, %l1_work) : (memref<1024xbf16, 2>, memref<4096xbf16, 2>, memref<1024xf32, 2>) -> ()
+              %at_14 = affine.apply affine_map<()[s0, s1] -> (((s0 * 128) + (s1 * 16)))> ()[%lx_2, %hx]
+              %1 = arith.index_cast %at_14 : index to i32
+              %at_15 = affine.apply affine_map<()[s0, s1] -> (((s1 * 128) + (s0 * 64)))> ()[%hy, %i_4]
+              %2 = arith.index_cast %at_15 : index to i32
+              func.call @attn_causal_mask_16x64x64(%l1_work, %1, %2) : (memref<1024xf32, 2>, i32, i32) -> ()
             }
-            affine.if affine_set<()[s0] : (((s0 * -1) + 2) >= 0)>()[%hy] {
-              air.channel.get @partial[%hx, %hy] (%l1_work[] [] []) : (memref<512xf32, 2>)
-              air.channel.get @partial[%hx, %hy] (%l1_other_stats[%c0_2] [%c16] [%c1_3]) : (memref<32xf32, 2>)
-              func.call @attn_merge_8x64x64(%l1_work, %l1_other_stats, %l1_acc, %l1_stats) : (memref<512xf32, 2>, memref<32xf32, 2>, memref<512xf32, 2>, memref<32xf32, 2>) -> ()
-            }
-            affine.if affine_set<()[s0] : ((s0 + -1) >= 0)>()[%hy] {
-              %at_37 = affine.apply affine_map<()[s0] -> ((s0 + -1))> ()[%hy]
-              air.channel.put @partial[%hx, %at_37] (%l1_acc[] [] []) : (memref<512xf32, 2>)
-              air.channel.put @partial[%hx, %at_37] (%l1_stats[%c0_2] [%c16] [%c1_3]) : (memref<32xf32, 2>)
-            }
-            affine.if affine_set<()[s0] : (s0 == 0)>()[%hy] {
-              func.call @attn_store_8x64x64(%l1_acc, %l1_stats, %l1_q) : (memref<512xf32, 2>, memref<32xf32, 2>, memref<512xbf16, 2>) -> ()
-              air.channel.put @out_l2[%hx] (%l1_q[%c0_2, %c0_2, %c0_2] [%c8_2, %c8_2, %c8_2] [%c8_2, %c64_2, %c1_3]) : (memref<512xbf16, 2>)
+            air.channel.get @kv_l1[%hx, %hy] (%l1_v[] [] []) : (memref<4096xbf16, 2>)
+            %3 = arith.cmpi sge, %at_13, %c0_2 : index
+            scf.if %3 {
+              func.call @attn_softmax_16x64x64(%l1_work, %l1_p, %l1_stats, %l1_acc) : (memref<1024xf32, 2>, memref<1024xbf16, 2>, memref<64xf32, 2>, memref<1024xf32, 2>) -> ()
+              func.call @attn_values_16x64x64(%l1_p, %l1_v, %l1_acc) : (memref<1024xbf16, 2>, memref<4096xbf16, 2>, memref<1024xf32, 2>) -> ()
             }
           }
-          memref.dealloc %l1_q : memref<512xbf16, 2>
+          affine.if affine_set<()[s0] : ((s0 * -1) >= 0)>()[%hy] {
+            air.channel.get @partial[%hx, %hy] (%l1_work[] [] []) : (memref<1024xf32, 2>)
+            air.channel.get @partial[%hx, %hy] (%l1_other_stats[] [] []) : (memref<64xf32, 2>)
+            func.call @attn_merge_16x64x64(%l1_work, %l1_other_stats, %l1_acc, %l1_stats) : (memref<1024xf32, 2>, memref<64xf32, 2>, memref<1024xf32, 2>, memref<64xf32, 2>) -> ()
+          }
+          affine.if affine_set<()[s0] : ((s0 + -1) >= 0)>()[%hy] {
+            %at_16 = affine.apply affine_map<()[s0] -> ((s0 + -1))> ()[%hy]
+            air.channel.put @partial[%hx, %at_16] (%l1_acc[] [] []) : (memref<1024xf32, 2>)
+            air.channel.put @partial[%hx, %at_16] (%l1_stats[] [] []) : (memref<64xf32, 2>)
+          }
+          affine.if affine_set<()[s0] : (s0 == 0)>()[%hy] {
+            func.call @attn_store_16x64x64(%l1_acc, %l1_stats, %l1_q) : (memref<1024xf32, 2>, memref<64xf32, 2>, memref<1024xbf16, 2>) -> ()
+            air.channel.put @out_l2[%hx] (%l1_q[%c0_2, %c0_2, %c0_2] [%c16_2, %c8_1, %c8_1] [%c8_1, %c128_1, %c1_3]) : (memref<1024xbf16, 2>)
+          }
+          memref.dealloc %l1_q : memref<1024xbf16, 2>
           memref.dealloc %l1_k : memref<4096xbf16, 2>
           memref.dealloc %l1_v : memref<4096xbf16, 2>
-          memref.dealloc %l1_p : memref<512xbf16, 2>
-          memref.dealloc %l1_work : memref<512xf32, 2>
-          memref.dealloc %l1_acc : memref<512xf32, 2>
-          memref.dealloc %l1_stats : memref<32xf32, 2>
-          memref.dealloc %l1_other_stats : memref<32xf32, 2>
+          memref.dealloc %l1_p : memref<1024xbf16, 2>
+          memref.dealloc %l1_work : memref<1024xf32, 2>
+          memref.dealloc %l1_acc : memref<1024xf32, 2>
+          memref.dealloc %l1_stats : memref<64xf32, 2>
+          memref.dealloc %l1_other_stats : memref<64xf32, 2>
         }
+        memref.dealloc %l2_q_in : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_1 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_1 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_2 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_2 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_3 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_3 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_4 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_4 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_5 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_5 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_6 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_6 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_q_in_7 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_7 : memref<16x64xbf16, 1>
       }
     }
     func.return
