@@ -141,10 +141,16 @@ def _in_out(arrays: Mapping[str, BF16Array]) -> dict[str, BF16Array]:
 
 
 def _lm_head_statics(program: Program, lm_head: BF16Array) -> dict[str, BF16Array]:
-    """The LM head cut into the program's partitions; rows beyond the vocabulary are zero."""
-    rows, hidden = program.arguments["lm_head_0"].shape
-    padded = lm_head
-    if rows * LM_HEAD_PARTITIONS != lm_head.shape[0]:
-        padded = np.zeros((rows * LM_HEAD_PARTITIONS, hidden), bf16)
-        padded[: lm_head.shape[0]] = lm_head
-    return {f"lm_head_{part}": padded[part * rows : (part + 1) * rows] for part in range(LM_HEAD_PARTITIONS)}
+    """The LM head cut into the program's partitions, not copied; rows beyond the vocabulary are zero."""
+    rows, _ = program.arguments["lm_head_0"].shape
+    parts = (lm_head[part * rows : (part + 1) * rows] for part in range(LM_HEAD_PARTITIONS))
+    return {f"lm_head_{number}": _with_rows(part, rows) for number, part in enumerate(parts)}
+
+
+def _with_rows(matrix: BF16Array, rows: int) -> BF16Array:
+    """The matrix itself if it has so many rows, else a copy filled up with zeros."""
+    if len(matrix) == rows:
+        return matrix
+    filled = np.zeros((rows, matrix.shape[1]), bf16)
+    filled[: len(matrix)] = matrix
+    return filled

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from llama32_1b.config import load_config
 from llama32_1b.errors import WeightsError
+from llama32_1b.model import _lm_head_statics
 from llama32_1b.weights import Weights, expected_shapes
 
 bf16 = ml_dtypes.bfloat16
@@ -143,3 +145,17 @@ def test_index_that_promises_too_much(make_checkpoint, tmp_path):
     index.write_text('{"weights": 1}')
     with pytest.raises(WeightsError, match="is not a safetensors index"):
         open_weights(folder)
+
+
+@pytest.mark.parametrize(("vocab_size", "copied"), [(1024, []), (1000, ["lm_head_7"])])
+def test_the_lm_head_is_cut_without_copying(vocab_size, copied):
+    """But for the partition that the vocabulary does not fill."""
+    table = np.ones((vocab_size, 64), bf16)
+    rows = 128
+    program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(rows, 64))})
+    parts = _lm_head_statics(program, table)
+    assert [name for name, part in parts.items() if not np.shares_memory(part, table)] == copied
+    whole = np.concatenate(list(parts.values())).astype(np.float32)
+    assert whole.shape == (1024, 64)
+    assert (whole[:vocab_size] == 1).all()
+    assert not whole[vocab_size:].any()
