@@ -1,0 +1,55 @@
+"""`make compile BACKEND=npu` on a machine with the toolchain and no NPU, with stand-ins for the toolchain."""
+
+import sys
+
+import pytest
+
+from llama32_1b.cli import main
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch, npu_stand_ins):
+    """Stand-ins for the NPU's compilers on PATH, and no pyxrt."""
+    tools = npu_stand_ins.Tools(tmp_path / "tools")
+    for name, value in tools.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "pyxrt", None)
+    return tools
+
+
+@pytest.fixture
+def compile_npu(tools, tmp_path, capsys):
+    def run(*flags):
+        common = ["--model", "demo", "--backend", "npu", "--cache-dir", str(tmp_path / "cache")]
+        code = main(["compile", *common, *flags])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path):
+    code, said = compile_npu()
+    assert code == 0
+    assert "backend npu: asked for, to compile only" in said
+    assert "programs: 6 compiled, 0 from the cache" in said
+    assert len(tools.calls("aircc")) == 6
+    assert len(list((tmp_path / "cache" / "npu").glob("*.elf"))) == 6
+    assert "programs: 0 compiled, 6 from the cache" in compile_npu()[1]
+    assert len(tools.calls("aircc")) == 6
+
+
+def test_a_failure_is_told_with_its_cause_and_log(compile_npu, tools):
+    tools.behave("aiecc", say="npu.o_ffn.mlir:3:1: error: Unable to find a legal routing", exit=1)
+    code, said = compile_npu()
+    assert code != 0
+    assert "was not compiled: aircc failed with exit code 1 (aiecc turns the array's configuration" in said
+    assert "error: Unable to find a legal routing" in said
+    assert "this means: the switches have no way for all streams at once" in said
+    assert "full log: " in said
+    assert "Traceback" not in said
+
+
+def test_running_wants_the_device(tools, tmp_path, capsys):
+    common = ["--model", "demo", "--backend", "npu", "--cache-dir", str(tmp_path / "cache")]
+    assert main(["run", *common, "--prompt", "hello"]) != 0
+    assert "pyxrt" in capsys.readouterr().err
