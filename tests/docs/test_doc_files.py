@@ -11,6 +11,7 @@ PROJECT = DOCS.parent
 PAGES = [
     "README.md",
     "docs/architecture.md",
+    "docs/hardware.md",
     "docs/install.md",
     "docs/usage.md",
     "docs/demo_checkpoint.md",
