@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,8 @@ def describe(program: Program) -> dict[str, Any]:
         "name": program.name,
         "arguments": _describe_arguments(program.arguments),
         "launches": list(program.launches),
-        "objects": [
-            {"name": o.name, "source": o.source, "defines": list(o.defines), "symbols": list(o.symbols)}
-            for o in program.objects
-        ],
-        "options": [{"flag": option.flag, "reason": option.reason} for option in program.options],
+        "objects": [asdict(external) for external in program.objects],
+        "options": [asdict(option) for option in program.options],
     }
 
 

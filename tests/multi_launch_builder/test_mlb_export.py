@@ -37,6 +37,13 @@ def test_every_program_is_there_with_its_arguments(out):
     }
 
 
+def test_how_it_is_built_is_there_with_the_reasons(out):
+    table = json.loads((out / "programs" / "flash_attn.args.json").read_text())
+    assert table["objects"][0]["optimize"] == "O2"
+    assert table["options"][0]["flag"] == "--stack-size=2048"
+    assert all(option["reason"] and option["source"] for option in table["options"])
+
+
 def test_every_kernel_is_there_at_every_shape(out):
     names = {path.stem for path in (out / "kernels").glob("*.mlir")}
     assert set(registry()) <= names

@@ -15,7 +15,7 @@ import pytest
 from multi_launch_builder import build_programs
 from multi_launch_builder.program import CompileOption
 from multi_launch_builder.shapes import ModelShape
-from runtime import Backend, BackendError, CompileError, KernelCache, select_backend
+from runtime import Backend, BackendError, CompileError, DiskFullError, KernelCache, select_backend
 from runtime.npu import air_ir
 from runtime.npu.preflight import preflight
 from runtime.npu.toolchain import NpuToolchain
@@ -114,16 +114,17 @@ def test_the_environment_of_the_tools(npu_tools, decode, work, shared, monkeypat
     assert environment["TMPDIR"] == str(work / "tmp")
 
 
-def test_the_options_of_each_program_reach_aircc(npu_tools, programs, tmp_path, shared):
-    for name, options in {
-        "flash_attn": [*["--air-runtime-loop-tiling-sizes=1"] * 2, "--omit-ping-pong-transform=all"],
-        "rms_gemms_rope": ["--air-runtime-loop-tiling-sizes=2"] * 2,
-        "o_gemv_ffn": [],
-    }.items():
-        (tmp_path / name).mkdir()
-        NpuToolchain().compile(programs[name], tmp_path / name, shared)
-        arguments = npu_tools.calls("aircc")[-1]["arguments"]
-        assert arguments[arguments.index("--no-xbridge") + 1 :] == ["--stack-size=2048", *options]
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("flash_attn", [*["--air-runtime-loop-tiling-sizes=1"] * 2, "--omit-ping-pong-transform=all"]),
+        ("rms_gemms_rope", ["--air-runtime-loop-tiling-sizes=2"] * 2),
+        ("o_gemv_ffn", []),
+    ],
+)
+def test_the_options_of_each_program(npu_tools, programs, name, options):
+    command = NpuToolchain().aircc_command(programs[name])
+    assert command[command.index("--no-xbridge") + 1 :] == ["--stack-size=2048", *options]
 
 
 def test_every_option_has_a_reason_and_a_source(programs):
@@ -258,6 +259,12 @@ def test_a_partial_file_of_a_failed_tool_is_not_kept(npu_tools, decode, cache):
     assert list((cache.cache_dir / "npu").glob("*.elf")) == []
     npu_tools.behave("aircc")
     assert not cache.compile_and_cache(decode).reused
+
+
+def test_a_full_disk_is_said_to_be_one(npu_tools, decode, cache):
+    npu_tools.behave("aircc", say="aiecc: cannot write ELF 'x.elf': No space left on device", exit=1)
+    with pytest.raises(DiskFullError, match="no space left while compiling 'rms_gemv_rope'"):
+        cache.compile_and_cache(decode)
 
 
 def test_a_missing_assembler_is_named(npu_tools, decode, work, shared):
