@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Knob:
         return text
 
 
+@functools.cache  # every call of a program asks
 def _is_thread_count(text: str) -> bool:
     return re.fullmatch("0*[0-9]{1,4}", text) is not None and 1 <= int(text) <= MOST_THREADS
 

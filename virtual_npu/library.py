@@ -44,6 +44,9 @@ class RunResult:
     record: dict[str, Any] | None = None
 
 
+NOTHING_TO_SAY = RunResult()
+
+
 @dataclass(frozen=True)
 class ArgumentType:
     """Shape and MLIR element type (`bf16`, `f32`, `i32`, ...) of an argument; shape () is a scalar."""
@@ -104,6 +107,8 @@ class Library:
         started = time.perf_counter()
         status = function(arguments, ctypes.byref(asked), ctypes.byref(report))
         Library.seconds += time.perf_counter() - started
+        if status == 0 and not (report.notes or report.record):
+            return NOTHING_TO_SAY
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
         found_out = json.loads(record) if record else None
         if status != 0:
