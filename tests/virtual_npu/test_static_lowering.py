@@ -159,6 +159,19 @@ def test_f32_vectors_need_emulation(name: str) -> None:
     assert_clean(text, bf16_emulation=True)
 
 
+@pytest.mark.parametrize(
+    "source", ["arith.constant dense<0.5> : vector<16xbf16>", "vector.broadcast %k : bf16 to vector<16xbf16>"]
+)
+def test_a_constant_is_no_widened_factor(source: str) -> None:
+    """MLIR folds its widening, so nothing tells any more that it was bf16."""
+    text = widened("vector.fma %w, %h, %z").replace(
+        "%z = ",
+        f"%k = arith.constant 0.5 : bf16\n%q = {source}\n"
+        "%h = arith.extf %q : vector<16xbf16> to vector<16xf32>\n%z = ",
+    )
+    assert_warning(text, "lowering", "one factor widened from bf16: .*come straight from arith.extf")
+
+
 def test_a_difference_whose_sign_is_lost() -> None:
     assert_warning(
         widened("arith.subf %z, %w"), "lowering", "less bf16 widened: .*the other sign; widen both"

@@ -87,9 +87,14 @@ def _kind(op: Operation) -> str:
 
 
 def is_widened(value: SSAValue) -> bool:
-    """Whether a value is bf16 made wider just before."""
+    """Whether a value is bf16 made wider just before; no constant, which MLIR folds into a wide one."""
     owner = origin(value).owner
-    return isinstance(owner, arith.ExtFOp) and _type(owner.operands[0])[0] == "bf16"
+    if not isinstance(owner, arith.ExtFOp) or _type(owner.operands[0])[0] != "bf16":
+        return False
+    source = origin(owner.operands[0]).owner
+    if isinstance(source, vector.BroadcastOp):
+        source = origin(source.source).owner
+    return not isinstance(source, arith.ConstantOp)
 
 
 def _factors(op: Operation) -> str:
