@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,9 @@ from benchmarks.worker import Worker, working
 from llama32_1b.config import LlamaConfig, load_config
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter, Step
-from llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from llama32_1b.weights import EMBED, expected_shapes
-from multi_launch_builder import legal_seq_len
+from multi_launch_builder.limits import SEQ_LEN_STEP
 from virtual_npu import knobs
 
 LONGEST = 2048
@@ -62,12 +63,9 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
             f"{folder} has {config.max_position_embeddings} positions; measuring {tokens} tokens after a "
             f"context of {SHORT_CONTEXT} takes {needed}: measure fewer --tokens, or another model"
         )
-    longest = legal_seq_len(config.shape, min(LONGEST, positions))
-    longest = longest if longest <= positions else longest - SEQ_LEN_STEP
-    return Plan(folder, config, rounds, tokens, longest, (SHORT_CONTEXT, longest))
-
-
-SEQ_LEN_STEP = 64
+    longest = min(LONGEST, positions) // SEQ_LEN_STEP * SEQ_LEN_STEP
+    contexts = tuple(sorted({SHORT_CONTEXT, longest}))
+    return Plan(folder, config, rounds, tokens, longest, contexts)
 
 
 def weight_bytes_per_token(config: LlamaConfig) -> int:
@@ -75,14 +73,7 @@ def weight_bytes_per_token(config: LlamaConfig) -> int:
     shapes = dict(expected_shapes(config))
     if not config.tie_word_embeddings:
         del shapes[EMBED]
-    return 2 * sum(_product(shape) for shape in shapes.values())
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return BF16_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 
 def checkpoint_bytes(folder: Path) -> int:
