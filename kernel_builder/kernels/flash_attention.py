@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.buffers import Buffer, View
-from kernel_builder.dsl import L1, L2, Channel, Index, Kernel, Role, bf16, f32, i32
+from kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.external import ArgumentType, External, Optimize
 from kernel_builder.module import KernelModule
@@ -183,21 +183,21 @@ class _Attention:
         """The segment: tiles pass through L2, where they are put into panels; results pass back."""
         k, s = self.k, self.shape
         for tile in range(s.num_q_tiles):
-            self._pass_on(self.q_in, (tile,), self.q_l1, (tile, 0), s.q_rows)
+            l2_q = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_q")
+            self._pass_on(self.q_in[tile], l2_q, self.q_l1[tile, 0])
             l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
             k.get(self.out_l2[tile], l2_out)
             k.put(self.out_l3[tile], l2_out)
         for stage in range(s.num_stages):
+            l2_kv = k.alloc(L2, (s.lkp, s.head_dim), bf16, "l2_kv")
             for _ in k.loop(0, 2 * s.tiles_of(stage)):
-                self._pass_on(self.kv_in, (stage,), self.kv_l1, (0, stage), s.lkp)
+                self._pass_on(self.kv_in[stage], l2_kv, self.kv_l1[0, stage])
 
-    def _pass_on(
-        self, source: Channel, at: tuple[int, ...], to: Channel, end: tuple[int, ...], rows: int
-    ) -> None:
-        k, s = self.k, self.shape
-        tile = k.alloc(L2, (rows, s.head_dim), bf16, f"l2_{source.name}")
-        k.get(source[at], tile)
-        k.put(to[end], _as_panels(tile, rows, s.head_dim))
+    def _pass_on(self, source: ChannelEnd, tile: Buffer, to: ChannelEnd) -> None:
+        """Receive a row-major tile, and send it as panels: in the order panel, row, column of the panel."""
+        rows, columns = tile.type.shape
+        self.k.get(source, tile)
+        self.k.put(to, tile.reshape(rows, columns // BLOCK, BLOCK).permute(1, 0, 2))
 
 
 class _Core:
@@ -269,11 +269,6 @@ class _Core:
 def _window(buffer: Buffer, first_row: Index, rows: int, head: Index, head_dim: int) -> View:
     """Some rows of one head."""
     return buffer[first_row : first_row + rows, head * head_dim : head * head_dim + head_dim]
-
-
-def _as_panels(tile: Buffer, rows: int, cols: int) -> View:
-    """A row-major tile in the order panel, row, column of the panel."""
-    return tile.reshape(rows, cols // BLOCK, BLOCK).permute(1, 0, 2)
 
 
 def _functions(k: Kernel, s: Shape) -> dict[str, External]:
