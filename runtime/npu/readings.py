@@ -30,8 +30,7 @@ READINGS = (
         "placement",
         r"No valid placement found\.",
         "no room in the array for a herd: at most 8 columns and 4 rows, beside the segment's other herds; "
-        "make "
-        "the herd named there smaller",
+        "make the herd named there smaller",
         "mlir-air mlir/lib/Transform/AIRHerdPlacementPass.cpp, which says so and does not fail",
         fatal=True,
     ),
@@ -39,55 +38,60 @@ READINGS = (
         "shim channels",
         r"out of shim DMA channels|failed to map to shim dma channels: out of channels",
         "more streams between host memory and the array than the shim has, 16 in each direction: share a "
-        "stream "
-        "among cores (broadcast), bring it in through L2, or give the herd one row",
+        "stream among cores (broadcast), bring it in through L2, or give the herd one row",
         "mlir-air mlir/lib/Conversion/AIRToAIESchedulingUtils.cpp",
     ),
     Reading(
         "tile memory",
         r"allocated buffers exceeded available memory",
-        "the buffers of one tile are larger than its memory (64 KiB with the stack for a core, 512 KiB for a "
-        "memtile): use smaller tiles, or --omit-ping-pong-transform where double buffers are not needed; the "
-        "MemoryMap in the log names them",
+        "the buffers of one tile are larger than its memory (64 KiB with the stack for a core, 512 KiB for "
+        "a memtile): use smaller tiles, or --omit-ping-pong-transform where double buffers are not needed; "
+        "the MemoryMap in the log names them",
         "mlir-aie lib/Dialect/AIE/Transforms/AIEAssignBuffers.cpp",
     ),
     Reading(
         "routing",
         r"Unable to find a legal routing",
-        "the switches have no way for all streams at once: use fewer streams into one column or memtile, or "
-        "fewer channels",
+        "the switches have no way for all streams at once: use fewer streams into one column or memtile, "
+        "or fewer channels",
         "mlir-aie lib/Dialect/AIE/Transforms/AIECreatePathFindFlows.cpp",
     ),
     Reading(
         "descriptors",
         r"exhausted available buffer descriptor IDs|runs out of bd_id",
-        "one shim tile has 16 buffer descriptors, and more transfers than that are under way in it at once: "
-        "smaller --air-runtime-loop-tiling-sizes wait for transfers earlier, or move a launch into a "
-        "program of "
-        "its own",
+        "one shim tile has 16 buffer descriptors, and more transfers than that are under way in it at "
+        "once: smaller --air-runtime-loop-tiling-sizes wait for transfers earlier, or move a launch into a "
+        "program of its own",
         "mlir-aie lib/Dialect/AIEX/Transforms/AIEAssignRuntimeSequenceBDIDs.cpp",
     ),
     Reading(
         "repeats",
-        r"Repeat count exceeds \[0:255\]",
+        r"Repeat count exceeds the \[0:255\] range",
         "a loop around a transfer has more than 255 trips, and a task queue counts no further: use larger "
-        "tiles, "
-        "or split the launch",
-        "mlir-air mlir/lib/Conversion/AIRRtToNpuPass.cpp; programming_examples/kernel_registry/details/"
-        "GEMV_bf16.md",
+        "tiles, or split the launch",
+        "mlir-aie lib/Dialect/AIEX/IR/AIEXDialect.cpp; mlir-air "
+        "programming_examples/kernel_registry/details/GEMV_bf16.md",
+    ),
+    Reading(
+        "descriptor range",
+        r"(?:Size|Stride)\b[^\n]* exceeds the \[\d+:\w+\] range",
+        "a size or stride of a transfer is larger than its field in a buffer descriptor: use smaller "
+        "tiles, or move the data in fewer, longer runs",
+        "mlir-aie lib/Dialect/AIEX/IR/AIEXDialect.cpp, verifyStridesWraps",
     ),
     Reading(
         "stack",
         r"is insufficient: this core needs|uses the device default of \d+ bytes, but it needs",
-        "a core's functions take more stack than the program reserves: raise STACK in multi_launch_builder/"
-        "compile_options.py to the bytes said there; what the stack takes is taken from the core's buffers",
+        "a core's functions take more stack than the program reserves: raise STACK in "
+        "multi_launch_builder/compile_options.py to the bytes said there; what the stack takes is taken "
+        "from the core's buffers",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
     Reading(
         "unmeasured stack",
         r"error: cannot determine this core's stack requirement",
-        "a function on the core calls itself, so that no stack is surely enough: take the recursion out "
-        "of it",
+        "a function on the core calls itself, so that no stack is surely enough: take the recursion out of "
+        "it",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
     Reading(
@@ -101,17 +105,15 @@ READINGS = (
         "static data",
         r"will not fit in region 'data'",
         "tables and variables of the C++ kernels do not fit what stack and buffers leave of the core's "
-        "memory: "
-        "make the tiles smaller",
+        "memory: make the tiles smaller",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
     Reading(
         "undefined symbol",
         r"undefined symbol: \S+",
         "a core calls a function that no object on its command line defines: its name in kernels_cc is "
-        "another, "
-        'it is not extern "C", or the function that a library call became (such as memset) is not there for '
-        "the core",
+        'another, it is not extern "C", or the function that a library call became (such as memset) is not '
+        "there for the core",
         "LLVM lld; mlir-aie tools/aiecc",
     ),
     Reading(
@@ -125,24 +127,21 @@ READINGS = (
         "herd outside",
         r"failed to legalize (operation )?'?airrt\.dma_memcpy_nd",
         "a transfer is left that belongs to no segment: in a program of several launches every air.herd "
-        "needs an "
-        "air.launch and an air.segment around it",
+        "needs an air.launch and an air.segment around it",
         "mlir-air programming_examples/llms/shared/infra/stitching.py",
     ),
     Reading(
         "locality",
         r"must be defined inside the air\.\w+ body|must statically partition the memref",
         "several tiles may reach the same buffer of a level that is not theirs: allocate it inside the "
-        "herd (or "
-        "segment), or index it by the tile's ids",
+        "herd (or segment), or index it by the tile's ids",
         "mlir-air mlir/lib/Transform/AIRVerifyHierarchyLocality.cpp",
     ),
     Reading(
         "form",
         r"failed to legalize operation '(?:aievec|vector|arith|math|llvm)\.[\w.]+'",
         "the cores have no instruction for this operation at this type: `python -m virtual_npu check` "
-        "names the "
-        "forms that are known to lower, and docs/hardware.md lists them",
+        "names the forms that are known to lower, and docs/hardware.md lists them",
         "mlir-air programming_examples/relu/relu.py; mlir-aie lib/Dialect/AIEVec",
     ),
     Reading(
@@ -156,29 +155,28 @@ READINGS = (
         "no aiecc",
         r"could not find aiecc in PATH",
         "mlir-aie's aiecc is not found by aircc: install mlir-aie's wheel into this environment; `make "
-        "doctor` "
-        "looks for it",
+        "doctor` looks for it",
         "mlir-air tools/aircc/aircc.cpp",
     ),
     Reading(
         "no tool",
         r"aiecc: ShellCommand: tool '(?!aiebu-asm')[^']+' not found",
-        "a tool that aiecc calls is not found; opt, llc and clang are Peano's: check PEANO_INSTALL_DIR with "
-        "`make doctor`",
+        "a tool that aiecc calls is not found; opt, llc and clang are Peano's: check PEANO_INSTALL_DIR "
+        "with `make doctor`",
         "mlir-aie tools/aiecc/Actions.h",
     ),
     Reading(
         "option",
         r"Unknown command line argument",
-        "this release of the tool does not know an option that we give: `make doctor` says which release is "
-        "wanted",
+        "this release of the tool does not know an option that we give: `make doctor` says which release "
+        "is wanted",
         "LLVM llvm/lib/Support/CommandLine.cpp",
     ),
     Reading(
         "text",
         r"Error parsing MLIR file",
-        "this aircc reads another form of the AIR dialect: `make doctor` says which release of mlir-air "
-        "is wanted",
+        "this aircc reads another form of the AIR dialect: `make doctor` says which release of mlir-air is "
+        "wanted",
         "mlir-air tools/aircc/aircc.cpp",
     ),
     Reading(
@@ -190,8 +188,8 @@ READINGS = (
     Reading(
         "killed",
         r"failed: Killed|\(Killed\)|LLVM ERROR: out of memory|std::bad_alloc",
-        "a tool was killed, which is what the system does where memory runs out: set AERIE_COMPILE_MEMORY to "
-        "fewer GiB, so that fewer programs compile side by side",
+        "a tool was killed, which is what the system does where memory runs out: set AERIE_COMPILE_MEMORY "
+        "to fewer GiB, so that fewer programs compile side by side",
         "LLVM llvm/lib/Support/Unix/Program.inc",
     ),
     Reading(
@@ -204,8 +202,7 @@ READINGS = (
         "crash",
         r"PLEASE submit a bug report|Stack dump:|Assertion `.*' failed",
         "the tool itself crashed: `make doctor` compares the releases with those wanted; the program's "
-        "text lies "
-        "beside the log, to report it upstream",
+        "text lies beside the log, to report it upstream",
         "LLVM llvm/lib/Support/PrettyStackTrace.cpp",
     ),
 )

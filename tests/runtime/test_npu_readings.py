@@ -36,9 +36,14 @@ LOGS = {
         "16 buffer descriptors",
     ),
     "repeats": (
-        f"error: 'aiex.npu.push_queue' op Repeat count exceeds [0:255]\n{TO_NPU}",
+        f"error: 'aiex.npu.push_queue' op Repeat count exceeds the [0:255] range.\n{TO_NPU}",
         "airrt-to-npu",
         "larger tiles",
+    ),
+    "descriptor range": (
+        f"error: 'aiex.npu.dma_memcpy_nd' op Size 1 exceeds the [0:1023] range.\n{AIECC}",
+        "aiecc turns",
+        "use smaller tiles",
     ),
     "stack": (
         "error: stack_size = 2048 is insufficient: this core needs 2368 bytes; set stack_size = 2368 "
