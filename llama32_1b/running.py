@@ -1,6 +1,6 @@
 """What runs a session's programs: one cache, and another in its place once that has failed.
 
-    npu = Running(cache, prepare_stand_in, report.note)
+    npu = Running(cache, report.note, prepare_stand_in)
     ... a step of the forward pass fails with RunError ...
     npu.recover(error, "at token 17")    # raises it again where there is no stand-in
     ... the step is run again ...
@@ -32,15 +32,15 @@ def give_up(error: RunError, where: str) -> None:  # noqa: ARG001
 class Running:
     """A ProgramRunner whose cache can be replaced by a stand-in, once.
 
-    `prepare` gives the stand-in with every weight in place; it is called when it is needed. `backend` says in
-    one name what has run the session's programs. `note` is told of a failure that was got over.
+    `note` is told of a failure that was got over. `prepare` gives the stand-in with every weight in place; it
+    is called when needed. `backend` says in one name what has run the session's programs.
     """
 
     def __init__(
         self,
         cache: KernelCache,
+        note: Callable[[str], None],
         prepare: Callable[[], KernelCache] | None = None,
-        note: Callable[[str], None] = print,
     ) -> None:
         self.cache = cache
         self.backend = cache.backend.name

@@ -77,7 +77,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
         return other
 
     stand_in = functools.partial(prepare, options.fallback) if options.fallback else None
-    running = Running(cache, stand_in, report.note)
+    running = Running(cache, report.note, stand_in)
     seq_len = choose_seq_len(checkpoint.config, options.seq_len)
     model = assemble(checkpoint, programs, running, seq_len, cache.profiler.span)
     try:

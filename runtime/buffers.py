@@ -100,9 +100,11 @@ class BufferSet:
             contexts.release(self._artifact)
             raise contexts.access.explain(self._failure(error)) from error
         except BaseException:  # Ctrl-C: leave a device and a set that run on
-            if self.label in program.runs:
-                contexts.access.settle(program.runs[self.label])
-            contexts.release(self._artifact)
+            try:
+                if self.label in program.runs:
+                    contexts.access.settle(program.runs[self.label])
+            finally:
+                contexts.release(self._artifact)
             raise
         contexts.last_completed = self.label
 

@@ -91,6 +91,7 @@ class KernelCache:
         known = self._programs.get(program.name)
         if known is not None and known[0].key != artifact.key:
             self._drop_sets(program.name)  # same name, other program: its buffers do not fit any more
+            self._contexts.release(known[0])
         self._programs[program.name] = artifact, program.arguments
         self.profiler.declare(program.name, nbytes=sum(argument.nbytes for argument in program.arguments))
 

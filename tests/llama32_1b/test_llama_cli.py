@@ -50,7 +50,7 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
             checkpoint, programs_without_text(config.shape, seq_len), runner, seq_len, cache.profiler.span
         )
         list(preload(model, checkpoint.weights))
-        return Session(model, checkpoint.tokenizer, Running(cache))
+        return Session(model, checkpoint.tokenizer, Running(cache, report.note))
 
     monkeypatch.setattr(commands, "prepare_runtime", prepare)
     return prepared

@@ -101,7 +101,7 @@ def answer(failing_cache, open_model):
             open_model(spare)
             return spare
 
-        running = Running(failing_cache(config, "npu", fails_at, gain), prepare, notes.append)
+        running = Running(failing_cache(config, "npu", fails_at, gain), notes.append, prepare)
         sampler = sampler or Sampler(temperature, seed=1)
         generation = Generation(open_model(running), PROMPT, NEW, sampler, recover=running.recover)
         return list(generation), notes, running
@@ -173,7 +173,7 @@ def test_the_rest_is_what_the_stand_in_alone_makes_of_the_kv_cache(
 
 def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model):
     config = open_model(failing_cache(None, "x")).config
-    running = Running(failing_cache(config, "npu", 9))
+    running = Running(failing_cache(config, "npu", 9), print)
     made = Generation(open_model(running), PROMPT, NEW, Sampler(), recover=running.recover)
     with pytest.raises(RunError, match="is lost"):
         list(made)
@@ -191,7 +191,7 @@ def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model):
         open_model(spare)
         return spare
 
-    running = Running(failing_cache(config, "npu", 3), prepare, notes.append)
+    running = Running(failing_cache(config, "npu", 3), notes.append, prepare)
     generation = Generation(open_model(running), PROMPT, NEW, Sampler(), recover=running.recover)
     with pytest.raises(RunError, match="is lost"):
         list(generation)
