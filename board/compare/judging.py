@@ -105,15 +105,21 @@ def _explained(
         error = np.abs(got.astype(np.float64) - want.astype(np.float64))
     error = np.where(wrong, np.nan_to_num(error, nan=np.inf, posinf=np.inf), -1.0)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), got.shape))
-    floors = {name: arrays[inner] for name, arrays in run_launch(kernel, read, FLOOR).items()}
+    floors = run_launch(kernel, read, FLOOR) if _may_be_rounding(finding) else {}
     return replace(
         finding,
         wrong=int(np.count_nonzero(wrong)),
         worst=Worst(index, float(got[index]), float(want[index])),
         place=place(wrong),
         writers=_writers(kernel, inner, wrong, index),
-        pattern=patterns(got, want, wrong, previous, floors),
+        pattern=patterns(got, want, wrong, previous, {name: made[inner] for name, made in floors.items()}),
     )
+
+
+def _may_be_rounding(finding: Finding) -> bool:
+    """Another rounding mode shows in many elements, a little in each; else its variants need not be built."""
+    distance = finding.distances[finding.nearest]
+    return distance.share < 0.2 and distance.differing > 0.1 * finding.size
 
 
 def _writers(kernel: KernelModule, argument: str, wrong: Array, worst: tuple[int, ...]) -> str:

@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 
+from board.compare.inputs import draw
 from board.compare.items import Item, plan_of
+from board.compare.judging import judge
 from board.compare.measuring import JUDGING, RUNNING, is_lost, measure
 from board.compare.printing import details
 from board.compare.records import Outcome, Status, Verdict
+from kernel_builder.arguments import Argument, ArgumentTable, Role
+from kernel_builder.dtypes import bf16, f32
+from kernel_builder.kernels import registry
+from multi_launch_builder.plan import ProgramPlan, Step
 from runtime.npu.xrt_messages import RESET
 
 GEMM = Item("kernel", "gemm")
 """64 x 256 x 128, 32 cores with tiles of 8 x 32."""
-PROGRAM = Item("program", "lm_head_gemv")
+PROGRAM = Item("program", "o_ffn")
 
 
 def outcome_of(item: Item, argument: str, fault: Any, faulty_npu: ModuleType, programs: Path) -> Outcome:
@@ -62,7 +68,7 @@ def test_faults_of_a_kernel(fault: str, words: list[str], faulty_npu: ModuleType
 
 
 def test_cores_that_round_down(faulty_npu: ModuleType, programs: Path) -> None:
-    outcome = measure(Item("kernel", "eltwise_add"), faulty_npu.flooring_backend(), programs, print)
+    outcome = measure(Item("kernel", "eltwise_add", 3), faulty_npu.flooring_backend(), programs, print)
     assert outcome.status is Status.DIFFERS
     assert "rounded towards minus infinity instead of to the nearest: 100.0% of all elements" in told(outcome)
 
@@ -93,13 +99,49 @@ def test_a_weight_that_is_written_over(faulty_npu: ModuleType, programs: Path) -
     assert "arguments that are only read have changed: b" in outcome.message
 
 
-def test_the_launch_at_fault_of_a_program(faulty_npu: ModuleType, programs: Path) -> None:
-    outcome = outcome_of(PROGRAM, "logits_3", faulty_npu.halve, faulty_npu, programs)
-    assert outcome.status is Status.DIFFERS
-    assert [finding.launch for finding in outcome.findings if finding.verdict is Verdict.DIFFERS] == [
-        "partition_3"
-    ]
-    assert "lm_head_gemv: first at fault, launch 3 partition_3 (gemv) logits_3: 192 of 192" in told(outcome)
+def two_launches() -> ProgramPlan:
+    """x (f32) -> low -> low + y."""
+    shape, table = (3, 48), {"rows": 3, "cols": 48}
+    arguments = ArgumentTable(
+        Argument(name, shape, f32 if name == "x" else bf16, role)
+        for name, role in (
+            ("x", Role.INPUT),
+            ("low", Role.INTERMEDIATE),
+            ("y", Role.INPUT),
+            ("sum", Role.OUTPUT),
+        )
+    )
+    narrow = Step("lower", "narrow", table, {"x": "x", "out": "low"})
+    return ProgramPlan(
+        "two", arguments, (narrow, Step("add", "eltwise_add", table, {"a": "low", "b": "y", "out": "sum"}))
+    )
+
+
+def held_by(plan: ProgramPlan, fault: str = "") -> dict[str, Any]:
+    """Every argument after a run, `fault` doubled as soon as it is written."""
+    held = draw(plan, 1)
+    for step in plan.steps:
+        read = {inner: held[outer] for inner, outer in step.wiring.items() if outer in held}
+        (made,) = registry()[step.kernel].reference(step.parameters, read).values()
+        outer = step.wiring["out"]
+        held[outer] = made * 2 if outer == fault else made
+    return held
+
+
+@pytest.mark.parametrize(("fault", "guilty"), [("", []), ("low", ["lower"]), ("sum", ["add"])])
+def test_a_launch_is_judged_on_what_it_read(fault: str, guilty: list[str]) -> None:
+    """A launch that is right on wrong numbers is not blamed for them."""
+    plan = two_launches()
+    held = held_by(plan, fault)
+    findings = list(judge(plan, held, held))
+    assert [finding.launch for finding in findings] == ["lower", "add"]
+    assert [f.launch for f in findings if f.verdict is Verdict.DIFFERS] == guilty
+    outcome = Outcome(PROGRAM, Status.DIFFERS, tuple(findings))
+    if guilty:
+        position = [finding.launch for finding in findings].index(guilty[0])
+        assert told(outcome).startswith(f"o_ffn: first at fault, launch {position} {guilty[0]} (")
+        assert "off by a constant factor of 2" in told(outcome)
+    assert (outcome.guilty is None) == (not guilty)
 
 
 def test_a_run_that_fails(faulty_npu: ModuleType, programs: Path) -> None:

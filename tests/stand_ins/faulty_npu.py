@@ -47,10 +47,6 @@ def double(array: Array, _: int) -> None:
     array *= 2
 
 
-def halve(array: Array, _: int) -> None:
-    array *= 0.5
-
-
 def flip_first(array: Array, runs: int) -> None:
     """Another result in every second run."""
     if runs % 2:
