@@ -30,6 +30,7 @@ LOST = ("the NPU is wedged", "power the machine off", "it hangs: ")
 OnPhase = Callable[[str], None]
 COMPILING, RUNNING, JUDGING = "compiling", "running", "judging"
 """What an item goes through, in this order."""
+RUNS = 3
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,20 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from board.compare.items import Item
-from board.compare.measuring import COMPILING, JUDGING, RUNNING, measure, one_line
+from board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
 from board.compare.records import Outcome, Status
 from runtime.backend import Backend
 from runtime.errors import AerieRuntimeError
+from runtime.npu import knobs
 from virtual_npu import VirtualNpuError
 
 MakeBackend = Callable[[], Backend]
 """Makes the backend in the child; a function that the child can import."""
 
 STARTING = "starting"
-LIMITS_S = {STARTING: 120.0, COMPILING: 3600.0, RUNNING: 120.0, JUDGING: 1800.0}
-"""Seconds per phase. The driver gives a program about 6 s (mlir-air #1822) and there are three runs; aircc
-takes minutes; a slow CPU builds four variants of every launch on the virtual NPU."""
+LIMITS_S = {STARTING: 120.0, COMPILING: 3600.0, RUNNING: 60.0, JUDGING: 1800.0}
+"""Seconds per phase, besides what three runs may take (AERIE_NPU_TIMEOUT each). aircc takes minutes; a slow
+CPU builds up to five variants of every launch on the virtual NPU."""
 
 GRACE_S = 5.0
 """Seconds that a child has to end by itself once its work is done, or it was asked to."""
@@ -48,13 +49,18 @@ class StoppedError(Exception):
         self.status, self.lost = status, lost
 
 
+def limits_s() -> dict[str, float]:
+    """How long each phase may take. Raises KnobError for an AERIE_NPU_TIMEOUT that makes no sense."""
+    return {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + RUNS * float(knobs.TIMEOUT.get())}
+
+
 def compare_apart(
     item: Item,
     make_backend: MakeBackend,
     cache_dir: Path,
     log: Path,
     on_phase: Callable[[str], None],
-    limits_s: Mapping[str, float] = LIMITS_S,
+    limits: Mapping[str, float],
 ) -> Outcome:
     """The outcome of one item, from a process of its own. Ctrl-C ends the child too."""
     context = multiprocessing.get_context("spawn")
@@ -63,7 +69,7 @@ def compare_apart(
     child.start()
     theirs.close()
     try:
-        return _listen(child, ours, on_phase, limits_s)
+        return _listen(child, ours, on_phase, limits)
     except StoppedError as stopped:
         return Outcome(item, stopped.status, message=str(stopped), log=log.name, lost=stopped.lost)
     finally:
@@ -72,14 +78,14 @@ def compare_apart(
 
 
 def _listen(
-    child: BaseProcess, ours: Connection, on_phase: Callable[[str], None], limits_s: Mapping[str, float]
+    child: BaseProcess, ours: Connection, on_phase: Callable[[str], None], limits: Mapping[str, float]
 ) -> Outcome:
     """Follow the child through its phases to its outcome. Raises StoppedError."""
     phase = STARTING
     while True:
         on_phase(phase)
-        if not ours.poll(limits_s[phase]):
-            raise _hung(phase, limits_s[phase])
+        if not ours.poll(limits[phase]):
+            raise _hung(phase, limits[phase])
         try:
             told = ours.recv()
         except EOFError:

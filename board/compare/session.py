@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from board.compare.items import Item
-from board.compare.processes import MakeBackend, compare_apart
+from board.compare.processes import MakeBackend, compare_apart, limits_s
 from board.compare.records import Outcome, Status, as_json
 from verify.files import write_whole
 
@@ -34,9 +34,11 @@ def compare_all(items: Sequence[Item], compare_one: CompareOne, on_item: OnItem)
 def in_processes(make_backend: MakeBackend, cache_dir: Path, logs: Path) -> CompareOne:
     """Compares each item in a process of its own, its log in the folder `logs`."""
 
+    limits = limits_s()
+
     def compare_one(item: Item, on_phase: Callable[[str], None]) -> Outcome:
         log = logs / f"{item.kind}-{item.name}-{item.case}.log"
-        outcome = compare_apart(item, make_backend, cache_dir, log, on_phase)
+        outcome = compare_apart(item, make_backend, cache_dir, log, on_phase, limits)
         return replace(outcome, log=log.name)
 
     return compare_one

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from board.compare.items import Item, plan_of
 from board.compare.measuring import RUNNING
-from board.compare.processes import LIMITS_S, STARTING, compare_apart
+from board.compare.processes import LIMITS_S, STARTING, compare_apart, limits_s
 from board.compare.records import Distance, Finding, Outcome, Status, Verdict, Worst
 from board.compare.session import compare_all, in_processes, save
 
@@ -71,6 +73,11 @@ def test_a_defect_of_ours_keeps_its_traceback_in_the_log(
     outcome, _, log = apart(faulty_npu.broken_backend, programs, tmp_path)
     assert outcome.message == "its process ended with exit code 1 while starting; its log says why"
     assert "KeyError: 'a defect of ours'" in log
+
+
+def test_a_run_may_take_what_the_runtime_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AERIE_NPU_TIMEOUT", "100")
+    assert limits_s() == {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + 300}
 
 
 def test_after_a_lost_device_nothing_is_run() -> None:
