@@ -47,7 +47,8 @@ def stand_in(tmp_path, monkeypatch):
     (tmp_path / "air" / "ir.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("air", None)  # finding air.ir loads the package around it
 
 
 @pytest.fixture

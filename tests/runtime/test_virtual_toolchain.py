@@ -143,7 +143,7 @@ def test_ingredients(scale, monkeypatch):
     ingredients = VirtualToolchain().ingredients(scale)
     assert list(ingredients) == [
         *["program text", "kernel sources", "kernel macros", "air_dialect", "virtual_npu"],
-        *["AIE API for the host", "xdsl", "CPU", "compiler", "numerics", "rounding"],
+        *["AIE API for the host", "xdsl", "CPU", "compiler", "numerics", "rounding", "fast"],
     ]
     assert re.search(r"\d+\.\d+.* -O3 -march=native$", ingredients["compiler"])
     monkeypatch.setenv("VNPU_OPT", "1")
