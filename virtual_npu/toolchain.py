@@ -19,13 +19,18 @@ from virtual_npu.options import EXACT, BuildOptions
 from virtual_npu.runtime_objects import FLAGS, compile_runtime
 
 
-def emit(text: str, filename: str = "<string>", options: BuildOptions = EXACT) -> Generated:
+def emit(
+    text: str,
+    filename: str = "<string>",
+    options: BuildOptions = EXACT,
+    kernel_dirs: Sequence[Path] = (),
+) -> Generated:
     """Parse AIR text and generate its C++, without compiling. Raises VirtualNpuError."""
     try:
         module = air_dialect.parse(text, filename)
     except air_dialect.AirParseError as error:
         raise ParseError(str(error)) from error
-    return generate(module, text, options)
+    return generate(module, text, options, kernel_dirs)
 
 
 def build(
@@ -47,7 +52,7 @@ def build(
     """
     options = options or BuildOptions.from_knobs()
     compiler = find_compiler(options)
-    generated = emit(text, filename, options)
+    generated = emit(text, filename, options, kernel_dirs)
     sources = kernel_objects(generated.kernels, kernel_dirs)
     output = Path(output)
     kept_in = keep or (Path(knobs.KEEP.get()) if knobs.KEEP.get() else None)

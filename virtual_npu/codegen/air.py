@@ -14,8 +14,10 @@ from air_dialect.ops import (
     ExecuteOp,
     HerdOp,
     HierarchyOp,
+    LaunchOp,
     WaitAllOp,
 )
+from virtual_npu.codegen import types
 from virtual_npu.codegen.body import (
     Body,
     Mode,
@@ -29,6 +31,7 @@ from virtual_npu.codegen.body import (
     times,
     unsupported,
 )
+from virtual_npu.codegen.borrowed import is_borrowed
 from virtual_npu.codegen.effects import channels_used, operand_effects
 from virtual_npu.codegen.memory import access, whole
 from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
@@ -121,8 +124,16 @@ def _dma(body: Body, op: Operation) -> None:
         order = after(body, op, op.async_dependencies)
         define_token(body, op.async_token, f"sequencer.copy({body.site(op)}, {order}, {dst}, {src})")
         return
+    if is_borrowed(body, op.dst):
+        body.put(f"{body.memref(op.dst).pointer} = {_first(op)}({src}.first);")
+        return
     with in_order(body, op, op.async_dependencies):
         body.put(f"vnpu::dma({body.site(op)}, {dst}, {src});")
+
+
+def _first(op: DmaMemcpyNdOp) -> str:
+    """C++ text of a cast to a pointer to elements of the destination."""
+    return f"reinterpret_cast<{types.scalar(types.element(op.dst.type))} *>"
 
 
 @emits("air.channel.put", "air.channel.get")
@@ -238,6 +249,8 @@ def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequenc
 def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     """How many points the iteration space has, and the coordinates of point `flat` (last one fastest)."""
     sizes = [grouped(text) for text in body.texts(op.sizes)]
+    if isinstance(op, LaunchOp) and body.unit.options.is_fast and _have_pairs(sizes):
+        return _in_pairs(*sizes)
     count, ids = "1", []
     for size in reversed(sizes):
         if size == "1":
@@ -246,6 +259,20 @@ def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
         ids.append(f"flat / {count} % {size}" if count != "1" else f"flat % {size}")
         count = times(grouped(count), size)
     return count, list(reversed(ids))
+
+
+def _have_pairs(sizes: Sequence[str]) -> bool:
+    return len(sizes) == 2 and all(size.isdigit() for size in sizes) and int(sizes[1]) % 2 == 0
+
+
+def _in_pairs(rows: str, columns: str) -> tuple[str, list[str]]:
+    """The same for a launch of two dimensions, in pairs of columns from the first row to the last.
+
+    The points of a launch may run in any order. In this one, what two columns read stays in the caches of
+    the CPU until all rows have read it, and what a row reads serves both.
+    """
+    pair = str(2 * int(rows))
+    return times(rows, columns), [f"flat % {pair} / 2", f"flat / {pair} * 2 + flat % 2"]
 
 
 def _plain_grid(body: Body, op: HierarchyOp, capture: str) -> None:

@@ -13,6 +13,7 @@ from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.borrowed import is_borrowed
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.l1_copies import tile_copies
 from virtual_npu.codegen.memory import access, at, whole
@@ -36,16 +37,18 @@ def _alloc(body: Body, op: Operation) -> None:
         strides = [str(s) for s in known]
     view = MemRef(name, tuple(sizes), tuple(strides), type_, tile_copies(op.memref))
     element = types.scalar(type_.element_type)
-    arena = _arena(body)
     count = view.footprint
     if body.checked:
         label = memory.label(
             body.unit, memory.name_of(op.memref), type_, op, "allocated", op.name == "memref.alloca"
         )
         count = f"{label}, {{{', '.join(sizes)}}}, {count}"
-    kind = "const auto " if body.checked else f"{element} *const "
-    body.put(f"{kind}{name} = {arena}.alloc<{element}>({count});")
     body.values[op.memref] = view
+    if is_borrowed(body, op.memref):
+        body.put(f"{element} *{name} = nullptr;")
+        return
+    kind = "const auto " if body.checked else f"{element} *const "
+    body.put(f"{kind}{name} = {_arena(body)}.alloc<{element}>({count});")
 
 
 def _arena(body: Body) -> str:
@@ -65,6 +68,8 @@ def _dealloc(body: Body, op: Operation) -> None:
     """
     view = body.memref(op.operands[0])
     alloc = _allocation(op.operands[0])
+    if is_borrowed(body, op.operands[0]):
+        return
     if alloc is None or _loops_around(op) != _loops_around(alloc):
         if body.checked:
             _end_use(body, op, view, alloc is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp, StringAttr, VectorType
@@ -36,6 +37,7 @@ from virtual_npu.codegen.rounding import mode_registers
 from virtual_npu.errors import UnsupportedOpError
 from virtual_npu.external import ExternalKernel
 from virtual_npu.options import BuildOptions
+from virtual_npu.signatures import constant_parameters
 
 _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
 
@@ -79,6 +81,9 @@ class Unit:
     constants: dict[tuple[str, str], str] = field(default_factory=dict)
     needs_schedule: bool = False
     needs_products: bool = False
+    kernel_dirs: Sequence[Path] = ()
+    promises: dict[str, frozenset[int]] = field(default_factory=dict)
+    """Of external kernels, the parameters that they do not write through."""
 
     def __post_init__(self) -> None:
         self.symbols: dict[str, func.FuncOp] = {}
@@ -406,6 +411,17 @@ class Unit:
             self.kernels[name] = self._external(call, op)
         return name
 
+    def constant_parameters(self, call: func.CallOp) -> frozenset[int]:
+        """The positions of the arguments that a call of a kernel in C++ does not write."""
+        name = call.callee.root_reference.data
+        op = self.symbols.get(name)
+        if op is None or op.body.blocks:
+            return frozenset()
+        if name not in self.promises:
+            self.callee(call, name)
+            self.promises[name] = constant_parameters(self.kernels[name], self.kernel_dirs)
+        return self.promises[name]
+
     def _external(self, call: Operation, op: func.FuncOp) -> ExternalKernel:
         name = op.sym_name.data
         linked = attribute(op, "link_with") or _herd_link(call)
@@ -535,15 +551,18 @@ def public_functions(module: ModuleOp) -> list[func.FuncOp]:
     return [op for op in found if op.sym_visibility is None or op.sym_visibility.data == "public"]
 
 
-def generate(module: ModuleOp, text: str, options: BuildOptions) -> Generated:
+def generate(
+    module: ModuleOp, text: str, options: BuildOptions, kernel_dirs: Sequence[Path] = ()
+) -> Generated:
     """C++ for a verified module; `text` is its source, for the comments.
 
+    `kernel_dirs` are folders with the sources of external kernels, of which the signatures are read.
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
     check_single_blocks(module)
     serialise_ranks(module)
     inline_calls(module)
-    unit = Unit(module, text.splitlines(), options)
+    unit = Unit(module, text.splitlines(), options, kernel_dirs=kernel_dirs)
     entries = {}
     for op in public_functions(module):
         with naming(op):

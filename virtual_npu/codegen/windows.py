@@ -92,10 +92,10 @@ def _on_source(dma: DmaMemcpyNdOp) -> Window | None:
     if dma.async_token is not None or dma.async_dependencies or dma.pad_before or dma.pad_after:
         return None
     shape = dma.dst.type.get_shape()
-    walked = _walked(dma.src.type, dma.src_sizes, dma.src_strides)
-    if not _is_whole(dma) or walked is None:
+    walk = walked(dma.src.type, dma.src_sizes, dma.src_strides)
+    if not covers(dma) or walk is None:
         return None
-    sizes, strides = walked
+    sizes, strides = walk
     steps = refined(shape, sizes, strides)
     start = weighted(dma.src_offsets, strides[len(strides) - len(dma.src_offsets) :])
     if steps is None or start is None or not _lies_within(dma.src.type, start, sizes, strides):
@@ -103,7 +103,7 @@ def _on_source(dma: DmaMemcpyNdOp) -> Window | None:
     return Window(dma.src, start, steps)
 
 
-def _is_whole(dma: DmaMemcpyNdOp) -> bool:
+def covers(dma: DmaMemcpyNdOp) -> bool:
     """Whether the destination is all of its memref, dense and in its order."""
     type_ = dma.dst.type
     assert isinstance(type_, MemRefType)
@@ -118,10 +118,10 @@ def _is_whole(dma: DmaMemcpyNdOp) -> bool:
     )
 
 
-def _walked(
+def walked(
     type_: MemRefType, sizes: Sequence[SSAValue], strides: Sequence[SSAValue]
 ) -> tuple[list[int], list[int]] | None:
-    """The extents and steps of one side of a DMA, where they are known; of all of a memref without lists."""
+    """The extents and steps of one side of a DMA, where they are known; without lists, of all of a memref."""
     if not sizes:
         steps = types.memref_strides(type_)
         known = types.DYNAMIC not in (*type_.get_shape(), *steps)
@@ -169,7 +169,7 @@ def _take(walk: list[tuple[int, int]], extent: int) -> int | None:
 
 
 def _lies_within(type_: MemRefType, start: Linear, sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    values, whole = start.values(), _walked(type_, (), ())
+    values, whole = start.values(), walked(type_, (), ())
     if values is None or whole is None or any(stride < 0 for stride in strides):
         return False
     return values[0] >= 0 and values[1] + _reach(sizes, strides) <= _reach(*whole)
