@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from virtual_npu.static.report import Finding
 from virtual_npu.static.rules import (
+    air_forms,
     channels,
     descriptors,
     externals,
@@ -28,6 +29,7 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     channels.refeeds,
     externals.symbols,
     lowering.forms,
+    air_forms.known_bad,
     vectors.demands,
 )
 """Rules that look at the whole module."""
