@@ -13,6 +13,7 @@ another name, and keeps apart what runs below one such wrapper.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -83,8 +84,7 @@ class DeviceLock:
             if not _is_inherited(self._upstream):
                 self._take(self._upstream, report)
             self._take(self.path, report)
-            self._note.write_text(json.dumps(asdict(Owner.this_process())))
-            self._noted = True
+            self._write_note()
         except BaseException:
             self.release()
             raise
@@ -93,7 +93,8 @@ class DeviceLock:
         """Free the lock; without effect where it is not held."""
         own = self._held[-1] if self._noted else None
         if own and own.lock_counter == self._held.count(own):  # before the next owner writes its own
-            self._note.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._note.unlink()
         self._noted = False
         while self._held:
             self._held.pop().release()
@@ -106,6 +107,11 @@ class DeviceLock:
             return None
         return owner if _is_running(owner.pid) else None
 
+    def _write_note(self) -> None:
+        with contextlib.suppress(OSError):  # another user's, left behind; it decides nothing
+            self._note.write_text(json.dumps(asdict(Owner.this_process())))
+            self._noted = True
+
     def _take(self, path: Path, report: Report) -> None:
         lock = FileLock(path, mode=0o666, is_singleton=True, thread_local=False)
         started, wait = time.monotonic(), 0.0
@@ -116,7 +122,8 @@ class DeviceLock:
                 report(self._waiting(path, time.monotonic() - started))
                 wait = TOLD_EVERY
             except OSError as error:
-                raise RunError(_unusable(path, error)) from error
+                elsewhere = f", or name another with {knobs.LOCK.name}" if path == self.path else ""
+                raise RunError(_unusable(path, error) + elsewhere) from error
             else:
                 self._held.append(lock)
                 return
@@ -151,6 +158,5 @@ def _is_running(pid: int) -> bool:
 def _unusable(path: Path, error: OSError) -> str:
     return (
         f"the NPU's lock {path} cannot be used ({error.strerror}); it keeps two processes off the device, so "
-        f"nothing is run without it: make it writable for all who use the NPU, or name another with "
-        f"{knobs.LOCK.name}"
+        f"nothing is run without it: make it writable for all who use the NPU (chmod a+rw)"
     )

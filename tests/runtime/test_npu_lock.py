@@ -169,6 +169,22 @@ def test_a_damaged_note_is_no_owner(folder, damage):
     assert DeviceLock().owner() is None
 
 
+def test_a_note_that_cannot_be_written_keeps_nobody_out(folder, start):
+    (folder / "aerie-npu.lock.owner").mkdir()
+    process = start()
+    assert line_of(process) == "held"
+    beside = start()
+    assert line_of(beside).startswith(f"the NPU is in use by a process that locked {folder / 'npu.lock'}")
+    process.communicate("")
+    assert line_of(beside) == "held"
+
+
+def test_an_upstream_lock_that_cannot_be_used(folder):
+    (folder / "npu.lock").mkdir()
+    with pytest.raises(RunError, match=r"lock .*/npu.lock cannot be used \(.*\); .* \(chmod a\+rw\)$"):
+        DeviceLock().acquire(print)
+
+
 def test_a_lock_file_that_cannot_be_used(folder, monkeypatch):
     monkeypatch.setenv("AERIE_NPU_LOCK", str(folder / "file" / "lock"))
     (folder / "file").write_text("")

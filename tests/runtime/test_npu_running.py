@@ -342,6 +342,16 @@ def test_ctrl_c_lets_the_device_finish(npu, pyxrt, arrays):
     np.testing.assert_array_equal(npu.run("scale", x=arrays["x"])["y"], arrays["x"] * arrays["w"])
 
 
+def test_ctrl_c_twice_waits_no_longer(npu, pyxrt, arrays, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pyxrt.run, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        npu.run("scale", **arrays)
+    assert not pyxrt.alive["hw_context"]
+
+
 def test_the_command_for_the_virtual_npu_works(npu, pyxrt, pyxrt_stand_in, arrays, tmp_path):
     """With the text of a real program in place of the stand-in's."""
     pyxrt.fail("wait", pyxrt_stand_in.TIMEOUT)
