@@ -89,8 +89,8 @@ class NpuToolchain:
         return {**os.environ, **own}
 
     def _check(self, program: Program, text: Path) -> None:
-        warnings = preflight(program)
-        text.with_name(BUILD_LOG).write_text("".join(f"{line}\n" for line in warnings))
+        lines = [air_ir.bindings_status(), *preflight(program)]
+        text.with_name(BUILD_LOG).write_text("".join(f"{line}\n" for line in lines))
         objection = air_ir.objection(text) if air_ir.installed() else ""
         if objection:
             raise CompileError(program.name, f"mlir-air's own bindings refuse its text:\n{objection}")
