@@ -12,7 +12,10 @@ from kernel_builder.spec import Array
 from kernel_builder.testing import READ
 from virtual_npu import BuildOptions, Program
 
-NUMERICS = {"exact": BuildOptions(), "bfp16": BuildOptions(numerics="bfp16")}
+AS_WRITTEN = BuildOptions(fast=False)
+"""Every product and copy one by one, as the program says and a core does it."""
+
+NUMERICS = {"exact": AS_WRITTEN, "bfp16": replace(AS_WRITTEN, numerics="bfp16")}
 """How bf16 matrix products are made: exact in f32, or in block floating point as AIE2P emulates them."""
 
 FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, options in NUMERICS.items()}

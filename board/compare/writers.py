@@ -29,10 +29,10 @@ from air_dialect.ops import (
     memory_space,
 )
 from board.compare.patterns import ranges
+from board.compare.virtual import AS_WRITTEN
 from kernel_builder.module import KernelModule
 from kernel_builder.spec import Array
 from virtual_npu import Program
-from virtual_npu.options import EXACT
 from virtual_npu.static.device import NPU2
 
 COLUMNS, ROWS = NPU2.columns, NPU2.rows
@@ -51,7 +51,7 @@ def writers(kernel: KernelModule, argument: str) -> Array:
     """
     signed = sign(kernel)
     given = [np.full(a.shape, np.nan, a.dtype.numpy) for a in kernel.arguments]
-    outputs = Program.from_text(signed, f"signed {kernel.name}", options=EXACT).run(*given).outputs
+    outputs = Program.from_text(signed, f"signed {kernel.name}", options=AS_WRITTEN).run(*given).outputs
     found = outputs[kernel.arguments.slot(argument)]
     return found.view(f"u{found.dtype.itemsize}")
 
