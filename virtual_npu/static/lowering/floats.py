@@ -13,6 +13,7 @@ HALVES = "16 lanes at a time"
 LIBRARY = "a routine of Peano's library, out of line"
 ONE_LANE = "a vector of which one lane is used"
 ONCE = "made in f32 and rounded once"
+FUSED = f"{ONCE}; a sum that takes it in is fused with it, and not rounded in between"
 TO_BF16 = "convert to bf16 before it, or give aircc --bf16-emulation"
 WIDENED = "factors widened from bf16"
 UNLIKE = ("", "one factor widened from bf16", WIDENED)
@@ -43,7 +44,7 @@ SUMS = (
 )  # fmt: skip
 
 PRODUCTS = (
-    direct("arith.mulf", "16 x bf16", by.RMS_NORM, by.DECODE, by.TO_LLVM, note=ONCE),
+    direct("arith.mulf", "16 x bf16", by.RMS_NORM, by.DECODE, by.MULADD, by.TO_LLVM, note=FUSED),
     split("arith.mulf", "32 x bf16", by.DECODE, by.SOFTMAX, by.TO_AIEVEC, note=HALVES),
     direct("arith.mulf", "64 x bf16", by.MUL, by.PEANO),
     direct("arith.mulf", "16 x f32", by.TO_AIEVEC, by.TO_LLVM, details=(WIDENED,)),
