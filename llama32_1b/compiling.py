@@ -11,6 +11,7 @@ from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import UserError
 from llama32_1b.native import prepare_native
 from llama32_1b.profiling import program_flops
+from llama32_1b.programs import sharing
 from llama32_1b.progress import Reporter, Step
 from multi_launch_builder import Program, build_programs, legal_seq_len
 from runtime import Backend, KernelCache, Profiler, Progress, Stage
@@ -56,9 +57,22 @@ def compile_programs(
     report.note(options.backend.reason)
     if remark := prepare_native():
         report.note(remark)
-    cache = KernelCache(options.cache_dir, options.backend, Profiler(), report.note)
+    cache = open_cache(options.cache_dir, options.backend, programs, config, Profiler(), report)
     compile_into(cache, programs, report)
     return programs, cache
+
+
+def open_cache(
+    folder: Path,
+    backend: Backend,
+    programs: Mapping[str, Program],
+    config: LlamaConfig,
+    profiler: Profiler,
+    report: Reporter,
+) -> KernelCache:
+    """A cache for the programs of a model, in which they share the buffers of a pass; nothing is compiled."""
+    shared = sharing(programs, config.num_hidden_layers)
+    return KernelCache(folder, backend, profiler, report.note, shared)
 
 
 def compile_into(cache: KernelCache, programs: Mapping[str, Program], report: Reporter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from llama32_1b.attention import decode_attention
 from llama32_1b.kv_cache import KVCache
 from llama32_1b.model import LlamaModel
@@ -15,14 +17,17 @@ def decode_step(model: LlamaModel, token_id: int, cache: KVCache) -> BF16Array:
     """
     with model.host_timer("embedding"):
         x: BF16Array = model.embed_table[token_id]
-    for layer in range(model.config.num_hidden_layers):
-        x = _decode_block(model, layer, x, cache)
+    last = model.config.num_hidden_layers - 1
+    for layer in range(last + 1):
+        x = _decode_block(model, layer, x, cache, unread=() if layer == last else ("x_next",))
     cache.advance(1)
     return x.copy()  # x is a view on a buffer that the next step overwrites
 
 
-def _decode_block(model: LlamaModel, layer: int, x: BF16Array, cache: KVCache) -> BF16Array:
-    """One transformer block over one row; x and the result are (hidden_size,)."""
+def _decode_block(
+    model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, unread: Collection[str]
+) -> BF16Array:
+    """One transformer block over one row; x and the result are (hidden_size,); x_next may be `unread`."""
     position = cache.length
     qkv = model.run("rms_gemv_rope", layer, x=x, rope_row=model.rope[position])
     with model.host_timer("KV cache write"):
@@ -30,4 +35,4 @@ def _decode_block(model: LlamaModel, layer: int, x: BF16Array, cache: KVCache) -
     with model.host_timer("decode attention"):
         keys, values = cache.layer(layer)
         attention = decode_attention(qkv["q_roped"], keys, values, position, model.mask)
-    return model.run("o_gemv_ffn", layer, x=x, attn_out=attention)["x_next"]
+    return model.run("o_gemv_ffn", layer, unread=unread, x=x, attn_out=attention)["x_next"]

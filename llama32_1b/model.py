@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.config import LlamaConfig
 from llama32_1b.kv_cache import KVCache
 from llama32_1b.numerics import BF16Array, bf16
-from llama32_1b.programs import LM_HEAD_PARTITIONS, SHARED_BUFFERS, ProgramRunner
+from llama32_1b.programs import LM_HEAD_PARTITIONS, ProgramRunner, buffer_set
 from llama32_1b.rope import rope_table
 from llama32_1b.weights import LayerWeights, Weights
 from multi_launch_builder import Program
@@ -52,12 +52,16 @@ class LlamaModel:
         """The most tokens that can be prefilled."""
         return min(self.seq_len, self.config.max_position_embeddings)
 
-    def run(self, name: str, layer: int = 0, **arrays: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def run(
+        self, name: str, layer: int = 0, unread: Collection[str] = (), **arrays: NDArray[Any]
+    ) -> dict[str, NDArray[Any]]:
         """Call a program with its inputs by name, for `layer`; returns its outputs by name.
 
-        They are views, valid until the next call of that program for that layer.
+        They are views, valid until a program writes that buffer again (`programs.sharing`). Those of `unread`
+        are for the next program alone: their contents may never come to the host.
         """
-        return self.runner.run(self.programs[name], bo_key=buffer_set(name, layer), copy=False, **arrays)
+        bo_key = buffer_set(name, layer)
+        return self.runner.run(self.programs[name], bo_key=bo_key, copy=False, unread=unread, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less."""
@@ -83,14 +87,6 @@ def assemble(
         rope=rope_table(config, max(seq_len, config.max_position_embeddings)),
         host_timer=host_timer,
     )
-
-
-def buffer_set(name: str, layer: int) -> str:
-    """The key of the buffer objects a call uses: each layer's weights stay in a set of their own.
-
-    Programs without weights of a layer share one set.
-    """
-    return name if name in SHARED_BUFFERS else f"{name}_L{layer}"
 
 
 def preload(model: LlamaModel, weights: Weights) -> Iterator[str]:

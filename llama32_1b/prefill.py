@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -40,16 +40,22 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
     padding = [model.config.pad_token_id] * (model.seq_len - length)
     with model.host_timer("embedding"):
         x: BF16Array = model.embed_table[np.array([*token_ids, *padding])]
-    for layer in range(model.config.num_hidden_layers):
-        x = _prefill_block(model, layer, x, cache, length)
+    last = model.config.num_hidden_layers - 1
+    for layer in range(last + 1):
+        x = _prefill_block(model, layer, x, cache, length, unread=() if layer == last else ("x_next",))
     cache.advance(length)
     return x[:length].copy()  # x is a view on a buffer that the next prompt overwrites
 
 
-def _prefill_block(model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, length: int) -> BF16Array:
-    """One transformer block over all rows; x and the result are (seq_len, hidden_size)."""
-    qkv = model.run("rms_gemms_rope", layer, x=x)
+def _prefill_block(
+    model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, length: int, unread: Collection[str]
+) -> BF16Array:
+    """One transformer block over all rows; x and the result are (seq_len, hidden_size).
+
+    The host looks at keys and values alone; the rest stays on the device, `unread` says whether x_next does.
+    """
+    qkv = model.run("rms_gemms_rope", layer, unread=("q_roped",), x=x)
     with model.host_timer("KV cache write"):
         cache.write(layer, 0, qkv["k_roped"][:length], qkv["v"][:length])
-    attention = model.run("flash_attn", layer, **qkv)
-    return model.run("o_ffn", layer, x=x, **attention)["x_next"]
+    attention = model.run("flash_attn", layer, unread=("attn_out",), **qkv)
+    return model.run("o_ffn", layer, unread=unread, x=x, **attention)["x_next"]

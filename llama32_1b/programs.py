@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from kernel_builder.arguments import Role
 from multi_launch_builder import Program
+from runtime import Sharing
 
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
 DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 PROGRAMS = PREFILL_PROGRAMS + DECODE_PROGRAMS
-SHARED_BUFFERS = frozenset({"flash_attn", "lm_head_gemv"})  # no weights of a layer in these
+WITHOUT_LAYERS = frozenset({"flash_attn", "lm_head_gemv"})  # no weights of a layer in these
 LM_HEAD_PARTITIONS = 8
+
+
+def buffer_set(name: str, layer: int) -> str:
+    """The key of the buffer objects a call uses: each layer's weights stay in a set of their own.
+
+    Programs without weights of a layer have one set.
+    """
+    return name if name in WITHOUT_LAYERS else f"{name}_L{layer}"
+
+
+def sharing(programs: Mapping[str, Program], layers: int) -> Sharing:
+    """Where the programs of a pass find what others made: all but the weights has one place per pass.
+
+    Layers run one after the other, so they share it too. A layer's `x_next` is the next one's `x`: the two
+    change places from layer to layer.
+    """
+    return {
+        (buffer_set(name, layer), argument.name): f"{stage}.{_place(argument.name, layer)}"
+        for stage, names in (("prefill", PREFILL_PROGRAMS), ("decode", ("rms_gemv_rope", "o_gemv_ffn")))
+        for name in names
+        for layer in range(layers)
+        for argument in programs[name].arguments
+        if argument.role is not Role.WEIGHT
+    }
+
+
+def _place(argument: str, layer: int) -> str:
+    handed_on = {"x": layer % 2, "x_next": (layer + 1) % 2}
+    return f"x{handed_on[argument]}" if argument in handed_on else argument
 
 
 class ProgramRunner(Protocol):
@@ -27,11 +58,13 @@ class ProgramRunner(Protocol):
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
+        unread: Collection[str] = (),
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
         """Call `program` on the buffer-object set `bo_key`; returns `outputs` (default: every OUTPUT).
 
-        With `copy=False` the results are views that the next call on the same set overwrites.
+        With `copy=False` the results are views that the next call on the same set overwrites, and those of
+        `unread` are passed on to another program without being looked at.
         """
 
     def preload(self, program: Program, /, *, bo_key: str, **static: NDArray[Any]) -> None:

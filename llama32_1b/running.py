@@ -55,9 +55,10 @@ class Running:
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
+        unread: Collection[str] = (),
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
-        return self.cache.run(program, bo_key=bo_key, outputs=outputs, copy=copy, **arrays)
+        return self.cache.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
 
     def preload(self, program: Program, /, *, bo_key: str, **static: NDArray[Any]) -> None:
         self.cache.preload(program, bo_key=bo_key, **static)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs, open_cache
 from llama32_1b.generate import Generation, never
 from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
@@ -71,7 +71,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     programs, cache = compile_programs(checkpoint.config, options, report)
 
     def prepare(fallback: Backend) -> KernelCache:
-        other = KernelCache(options.cache_dir, fallback, cache.profiler, report.note)
+        other = open_cache(options.cache_dir, fallback, programs, checkpoint.config, cache.profiler, report)
         compile_into(other, programs, report)
         _preload(dataclasses.replace(model, runner=other), checkpoint, report)
         return other

@@ -2,6 +2,7 @@
 
 from runtime.artifacts import Artifact
 from runtime.backend import Backend, select_backend
+from runtime.buffer import NOTHING_SHARED, Sharing
 from runtime.cache import KernelCache
 from runtime.compiling import Progress, Stage
 from runtime.errors import (
@@ -15,6 +16,7 @@ from runtime.errors import (
 from runtime.profiler import Profiler
 
 __all__ = [
+    "NOTHING_SHARED",
     "AerieRuntimeError",
     "ArrayError",
     "Artifact",
@@ -26,6 +28,7 @@ __all__ = [
     "Profiler",
     "Progress",
     "RunError",
+    "Sharing",
     "Stage",
     "select_backend",
 ]

@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
 from runtime.access import DEVICE_ERRORS, Failure, let_go
 from runtime.artifacts import Artifact
+from runtime.buffer import Array, Buffer
 from runtime.contexts import Contexts, LoadedProgram
 from runtime.errors import ArrayError, RunError
-
-Array = npt.NDArray[Any]
 
 OVERWRITTEN = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
 
 class BufferSet:
-    """A buffer object per argument, the host's view on each, and the run that is bound to all of them.
+    """A buffer per argument, and the run that is bound to all of them.
 
     The run belongs to the loaded program and goes when that is released; the buffers stay until `close`, with
-    what is in them. Not for two threads at once: a set belongs to one call at a time. Raises RunError.
+    what is in them, those that other sets share for as long as one of these is open. Not for two threads at
+    once: a set belongs to one call at a time, and so do all that share its buffers. `allocate` gives each
+    argument its buffer; what it raises is raised.
     """
 
     def __init__(
-        self, label: str, pyxrt: Any, contexts: Contexts, artifact: Artifact, arguments: ArgumentTable
+        self,
+        label: str,
+        pyxrt: Any,
+        contexts: Contexts,
+        artifact: Artifact,
+        arguments: ArgumentTable,
+        allocate: Callable[[Argument], Buffer],
     ) -> None:
         self.label = label
         self.arguments = arguments
         self.outputs = arguments.output_indices
-        self.written: set[int] = set()
+        self._moved = 0
         self._contexts, self._artifact = contexts, artifact
         self._to_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
         self._from_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
         self._slots = {name: slot for slot, name in enumerate(arguments.names)}
-        self._missing_statics = set(arguments.static_input_indices)
+        self._statics = sorted(arguments.static_input_indices)
         self._inputs = {slot for slot, argument in enumerate(arguments) if argument.role is Role.INPUT}
-        self._lent: set[int] = set()
-        self._bos: list[Any] = []
-        self._views: list[Array] = []
-        self._results: list[Array] = []
+        self._buffers: list[Buffer] = []
         try:
-            self._allocate()
+            self._buffers.extend(map(allocate, arguments))
         except BaseException:
             self.close()
             raise
@@ -55,20 +58,30 @@ class BufferSet:
         return self.arguments.slot(name) if found is None else found
 
     def write(self, slot: int, array: Array) -> None:
-        """Copy one array to the device. ArrayError unless shape and dtype are the argument's."""
-        view = self._views[slot]
+        """Bring one array to the device. ArrayError unless shape and dtype are the argument's.
+
+        What another program left in this very buffer is there already, and is not copied.
+        """
+        buffer = self._buffers[slot]
+        if array is buffer.result:
+            return
+        view = buffer.view
         if array.shape != view.shape or array.dtype != view.dtype:
             raise self._misfit(slot, array)
         view[...] = array
         self._sync(slot, self._to_device)
-        self.written.add(slot)
-        self._missing_statics.discard(slot)
+        buffer.written = True
+
+    @property
+    def written(self) -> set[int]:
+        """The slots that the host has filled."""
+        return {slot for slot, buffer in enumerate(self._buffers) if buffer.written}
 
     def lend(self, slot: int) -> Array:
         """The host's view on an argument, to be filled in place before the next call."""
-        self._lent.add(slot)
-        self._missing_statics.discard(slot)
-        return self._views[slot]
+        buffer = self._buffers[slot]
+        buffer.lent = buffer.written = True
+        return buffer.view
 
     def write_named(self, arrays: Mapping[str, Array]) -> None:
         """Write the arrays of one call by name: every input, and weights only where none were written."""
@@ -81,16 +94,15 @@ class BufferSet:
             given.add(slot)
         if not self._inputs <= given:
             self._check_inputs(given)
-        if self._missing_statics:
-            names = ", ".join(self.arguments[slot].name for slot in sorted(self._missing_statics))
+        if missing := [slot for slot in self._statics if not self._buffers[slot].written]:
+            names = ", ".join(self.arguments[slot].name for slot in missing)
             raise ArrayError(
                 f"{self.label}: {names} never written; pass them in the first call, or preload them once"
             )
 
     def execute(self) -> None:
         """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
-        if self._lent:
-            self._take_over_lent()
+        self._take_over_lent()
         contexts = self._contexts
         program = contexts.load(self._artifact)
         try:
@@ -111,28 +123,39 @@ class BufferSet:
     def read(self, slot: int) -> Array:
         """A read-only view on what the program left in an argument; the next call overwrites it."""
         self._sync(slot, self._from_device)
-        return self._results[slot]
+        return self._buffers[slot].result
+
+    def results(self, slots: Collection[int], copy: bool, unread: Collection[str]) -> dict[str, Array]:
+        """What the program left in these slots, by name: copies or views, of `unread` as `_leave` says."""
+        names = self.arguments.names
+        if copy:
+            return {names[slot]: self.read(slot).copy() for slot in slots}
+        return {
+            names[slot]: self._leave(slot) if names[slot] in unread else self.read(slot) for slot in slots
+        }
+
+    def take_moved(self) -> int:
+        """Bytes that the host wrote to buffers and read from them since this was asked last."""
+        moved, self._moved = self._moved, 0
+        return moved
 
     def close(self) -> None:
-        """Release the run and the buffer objects. Views of `read` and `lend` are dead afterwards."""
+        """Release the run and the buffers. Views of `read` and `lend` are dead once nobody shares them."""
         self._contexts.forget_run(self._artifact, self.label)
-        self._views.clear()
-        self._results.clear()
-        self._bos.clear()
+        self._buffers.clear()
 
-    def _allocate(self) -> None:
-        for argument in self.arguments:
-            self._bos.append(self._contexts.buffer_object(self.label, argument))
-            self._views.append(_view(self._bos[-1], argument))
-            self._results.append(_read_only(self._views[-1]))
+    def _leave(self, slot: int) -> Array:
+        """As `read`, but a buffer that is shared is not brought to the host: its next reader is a program."""
+        buffer = self._buffers[slot]
+        return buffer.result if buffer.shared else self.read(slot)
 
     def _run_to_its_end(self, program: LoadedProgram) -> None:
         """With the run of this set on the loaded program; a new one where the program was loaded since."""
         run = program.runs.get(self.label)
         if run is None:
             run = program.runs[self.label] = self._contexts.new_run(program)
-            for slot, bo in enumerate(self._bos):
-                run.set_arg(slot, bo)
+            for slot, buffer in enumerate(self._buffers):
+                run.set_arg(slot, buffer.bo)
         run.start()
         self._contexts.access.wait(run)
 
@@ -141,8 +164,10 @@ class BufferSet:
         return Failure(self.label, error, self._artifact, self.arguments, before)
 
     def _sync(self, slot: int, direction: Any) -> None:
+        buffer = self._buffers[slot]
+        self._moved += buffer.view.nbytes
         try:
-            self._bos[slot].sync(direction)
+            buffer.bo.sync(direction)
         except DEVICE_ERRORS as error:
             let_go(error)
             reading = self._contexts.access.reading(error)
@@ -150,11 +175,10 @@ class BufferSet:
             raise RunError(f"{self.label}: {argument} cannot be synchronised: {reading}") from error
 
     def _take_over_lent(self) -> None:
-        statics = self.arguments.static_input_indices
-        for slot in self._lent:
-            self._sync(slot, self._to_device)
-            self.written.add(slot)
-        self._lent -= statics  # weights are filled once, inputs before every call
+        for slot, buffer in enumerate(self._buffers):
+            if buffer.lent:
+                self._sync(slot, self._to_device)
+                buffer.lent = slot in self._inputs  # weights are filled once, inputs before every call
 
     def _check_role(self, slot: int) -> None:
         argument = self.arguments[slot]
@@ -163,14 +187,14 @@ class BufferSet:
                 f"{self.label}: {argument.name} is an {argument.role.value}, which the program overwrites; "
                 "leave it out"
             )
-        if slot in self.written:
+        if self._buffers[slot].written:
             raise ArrayError(
                 f"{self.label}: {argument.role.value} {argument.name} is on the device already and would "
                 "not be written again; leave it out, replace it with preload(), or use another bo_key"
             )
 
     def _check_inputs(self, given: Collection[int]) -> None:
-        missing = sorted(self._inputs.difference(given, self._lent))
+        missing = sorted(slot for slot in self._inputs.difference(given) if not self._buffers[slot].lent)
         if missing:
             names = ", ".join(str(self.arguments[slot]) for slot in missing)
             raise ArrayError(f"{self.label} needs {names}; an input is passed in every call")
@@ -182,15 +206,3 @@ class BufferSet:
             f"{self.label}: {argument.role.value} {argument} was given {given}; "
             f"pass shape {argument.shape} and dtype {np.dtype(argument.dtype.numpy)}"
         )
-
-
-def _view(bo: Any, argument: Argument) -> Array:
-    data = np.frombuffer(bo.map(), dtype=np.uint8)[: argument.nbytes]
-    typed: Array = data.view(argument.dtype.numpy)
-    return typed.reshape(argument.shape)
-
-
-def _read_only(view: Array) -> Array:
-    result = view.view()
-    result.flags.writeable = False
-    return result

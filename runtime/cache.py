@@ -4,7 +4,8 @@ Three layers, each with its own lifetime and key:
 
 1. artifacts on disk, for good, by the hash of all that made them (`artifacts.py`);
 2. loaded programs, for the life of the cache object, one per artifact (`contexts.py`);
-3. buffer-object sets, for the life of the cache object, one per program and `bo_key` (`buffers.py`).
+3. buffer-object sets, for the life of the cache object, one per program and `bo_key` (`buffers.py`); sets may
+   share buffers, so that one program reads where it lies what another wrote (`buffer.py`).
 
 `load_and_run` takes arrays by position with index sets; `run`, `preload` and `buffer` take names, and derive
 the sets from the roles in the program's argument table.
@@ -12,6 +13,7 @@ the sets from the roles in the program's argument table.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import weakref
@@ -25,7 +27,8 @@ import numpy as np
 from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
-from runtime.buffers import Array, BufferSet
+from runtime.buffer import NOTHING_SHARED, Array, Buffers, Sharing
+from runtime.buffers import BufferSet
 from runtime.compiling import Begin, OnProgress, SideBySide
 from runtime.contexts import Contexts
 from runtime.errors import AerieRuntimeError, ArrayError
@@ -48,6 +51,7 @@ class KernelCache:
         backend: Backend,
         profiler: Profiler | None = None,
         report: Report | None = None,
+        sharing: Sharing = NOTHING_SHARED,
     ) -> None:
         self.cache_dir = Path(cache_dir)
         self.backend = backend
@@ -56,6 +60,7 @@ class KernelCache:
         self._store = _open_store(self.cache_dir, report)
         self._programs: dict[str, tuple[Artifact, ArgumentTable]] = {}
         self._contexts = Contexts(backend, report)
+        self._buffers = Buffers(self._contexts.buffer_object, sharing)
         self._sets: dict[tuple[str, str], BufferSet] = {}
         weakref.finalize(self, _release, self._sets, self._contexts)  # dropped, or at the interpreter's end
 
@@ -105,13 +110,16 @@ class KernelCache:
         bo_key: str | None = None,
         outputs: Collection[str] | None = None,
         copy: bool = True,
+        unread: Collection[str] = (),
         **arrays: Array,
     ) -> dict[str, Array]:
         """Run a program on the buffers of `bo_key` (default: the program's name) with arrays given by name.
 
         Every input is passed in every call; weights and tables once, here or by `preload`; nothing else ever.
         Gives the arrays of `outputs` (default: all of role output). With `copy=False` they are read-only
-        views, which the next call with this key overwrites. Raises ArrayError, ArgumentError and RunError.
+        views, which the next call with this key, or with one that shares the buffer, overwrites. A view that
+        is passed on to a program which shares its buffer is not copied; one of `unread` is for that alone,
+        for its contents may be on the device only. Raises ArrayError, ArgumentError and RunError.
         """
         name = program if isinstance(program, str) else program.name
         buffers = self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
@@ -121,11 +129,11 @@ class KernelCache:
         written = time.perf_counter()
         buffers.execute()
         executed = time.perf_counter()
-        names, read = buffers.arguments.names, buffers.read
-        results = {names[slot]: read(slot).copy() if copy else read(slot) for slot in wanted}
+        results = buffers.results(wanted, copy, unread)
         if self.profiler.enabled:
             end = time.perf_counter()
-            self.profiler.record(name, written - started, executed - written, end - executed)
+            spent = written - started, executed - written, end - executed
+            self.profiler.record(name, *spent, moved=buffers.take_moved())
         return results
 
     def preload(self, program: Program | str, /, bo_key: str | None = None, **arrays: Array) -> None:
@@ -186,7 +194,8 @@ class KernelCache:
         )
         if self.profiler.enabled:
             end = time.perf_counter()
-            self.profiler.record(name, written - started, executed - written, end - executed)
+            spent = written - started, executed - written, end - executed
+            self.profiler.record(name, *spent, moved=buffers.take_moved())
         return results
 
     # buffers and lifetime
@@ -204,7 +213,8 @@ class KernelCache:
         artifact, arguments = self._programs[name]
         label = f"program '{name}'" if bo_key == name else f"program '{name}' on buffers '{bo_key}'"
         self._contexts.load(artifact)
-        buffers = BufferSet(label, self.backend.pyxrt, self._contexts, artifact, arguments)
+        allocate = functools.partial(self._buffers.of, label, bo_key)
+        buffers = BufferSet(label, self.backend.pyxrt, self._contexts, artifact, arguments, allocate)
         self._sets[name, bo_key] = buffers
         return buffers
 

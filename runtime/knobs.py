@@ -1,4 +1,4 @@
-"""The environment variables that compiling programs reads, with default, meaning and what they may be."""
+"""The environment variables of this room, for every backend: default, meaning, and what they may be."""
 
 from __future__ import annotations
 
@@ -30,7 +30,16 @@ COMPILE_TIMEOUT = Knob(
     _is_seconds,
 )
 
-TABLE = (COMPILE_MEMORY, COMPILE_TIMEOUT)
+SHARE_BUFFERS = Knob(
+    "AERIE_SHARE_BUFFERS",
+    "1",
+    "1: a program reads where it lies what another one made; 0: each has buffers of its own, and the host "
+    "copies",
+    "0 or 1",
+    ("0", "1").__contains__,
+)
+
+TABLE = (COMPILE_MEMORY, COMPILE_TIMEOUT, SHARE_BUFFERS)
 
 
 def check() -> None:

@@ -19,9 +19,13 @@ UNLIMITED = 10_000
 
 @dataclass
 class ProgramTimes:
-    """Times of one program, in seconds; `flops` and `nbytes` of one call, 0 where nobody said."""
+    """Times of one program, in seconds; `flops` and `nbytes` of one call, 0 where nobody said.
+
+    `moved` is how many bytes the host wrote to its buffers and read from them, in all calls.
+    """
 
     calls: int = 0
+    moved: int = 0
     write: float = 0.0
     run: float = 0.0
     read: float = 0.0
@@ -65,10 +69,11 @@ class Profiler:
         known_flops, known_nbytes = self._work.get(program, (0.0, 0.0))
         self._work[program] = flops or known_flops, nbytes or known_nbytes
 
-    def record(self, program: str, write: float, run: float, read: float) -> None:
-        """One call of a program: seconds spent writing arguments, running, reading results."""
+    def record(self, program: str, write: float, run: float, read: float, moved: int = 0) -> None:
+        """One call: seconds spent writing arguments, running, reading results; bytes moved by the host."""
         times = self.programs.setdefault(program, ProgramTimes())
         times.calls += 1
+        times.moved += moved
         times.write += write
         times.run += run
         times.read += read
@@ -96,6 +101,11 @@ class Profiler:
         """Seconds in program calls and spans."""
         return self._counted
 
+    @property
+    def moved(self) -> int:
+        """Bytes that the host wrote to buffers and read from them."""
+        return sum(times.moved for times in self.programs.values())
+
     def reset(self) -> None:
         """Forget all times, as after a warm-up; declared work stays."""
         self.programs.clear()
@@ -106,7 +116,7 @@ class Profiler:
         """Programs, then host operations, then the total; times in milliseconds."""
         table = Table(title="where the time went (milliseconds)", title_justify="left")
         table.add_column("program or host operation", no_wrap=True)
-        for heading in ("calls", "write", "run", "read", "total", "share", "rate"):
+        for heading in ("calls", "write", "run", "read", "total", "share", "rate", "moved"):
             table.add_column(heading, justify="right", no_wrap=True)
         programs = sorted(self.programs.items(), key=lambda item: -item[1].total)
         spans = sorted(self.spans.items(), key=lambda item: -item[1].total)
@@ -114,13 +124,13 @@ class Profiler:
         shares = iter(_percentages(totals))
         for name, times in programs:
             parts = [_ms(seconds) for seconds in (times.write, times.run, times.read, times.total)]
-            table.add_row(name, str(times.calls), *parts, next(shares), times.rate)
+            table.add_row(name, str(times.calls), *parts, next(shares), times.rate, _mb(times.moved))
         table.add_section()
         for name, spent in spans:
-            table.add_row(f"host: {name}", str(spent.calls), "", "", "", _ms(spent.total), next(shares), "")
+            table.add_row(f"host: {name}", str(spent.calls), "", "", "", _ms(spent.total), next(shares))
         table.add_section()
         whole = "100.0 %" if self.total else "0.0 %"
-        table.add_row("total", "", "", "", "", _ms(self.total), whole, "")
+        table.add_row("total", "", "", "", "", _ms(self.total), whole, "", _mb(self.moved))
         return table
 
     def print(self, console: Console | None = None) -> None:
@@ -152,3 +162,7 @@ def _percentages(times: Sequence[float]) -> list[str]:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.2f}"
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.2f} MB"

@@ -41,6 +41,7 @@ class CallRecorder:
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
+        unread: Collection[str] = (),  # noqa: ARG002  nothing stays unread: all is kept here
         **arrays: Any,
     ) -> dict[str, Any]:
         table = program.arguments

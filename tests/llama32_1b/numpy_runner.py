@@ -83,7 +83,7 @@ class NumpyRunner:
         self.check(program, static)
         self.sets[bo_key] = {name: array.copy() for name, array in static.items()}
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
         inputs = {argument.name for argument in program.arguments if argument.role is Role.INPUT}
         assert set(arrays) == inputs, f"{program.name}: {sorted(arrays)} given, {sorted(inputs)} are inputs"
         self.check(program, arrays)

@@ -45,7 +45,7 @@ def test_the_table_lists_programs_then_host_then_total(profiler):
     names = [line.split("│")[1].strip() for line in lines]
     assert names == ["gemm", "gemv", "unknown", "host: sampling", "total"]
     cells = [cell.strip() for cell in lines[0].split("│")[1:-1]]
-    assert cells == ["gemm", "2", "20.00", "400.00", "10.00", "430.00", "99.3 %", "10.0 GFLOP/s"]
+    assert cells == ["gemm", "2", "20.00", "400.00", "10.00", "430.00", "99.3 %", "10.0 GFLOP/s", "0.00 MB"]
     assert "100.0 %" in lines[-1]
 
 

@@ -58,8 +58,8 @@ class Passing:
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
-        return self.inner.run(program, bo_key=bo_key, outputs=outputs, copy=copy, **arrays)
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
+        return self.inner.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
 
 
 class Renaming(Passing):
@@ -83,9 +83,14 @@ class Giving(Passing):
         super().__init__(inner)
         self.change = change
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
         return super().run(
-            program, bo_key=bo_key, outputs=outputs, copy=copy, **self.change(bo_key, dict(arrays))
+            program,
+            bo_key=bo_key,
+            outputs=outputs,
+            copy=copy,
+            unread=unread,
+            **self.change(bo_key, dict(arrays)),
         )
 
 
@@ -96,7 +101,7 @@ class Returning(Passing):
         super().__init__(inner)
         self.change = change
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
         table = program.arguments
         written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
         results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
@@ -243,12 +248,12 @@ class Stale(Passing):
         super().__init__(inner)
         self.buffer_set, self.argument, self.kept = buffer_set, argument, None
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
         if bo_key == self.buffer_set:
             if self.kept is None:
                 self.kept = arrays[self.argument].copy()
             arrays[self.argument] = self.kept
-        return super().run(program, bo_key=bo_key, outputs=outputs, copy=copy, **arrays)
+        return super().run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
 
 
 def stale(buffer_set, argument):

@@ -1,0 +1,110 @@
+"""Buffers that several sets share: what one program made is where the next one reads it."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from kernel_builder.arguments import Argument, ArgumentTable, Role
+from kernel_builder.dtypes import f32
+from runtime import ArrayError, BackendError, Profiler, select_backend
+
+X = np.arange(32, dtype=np.float32).reshape(4, 8)
+W = np.full((4, 8), 2, np.float32)
+
+# y of `scale` on first is x of `scale` on second; their weights are one.
+SHARING = {
+    ("first", "y"): "middle",
+    ("second", "x"): "middle",
+    ("first", "w"): "weights",
+    ("second", "w"): "weights",
+}
+
+
+@pytest.fixture(params=["1", "0"], ids=["shared", "apart"])
+def knob(request, monkeypatch):
+    monkeypatch.setenv("AERIE_SHARE_BUFFERS", request.param)
+    return request.param
+
+
+@pytest.fixture
+def sharing_cache(open_cache, program):
+    with open_cache(profiler=Profiler(), sharing=SHARING) as cache:
+        cache.compile_and_cache(program)
+        yield cache
+
+
+def pass_through(cache, **first):
+    """Both calls, the first one's result unread by the host; what the second one made."""
+    middle = cache.run("scale", bo_key="first", copy=False, unread=("y",), **first)["y"]
+    return cache.run("scale", bo_key="second", copy=False, x=middle)["y"]
+
+
+def test_the_next_program_reads_what_the_first_made(strict, sharing_cache):
+    sharing_cache.preload("scale", "first", w=W)
+    np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
+    np.testing.assert_array_equal(pass_through(sharing_cache, x=X + 1), 4 * (X + 1))
+
+
+def test_nothing_of_it_passes_through_the_host(knob, sharing_cache):
+    sharing_cache.preload("scale", "first", w=W)
+    if knob == "0":
+        sharing_cache.preload("scale", "second", w=W)
+    sharing_cache.run("scale", bo_key="first", x=X)
+    sharing_cache.run("scale", bo_key="second", x=X)
+    sharing_cache.profiler.reset()
+    pass_through(sharing_cache, x=X)
+    transfers = {"1": 2, "0": 4}[knob]  # x in and y out; without sharing also what is between them
+    assert sharing_cache.profiler.moved == transfers * X.nbytes
+
+
+def test_both_ways_give_the_same(knob, strict, sharing_cache):
+    sharing_cache.preload("scale", "first", w=W)
+    sharing_cache.preload("scale", "second", w=W)
+    np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
+
+
+def test_an_array_of_the_hosts_is_copied_as_ever(sharing_cache):
+    sharing_cache.preload("scale", "first", w=W)
+    pass_through(sharing_cache, x=X)
+    np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="second", x=10 * X)["y"], 20 * X)
+
+
+def test_an_unread_result_that_nobody_shares_is_read(strict, sharing_cache):
+    sharing_cache.preload("scale", "first", w=W)
+    result = sharing_cache.run("scale", bo_key="second", copy=False, unread=("y",), x=X)["y"]
+    np.testing.assert_array_equal(result, 2 * X)
+
+
+def test_a_shared_weight_that_is_lent_reaches_both(strict, sharing_cache):
+    sharing_cache.buffer("scale", "first", "w")[...] = W
+    np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="second", x=X)["y"], 2 * X)
+    np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="first", x=X)["y"], 2 * X)
+
+
+def test_a_shared_buffer_goes_with_its_last_set(sharing_cache):
+    sharing_cache.preload("scale", "first", w=W)
+    sharing_cache.close()
+    gc.collect()
+    with pytest.raises(ArrayError, match="w never written"):
+        sharing_cache.run("scale", bo_key="second", x=X)
+
+
+def test_shapes_that_differ_are_refused(open_cache, variant, program):
+    wide = ArgumentTable([Argument("x", (8, 8), f32, Role.INPUT), *list(program.arguments)[1:]])
+    with open_cache(sharing=SHARING) as cache:
+        cache.compile_and_cache(program)
+        cache.compile_and_cache(variant(name="wide", arguments=wide))
+        cache.preload("scale", "first", w=W)
+        with pytest.raises(
+            ArrayError,
+            match=r"program 'wide' on buffers 'second': x \(8x8 f32\) cannot share buffer 'middle' with "
+            r"y \(4x8 f32\): shapes and dtypes differ; mend the table of shared buffers",
+        ):
+            cache.run("wide", bo_key="second", x=X)
+
+
+def test_a_knob_that_makes_no_sense(monkeypatch):
+    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "yes")
+    with pytest.raises(BackendError, match="AERIE_SHARE_BUFFERS='yes' cannot be used: give 0 or 1"):
+        select_backend("virtual")
