@@ -141,6 +141,25 @@ def test_padding_changes_no_bit(session):
         np.testing.assert_array_equal(short.view(np.uint16), long.view(np.uint16))
 
 
+def forward(model, prompt, tokens):
+    """The bits of a pass: rows of the prompt, keys and values, and the logits after each token."""
+    cache = model.new_cache(len(prompt) + len(tokens))
+    rows = prefill(model, prompt, cache)
+    logits = [next_token_logits(model, decode_step(model, token, cache)) for token in tokens]
+    layers = [array for n in range(model.config.num_hidden_layers) for array in cache.layer(n)]
+    return [array.tobytes() for array in (rows, *layers, *logits)]
+
+
+@pytest.mark.parametrize(("share", "strict"), [("1", "1"), ("0", "0"), ("0", "1")])
+def test_shared_buffers_change_no_bit(session, monkeypatch, share, strict):
+    """Strict memory is apart from the host's: what is passed on without the host must have got there."""
+    monkeypatch.setenv("AERIE_SHARE_BUFFERS", share)
+    monkeypatch.setenv("VNPU_STRICT", strict)
+    other = open_session(open_checkpoint(DEMO_FOLDER))
+    prompt, tokens = ask(session, QUESTION), [5, 77, 300]
+    assert forward(other.model, prompt, tokens) == forward(session.model, prompt, tokens)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
