@@ -62,15 +62,10 @@ class BufferSet:
 
         What another program left in this very buffer is there already, and is not copied.
         """
-        buffer = self._buffers[slot]
-        if array is buffer.result:
-            return
-        view = buffer.view
-        if array.shape != view.shape or array.dtype != view.dtype:
-            raise self._misfit(slot, array)
-        view[...] = array
-        self._sync(slot, self._to_device)
-        buffer.written = True
+        if array is not self._buffers[slot].result:
+            self._fill(slot, array)
+            self._sync(slot, self._to_device)
+            self._buffers[slot].written = True
 
     @property
     def written(self) -> set[int]:
@@ -144,6 +139,12 @@ class BufferSet:
         self._contexts.forget_run(self._artifact, self.label)
         self._buffers.clear()
 
+    def _fill(self, slot: int, array: Array) -> None:
+        view = self._buffers[slot].view
+        if array.shape != view.shape or array.dtype != view.dtype:
+            raise self._misfit(slot, array)
+        view[...] = array
+
     def _leave(self, slot: int) -> Array:
         """As `read`, but a buffer that is shared is not brought to the host: its next reader is a program."""
         buffer = self._buffers[slot]
@@ -164,10 +165,9 @@ class BufferSet:
         return Failure(self.label, error, self._artifact, self.arguments, before)
 
     def _sync(self, slot: int, direction: Any) -> None:
-        buffer = self._buffers[slot]
-        self._moved += buffer.view.nbytes
+        self._moved += self.arguments[slot].nbytes
         try:
-            buffer.bo.sync(direction)
+            self._buffers[slot].bo.sync(direction)  # by no name of ours: an error that is kept keeps it
         except DEVICE_ERRORS as error:
             let_go(error)
             reading = self._contexts.access.reading(error)
@@ -175,10 +175,10 @@ class BufferSet:
             raise RunError(f"{self.label}: {argument} cannot be synchronised: {reading}") from error
 
     def _take_over_lent(self) -> None:
-        for slot, buffer in enumerate(self._buffers):
-            if buffer.lent:
-                self._sync(slot, self._to_device)
-                buffer.lent = slot in self._inputs  # weights are filled once, inputs before every call
+        for slot in [slot for slot, buffer in enumerate(self._buffers) if buffer.lent]:
+            self._sync(slot, self._to_device)
+            # Weights are filled once, inputs before every call.
+            self._buffers[slot].lent = slot in self._inputs
 
     def _check_role(self, slot: int) -> None:
         argument = self.arguments[slot]
