@@ -23,7 +23,8 @@ class BufferSet:
     The run belongs to the loaded program and goes when that is released; the buffers stay until `close`, with
     what is in them, those that other sets share for as long as one of these is open. Not for two threads at
     once: a set belongs to one call at a time, and so do all that share its buffers. `allocate` gives each
-    argument its buffer; what it raises is raised.
+    argument its buffer; what it raises is raised. `moved` counts the bytes that the host has written to the
+    device and read from it.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class BufferSet:
         self.label = label
         self.arguments = arguments
         self.outputs = arguments.output_indices
-        self._moved = 0
+        self.moved = 0
         self._contexts, self._artifact = contexts, artifact
         self._to_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
         self._from_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
@@ -129,11 +130,6 @@ class BufferSet:
             names[slot]: self._leave(slot) if names[slot] in unread else self.read(slot) for slot in slots
         }
 
-    def take_moved(self) -> int:
-        """Bytes that the host wrote to buffers and read from them since this was asked last."""
-        moved, self._moved = self._moved, 0
-        return moved
-
     def close(self) -> None:
         """Release the run and the buffers. Views of `read` and `lend` are dead once nobody shares them."""
         self._contexts.forget_run(self._artifact, self.label)
@@ -165,7 +161,7 @@ class BufferSet:
         return Failure(self.label, error, self._artifact, self.arguments, before)
 
     def _sync(self, slot: int, direction: Any) -> None:
-        self._moved += self.arguments[slot].nbytes
+        self.moved += self.arguments[slot].nbytes
         try:
             self._buffers[slot].bo.sync(direction)  # by no name of ours: an error that is kept keeps it
         except DEVICE_ERRORS as error:

@@ -124,7 +124,7 @@ class KernelCache:
         name = program if isinstance(program, str) else program.name
         buffers = self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
         wanted = [buffers.slot(output) for output in outputs] if outputs is not None else buffers.outputs
-        started = time.perf_counter()
+        moved, started = buffers.moved, time.perf_counter()
         buffers.write_named(arrays)
         written = time.perf_counter()
         buffers.execute()
@@ -133,7 +133,7 @@ class KernelCache:
         if self.profiler.enabled:
             end = time.perf_counter()
             spent = written - started, executed - written, end - executed
-            self.profiler.record(name, *spent, moved=buffers.take_moved())
+            self.profiler.record(name, *spent, moved=buffers.moved - moved)
         return results
 
     def preload(self, program: Program | str, /, bo_key: str | None = None, **arrays: Array) -> None:
@@ -179,7 +179,7 @@ class KernelCache:
         """
         buffers = self._set(name, bo_key)
         _check_positions(buffers, len(inputs), output_indices, static_input_indices, intermediate_indices)
-        started = time.perf_counter()
+        moved, started = buffers.moved, time.perf_counter()
         skipped = buffers.written.intersection((*static_input_indices, *intermediate_indices))
         for slot, array in enumerate(inputs):
             if slot not in skipped:
@@ -195,7 +195,7 @@ class KernelCache:
         if self.profiler.enabled:
             end = time.perf_counter()
             spent = written - started, executed - written, end - executed
-            self.profiler.record(name, *spent, moved=buffers.take_moved())
+            self.profiler.record(name, *spent, moved=buffers.moved - moved)
         return results
 
     # buffers and lifetime

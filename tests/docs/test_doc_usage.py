@@ -25,6 +25,7 @@ from llama32_1b.commands import _record
 from llama32_1b.generate import FinishReason
 from llama32_1b.native import HOST_CODE
 from multi_launch_builder.limits import RULES
+from runtime.knobs import SHARE_BUFFERS
 from virtual_npu import knobs
 
 PAGE = "usage.md"
@@ -37,9 +38,9 @@ def test_knobs() -> None:
     assert table(PAGE, "variable", "default", "meaning") == expected
 
 
-def test_the_host_knob() -> None:
-    shown = table(PAGE, "host variable", "default", "meaning")
-    assert shown == [(HOST_CODE.name, HOST_CODE.default, HOST_CODE.meaning)]
+def test_the_knobs_of_every_backend() -> None:
+    shown = table(PAGE, "variable of every backend", "default", "meaning")
+    assert shown == [(knob.name, knob.default, knob.meaning) for knob in (HOST_CODE, SHARE_BUFFERS)]
 
 
 def test_make_targets() -> None:
