@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import virtual_npu
-from virtual_npu import BuildOptions
+from virtual_npu import BuildOptions, cache
+from virtual_npu.errors import KnobError
 
 BF16 = ml_dtypes.bfloat16
 STATEMENT = "vnpu::multiply_add("
@@ -222,3 +223,20 @@ def test_a_transfer_that_leaves_its_source_is_still_refused(program, run):
     assert STATEMENT not in emitted(text).split("scf.for %j")[0]
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="access pattern reaches"):
         run(program(text), "product", *FORM.operands())
+
+
+def test_the_knob_turns_it_off_and_makes_another_program(monkeypatch):
+    def built_for() -> tuple[BuildOptions, str]:
+        options = BuildOptions.from_knobs()
+        return options, cache.Source(FORM.text(), "<string>", (), options).plan_key
+
+    monkeypatch.setenv("VNPU_FAST", "1")
+    fast, fast_key = built_for()
+    monkeypatch.setenv("VNPU_FAST", "0")
+    slow, slow_key = built_for()
+    assert STATEMENT in emitted(FORM.text(), fast)
+    assert STATEMENT not in emitted(FORM.text(), slow)
+    assert fast_key != slow_key
+    monkeypatch.setenv("VNPU_FAST", "yes")
+    with pytest.raises(KnobError, match="VNPU_FAST='yes' cannot be used: give 1 for fast paths, 0 for none"):
+        built_for()
