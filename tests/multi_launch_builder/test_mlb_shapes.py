@@ -98,8 +98,8 @@ def test_known_shapes_are_legal(shape):
             "n_heads * head_dim=96 is not a positive multiple of 64",
         ),
         ({"head_dim": 192}, "head_dim=192 is more than 160 (attention holds K and V tiles"),
-        ({"emb_dim": 12288}, "emb_dim=12288 is more than 10688 (RMSNorm holds a row three times"),
-        ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31872 (a core holds all of x"),
+        ({"emb_dim": 12288}, "emb_dim=12288 is more than 10560 (RMSNorm holds a row three times"),
+        ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31360 (a core holds all of x"),
         (
             {"hidden_dim": 64 * 397},
             "hidden_dim=25408 does not divide into tiles so that a GEMM is one launch",
@@ -113,7 +113,7 @@ def test_known_shapes_are_legal(shape):
         ),
         (
             {"n_heads": 514 * 2, "n_kv_heads": 257, "head_dim": 32},
-            "n_heads * head_dim=32896 is more than 31872",
+            "n_heads * head_dim=32896 is more than 31360",
         ),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
         ({"n_kv_heads": 3}, "the nearest legal n_kv_heads is 2"),
@@ -129,9 +129,9 @@ def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
 @pytest.mark.parametrize(
     ("field", "most", "step", "kernel", "parameters"),
     [
-        ("emb_dim", 10688, 64, "rms_norm", lambda size: {"rows": 8, "cols": size}),
-        ("hidden_dim", 31872, 64, "gemm", lambda size: {"m": 64, "k": 64, "n": size}),
-        ("hidden_dim", 31872, 128, "gemv", lambda size: {"m": 64, "k": size}),
+        ("emb_dim", 10560, 64, "rms_norm", lambda size: {"rows": 8, "cols": size}),
+        ("hidden_dim", 31360, 64, "gemm", lambda size: {"m": 64, "k": 64, "n": size}),
+        ("hidden_dim", 31360, 128, "gemv", lambda size: {"m": 64, "k": size}),
         (
             "head_dim",
             160,
