@@ -16,7 +16,7 @@ def decode_step(model: LlamaModel, token_id: int, cache: KVCache) -> BF16Array:
     Returns the last layer's output, (hidden_size,).
     """
     with model.host_timer("embedding"):
-        x: BF16Array = model.embed_table[token_id]
+        x = model.embed_table[token_id]
     last = model.config.num_hidden_layers - 1
     for layer in range(last + 1):
         x = _decode_block(model, layer, x, cache, unread=() if layer == last else ("x_next",))

@@ -17,11 +17,15 @@ from llama32_1b.kv_cache import KVCache
 from llama32_1b.numerics import BF16Array, bf16
 from llama32_1b.programs import LM_HEAD_PARTITIONS, ProgramRunner, buffer_set
 from llama32_1b.rope import rope_table
-from llama32_1b.weights import LayerWeights, Weights
+from llama32_1b.weights import LayerWeights, Rows, Weights
 from multi_launch_builder import Program
 
 HostTimer = Callable[[str], AbstractContextManager[Any]]
 """Times a host operation: entered around it, under the operation's name."""
+
+
+TRANSPOSED_ROWS = 16
+"""A cache line of bf16 holds 32; at 16 rows of 2048 a block stays in L1 on the machine measured."""
 
 
 def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
@@ -32,7 +36,7 @@ def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
 class LlamaModel:
     """Everything the forward pass reads. Immutable: what a prompt leaves behind is in its KVCache.
 
-    `seq_len` is the prefill length the programs were built for. `embed_table` is (vocab_size,
+    `seq_len` is the prefill length the programs were built for. `embed_table` has the rows of (vocab_size,
     hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all bf16; `rope` has a row
     for every position of the model, and of the padding where that goes beyond.
     """
@@ -41,7 +45,7 @@ class LlamaModel:
     programs: Mapping[str, Program]
     runner: ProgramRunner
     seq_len: int
-    embed_table: BF16Array
+    embed_table: Rows
     final_norm: BF16Array
     rope: BF16Array
     mask: MaskRule = causal
@@ -133,7 +137,16 @@ def _layer_statics(layer: LayerWeights, lut: BF16Array) -> dict[str, dict[str, B
 
 def _in_out(arrays: Mapping[str, BF16Array]) -> dict[str, BF16Array]:
     """Matrices transposed into contiguous (in, out); vectors as they are."""
-    return {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
+    return {name: _transposed(array) if array.ndim == 2 else array for name, array in arrays.items()}
+
+
+def _transposed(matrix: BF16Array) -> BF16Array:
+    """A contiguous transpose, some rows at a time: three times as fast as numpy's, which thrashes caches."""
+    result = np.empty(matrix.shape[::-1], bf16)
+    for start in range(0, len(matrix), TRANSPOSED_ROWS):
+        rows = slice(start, start + TRANSPOSED_ROWS)
+        result.view(np.uint16)[:, rows] = matrix.view(np.uint16)[rows].T
+    return result
 
 
 def _lm_head_statics(program: Program, lm_head: BF16Array) -> dict[str, BF16Array]:

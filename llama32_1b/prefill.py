@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
 from llama32_1b.errors import PromptError, PromptTooLongError
 from llama32_1b.kv_cache import KVCache
 from llama32_1b.model import LlamaModel
@@ -39,7 +37,7 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
     length = len(token_ids)
     padding = [model.config.pad_token_id] * (model.seq_len - length)
     with model.host_timer("embedding"):
-        x: BF16Array = model.embed_table[np.array([*token_ids, *padding])]
+        x = model.embed_table[[*token_ids, *padding]]
     last = model.config.num_hidden_layers - 1
     for layer in range(last + 1):
         x = _prefill_block(model, layer, x, cache, length, unread=() if layer == last else ("x_next",))

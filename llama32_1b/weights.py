@@ -1,16 +1,16 @@
 """Weights from safetensors: one file or several with an index, read tensor by tensor when asked for.
 
 Shapes are checked against the config before anything is read, so a wrong checkpoint is refused at
-once. Tensors come out in bf16 and in Hugging Face's (out, in) layout.
+once. Tensors come out in bf16 and in Hugging Face's (out, in) layout. Nothing is kept: a file is mapped while
+a tensor is read, so that a model that is being loaded takes little more memory than its buffers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,34 +90,47 @@ def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+class Rows:
+    """A table in a file, of which single rows are read: `rows[3]`, `rows[[3, 1, 3]]`.
+
+    The file stays mapped, and of it only what is looked up takes memory.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._closing = ExitStack()
+        self._table = _open(path, self._closing).get_slice(name)
+
+    def __getitem__(self, ids: int | Sequence[int]) -> BF16Array:
+        """One row, (width,), or as many as there are ids, (ids, width)."""
+        if isinstance(ids, int | np.integer):
+            row: BF16Array = self._table[ids : ids + 1][0].astype(bf16, copy=False)
+            return row
+        once = {token: self[token] for token in set(ids)}  # a prompt is mostly padding
+        return np.stack([once[token] for token in ids])
+
+
 class Weights:
-    """A checkpoint's tensors. Files stay mapped until `close`; a layer is read when it is asked for."""
+    """A checkpoint's tensors, read when they are asked for."""
 
     def __init__(self, folder: Path, config: LlamaConfig) -> None:
-        """Open and check; WeightsError for a file or tensor that is missing, damaged or does not fit."""
+        """Check all; WeightsError for a file or tensor that is missing, damaged or does not fit."""
         self._config = config
-        self._closing = ExitStack()
-        try:
-            self._files = _open_files(folder, self._closing)
+        with ExitStack() as opened:
+            files = _open_files(folder, opened)
             for name, shape in expected_shapes(config).items():
-                self._check(name, shape)
-        except BaseException:
-            self._closing.close()
-            raise
-
-    def close(self) -> None:
-        self._closing.close()
+                _check(files, name, shape)
+            self._paths = {name: path for name, (path, _) in files.items()}
 
     def layer(self, layer: int) -> LayerWeights:
         """The weights of block `layer`, read now."""
         return LayerWeights(**{field: self._read(layer_tensor(layer, field)) for field in LAYER_TENSORS})
 
-    @cached_property
-    def embed_table(self) -> BF16Array:
+    @property
+    def embed_table(self) -> Rows:
         """Token embeddings, (vocab_size, hidden_size)."""
-        return self._read(EMBED)
+        return Rows(self._paths[EMBED], EMBED)
 
-    @cached_property
+    @property
     def final_norm(self) -> BF16Array:
         """The weight of the last RMSNorm, (hidden_size,)."""
         return self._read(FINAL_NORM)
@@ -125,35 +138,40 @@ class Weights:
     @property
     def lm_head(self) -> BF16Array:
         """Output projection, (vocab_size, hidden_size): the embeddings themselves where they are tied."""
-        return self.embed_table if self._config.tie_word_embeddings else self._read(LM_HEAD)
-
-    def _check(self, name: str, expected: tuple[int, ...]) -> None:
-        if name not in self._files:
-            raise WeightsError(
-                f"tensor {name} is missing from the checkpoint; config.json asks for it with shape "
-                f"{_shape(expected)}: the files and the config do not belong together"
-            )
-        path, file = self._files[name]
-        tensor = file.get_slice(name)
-        shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-        if shape != expected:
-            raise WeightsError(
-                f"tensor {name} in {path} has shape {_shape(shape)}; config.json implies "
-                f"{_shape(expected)}: the files and the config do not belong together"
-            )
-        if dtype not in ACCEPTED_DTYPES:
-            raise WeightsError(
-                f"tensor {name} of shape {_shape(shape)} in {path} has dtype {dtype}; only "
-                f"{', '.join(ACCEPTED_DTYPES)} are read: convert the checkpoint to BF16"
-            )
+        return self._read(EMBED if self._config.tie_word_embeddings else LM_HEAD)
 
     def _read(self, name: str) -> BF16Array:
-        path, file = self._files[name]
-        try:
-            tensor: np.ndarray[Any, Any] = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"cannot read tensor {name} from {path}: {error}; fetch it again") from None
+        path = self._paths[name]
+        with ExitStack() as opened:
+            file = _open(path, opened)
+            try:
+                tensor: np.ndarray[Any, Any] = file.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(
+                    f"cannot read tensor {name} from {path}: {error}; fetch it again"
+                ) from None
         return tensor.astype(bf16, copy=False)
+
+
+def _check(files: Mapping[str, tuple[Path, Any]], name: str, expected: tuple[int, ...]) -> None:
+    if name not in files:
+        raise WeightsError(
+            f"tensor {name} is missing from the checkpoint; config.json asks for it with shape "
+            f"{_shape(expected)}: the files and the config do not belong together"
+        )
+    path, file = files[name]
+    tensor = file.get_slice(name)
+    shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
+    if shape != expected:
+        raise WeightsError(
+            f"tensor {name} in {path} has shape {_shape(shape)}; config.json implies "
+            f"{_shape(expected)}: the files and the config do not belong together"
+        )
+    if dtype not in ACCEPTED_DTYPES:
+        raise WeightsError(
+            f"tensor {name} of shape {_shape(shape)} in {path} has dtype {dtype}; only "
+            f"{', '.join(ACCEPTED_DTYPES)} are read: convert the checkpoint to BF16"
+        )
 
 
 def _shape(shape: tuple[int, ...]) -> str:

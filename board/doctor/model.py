@@ -11,7 +11,7 @@ from board.doctor.machine import Machine
 from llama32_1b.checkpoint import DEMO, HUB_FILES, HUB_ID, find_checkpoint
 from llama32_1b.config import LlamaConfig, load_config
 from llama32_1b.errors import UserError
-from llama32_1b.weights import Weights, expected_shapes
+from llama32_1b.weights import FINAL_NORM, Weights, expected_shapes
 
 BF16_BYTES = 2
 WANTED = "a Llama checkpoint whose weights fit in memory"
@@ -25,7 +25,7 @@ def checkpoint(machine: Machine) -> Finding:
             fix = "the first run fetches it; for a gated model, log in with `hf auth login` first"
             return Finding(Status.WARNING, f"{machine.model} is not on this machine yet", WANTED, fix)
         config = load_config(folder)
-        Weights(folder, config).close()
+        Weights(folder, config)  # which checks every tensor
     except UserError as error:
         return Finding(Status.FAILED, str(error), WANTED, "name another with MODEL=... (--model)")
     return _fits(machine, config)
@@ -55,10 +55,10 @@ def _fits(machine: Machine, config: LlamaConfig) -> Finding:
 def weight_bytes(config: LlamaConfig) -> int:
     """Bytes of the weights as a session holds them.
 
-    Prefill reads matrices as (in, out), decode as (out, in), so that a layer is held twice; so is the
-    embedding table where it is the output projection too.
+    Prefill reads matrices as (in, out), decode as (out, in), so that a layer is held twice. Of the embedding
+    table only the rows of a prompt are read; where it is the output projection too, that is held.
     """
     sizes = {name: math.prod(shape) for name, shape in expected_shapes(config).items()}
     layers = sum(size for name, size in sizes.items() if ".layers." in name)
-    head = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    return BF16_BYTES * (sum(sizes.values()) + layers + head)
+    head = config.vocab_size * config.hidden_size
+    return BF16_BYTES * (2 * layers + sizes[FINAL_NORM] + head)

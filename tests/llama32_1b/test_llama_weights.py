@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from llama32_1b.config import load_config
 from llama32_1b.errors import WeightsError
-from llama32_1b.model import _lm_head_statics
+from llama32_1b.model import _lm_head_statics, _transposed
 from llama32_1b.weights import Weights, expected_shapes
 
 bf16 = ml_dtypes.bfloat16
@@ -62,10 +62,37 @@ def test_values_are_those_of_transformers(make_checkpoint):
 
 
 def test_tied_head_is_the_embedding(make_checkpoint):
-    tied = open_weights(make_checkpoint())
-    assert tied.lm_head is tied.embed_table
+    folder = make_checkpoint()
+    table = all_tensors(open_weights(folder), load_config(folder))["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(open_weights(folder).lm_head, table)
     untied = open_weights(make_checkpoint(tie_word_embeddings=False))
-    assert not np.array_equal(untied.lm_head, untied.embed_table)
+    assert not np.array_equal(untied.lm_head, untied._read("model.embed_tokens.weight"))
+
+
+def test_rows_of_the_embedding(make_checkpoint):
+    """In any order, one more than once, as the whole table has them."""
+    weights = open_weights(make_checkpoint())
+    table, rows = weights._read("model.embed_tokens.weight"), weights.embed_table
+    assert rows[7].shape == (256,)
+    np.testing.assert_array_equal(rows[7], table[7])
+    ids = [511, 0, 3, 0, 511]
+    assert rows[ids].dtype == bf16
+    np.testing.assert_array_equal(rows[ids], table[ids])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rows_of_a_wider_type_are_rounded_to_bf16(change_tensors, dtype):
+    name, values = "model.embed_tokens.weight", np.linspace(-3, 3, 512 * 256).astype(dtype).reshape(512, 256)
+    rows = open_weights(change_tensors(lambda tensors: tensors.update({name: values}))).embed_table
+    np.testing.assert_array_equal(rows[[5, 9]], values[[5, 9]].astype(bf16))
+
+
+def test_transposing_is_exact():
+    for shape in ((256, 128), (24, 40), (7, 3)):
+        matrix = np.arange(np.prod(shape)).astype(bf16).reshape(shape)
+        transposed = _transposed(matrix)
+        assert transposed.flags.c_contiguous
+        np.testing.assert_array_equal(transposed, matrix.T)
 
 
 def test_sharded_files_hold_the_same(make_checkpoint):

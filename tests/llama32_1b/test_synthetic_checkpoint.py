@@ -115,7 +115,7 @@ def test_sizes_by_flags(tmp_path):
     assert main(arguments) == 0
     config = load_config(tmp_path / "odd")
     assert (config.num_hidden_layers, config.vocab_size) == (3, 600)
-    Weights(tmp_path / "odd", config).close()
+    Weights(tmp_path / "odd", config)
     assert chosen_config(build_parser().parse_args([str(tmp_path)])) == LLAMA_3_2_1B
 
 
