@@ -61,8 +61,8 @@ class DeviceAccess(Protocol):
     def lacks_context(self, error: BaseException) -> bool:
         """Whether a program could not be loaded because too many are."""
 
-    def reading(self, error: BaseException) -> str:
-        """An error of pyxrt in words."""
+    def failed(self, what: str, error: BaseException) -> RunError:
+        """An error of pyxrt as ours: what failed, and the error in words."""
 
     def explain(self, failure: Failure) -> RunError:
         """The error that tells the user of a failed run."""
@@ -90,8 +90,8 @@ class VirtualAccess:
     def lacks_context(self, error: BaseException) -> bool:  # noqa: ARG002
         return False
 
-    def reading(self, error: BaseException) -> str:
-        return str(error)
+    def failed(self, what: str, error: BaseException) -> RunError:
+        return RunError(f"{what}: {error}")
 
     def explain(self, failure: Failure) -> RunError:
-        return RunError(f"{failure.label} failed: {failure.error}")
+        return self.failed(f"{failure.label} failed", failure.error)

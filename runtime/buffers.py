@@ -12,7 +12,7 @@ from runtime.access import DEVICE_ERRORS, Failure, let_go
 from runtime.artifacts import Artifact
 from runtime.buffer import Array, Buffer
 from runtime.contexts import Contexts, LoadedProgram
-from runtime.errors import ArrayError, RunError
+from runtime.errors import ArrayError
 
 OVERWRITTEN = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
@@ -166,9 +166,8 @@ class BufferSet:
             self._buffers[slot].bo.sync(direction)  # by no name of ours: an error that is kept keeps it
         except DEVICE_ERRORS as error:
             let_go(error)
-            reading = self._contexts.access.reading(error)
-            argument = self.arguments[slot]
-            raise RunError(f"{self.label}: {argument} cannot be synchronised: {reading}") from error
+            what = f"{self.label}: {self.arguments[slot]} cannot be synchronised"
+            raise self._contexts.access.failed(what, error) from error
 
     def _take_over_lent(self) -> None:
         for slot in [slot for slot, buffer in enumerate(self._buffers) if buffer.lent]:

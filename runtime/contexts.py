@@ -81,8 +81,7 @@ class Contexts:
             return self._pyxrt.ext.bo(self._device, argument.nbytes)
         except DEVICE_ERRORS as error:
             let_go(error)
-            reading = self.access.reading(error)
-            raise RunError(f"{label}: no buffer object for {argument}: {reading}") from error
+            raise self.access.failed(f"{label}: no buffer object for {argument}", error) from error
 
     def forget_run(self, artifact: Artifact, label: str) -> None:
         """Drop the run of a set whose buffers are about to go."""
@@ -142,5 +141,4 @@ class Contexts:
             return call()
         except DEVICE_ERRORS as error:
             let_go(error)
-            reading = self.access.reading(error)
-            raise RunError(f"backend '{self._backend}' could not {what}: {reading}") from error
+            raise self.access.failed(f"backend '{self._backend}' could not {what}", error) from error

@@ -31,8 +31,11 @@ class ArrayError(AerieRuntimeError):
 
 
 class RunError(AerieRuntimeError):
-    """A device, program or run that failed. `details` are lines below the message, which stands by itself."""
+    """A device, program or run that failed. `details` are lines below the message, which stands by itself.
 
-    def __init__(self, headline: str, *details: str) -> None:
+    lost: the device answers nobody any more until it is reset, so that nothing else need be tried on it.
+    """
+
+    def __init__(self, headline: str, *details: str, lost: bool = False) -> None:
         super().__init__("\n  ".join((headline, *details)))
-        self.headline, self.details = headline, details
+        self.headline, self.details, self.lost = headline, details, lost

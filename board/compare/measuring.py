@@ -20,12 +20,9 @@ from multi_launch_builder.plan import ProgramPlan, build_program
 from multi_launch_builder.program import Program
 from runtime.backend import Backend
 from runtime.cache import KernelCache
-from runtime.errors import AerieRuntimeError, CompileError
+from runtime.errors import AerieRuntimeError, CompileError, RunError
 
 SEED = 7
-
-LOST = ("the NPU is wedged", "power the machine off", "it hangs: ")
-"""Words of runtime/npu's messages on a device that answers nobody any more."""
 
 OnPhase = Callable[[str], None]
 COMPILING, RUNNING, JUDGING = "compiling", "running", "judging"
@@ -72,18 +69,11 @@ def measure(item: Item, backend: Backend, cache_dir: Path, on_phase: OnPhase) ->
         try:
             held = _run(cache, program, plan, given)
         except AerieRuntimeError as error:
-            message = one_line(error)
-            return Outcome(
-                item, Status.FAILED, message=message, lost=is_lost(message), compile_seconds=seconds
-            )
+            lost = isinstance(error, RunError) and error.lost
+            return Outcome(item, Status.FAILED, message=one_line(error), lost=lost, compile_seconds=seconds)
     on_phase(JUDGING)
     findings = tuple(judge(plan, held.once, held.other))
     return _outcome(item, plan, given, held, findings, seconds)
-
-
-def is_lost(message: str) -> bool:
-    """Whether a failed run leaves a device that answers nobody: by the runtime's own words for it."""
-    return any(sign in message for sign in LOST)
 
 
 def _run(cache: KernelCache, program: Program, plan: ProgramPlan, given: Mapping[str, Any]) -> Held:

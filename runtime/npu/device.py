@@ -124,8 +124,8 @@ class NpuAccess:
     def lacks_context(self, error: BaseException) -> bool:
         return xrt_messages.lacks_context(str(error))
 
-    def reading(self, error: BaseException) -> str:
-        return _in_words(error)
+    def failed(self, what: str, error: BaseException) -> RunError:
+        return RunError(f"{what}: {_in_words(error)}", lost=_loses_device(error))
 
     def explain(self, failure: Failure) -> RunError:
         """The failure in one line, and below it what helps to find its cause."""
@@ -139,7 +139,7 @@ class NpuAccess:
             f"the same program on the virtual NPU, with checks: {check_command(failure.artifact.path)}",
         ]
         headline = f"{failure.label} failed on the NPU: {_in_words(failure.error)}"
-        return RunError(headline, *filter(None, details))
+        return RunError(headline, *filter(None, details), lost=_loses_device(failure.error))
 
 
 def check_command(artifact: Path) -> str:
@@ -151,8 +151,18 @@ def check_command(artifact: Path) -> str:
 def _in_words(error: BaseException) -> str:
     """An error of pyxrt, and what is known about it."""
     message = " ".join(str(error).split()) or type(error).__name__
-    meaning = xrt_messages.reading(f"{message} {type(error).__name__}")
-    return f"{message}: {meaning}" if meaning else message
+    known = _known(error)
+    return f"{message}: {known.meaning}" if known else message
+
+
+def _loses_device(error: BaseException) -> bool:
+    """Whether the device answers nobody any more after this error."""
+    known = _known(error)
+    return getattr(error, "lost", False) or (known is not None and known.lost)
+
+
+def _known(error: BaseException) -> xrt_messages.Known | None:
+    return xrt_messages.find(f"{' '.join(str(error).split())} {type(error).__name__}")
 
 
 def _told(file: Path) -> str:

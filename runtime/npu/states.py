@@ -27,11 +27,12 @@ COMPLETED, TIMEOUT = 4, 8
 
 @dataclass(frozen=True)
 class FinalState:
-    """A way to end: XRT's name, what happened, and what it usually means."""
+    """A way to end: XRT's name, what happened, what it usually means, and whether the NPU is lost with it."""
 
     name: str
     meaning: str
     usually: str
+    lost: bool = False
 
 
 WRONG_PROGRAM = (
@@ -63,6 +64,7 @@ FINAL = {
         "ERT_CMD_STATE_NORESPONSE",
         "the driver gave it up, and the NPU could not be reset",
         "a hang that took the firmware along: power the machine off and on",
+        lost=True,
     ),
     10: FinalState("ERT_CMD_STATE_SKERROR", "a soft kernel failed", NO_SOFT_KERNELS),
     11: FinalState("ERT_CMD_STATE_SKCRASHED", "a soft kernel crashed", NO_SOFT_KERNELS),
@@ -70,11 +72,11 @@ FINAL = {
 
 
 class RunFailedError(RuntimeError):
-    """A run that did not complete. `usually` is what that tends to mean."""
+    """A run that did not complete. `usually` is what that tends to mean; `lost`: the NPU answers no more."""
 
-    def __init__(self, message: str, usually: str) -> None:
+    def __init__(self, message: str, usually: str, lost: bool) -> None:
         super().__init__(message)
-        self.usually = usually
+        self.usually, self.lost = usually, lost
 
 
 def wait(run: Any, limit: float) -> None:
@@ -89,10 +91,11 @@ def wait(run: Any, limit: float) -> None:
         raise RunFailedError(
             f"it hangs: not ended after {limit:g} s, and the driver did not end it either",
             f"{WRONG_PROGRAM}; or the driver's watchdog is off",
+            lost=True,
         )
     final = FINAL[state]
     account = _account(run)
-    raise RunFailedError(f"it ended in {final.name}: {final.meaning}{account}", final.usually)
+    raise RunFailedError(f"it ended in {final.name}: {final.meaning}{account}", final.usually, final.lost)
 
 
 def _final_state(run: Any, limit: float) -> int | None:

@@ -13,11 +13,15 @@ from runtime.npu import knobs
 
 @dataclass(frozen=True)
 class Known:
-    """A message as a regular expression, its cause with what to do, and upstream's file that says so."""
+    """A message as a regular expression, its cause with what to do, and upstream's file that says so.
+
+    lost: the NPU answers no process any more until it is reset.
+    """
 
     pattern: re.Pattern[str]
     meaning: str
     source: str
+    lost: bool
 
 
 RESET = (
@@ -30,8 +34,8 @@ MEMLOCK = (
 )
 
 
-def _known(pattern: str, meaning: str, source: str) -> Known:
-    return Known(re.compile(pattern, re.IGNORECASE), meaning, source)
+def _known(pattern: str, meaning: str, source: str, lost: bool = False) -> Known:
+    return Known(re.compile(pattern, re.IGNORECASE), meaning, source, lost)
 
 
 TABLE = (
@@ -40,6 +44,7 @@ TABLE = (
         f"the NPU is wedged: a command timed out and took the firmware down, and every program of every "
         f"process now fails so; {RESET}",
         "mlir-air python/test/lit.cfg.py, .github/workflows/buildAndTestRyzenAI.yml",
+        lost=True,
     ),
     _known(
         r"CREATE_HWCTX IOCTL failed \(err=-?(22|28)\)",
@@ -47,6 +52,7 @@ TABLE = (
         f"firmware refuses them since it was wedged. Close other programs that use the NPU, lower "
         f"{knobs.CONTEXTS.name}; else {RESET}",
         "amd/xdna-driver drivers/accel/amdxdna/npu4_regs.c, PR 1585; mlir-air llms/smolvla/docs/profile.md",
+        lost=True,
     ),
     _known(
         r"err=-?11\b|Resource temporarily unavailable|lock limit exceeded|failed to allocate BO",
@@ -69,11 +75,13 @@ TABLE = (
         r"err=-?(6|19)\b|No such device",
         f"the NPU is gone: the driver lost it or is not loaded; {RESET}",
         "errno(3), ENODEV; mlir-air .github/workflows/buildAndTestRyzenAI.yml",
+        lost=True,
     ),
     _known(
         r"err=-?(62|110)\b|timed out",
         f"the NPU's firmware does not answer; {RESET}",
         "errno(3), ETIMEDOUT; amd/xdna-driver PR 1670",
+        lost=True,
     ),
     _known(
         r"No such kernel",
@@ -88,9 +96,9 @@ TABLE = (
 )
 
 
-def reading(message: str) -> str:
-    """What a message of XRT means and what to do; nothing for one that is not known."""
-    return next((known.meaning for known in TABLE if known.pattern.search(message)), "")
+def find(message: str) -> Known | None:
+    """The entry that tells what a message of XRT means; None for one that is not known."""
+    return next((known for known in TABLE if known.pattern.search(message)), None)
 
 
 def lacks_context(message: str) -> bool:

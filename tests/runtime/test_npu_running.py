@@ -164,6 +164,7 @@ def test_a_device_lost_at_any_step(npu, pyxrt, pyxrt_stand_in, arrays, kind):
     with pytest.raises(RunError, match=STEPS[kind]) as caught:
         npu.run("scale", **arrays)
     assert "\n" not in caught.value.headline
+    assert caught.value.lost
     with pytest.raises(RunError, match="the NPU is gone"):
         npu.run("scale", **arrays)
     npu.close()
@@ -177,6 +178,7 @@ def test_what_failed_once_is_released_and_can_be_repeated(npu, pyxrt, arrays, ki
     kept = []
     with pytest.raises(RunError, match="xrt: no") as caught:
         npu.run("scale", **arrays)
+    assert not caught.value.lost
     kept.append(caught.value)
     npu.close()
     assert not any(pyxrt.alive.values()), pyxrt.alive
@@ -224,8 +226,9 @@ def test_a_failed_load_lets_go_in_xrts_order(npu, pyxrt, arrays, kind):
 )
 def test_known_messages_are_read(npu, pyxrt, arrays, error, reading):
     pyxrt.fail("hw_context", RuntimeError(error))
-    with pytest.raises(RunError, match=re.escape(error) + ".*: .*" + reading):
+    with pytest.raises(RunError, match=re.escape(error) + ".*: .*" + reading) as caught:
         npu.run("scale", **arrays)
+    assert caught.value.lost == ("modprobe" in str(caught.value))  # what only a reset mends
 
 
 def test_no_memory_for_a_buffer_of_the_npu(npu, pyxrt, arrays):
@@ -283,6 +286,7 @@ def test_a_bad_end_is_explained(npu, pyxrt, pyxrt_stand_in, arrays, state, name,
     assert re.match(rf"program 'scale' on buffers 'L1' failed on the NPU: it ended in {name}", error.headline)
     told = dict(line.split(": ", 1) for line in error.details)
     assert usually in told["usually"]
+    assert error.lost == (state == "NORESPONSE")  # from the others the driver recovers
     assert told["arguments"] == (
         "x (4x8 f32) input, w (4x8 f32) weight, tmp (4x8 f32) intermediate, y (4x8 f32) output"
     )
@@ -304,6 +308,7 @@ def test_a_hang_is_told_apart_from_completion(monkeypatch, open_npu, program, py
     assert "failed on the NPU: it hangs: not ended after 1 s, and the driver did not end it either" in str(
         error
     )
+    assert error.lost
     assert len(called(pyxrt, "wait")) > 1  # in slices, between which Ctrl-C is seen
     assert not pyxrt.alive["hw_context"]  # the next call starts with a context of its own
 

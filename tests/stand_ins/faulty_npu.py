@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.arguments import Argument
+from runtime.access import Failure, VirtualAccess
 from runtime.backend import Backend
-from runtime.errors import CompileError
+from runtime.errors import CompileError, RunError
+from runtime.npu.device import NpuAccess
 from runtime.toolchain import VirtualToolchain
 from virtual_npu import pyxrt
 
@@ -62,7 +64,7 @@ def crash(_: Array, __: int) -> None:
 
 
 def wedge(_: Array, __: int) -> None:
-    raise RuntimeError("DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed (err=-5): the NPU is wedged")
+    raise RuntimeError("DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed (err=-5): Input/output error")
 
 
 def time_out(_: Array, __: int) -> None:
@@ -113,10 +115,17 @@ def _view(bo: Any, argument: Argument) -> Array:
     return data.view(argument.dtype.numpy).reshape(argument.shape)
 
 
+class ExplainedAsOnNpu(VirtualAccess):
+    """The virtual NPU's manners, with its errors taken for the NPU's."""
+
+    def explain(self, failure: Failure) -> RunError:
+        return NpuAccess().explain(failure)
+
+
 def faulty_backend(program: str, slot: int, argument: Argument, fault: Fault) -> Backend:
     """A backend whose runs of `program` end in `fault` on one argument."""
-    stand_in = FaultyPyxrt(program, slot, argument, fault)
-    return Backend("stand-in", VirtualToolchain("exact"), stand_in, "a stand-in with a fault")
+    stand_in, access = FaultyPyxrt(program, slot, argument, fault), ExplainedAsOnNpu()
+    return Backend("stand-in", VirtualToolchain("exact"), stand_in, "a stand-in with a fault", access)
 
 
 class FlooringToolchain(VirtualToolchain):
