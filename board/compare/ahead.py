@@ -15,7 +15,7 @@ from multi_launch_builder.plan import build_program
 from runtime.backend import Backend
 from runtime.cache import KernelCache
 from runtime.compiling import memory_budget
-from runtime.errors import AerieRuntimeError
+from runtime.errors import CompileError
 
 
 def compile_ahead(
@@ -23,7 +23,8 @@ def compile_ahead(
 ) -> dict[Item, Outcome]:
     """The outcomes of items that cannot be compiled; all others are in the cache afterwards.
 
-    on_done is called with each item and how many are done. Ctrl-C ends the compilers too.
+    on_done is called with each item and how many are done. Ctrl-C ends the compilers too. Raises
+    AerieRuntimeError for what no item is to blame for, such as a cache folder that cannot be written.
     """
     failed: dict[Item, Outcome] = {}
     toolchain = backend.toolchain
@@ -46,7 +47,7 @@ def _failure(item: Item, backend: Backend, cache_dir: Path) -> Outcome | None:
     try:
         with KernelCache(cache_dir, backend) as cache:
             cache.compile_and_cache(build_program(plan_of(item)))
-    except AerieRuntimeError as error:
+    except CompileError as error:
         return Outcome(item, Status.NOT_COMPILED, message=one_line(error))
     return None
 

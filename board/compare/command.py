@@ -56,18 +56,21 @@ def compare(arguments: argparse.Namespace) -> int:
 def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out: Path) -> list[Outcome]:
     """Compare, with progress, a record that is whole after each item, and a table at the end.
 
-    Raises BackendError where there is no such backend here, UserError for a folder that cannot be written.
+    Raises BackendError where there is no such backend here, UserError for a folder that cannot be written or
+    a knob that makes no sense.
     """
     report = Reporter()
     found = select_backend(backend)  # what is missing is said before anything starts
     report.note(found.reason)
-    logs = _folder(out / "logs")
+    apart = in_processes(functools.partial(select_backend, backend), cache_dir, out / "logs")
+    _make_folder(out / "logs")
     with report.bar("compiling", len(items)) as step:
         failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
     report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
-    compare_one = but_for(failed, in_processes(functools.partial(select_backend, backend), cache_dir, logs))
     try:
-        outcomes = _follow(items, compare_one, report, lambda found: save(found, backend, out / RECORD))
+        outcomes = _follow(
+            items, but_for(failed, apart), report, lambda found: save(found, backend, out / RECORD)
+        )
     except OSError as error:
         raise UserError(
             f"cannot write {out / RECORD} ({error.strerror}); name another folder with --out"
@@ -94,11 +97,10 @@ def _follow(
     return outcomes
 
 
-def _folder(path: Path) -> Path:
+def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"cannot write to {path} ({error.strerror}); name another folder with --out"
         ) from None
-    return path

@@ -22,6 +22,7 @@ from pathlib import Path
 from board.compare.items import Item
 from board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
 from board.compare.records import Outcome, Status
+from llama32_1b.errors import UserError
 from runtime.backend import Backend
 from runtime.errors import AerieRuntimeError
 from runtime.npu import knobs
@@ -50,8 +51,12 @@ class StoppedError(Exception):
 
 
 def limits_s() -> dict[str, float]:
-    """How long each phase may take. Raises KnobError for an AERIE_NPU_TIMEOUT that makes no sense."""
-    return {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + RUNS * float(knobs.TIMEOUT.get())}
+    """How long each phase may take. Raises UserError for an AERIE_NPU_TIMEOUT that makes no sense."""
+    try:
+        timeout_s = float(knobs.TIMEOUT.get())
+    except VirtualNpuError as error:
+        raise UserError(str(error)) from error
+    return {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + RUNS * timeout_s}
 
 
 def compare_apart(

@@ -32,8 +32,10 @@ def compare_all(items: Sequence[Item], compare_one: CompareOne, on_item: OnItem)
 
 
 def in_processes(make_backend: MakeBackend, cache_dir: Path, logs: Path) -> CompareOne:
-    """Compares each item in a process of its own, its log in the folder `logs`."""
+    """Compares each item in a process of its own, its log in the folder `logs`.
 
+    Raises UserError for an AERIE_NPU_TIMEOUT that makes no sense.
+    """
     limits = limits_s()
 
     def compare_one(item: Item, on_phase: Callable[[str], None]) -> Outcome:

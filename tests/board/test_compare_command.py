@@ -46,6 +46,25 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     assert "name another folder with --out" in capsys.readouterr().err
 
 
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No item is to blame for it, and none is run."""
+    (tmp_path / "file").touch()
+    arguments = ["--cache-dir", str(tmp_path / "file"), "--out", str(tmp_path / "out")]
+    assert main(["compare", "narrow", "--backend", "virtual", *arguments]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.endswith("choose a writable one")
+    assert not (tmp_path / "out" / "compare.json").exists()
+
+
+def test_a_knob_that_makes_no_sense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AERIE_NPU_TIMEOUT", "x")
+    assert main(["compare", "narrow", "--backend", "virtual", "--out", str(tmp_path / "out")]) == 2
+    assert "error: AERIE_NPU_TIMEOUT='x' cannot be used: give a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_record_that_cannot_be_written(
     tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
