@@ -22,6 +22,7 @@ from llama32_1b.cli import default_cache_dir
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from runtime.npu import versions
+from runtime.npu.tools import installed_version
 
 DONE = 0
 REACH_S = 15
@@ -53,11 +54,10 @@ def install(
     wheels: Path | None,
     log: Path,
     pip: Sequence[str] = PIP,
-    version: Version | None = None,
+    version: Version = installed_version,
     pages: Sequence[str] = versions.WHEEL_PAGES,
 ) -> None:
     """Install what is missing with `pip`, whose output goes to `log`. Raises UserError saying why not."""
-    version = version or installed_version
     if not missing(version):
         note(f"there already: {_listed(version)}")
         return
@@ -84,13 +84,6 @@ ELSEWHERE = (
     "They ask for other versions of packages than Aerie does: install them in an environment of their own, "
     "and name it as docs/install.md says under 'Not from wheels'"
 )
-
-
-def installed_version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _listed(version: Version) -> str:

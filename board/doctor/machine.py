@@ -6,7 +6,6 @@ Everything a check looks at comes from here, so that a test can put a made-up ma
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import signal
 import subprocess
@@ -45,13 +44,6 @@ def _find(name: str) -> Path | None:
     return tools.FINDERS[name][0]()
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 @dataclass(frozen=True)
 class Machine:
     """A machine to examine; by default this one.
@@ -64,7 +56,7 @@ class Machine:
     python: str = sys.executable
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     find: Callable[[str], Path | None] = _find
-    version: Callable[[str], str | None] = _version
+    version: Callable[[str], str | None] = tools.installed_version
     cache_dir: Path = Path("build")
     model: str = DEMO
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from board.compare.command import board_folder
 from board.report.archive import INDEX, MOST_BYTES, Entry, write_archive
 from board.report.parts import Source, all_parts
 from board.report.scrubbing import Scrubber
@@ -40,7 +41,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def default_path() -> Path:
     """A file of its own for every report."""
-    return default_cache_dir().with_name("board") / f"aerie-report-{time.strftime('%Y%m%d-%H%M%S')}.zip"
+    return board_folder() / f"aerie-report-{time.strftime('%Y%m%d-%H%M%S')}.zip"
 
 
 def write_report(path: Path, with_prompts: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import re
@@ -16,6 +15,7 @@ from typing import Any
 
 from board.report.scrubbing import PROJECT
 from runtime.npu import versions
+from runtime.npu.tools import installed_version
 
 ASK_S = 60.0
 """Seconds that a tool may take to answer; the doctor has limits of its own, and is given longer."""
@@ -203,10 +203,7 @@ def _about_npu(text: str) -> str:
 
 
 def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    return installed_version(distribution) or "not installed"
 
 
 def _distribution() -> str:

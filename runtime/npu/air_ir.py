@@ -6,11 +6,13 @@ here, and a crash of theirs is then a message. Without them our own verifiers st
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+
+from runtime.npu import versions
+from runtime.npu.tools import installed_version
 
 SECONDS = 120
 """Parsing one program takes a fraction of a second; importing the bindings, a few."""
@@ -37,10 +39,7 @@ def bindings_status() -> str:
     """In one line: the bindings and their version, or what stands in for them."""
     if not installed():
         return "air.ir is not installed: modules are verified by Aerie's own dialect alone"
-    try:
-        version = importlib.metadata.version("mlir_air")
-    except importlib.metadata.PackageNotFoundError:
-        version = "not from a wheel"
+    version = installed_version(versions.MLIR_AIR.name) or "not from a wheel"
     return f"air.ir ({version}) parses and verifies every module before aircc sees it"
 
 

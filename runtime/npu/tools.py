@@ -74,6 +74,14 @@ def aie_api_include() -> Path | None:
     return next((folder for folder in folders if (folder / "aie_api" / "aie.hpp").is_file()), None)
 
 
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed Python distribution; None where there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 FINDERS = {
     "aircc": (aircc, "aircc is missing: it comes with mlir-air; install its wheel or put it on PATH"),
     "aiecc": (aiecc, "aiecc is missing: it comes with mlir-aie; install its wheel or put it on PATH"),
