@@ -105,7 +105,10 @@ def run_suite(command: Sequence[str], results: Path) -> Result:
         return Result(False, f"could not be started ({error})")
     if not results.is_file():
         return Result(False, f"ended with exit code {code} and no results")
-    counts = _counts(results)
+    try:
+        counts = _counts(results)
+    except ET.ParseError as error:
+        return Result(False, f"ended with exit code {code} and results that cannot be read ({error})")
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no tests"
     return Result(code == 0 and counts["passed"] > 0, said)
 

@@ -84,11 +84,17 @@ def _summary(parts: Sequence[Part]) -> list[str]:
     record = next((part.content for part in parts if part.name.endswith("compare.json") and part.content), "")
     if not record:
         return ["Nothing was compared on this machine yet: `make test-npu` does that.", ""]
-    found = json.loads(record)
+    try:
+        headline, wrong = _verdict(json.loads(record))
+    except (ValueError, TypeError, KeyError):
+        return ["The comparison's record is not one of this version: `make test-npu` makes it anew.", ""]
+    return [headline, "", *wrong, *([""] if wrong else [])]
+
+
+def _verdict(found: Any) -> tuple[str, list[str]]:
     wrong = [_wrong(item) for item in found["items"] if item["status"] not in RIGHT]
     verdict = f"{len(wrong)} of {len(found['items'])} are not" if wrong else "all is as on the virtual NPU"
-    headline = f"Backend {found['backend']} against {found['against']}: {verdict}."
-    return [headline, "", *wrong, *([""] if wrong else [])]
+    return f"Backend {found['backend']} against {found['against']}: {verdict}.", wrong
 
 
 def _wrong(item: Mapping[str, Any]) -> str:

@@ -95,6 +95,14 @@ def test_a_suite_in_which_all_is_skipped_is_not_right(tmp_path: Path) -> None:
     assert run_suite([sys.executable, "-c", program], results) == Result(False, "1 skipped")
 
 
+def test_a_suite_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+    results = tmp_path / "results.xml"
+    program = f"open({str(results)!r}, 'w').write('<testsuite><testcase'); raise SystemExit(1)"
+    result = run_suite([sys.executable, "-c", program], results)
+    assert not result.right
+    assert result.said.startswith("ended with exit code 1 and results that cannot be read (")
+
+
 def test_a_suite_that_leaves_no_results(tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
     results.write_text("of an earlier run")

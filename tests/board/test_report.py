@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from board.cli import main
+from board.compare.command import board_folder
 from board.report import command, parts
-from board.report.archive import INDEX, write_archive
+from board.report.archive import INDEX, index, write_archive
 from board.report.parts import Part, Source, all_parts, ask, without_prompts
 from board.report.scrubbing import Scrubber
 
@@ -120,6 +121,12 @@ def test_an_index_without_a_comparison(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("record", ["{", "[]", "null", '{"items": 3}', '{"items": [{"status": "hung"}]}'])
+def test_a_comparison_of_another_version(record: str) -> None:
+    text = index([], "A report", [Part("board/compare.json", "the comparison", record)])
+    assert "The comparison's record is not one of this version: `make test-npu` makes it anew." in text
+
+
 @pytest.mark.usefixtures("no_doctor")
 def test_the_command(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,7 +141,7 @@ def test_the_command(
         f"{path}: {path.stat().st_size} bytes. Look at it before you send it (index.md says what is in it),"
         in printed
     )
-    assert command.default_path().parent == build / "board"
+    assert command.default_path().parent == board_folder()
 
 
 def test_a_file_that_cannot_be_written(
