@@ -69,7 +69,7 @@ def compiler(machine: Machine) -> Finding:
     try:
         path = find_compiler().path
     except VirtualNpuError as error:
-        return Finding(Status.FAILED, "none", wanted, str(error))
+        return Finding(Status.FAILED, "none that can be used", wanted, str(error))
     answer = machine.ask([path, "--version"])
     fix = "install a newer one (Debian, Ubuntu: apt install g++), or name it with VNPU_CXX"
     if answer.trouble:

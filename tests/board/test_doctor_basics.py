@@ -77,7 +77,7 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
     finding = basics.compiler(machine(tmp_path))
-    assert (finding.status, finding.found) == (Status.FAILED, "none")
+    assert (finding.status, finding.found) == (Status.FAILED, "none that can be used")
     assert "apt install g++" in finding.fix
 
 
