@@ -94,8 +94,8 @@ bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against tran
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
 
-test: lint ## lint, types, imports between rooms, and every test but the long ones
-	@$(PY) -m pytest -m "not long" $(SPREAD)
+test: lint ## lint, types, imports between rooms, and every test but the long ones and the board's
+	@$(PY) -m pytest -m "not long and not board" $(SPREAD)
 
 test-long: $(TEST) ## the long tests
 	@$(PY) -m pytest -m long $(SPREAD)

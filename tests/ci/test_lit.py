@@ -55,8 +55,8 @@ def settle(outcome: Outcome) -> None:
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """All files, side by side; those that take minutes are skipped."""
-    return outcomes(tmp_path_factory.mktemp("lit"), str(SUITE))
+    """All files, side by side; those that take minutes, or the board, are skipped."""
+    return outcomes(tmp_path_factory.mktemp("lit"), "-Dboard=0", str(SUITE))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in LONG])
@@ -72,6 +72,11 @@ def test_long_lit(tmp_path: Path, name: str) -> None:
 
 def test_lit_runs_all_of_these_files(suite: dict[str, Outcome]) -> None:
     assert sorted(suite) == FILES
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("board/")])
+def test_the_board_is_left_to_make_test_npu(suite: dict[str, Outcome], name: str) -> None:
+    assert "ryzen_ai_npu2" in suite[name].skipped
 
 
 def test_what_needs_a_board_says_so() -> None:

@@ -30,6 +30,16 @@ def test_the_board_and_its_tools_are_what_the_runtime_finds(
     assert feature not in features.available({})
 
 
+def test_a_board_that_is_to_be_left_alone_is_not_looked_for(
+    features: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> list[str]:
+        raise AssertionError("the device was opened")
+
+    monkeypatch.setattr(features, "missing_device", opened)
+    assert "ryzen_ai_npu2" not in features.available({}, board=False)
+
+
 def test_a_virtual_npu_is_a_compiler(features: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "virtual_npu" in features.available({})
     monkeypatch.setenv("VNPU_CXX", "no-such-compiler")

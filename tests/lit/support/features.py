@@ -11,7 +11,7 @@ from virtual_npu.errors import VirtualNpuError
 
 FEATURES = {
     "virtual_npu": "a C++ compiler, as virtual_npu itself looks for one",
-    "ryzen_ai_npu2": "a pyxrt that opens an NPU2; make doctor says what lacks",
+    "ryzen_ai_npu2": "a pyxrt that opens an NPU2, and no -D board=0; make doctor says what lacks",
     "peano": "aircc, aiecc, aiebu-asm, Peano and aie_api; make doctor says what lacks",
     "hf_token": "HF_TOKEN",
     "long": "-D long=1, which lets tests take minutes",
@@ -36,11 +36,14 @@ FORWARDED = (
 """Variables of the caller that tests see; lit hides all others."""
 
 
-def available(environment: Mapping[str, str], long: bool = False) -> set[str]:
-    """The features of this machine, for a caller with these environment variables."""
+def available(environment: Mapping[str, str], long: bool = False, board: bool = True) -> set[str]:
+    """The features of this machine, for a caller with these environment variables.
+
+    Without `board` the NPU is not even looked for, which would open it.
+    """
     found = {
         "virtual_npu": _has_compiler(),
-        "ryzen_ai_npu2": not missing_device(),
+        "ryzen_ai_npu2": board and not missing_device(),
         "peano": not missing_compile_tools(),
         "hf_token": bool(environment.get("HF_TOKEN")),
         "long": long,
