@@ -2,8 +2,8 @@
 
     CACHE/manifest.json              what is there, and what made it
     CACHE/virtual/NAME-KEY.elf       the artifact of one backend
-    CACHE/virtual/NAME-KEY.mlir      the program's text
-    CACHE/virtual/NAME-KEY.log       what the tools printed, also when they failed
+    CACHE/virtual/NAME-KEY.mlir      the program's text, also when they failed
+    CACHE/virtual/NAME-KEY.log       what the tools printed, likewise
     CACHE/locks/                     one lock per artifact, one for the manifest
     CACHE/unfinished/                where compilations under way write
     CACHE/shared/                    parts that programs share: objects of the C++ kernels, for the NPU
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from runtime.errors import CompileError, DiskFullError
+from runtime.errors import AerieRuntimeError, CompileError, DiskFullError
 from runtime.manifest import Entry, Manifest
 from virtual_npu.fingerprint import file_digest, key_of
 
@@ -72,13 +72,19 @@ class Artifact:
 
 
 class ArtifactStore:
-    """The artifacts under one directory. `report` receives one line for everything unusual."""
+    """The artifacts under one directory. `report` receives one line for everything unusual.
+
+    Raises AerieRuntimeError for a directory that cannot be used.
+    """
 
     def __init__(self, directory: Path, report: Report) -> None:
         self.directory = directory
         self.shared = directory / "shared"
         self._report = report
-        (directory / "locks").mkdir(parents=True, exist_ok=True)
+        try:
+            (directory / "locks").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
         self._manifest = Manifest(directory / "manifest.json", self._lock("manifest"), report)
 
     def find(self, recipe: Recipe) -> Artifact | None:
@@ -112,7 +118,8 @@ class ArtifactStore:
     def build(self, recipe: Recipe, compile_in: Compile) -> Artifact:
         """The artifact of this recipe: the one that is there, or a new one.
 
-        Raises what `compile_in` raises, and DiskFullError when there is no space.
+        Raises what `compile_in` raises, DiskFullError when there is no space, and AerieRuntimeError for a
+        directory that cannot be used.
         """
         work = self.directory / "unfinished" / recipe.stem
         try:
@@ -120,7 +127,7 @@ class ArtifactStore:
                 return self.find(recipe) or self._build_in(work, recipe, compile_in)
         except OSError as error:
             if error.errno not in FULL:
-                raise
+                raise self._unusable(error) from error
             raise self._disk_full(recipe, str(error)) from error
         except CompileError as error:
             if os.strerror(errno.ENOSPC) not in error.cause:
@@ -137,13 +144,12 @@ class ArtifactStore:
             made = compile_in(work)
             return self._keep(recipe, work, made, target, time.perf_counter() - started)
         except CompileError as error:
+            _keep_text(recipe, work, target)
             raise CompileError(error.program, error.cause, _keep_log(work, target)) from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
     def _keep(self, recipe: Recipe, work: Path, made: Path, target: Path, seconds: float) -> Artifact:
-        text = work / "text"
-        text.write_text(recipe.text)
         entry = Entry(
             name=recipe.name,
             backend=recipe.backend,
@@ -155,7 +161,7 @@ class ArtifactStore:
             made_from=dict(recipe.ingredients),
         )
         _keep_log(work, target)
-        os.replace(text, target.with_suffix(".mlir"))
+        _keep_text(recipe, work, target)
         os.replace(made, target)
         self._manifest.add(recipe.stem, entry)
         return Artifact(recipe.name, recipe.key, target, seconds, reused=False)
@@ -176,6 +182,11 @@ class ArtifactStore:
         finally:
             lock.release()
 
+    def _unusable(self, error: OSError) -> AerieRuntimeError:
+        return AerieRuntimeError(
+            f"the cache directory {self.directory} cannot be used ({error}); choose a writable one"
+        )
+
     def _disk_full(self, recipe: Recipe, cause: str) -> DiskFullError:
         free = shutil.disk_usage(self.directory).free
         return DiskFullError(
@@ -183,6 +194,12 @@ class ArtifactStore:
             f"{self.directory}); what is compiled already stays usable; free some space or choose another "
             "cache directory, then repeat"
         )
+
+
+def _keep_text(recipe: Recipe, work: Path, target: Path) -> None:
+    text = work / "text"
+    text.write_text(recipe.text)
+    os.replace(text, target.with_suffix(".mlir"))
 
 
 def _keep_log(work: Path, target: Path) -> Path | None:

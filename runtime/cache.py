@@ -57,7 +57,7 @@ class KernelCache:
         self.backend = backend
         self.profiler = profiler or Profiler(enabled=False)
         report = report or _to_stderr
-        self._store = _open_store(self.cache_dir, report)
+        self._store = ArtifactStore(self.cache_dir, report)
         self._programs: dict[str, tuple[Artifact, ArgumentTable]] = {}
         self._contexts = Contexts(backend, report)
         self._buffers = Buffers(self._contexts.buffer_object, sharing)
@@ -244,15 +244,6 @@ def _release(sets: dict[tuple[str, str], BufferSet], contexts: Contexts) -> None
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _open_store(directory: Path, report: Report) -> ArtifactStore:
-    try:
-        return ArtifactStore(directory, report)
-    except OSError as error:
-        raise AerieRuntimeError(
-            f"the cache directory {directory} cannot be used ({error.strerror}); choose a writable one"
-        ) from error
 
 
 def _check_positions(buffers: BufferSet, given: int, *index_sets: Collection[int] | None) -> None:

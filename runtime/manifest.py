@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from virtual_npu.whole_files import write_whole
 
 FORMAT = 1
 
@@ -58,13 +58,8 @@ class Manifest:
         with self._lock:
             entries = {**self.read(), stem: entry}
             document = {"format": FORMAT, "artifacts": {key: asdict(entries[key]) for key in sorted(entries)}}
-            partial = self.path.with_suffix(f".{os.getpid()}.partial")
-            try:
-                partial.write_text(json.dumps(document, indent=1) + "\n")
-                os.replace(partial, self.path)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    partial.unlink()
+            text = json.dumps(document, indent=1) + "\n"
+            write_whole(self.path, lambda file: file.write(text.encode()))
 
 
 def _entries(document: Any) -> dict[str, Entry]:

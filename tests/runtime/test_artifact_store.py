@@ -123,14 +123,16 @@ def test_a_corrupt_manifest_is_replaced_and_said_so(
     assert len(json.loads(manifest.read_text())["artifacts"]) == 2
 
 
-def test_a_failed_compilation_keeps_its_log_and_nothing_else(open_cache, variant):
+def test_a_failed_compilation_keeps_its_log_and_text_and_nothing_else(open_cache, variant):
     cache = open_cache()
     with pytest.raises(
         CompileError, match="program 'scale' was not compiled: line 3: unknown op 'bad'; full log: "
     ) as caught:
         cache.compile_and_cache(variant(text="bad"))
     assert caught.value.log.read_text() == "compiling scale\n"
-    assert files(cache) == [caught.value.log.name]
+    text = caught.value.log.with_suffix(".mlir")
+    assert text.read_text() == "bad"
+    assert files(cache) == [caught.value.log.name, text.name]
     assert not list((cache.cache_dir / "unfinished").iterdir())
 
 
@@ -161,26 +163,29 @@ def test_a_disk_that_fills_while_the_manifest_is_written(open_cache, program, va
     cache = open_cache()
     cache.compile_and_cache(program)
     before = (cache.cache_dir / "manifest.json").read_bytes()
-    real = Path.write_text
+    real = os.chmod
 
-    def full(path, text, *rest, **options):
-        if path.name.endswith(".partial"):
-            real(path, text[:10])
+    def full(path, mode):
+        if Path(path).name.startswith(".manifest.json."):  # written, and not in its place yet
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, text, *rest, **options)
+        real(path, mode)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("virtual_npu.whole_files.os.chmod", full)
     with pytest.raises(DiskFullError):
         cache.compile_and_cache(variant(name="more"))
     assert (cache.cache_dir / "manifest.json").read_bytes() == before
-    assert not list(cache.cache_dir.glob("*.partial"))
+    assert not list(cache.cache_dir.glob(".manifest.json.*"))
     assert open_cache().compile_and_cache(program).reused
 
 
-def test_other_system_errors_pass_through(open_cache, program, toolchain):
-    toolchain.fail = PermissionError(errno.EACCES, "no")
-    with pytest.raises(PermissionError):
-        open_cache().compile_and_cache(program)
+@pytest.mark.parametrize("name", ["virtual", "unfinished", "manifest.json"])
+def test_a_part_of_the_cache_that_cannot_be_used(open_cache, program, name):
+    cache = open_cache()
+    place = cache.cache_dir / name
+    place.mkdir() if name == "manifest.json" else place.write_text("a file")
+    wanted = rf"the cache directory .*cache cannot be used \(.*{name}.*\); choose a writable one"
+    with pytest.raises(AerieRuntimeError, match=wanted):
+        cache.compile_and_cache(program)
 
 
 def test_what_a_killed_process_left_is_cleared(open_cache, program):
