@@ -2,14 +2,12 @@
 
 An object lies in the cache's folder of shared parts under the hash of all that made it, so it is compiled
 once for all programs that link it, in whichever process. The flags are mlir-air's
-(programming_examples/llms/shared/ infra/external_kernels.py, `_PEANO_FLAGS`) and two more, each with its
+(programming_examples/llms/shared/infra/external_kernels.py, `_PEANO_FLAGS`) and two more, each with its
 reason. None of this was run with Peano.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from virtual_npu.fingerprint import (
     tree_digest,
     with_includes,
 )
+from virtual_npu.whole_files import write_whole
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject
@@ -92,15 +91,5 @@ class Peano:
         made = shared / f"{Path(external.name).stem}-{self.key(external)}.o"
         with FileLock(made.with_suffix(".lock")):
             if not made.is_file():
-                self._compile(external, made, run)
+                write_whole(made, lambda file: run(self.command(external, file.name)))
         return made
-
-    def _compile(self, external: ExternalObject, made: Path, run: Run) -> None:
-        descriptor, name = tempfile.mkstemp(dir=made.parent, prefix=f".{made.stem}.", suffix=".o")
-        os.close(descriptor)
-        partial = Path(name)
-        try:
-            run(self.command(external, partial))
-            os.replace(partial, made)
-        finally:
-            partial.unlink(missing_ok=True)

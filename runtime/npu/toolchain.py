@@ -100,13 +100,21 @@ class NpuToolchain:
         for folder in (work / "tmp", work / PROJECT):
             folder.mkdir()
         for external in program.objects:
-            made = self._peano.build(external, shared, functools.partial(self._run, program, work))
+            compile_object = functools.partial(self._compile_object, program, work)
+            made = self._peano.build(external, shared, compile_object)
             for folder in (work, work / PROJECT):
                 shutil.copyfile(made, folder / external.name)
 
+    def _compile_object(self, program: Program, work: Path, command: Sequence[str]) -> None:
+        begin = _size(work / BUILD_LOG)
+        self._run(program, work, command)
+        if not _size(Path(command[-1])):  # it would be kept for all programs
+            tool, said = Path(command[0]).name, _since(work / BUILD_LOG, begin)
+            raise CompileError(program.name, readings.nothing_made(tool, "an object", said))
+
     def _run(self, program: Program, work: Path, command: Sequence[str]) -> None:
         tool, log = Path(command[0]).name, work / BUILD_LOG
-        begin = log.stat().st_size if log.exists() else 0
+        begin = _size(log)
         seconds = int(knobs.COMPILE_TIMEOUT.get())
         try:
             code = self._children.run(command, work, log, self.environment(work), seconds)
@@ -131,6 +139,11 @@ def _product(program: Program, work: Path) -> Path:
             "kept. Is XRT's aiebu-asm as new as mlir-aie?",
         )
     return made
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 for one that is not there."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _since(log: Path, begin: int) -> str:

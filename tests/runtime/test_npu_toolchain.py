@@ -181,6 +181,12 @@ def test_a_failed_object_is_not_kept(npu_tools, decode, work, shared):
     assert [path.name for path in shared.iterdir() if path.suffix != ".lock"] == []
 
 
+def test_an_object_that_is_empty_is_not_kept(npu_tools, decode, work, shared):
+    said = failing(npu_tools, decode, work, shared, "clang++", say="nothing to do", exit=0)
+    assert "clang++ ended without an error and without an object:\n" in said
+    assert list(shared.glob("*.o")) == []
+
+
 # what aircc makes, and how it fails
 
 
