@@ -82,9 +82,9 @@ READINGS = (
     Reading(
         "stack",
         r"is insufficient: this core needs|uses the device default of \d+ bytes, but it needs",
-        "a core's functions take more stack than the program reserves: raise STACK in "
-        "multi_launch_builder/compile_options.py to the bytes said there; what the stack takes is taken "
-        "from the core's buffers",
+        "a core's functions take more stack than the program reserves: raise program_stack_bytes in "
+        "virtual_npu/static/device.py to the bytes said there; what the stack takes is taken from the "
+        "core's buffers",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
     Reading(
@@ -98,7 +98,7 @@ READINGS = (
         "program memory",
         r"will not fit in region 'program'|code exceeds the tile's program memory",
         "the code of one core is larger than its 16 KiB: unroll less, declare the kernel's object with "
-        "optimize='Os', or split the work among more cores",
+        "Optimize('Os', reason), or split the work among more cores",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
     Reading(
@@ -224,6 +224,9 @@ STAGES = (
 )
 """What a log says of the stage that failed, innermost first: aircc calls aiecc, which calls the others."""
 
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""Signals by which a tool that crashes ends."""
+
 _ERROR = re.compile(
     r"\berror\b|\bfailed\b|\bfatal\b|not found|could not find|will not fit|undefined symbol|No space left|"
     r"No valid placement|Unplaced herd|out of|Killed|exceed|Unknown command line",
@@ -294,5 +297,5 @@ def _signal_name(number: int) -> str:
 
 
 def _of_signal(number: int) -> str:
-    killed = next(reading for reading in READINGS if reading.name == "killed")
-    return killed.meaning if number == signal.SIGKILL else ""
+    name = "killed" if number == signal.SIGKILL else "crash" if number in CRASHES else ""
+    return next((reading.meaning for reading in READINGS if reading.name == name), "")

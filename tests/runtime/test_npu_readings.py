@@ -49,7 +49,7 @@ LOGS = {
         "error: stack_size = 2048 is insufficient: this core needs 2368 bytes; set stack_size = 2368 "
         f"(Worker(stack_size=...) in IRON)\n{AIECC}",
         "aiecc turns",
-        "raise STACK",
+        "raise program_stack_bytes",
     ),
     "unmeasured stack": (
         "error: cannot determine this core's stack requirement: recursion detected: f@0x10 -> f@0x10\n"
@@ -62,7 +62,7 @@ LOGS = {
         "clang: error: ld.lld command failed with exit code 1 (use -v to see invocation)\n"
         f"aiecc: '/opt/peano/bin/clang' failed: \n{AIECC}",
         "Peano links a core",
-        "optimize='Os'",
+        "Optimize('Os', reason)",
     ),
     "static data": (
         f"ld.lld: error: section '.bss' will not fit in region 'data': overflowed by 64 bytes\n{AIECC}",
@@ -191,4 +191,7 @@ def test_a_signal_is_named():
     assert readings.failure("aircc", -11, "").startswith("aircc was killed by SIGSEGV:")
     assert readings.failure("aircc", -250, "").startswith("aircc was killed by signal 250:")
     assert "AERIE_COMPILE_MEMORY" in readings.failure("aircc", 137, "")
+    for code in (-11, -6, 134):
+        assert "this means: the tool itself crashed" in readings.failure("aircc", code, "")
+    assert "this means" not in readings.failure("aircc", -15, "")
     assert "AERIE_COMPILE_MEMORY" not in readings.failure("aircc", 139, "")
