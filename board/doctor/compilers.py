@@ -56,15 +56,28 @@ def aie_api(machine: Machine) -> Finding:
     """The headers that our C++ kernels include."""
     folder, wanted = machine.find("aie_api"), "aie_api/aie.hpp, which comes with mlir-aie"
     if folder is None:
-        return Finding(Status.FAILED, "missing", wanted, f"{_advice('aie_api')}; {SETUP}")
+        found = "; ".join(
+            filter(None, ("missing", tools.passed_over("MLIR_AIE_INSTALL_DIR", machine.environ)))
+        )
+        return Finding(Status.FAILED, found, wanted, f"{_advice('aie_api')}; {SETUP}")
     return Finding(Status.OK, str(folder), wanted)
 
 
 def peano(machine: Machine) -> Finding:
     """Peano, the C++ compiler for the cores: found, running, for AIE, and not a release known to be bad."""
     wanted, root = f"llvm-aie {versions.PEANO.version}", machine.find("Peano")
+    elsewhere = tools.passed_over("PEANO_INSTALL_DIR", machine.environ)
     if root is None:
-        return Finding(Status.FAILED, "missing", wanted, f"{_advice('Peano')}; {SETUP}")
+        found = "; ".join(filter(None, ("missing", elsewhere)))
+        return Finding(Status.FAILED, found, wanted, f"{_advice('Peano')}; {SETUP}")
+    finding = _peano_at(machine, root, wanted)
+    if elsewhere and finding.status is Status.OK:
+        fix = "unset PEANO_INSTALL_DIR, or let it name a folder with bin/clang++"
+        return Finding(Status.WARNING, f"{finding.found}; {elsewhere}", wanted, fix)
+    return finding
+
+
+def _peano_at(machine: Machine, root: Path, wanted: str) -> Finding:
     answer = machine.ask([str(root / "bin" / "clang++"), "--version"])
     if answer.trouble:
         found = f"{root}, but clang++ does not run: {answer.trouble}; it says: {answer.last_line}"

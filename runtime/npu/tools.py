@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,9 +103,22 @@ FINDERS = {
 """Every part of the toolchain: what finds it, and what to say where it is not found."""
 
 
+VARIABLES = {"PEANO_INSTALL_DIR": "bin/clang++", "MLIR_AIE_INSTALL_DIR": "include/aie_api/aie.hpp"}
+"""Variables that name a tool's folder, and what must lie in it."""
+
+
+def passed_over(variable: str, environ: Mapping[str, str] = os.environ) -> str:
+    """That one of VARIABLES names a folder without the tool, so that it counts for nothing; "" where not."""
+    folder, wanted = environ.get(variable, ""), VARIABLES[variable]
+    if not folder or (Path(folder) / wanted).is_file():
+        return ""
+    return f"{variable}='{folder}' holds no {wanted} and is passed over"
+
+
 def missing_compile_tools() -> list[str]:
     """What the NPU toolchain lacks on this machine, one line each; empty where programs can be compiled."""
-    return [advice for find, advice in FINDERS.values() if find() is None]
+    missing = [advice for find, advice in FINDERS.values() if find() is None]
+    return [*missing, *filter(None, map(passed_over, VARIABLES))] if missing else []
 
 
 def find_tools() -> NpuTools:

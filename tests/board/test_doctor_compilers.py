@@ -82,6 +82,25 @@ def test_a_peano_that_does_not_run(tmp_path: Path) -> None:
     assert "exit code 127; it says: libtinfo.so.5: no such file" in finding.found
 
 
+def test_a_peano_beside_a_variable_that_names_none(tmp_path: Path) -> None:
+    root, environ = peano(tmp_path / "llvm-aie"), {"PEANO_INSTALL_DIR": "/no/peano"}
+    said = "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
+    (tmp_path / f"llvm_aie-{versions.PEANO.version}.dist-info").mkdir()
+    wheels = {versions.PEANO.name: versions.PEANO.version}
+    finding = compilers.peano(machine(tmp_path, {"Peano": root}, wheels, environ))
+    assert finding.status is Status.WARNING
+    assert finding.found.endswith(said)
+    assert finding.fix.startswith("unset PEANO_INSTALL_DIR")
+    assert compilers.peano(machine(tmp_path, environ=environ)).found == f"missing; {said}"
+
+
+def test_headers_that_are_not_where_the_variable_says(tmp_path: Path) -> None:
+    finding = compilers.aie_api(machine(tmp_path, environ={"MLIR_AIE_INSTALL_DIR": "/no/aie"}))
+    assert finding.found == (
+        "missing; MLIR_AIE_INSTALL_DIR='/no/aie' holds no include/aie_api/aie.hpp and is passed over"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "look"),
     [

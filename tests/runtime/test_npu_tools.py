@@ -48,6 +48,12 @@ def test_nothing_is_found_and_all_of_it_is_named(nothing):
         tools.find_tools()
 
 
+def test_a_variable_that_names_nothing_is_said(nothing, monkeypatch):
+    monkeypatch.setenv("PEANO_INSTALL_DIR", "/no/peano")
+    *_, last = tools.missing_compile_tools()
+    assert last == "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
+
+
 def test_wheels_of_this_environment_count(wheels):
     assert tools.aircc() == wheels / "mlir_air/bin/aircc"
     assert tools.aiecc() == wheels / "mlir_aie/bin/aiecc"
