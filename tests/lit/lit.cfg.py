@@ -1,7 +1,8 @@
 """The lit suite: `make lit`, or `lit -v tests/lit`. lit defines `config` and `lit_config`.
 
--D refresh=1 writes golden texts anew; -D long=1 also runs what takes minutes; -D board=0 leaves a board alone
-that is there; -D out=DIR is where outputs go (default: build/lit). Features are decided in support/features.py.
+-D refresh=1 writes golden texts anew; -D long=1 also runs what takes minutes; -D board=0 leaves a board
+alone that is there; -D out=DIR is where outputs go (default: build/lit). Features are decided in
+support/features.py.
 """
 
 # ruff: noqa: F821, E402
