@@ -1,6 +1,11 @@
 """`make compile BACKEND=npu` on a machine with the toolchain and no NPU, with stand-ins for the toolchain."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +58,40 @@ def test_running_wants_the_device(tools, tmp_path, capsys):
     common = ["--model", "demo", "--backend", "npu", "--cache-dir", str(tmp_path / "cache")]
     assert main(["run", *common, "--prompt", "hello"]) != 0
     assert "pyxrt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_whatever_stops_us_stops_the_compilers(tools, tmp_path, number):
+    note = tmp_path / "pids"
+    tools.behave("aircc", hang=str(note))
+    command = [sys.executable, "-m", "llama32_1b", "compile", "--backend", "npu"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [*command, "--cache-dir", str(tmp_path / "cache")],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "AERIE_COMPILE_MEMORY": "1"},  # one at a time
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # below nohup it is ignored
+    ) as child:
+        until(lambda: note.exists() and note.read_text())
+        child.send_signal(number)
+        assert child.communicate(timeout=30)[1].endswith("stopped\n")
+    assert child.returncode == 130
+    pids = note.read_text().split()
+    until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def until(happens):
+    for _ in range(600):
+        if happens():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 30 s")
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
