@@ -15,6 +15,7 @@ from board.compare.virtual import FLOOR, NUMERICS, run_launch
 from board.compare.writers import say_writers
 from kernel_builder.kernels import registry
 from kernel_builder.module import KernelModule
+from kernel_builder.rounding import without_rounding
 from kernel_builder.spec import Array, KernelSpec
 from multi_launch_builder.plan import ProgramPlan, Step, build_kernel
 from virtual_npu import VirtualNpuError
@@ -105,7 +106,8 @@ def _explained(
         error = np.abs(got.astype(np.float64) - want.astype(np.float64))
     error = np.where(wrong, np.nan_to_num(error, nan=np.inf, posinf=np.inf), -1.0)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), got.shape))
-    floors = run_launch(kernel, read, FLOOR) if _may_be_rounding(finding) else {}
+    untold = replace(kernel, module=without_rounding(kernel.module))
+    floors = run_launch(untold, read, FLOOR) if _may_be_rounding(finding) else {}
     return replace(
         finding,
         wrong=int(np.count_nonzero(wrong)),

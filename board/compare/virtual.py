@@ -1,4 +1,4 @@
-"""What the virtual NPU makes of one launch: in both numerics, and with the rounding cores start with."""
+"""What the virtual NPU makes of one launch: in both numerics, and on cores that nobody told how to round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMERICS = {"exact": AS_WRITTEN, "bfp16": replace(AS_WRITTEN, numerics="bfp16")}
 """How bf16 matrix products are made: exact in f32, or in block floating point as AIE2P emulates them."""
 
 FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, options in NUMERICS.items()}
-"""The same on cores that nobody told to round to the nearest (docs/virtual_npu.md)."""
+"""The same as cores start, which is for kernels that nothing tells how to round (docs/virtual_npu.md)."""
 
 
 PRODUCTS = ("vector.contract", "BFP16")

@@ -14,8 +14,10 @@ cascade, each core merging what it gets into its own, and stage 0 normalises and
 - The launch grid covers blocks of rows by heads. Query head h reads KV head h // (n_heads / n_kv_heads).
 - A memtile rearranges each tile into panels of 8 columns, the order in which the core's 8x8x8 block product
   reads it; the core's DMA undoes it on the way out.
-- K and V share one channel, so that q has the other of a core's two. K is done with before V is wanted, so
-  the two buffers are a double buffer already.
+- K and V share one channel, so that q has the other of a core's two. mlir-air takes a loop apart that feeds
+  several channels, and leaves one that feeds a single channel whole: tiles arrive in the order in which they
+  are sent (docs/hardware.md, AIR forms). K is done with before V is wanted, so the two buffers are a double
+  buffer already.
 - A tile wholly above the diagonal is received and not computed on. Receiving less would need transfer counts
   that depend on the launch.
 - Which tile a row sees where depends on lkp and num_stages alone. So a row's result has the same bits

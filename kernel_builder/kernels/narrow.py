@@ -1,7 +1,7 @@
 """out = x rounded from f32 to bf16: what follows a GEMM with f32 result where bf16 is wanted.
 
 Eight cores in a row, each with its own share of the rows, as in eltwise_add.py. No matrix product shares its
-cores, so on the NPU they keep the rounding that a core starts with (see virtual_npu/codegen/rounding.py).
+cores, so they are told how to round (kernel_builder/rounding.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from kernel_builder.dsl import L1, Kernel, Role, bf16, f32
 from kernel_builder.module import KernelModule
+from kernel_builder.rounding import round_to_even
 from kernel_builder.shapes import cores, largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
 
@@ -40,6 +41,7 @@ def build(rows: int, cols: int, herd_x: int | None = None) -> KernelModule:
         l1_x, l1_out = k.alloc(L1, (run,), f32, "l1_x"), k.alloc(L1, (run,), bf16, "l1_out")
         for at in k.loop(0, share, run):
             k.dma(l1_x, x_share[tx, at : at + run])
+            round_to_even(k, l1_out)
             for j in k.loop(0, run, LANES):
                 k.store(l1_out[j : j + LANES], k.load(l1_x[j : j + LANES]).to(bf16))
             k.dma(out_share[tx, at : at + run], l1_out)

@@ -14,7 +14,7 @@ from pathlib import Path
 from conftest import INCLUDES, compiler
 
 FLAGS = ("-std=c++20", "-O0", "-fno-exceptions", "-ffunction-sections", "-DAIE_HOST_INLINE=inline", "-c")
-_SECTION = re.compile(r"RELOCATION RECORDS FOR \[\.text\.(\S+)\]")
+_SECTION = re.compile(r"RELOCATION RECORDS FOR \[(\.text\.)?(\S+)\]")
 _RELOCATION = re.compile(r"^[0-9a-f]+\s+\S+\s+(\S+?)([+-]0x[0-9a-f]+)?$")
 _HOST = re.compile(r"_Z(NK?)?(St|3aie|8bfloat16)|_ZZNK?3aie|aie_host_")
 """Symbols of the host API and of what it is made of."""
@@ -39,7 +39,7 @@ def _callees(listing: str) -> Iterator[str]:
     for line in listing.splitlines():
         section = _SECTION.match(line)
         if section:
-            own = not _HOST.match(section[1])
+            own = section[1] is not None and not _HOST.match(section[2])
             continue
         found = _RELOCATION.match(line)
         if own and found:

@@ -9,13 +9,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from air_dialect import parse, print_module
 from kernel_builder.arguments import Argument
+from kernel_builder.rounding import without_rounding
 from runtime.access import Failure, VirtualAccess
 from runtime.backend import Backend
 from runtime.errors import CompileError, RunError
@@ -129,12 +131,14 @@ def faulty_backend(program: str, slot: int, argument: Argument, fault: Fault) ->
 
 
 class FlooringToolchain(VirtualToolchain):
-    """Builds for cores that round downwards."""
+    """Builds for cores that round downwards, whatever they are told."""
+
+    def compile(self, program: Any, *folders: Any) -> Any:
+        text = print_module(without_rounding(parse(program.text)))
+        return super().compile(replace(program, text=text), *folders)
 
     @property
     def options(self) -> Any:
-        from dataclasses import replace
-
         return replace(super().options, rounding="floor")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.kernels import eltwise_add, narrow, rms_norm
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
@@ -41,14 +42,17 @@ def one_torch_thread():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding=None) -> a session on the virtual NPU.
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True).
 
-    `config` replaces the checkpoint's; `rounding` is how the programs round to bf16.
+    A session on the virtual NPU. `config` replaces the checkpoint's; `rounding` is how its cores start out,
+    `told` whether kernels without a C++ function of their own tell them otherwise.
     """
 
-    def make(checkpoint, seq_len=None, config=None, rounding="conv_even"):
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_ROUNDING", rounding)
+            for kernel in () if told else (eltwise_add, narrow, rms_norm):
+                patch.setattr(kernel, "round_to_even", lambda _kernel, _buffer: None)
             options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
             return prepare_runtime(
                 replace(checkpoint, config=config or checkpoint.config), options, Reporter()

@@ -24,7 +24,7 @@ from llama32_1b.session import Session
 
 @dataclass(frozen=True)
 class Healthy:
-    """What faults are put into. `rebuild(config, rounding)` opens it with programs compiled otherwise."""
+    """What faults are put into. `rebuild(...)` opens it with programs compiled otherwise."""
 
     session: Session
     checkpoint: Checkpoint
@@ -298,7 +298,7 @@ def wrong_epsilon(healthy):
 
 
 def truncation(healthy):
-    return healthy.rebuild(rounding="floor")
+    return healthy.rebuild(rounding="floor", told=False)
 
 
 # The answer.

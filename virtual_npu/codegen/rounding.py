@@ -3,7 +3,8 @@
 By default generated code rounds to nearest even, and the registers matter to external kernels alone. A
 build with rounding `floor` follows the core throughout: generated code and kernels share one register, in
 which a core starts with `floor` and which a kernel may set. mlir-aie's compiler sets it to `conv_even` first
-on every core with a matrix product of bf16 (AIECoreToStandard, pull request 2984), and so it is here.
+on every core with a matrix product of bf16 (AIECoreToStandard, pull requests 2984 and 2993), and so it is
+here; other cores are told by a function (kernel_builder's rounding.py).
 """
 
 from __future__ import annotations
