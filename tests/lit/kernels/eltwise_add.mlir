@@ -1,6 +1,7 @@
 // Eight cores, two rows of 64 sums for each.
 // RUN: %kernels show eltwise_add --rows=16 --cols=64 | %golden %s
 builtin.module {
+  func.func private @round_to_even_bf16_128(memref<128xbf16, 2>) -> () attributes {link_with = "round_to_even_bf16_128.o", link_source = "round_to_even.cc", link_defines = "round_to_even=round_to_even_bf16_128", llvm.emit_c_interface}
   func.func @eltwise_add(%a: memref<16x64xbf16>, %b: memref<16x64xbf16>, %out: memref<16x64xbf16>) {
     air.launch () in () args(%a_1=%a, %b_1=%b, %out_1=%out) : memref<16x64xbf16>, memref<16x64xbf16>, memref<16x64xbf16> {
       air.segment @eltwise_add_segment args(%a_2=%a_1, %b_2=%b_1, %out_2=%out_1) : memref<16x64xbf16>, memref<16x64xbf16>, memref<16x64xbf16> {
@@ -18,6 +19,7 @@ builtin.module {
           scf.for %i = %c0 to %c128 step %c128 {
             air.dma_memcpy_nd (%l1_a[] [] [], %a_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xbf16, 2>, memref<16x64xbf16>)
             air.dma_memcpy_nd (%l1_b[] [] [], %b_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xbf16, 2>, memref<16x64xbf16>)
+            func.call @round_to_even_bf16_128(%l1_out) : (memref<128xbf16, 2>) -> ()
             scf.for %i_1 = %c0 to %c128 step %c16 {
               %0 = vector.transfer_read %l1_a[%i_1], %bf16_constant {in_bounds = [true]} : memref<128xbf16, 2>, vector<16xbf16>
               %1 = vector.transfer_read %l1_b[%i_1], %bf16_constant {in_bounds = [true]} : memref<128xbf16, 2>, vector<16xbf16>

@@ -1,6 +1,7 @@
 // f32 rows in, bf16 rows out.
 // RUN: %kernels show narrow --rows=16 --cols=64 | %golden %s
 builtin.module {
+  func.func private @round_to_even_bf16_128(memref<128xbf16, 2>) -> () attributes {link_with = "round_to_even_bf16_128.o", link_source = "round_to_even.cc", link_defines = "round_to_even=round_to_even_bf16_128", llvm.emit_c_interface}
   func.func @narrow(%x: memref<16x64xf32>, %out: memref<16x64xbf16>) {
     air.launch () in () args(%x_1=%x, %out_1=%out) : memref<16x64xf32>, memref<16x64xbf16> {
       air.segment @narrow_segment args(%x_2=%x_1, %out_2=%out_1) : memref<16x64xf32>, memref<16x64xbf16> {
@@ -16,6 +17,7 @@ builtin.module {
           %l1_out = memref.alloc() : memref<128xbf16, 2>
           scf.for %i = %c0 to %c128 step %c128 {
             air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xf32, 2>, memref<16x64xf32>)
+            func.call @round_to_even_bf16_128(%l1_out) : (memref<128xbf16, 2>) -> ()
             scf.for %i_1 = %c0 to %c128 step %c16 {
               %0 = vector.transfer_read %l1_x[%i_1], %f32_constant {in_bounds = [true]} : memref<128xf32, 2>, vector<16xf32>
               %1 = arith.truncf %0 : vector<16xf32> to vector<16xbf16>

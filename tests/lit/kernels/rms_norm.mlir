@@ -1,6 +1,7 @@
 // The norm of the one row that decode has.
 // RUN: %kernels show rms_norm --rows=none --cols=256 | %golden %s
 builtin.module {
+  func.func private @round_to_even_f32_16(memref<16xf32, 2>) -> () attributes {link_with = "round_to_even_f32_16.o", link_source = "round_to_even.cc", link_defines = "round_to_even=round_to_even_f32_16", llvm.emit_c_interface}
   func.func @rms_norm(%x: memref<256xbf16>, %weight: memref<256xbf16>, %out: memref<256xbf16>) {
     air.launch () in () args(%x_1=%x, %weight_1=%weight, %out_1=%out) : memref<256xbf16>, memref<256xbf16>, memref<256xbf16> {
       air.segment @rms_norm_segment args(%x_2=%x_1, %weight_2=%weight_1, %out_2=%out_1) : memref<256xbf16>, memref<256xbf16>, memref<256xbf16> {
@@ -24,6 +25,7 @@ builtin.module {
           %at = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%hx]
           air.dma_memcpy_nd (%l1_weight[] [] [], %weight_3[%at] [%c32] [%c1_1]) : (memref<32xbf16, 2>, memref<256xbf16>)
           %l1_sums = memref.alloc() : memref<16xf32, 2>
+          func.call @round_to_even_f32_16(%l1_sums) : (memref<16xf32, 2>) -> ()
           vector.transfer_write %f32_vector, %l1_sums[%c0] {in_bounds = [true]} : vector<16xf32>, memref<16xf32, 2>
           scf.for %i = %c0 to %c256 step %c16 {
             %0 = vector.transfer_read %l1_x[%i], %bf16_constant {in_bounds = [true]} : memref<256xbf16, 2>, vector<16xbf16>
