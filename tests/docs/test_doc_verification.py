@@ -21,32 +21,80 @@ def without_numbers(text: str) -> str:
     return "\n".join([*lines, ""])
 
 
+FAULT = "heads 0 and 1 swapped in layer 3"
+FAULTY = """
+import sys
+
+sys.path.append({faults!r})
+from faults import FAULTS, Healthy
+
+import verify.cli
+import verify.diagnosis
+
+prepare_runtime = verify.cli.prepare_runtime
+(fault,) = (fault for fault in FAULTS if fault.name == {name!r})
+
+
+def faulty(checkpoint, *arguments):
+    return fault.inject(Healthy(prepare_runtime(checkpoint, *arguments), checkpoint, prepare_runtime))
+
+
+verify.cli.prepare_runtime = verify.diagnosis.prepare_runtime = faulty
+sys.exit(verify.cli.main())
+"""
+"""The command line with a fault in the session that it opens."""
+
+
+def shown_of_the_fault() -> list[str]:
+    """What the page shows of the gate and of the diagnosis where the fault is in."""
+    return [body for language, _, body in blocks(PAGE) if language == "text"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder like the project's, with the programs that are compiled already."""
+    for room in ROOMS:
+        (tmp_path / room).symlink_to(DOCS.parent / room)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "programs").symlink_to(default_cache_dir(), target_is_directory=True)
+    return tmp_path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("place", "arguments"), [(0, "gate"), (1, 'diagnosis --prompt "What is the capital of France?"')]
+)
+def test_a_fault_looks_as_shown(place: int, arguments: str, project: Path) -> None:
+    tests = str(DOCS.parent / "tests" / "verify")
+    (project / "faulty.py").write_text(FAULTY.format(faults=tests, name=FAULT))
+    expected = shown_of_the_fault()[place]
+    check_command(
+        PAGE, project, f"python faulty.py {arguments} 2>/dev/null", expected, without_numbers, VNPU_OPT="3"
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "expected"),
     [pair for language, _, body in blocks(PAGE) if language == "console" for pair in session(body)],
 )
-def test_commands(command: str, expected: str, tmp_path: Path) -> None:
-    """In a folder like the project's, with the programs that are compiled already."""
-    for room in ROOMS:
-        (tmp_path / room).symlink_to(DOCS.parent / room)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "programs").symlink_to(default_cache_dir(), target_is_directory=True)
-    check_command(PAGE, tmp_path, command, expected, seen_as=without_numbers, VNPU_OPT="3")
+def test_commands(command: str, expected: str, project: Path) -> None:
+    check_command(PAGE, project, command, expected, seen_as=without_numbers, VNPU_OPT="3")
 
 
 def test_transcripts_differ_in_more_than_numbers() -> None:
     """What is compared is still something."""
-    gate, floor, diagnosis = (
+    (gate,) = (
         without_numbers(expected)
         for language, _, body in blocks(PAGE)
         if language == "console"
         for _, expected in session(body)
     )
+    faulty, diagnosis = map(without_numbers, shown_of_the_fault())
     assert matches(gate, gate)
     assert not matches(gate, gate.replace("PASS", "FAIL"))
-    assert "[verify] FAIL: teacher-forced, chat turn: rms logit difference" in floor
-    assert "[diagnosis] layer N, step attn_norm:" in diagnosis
+    assert "[verify] FAIL: teacher-forced, chat turn: rms logit difference" in faulty
+    assert "[diagnosis] layer N, step q:" in diagnosis
 
 
 def test_features(monkeypatch: pytest.MonkeyPatch) -> None:
