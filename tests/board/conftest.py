@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_builds() -> Iterator[None]:
-    """What is compared here is small: building it takes longer than running."""
+    """What is compared here is small: building it takes longer than running. Set for this room alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VNPU_OPT", "0")
         yield

@@ -25,7 +25,7 @@ def reporter(terminal):
 class FakeCache:
     """Finds every program but two, which it compiles side by side."""
 
-    def __init__(self, cache_dir, backend, profiler, report):
+    def __init__(self, cache_dir, backend, profiler, report, sharing):
         self.backend = backend
         self.profiler = profiler
 
