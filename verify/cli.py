@@ -26,6 +26,7 @@ from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.session import Session, prepare_runtime
 from verify.diagnosis import add_diagnosis, diagnosis
+from verify.files import make_folder
 from verify.gate import Record, verify
 from verify.identity import Case, Identity, identities
 from verify.prompts import choose_prompts
@@ -67,7 +68,7 @@ def gate(arguments: argparse.Namespace) -> int:
     """Say PASS or FAIL: the model's answers and logits against those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # what may be missing is looked for before anything is compiled in vain
-    _make_folder(arguments.out)
+    make_folder(arguments.out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     reference = Reference.open(checkpoint.folder)
     session = prepare_runtime(checkpoint, options, report)
@@ -75,15 +76,6 @@ def gate(arguments: argparse.Namespace) -> int:
     report.note(f"record: {_save(record, arguments)}")
     print_record(record)
     return FAILED if record.failures else PASSED
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {folder} ({error.strerror}); name another folder with --out"
-        ) from None
 
 
 def _save(record: Record, arguments: argparse.Namespace) -> Path:

@@ -19,6 +19,7 @@ from llama32_1b.cli import default_cache_dir
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from runtime import select_backend
+from verify.files import make_folder
 
 RIGHT, WRONG = 0, 1
 RECORD = "compare.json"
@@ -63,7 +64,7 @@ def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out:
     found = select_backend(backend)  # what is missing is said before anything starts
     report.note(found.reason)
     apart = in_processes(functools.partial(select_backend, backend), cache_dir, out / "logs")
-    _make_folder(out / "logs")
+    make_folder(out / "logs")
     with report.bar("compiling", len(items)) as step:
         failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
     report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
@@ -95,12 +96,3 @@ def _follow(
             keep(outcomes)
             report.note(line_of(outcome))
     return outcomes
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {path} ({error.strerror}); name another folder with --out"
-        ) from None

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import INCLUDES, compiler
+from host_compiler import INCLUDES, compiler
 
 FLAGS = ("-std=c++20", "-O0", "-fno-exceptions", "-ffunction-sections", "-DAIE_HOST_INLINE=inline", "-c")
 _SECTION = re.compile(r"RELOCATION RECORDS FOR \[(\.text\.)?(\S+)\]")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from api_uses import calls, use
-from conftest import KERNELS
+from host_compiler import KERNELS
 
 TABLE = json.loads((KERNELS / "aie_api_uses.json").read_text())
 SOURCES = sorted(KERNELS.glob("*.cc"))
