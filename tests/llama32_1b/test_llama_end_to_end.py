@@ -216,22 +216,37 @@ def test_chat_from_a_pipe(session):
     assert "compiled for at most 128" in done.stderr
 
 
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Ctrl-C reaches whom the terminal controls."""
+
+
 class Terminal:
-    """A process on a pseudo-terminal, read until an expected text comes; killed if it is left running."""
+    """A process on a pseudo-terminal, read until an expected text comes; killed if it is left running.
+
+    Not by pty.fork: this process has threads, and Python's own work in the child of a fork may wait for them.
+    """
 
     def __init__(self, *arguments):
-        self.process, self.file = pty.fork()
-        if self.process == 0:
-            os.execv(sys.executable, [sys.executable, *arguments])
-        self.status = None
+        self.file, side = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, *arguments],
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            start_new_session=True,
+        )
+        os.close(side)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        if self.status is None:
-            os.kill(self.process, signal.SIGKILL)
-            os.waitpid(self.process, 0)
+        self.process.kill()
+        self.process.wait()
         os.close(self.file)
 
     def expect(self, text, timeout=120):
@@ -248,8 +263,7 @@ class Terminal:
 
     def leave(self):
         """Wait for the end; the exit code."""
-        self.status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-        return self.status
+        return self.process.wait(timeout=120)
 
 
 @pytest.mark.skipif(
