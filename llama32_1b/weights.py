@@ -1,8 +1,8 @@
 """Weights from safetensors: one file or several with an index, read tensor by tensor when asked for.
 
 Shapes are checked against the config before anything is read, so a wrong checkpoint is refused at
-once. Tensors come out in bf16 and in Hugging Face's (out, in) layout. Nothing is kept: a file is mapped while
-a tensor is read, so that a model that is being loaded takes little more memory than its buffers.
+once. Tensors come out in bf16 and in Hugging Face's (out, in) layout. Tensors are not kept: a file is mapped
+while one is read, so that a model that is being loaded takes little more memory than its buffers.
 """
 
 from __future__ import annotations
