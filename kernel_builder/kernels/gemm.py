@@ -1,6 +1,6 @@
 """c = a @ b, bf16 in and out, f32 in between: every projection of a prefill.
 
-    launch (m / (herd_m tile_m), n / (herd_n tile_n))      one c block of the whole array per point
+    launch (n / (herd_n tile_n), m / (herd_m tile_m))      one c block of the whole array per point
       segment   L2: a (herd_m tile_m, tile_k_l2), b (tile_k_l2, herd_n tile_n), c
                 L1: the accumulator, f32, one (tile_m, tile_n) slab per core
         herd                         clear the accumulator
@@ -19,6 +19,14 @@ on the way to L1, which can walk four dimensions; on the way back the core's DMA
 column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8). What the
 loop over k carries is a block of it in one dimension, the only form that upstream's GEMMs are known to carry.
 
+With b_transposed, b is (n, k): a weight as Hugging Face stores it, (out, in), and as a GEMV reads it, so that
+one copy serves prefill and decode. A DMA cannot turn 16-bit elements, whose innermost stride is 1, and the
+core's compiler takes no product by a transposed matrix. So rows of b come to L2 and blocks (n 8, k 8) to L1,
+each where its block (k 8, n 8) is wanted, and `transpose_blocks.cc` turns them there, in place. mlir-aie's
+C++ product of such blocks turns each one before it is used (aie_kernels/aie2p/mm_b_col_maj.cc).
+
+The grid's inner dimension is m: the blocks of a pass by one block of b, which on a CPU stays in the cache.
+
 The products of one output element are summed in the order of k whatever m is, since the K tiles are chosen
 from k alone: rows of a padded prompt come out bit for bit the same at any compiled length.
 """
@@ -36,6 +44,7 @@ from kernel_builder.buffers import Buffer, View
 from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
 from kernel_builder.dtypes import DType
 from kernel_builder.errors import IllegalShapeError
+from kernel_builder.external import External, Optimize
 from kernel_builder.module import KernelModule
 from kernel_builder.shapes import largest_divisor, require_multiple
 from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
@@ -48,6 +57,11 @@ MAX_TILE_M, MAX_TILE_N = 32, 128
 MAX_TILE_M_F32 = 64
 """Upstream's best for an f32 result, which has no such copy."""
 MAX_TILE_K_L1, MAX_TILE_K_L2 = 32, 256
+OPTIMIZE = Optimize(
+    "O2",
+    "what upstream builds the C++ kernels of its models with, a matrix product among them (mlir-air "
+    "programming_examples/llms/shared/infra/external_kernels.py)",
+)
 
 
 @dataclass(frozen=True)
@@ -195,10 +209,11 @@ def build(
     tile_n: int | None = None,
     herd_m: int | None = None,
     herd_n: int | None = None,
+    b_transposed: bool = False,
 ) -> KernelModule:
-    """a (m, k), b (k, n), c (m, n), bf16; m, k and n are multiples of 8.
+    """a (m, k), b (k, n), or (n, k) where b_transposed, c (m, n), bf16; m, k and n are multiples of 8.
 
-    What is None is chosen by `choose_tiles`. Raises IllegalShapeError.
+    What is None is chosen by `choose_tiles`. The layout of b changes no bit. Raises IllegalShapeError.
     """
     tiles = choose_tiles(
         m,
@@ -211,20 +226,21 @@ def build(
         herd_m=herd_m,
         herd_n=herd_n,
     )
-    return product("gemm", m, k, n, tiles)
+    return product("gemm", m, k, n, tiles, b_transposed)
 
 
-def product(name: str, m: int, k: int, n: int, tiles: Tiles) -> KernelModule:
-    """The kernel with these tiles; c has their element type, bf16 or f32."""
+def product(name: str, m: int, k: int, n: int, tiles: Tiles, b_transposed: bool) -> KernelModule:
+    """The kernel with these tiles; c has their element type, bf16 or f32, and b is (k, n) or (n, k)."""
     kernel = Kernel(name)
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
-    b = kernel.argument("b", (k, n), bf16, Role.WEIGHT)
+    b = kernel.argument("b", _b_shape(k, n, b_transposed), bf16, Role.WEIGHT)
     c = kernel.argument("c", (m, n), tiles.out, Role.OUTPUT)
-    with kernel.launch(m // tiles.l2_m, n // tiles.l2_n) as (li, lj), kernel.segment("gemm_segment"):
+    turn = _turn(kernel, tiles) if b_transposed else None
+    with kernel.launch(n // tiles.l2_n, m // tiles.l2_m) as (lj, li), kernel.segment("gemm_segment"):
         rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
         columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
         l2_a = kernel.alloc(L2, (tiles.l2_m, tiles.tile_k_l2), bf16, "l2_a")
-        l2_b = kernel.alloc(L2, (tiles.tile_k_l2, tiles.l2_n), bf16, "l2_b")
+        l2_b = kernel.alloc(L2, _b_shape(tiles.tile_k_l2, tiles.l2_n, b_transposed), bf16, "l2_b")
         l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), tiles.out, "l2_c")
         slab = (tiles.tile_n // BLOCK, tiles.tile_m // BLOCK, BLOCK, BLOCK)
         accumulator = kernel.alloc(L1, (tiles.herd_m, tiles.herd_n, *slab), f32, "accumulator")
@@ -232,8 +248,8 @@ def product(name: str, m: int, k: int, n: int, tiles: Tiles) -> KernelModule:
         for at in kernel.loop(0, k, tiles.tile_k_l2):
             depth = slice(at, at + tiles.tile_k_l2)
             kernel.dma(l2_a, a[rows, depth])
-            kernel.dma(l2_b, b[depth, columns])
-            _accumulate(kernel, tiles, l2_a, l2_b, accumulator)
+            kernel.dma(l2_b, b[columns, depth] if b_transposed else b[depth, columns])
+            _accumulate(kernel, tiles, l2_a, l2_b, accumulator, turn)
         _drain(kernel, tiles, accumulator, l2_c)
         _send(kernel, tiles, c[rows, columns], l2_c)
     return kernel.finish()
@@ -248,8 +264,23 @@ def _clear(kernel: Kernel, tiles: Tiles, accumulator: Buffer) -> None:
                 kernel.store(accumulator[tx, ty, j, i], zero)
 
 
-def _accumulate(kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer) -> None:
-    """accumulator += a @ b over one L2 tile of K."""
+def _b_shape(k: int, n: int, transposed: bool) -> tuple[int, int]:
+    return (n, k) if transposed else (k, n)
+
+
+def _turn(kernel: Kernel, tiles: Tiles) -> External:
+    """transpose_blocks.cc for l1_b, under a symbol of its own for this size of it."""
+    name, (n, k) = "transpose_blocks_bf16", (tiles.tile_n // BLOCK, tiles.tile_k_l1 // BLOCK)
+    symbol, built = f"{name}_{n}x{k}", f"transpose_blocks_{n}x{k}.o"
+    defines = {"TRANSPOSED_BLOCKS": n * k, name: symbol}
+    buffer = L1((n, k, BLOCK, BLOCK), bf16)
+    return kernel.external(symbol, built, [buffer], "transpose_blocks.cc", defines, OPTIMIZE)
+
+
+def _accumulate(
+    kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer, turn: External | None
+) -> None:
+    """accumulator += a @ b over one L2 tile of K; `turn`, where b is (n, k), makes (k, n) of its blocks."""
     with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
         m, k, n = (extent // BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
         l1_a = kernel.alloc(L1, (k, m, BLOCK, BLOCK), bf16, "l1_a")
@@ -259,7 +290,11 @@ def _accumulate(kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumu
         for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
             depth = slice(at, at + tiles.tile_k_l1)
             kernel.dma(l1_a, l2_a[own_rows, depth].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
-            kernel.dma(l1_b, l2_b[depth, own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+            if turn is None:
+                kernel.dma(l1_b, l2_b[depth, own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+            else:
+                kernel.dma(l1_b, l2_b[own_columns, depth].blocks(BLOCK, BLOCK))
+                turn(l1_b)
             for j in kernel.loop(n):
                 for i in kernel.loop(m):
                     block = accumulator[tx, ty, j, i]
@@ -298,16 +333,22 @@ def _send(kernel: Kernel, tiles: Tiles, c: View, l2_c: Buffer) -> None:
         kernel.dma(c[rows, :], l2_c[rows, :])
 
 
-def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def exact_product(parameters: Parameters, arrays: Mapping[str, Array]) -> Array:
+    """a @ b, or a @ b.T where b is transposed, in f32 by numpy."""
+    b = arrays["b"].astype(np.float32)
+    product: Array = arrays["a"].astype(np.float32) @ (b.T if parameters.get("b_transposed") else b)
+    return product
+
+
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product accumulated in f32 by numpy, rounded once to bf16."""
-    exact = arrays["a"].astype(np.float32) @ arrays["b"].astype(np.float32)
-    return {"c": exact.astype(bf16.numpy)}
+    return {"c": exact_product(parameters, arrays).astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
-    """Multiples of 8 up to 256 rows, 512 deep and 512 columns."""
+    """Multiples of 8 up to 256 rows, 512 deep and 512 columns, b in either layout."""
     m, k, n = (BLOCK * int(rng.integers(1, most)) for most in (33, 65, 65))
-    return {"m": m, "k": k, "n": n}
+    return {"m": m, "k": k, "n": n, "b_transposed": bool(rng.integers(2))}
 
 
 KERNEL = KernelSpec(
@@ -323,6 +364,9 @@ KERNEL = KernelSpec(
         {"m": 8, "k": 8, "n": 8},
         {"m": 24, "k": 40, "n": 88},
         {"m": 64, "k": 64, "n": 64, "tile_m": 8, "tile_n": 16, "tile_k_l1": 16, "tile_k_l2": 32, "herd_m": 4},
+        {"m": 64, "k": 256, "n": 256, "b_transposed": True},
+        {"m": 24, "k": 40, "n": 88, "b_transposed": True},
+        {"m": 128, "k": 2048, "n": 512, "b_transposed": True},
     ),
     tolerance=Tolerance(
         2**-7,

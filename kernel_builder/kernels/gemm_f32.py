@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from kernel_builder.dsl import f32
 from kernel_builder.kernels import gemm
 from kernel_builder.module import KernelModule
@@ -28,8 +26,9 @@ def build(
     tile_n: int | None = None,
     herd_m: int | None = None,
     herd_n: int | None = None,
+    b_transposed: bool = False,
 ) -> KernelModule:
-    """a (m, k), b (k, n) bf16, c (m, n) f32; m, k and n are multiples of 8.
+    """a (m, k), b (k, n), or (n, k) where b_transposed, bf16, c (m, n) f32; m, k and n are multiples of 8.
 
     What is None is chosen by `gemm.choose_tiles`. Raises IllegalShapeError.
     """
@@ -45,12 +44,12 @@ def build(
         herd_m=herd_m,
         herd_n=herd_n,
     )
-    return gemm.product("gemm_f32", m, k, n, tiles)
+    return gemm.product("gemm_f32", m, k, n, tiles, b_transposed)
 
 
-def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product in f32 by numpy."""
-    return {"c": arrays["a"].astype(np.float32) @ arrays["b"].astype(np.float32)}
+    return {"c": gemm.exact_product(parameters, arrays)}
 
 
 KERNEL = KernelSpec(
@@ -61,6 +60,7 @@ KERNEL = KernelSpec(
         {"m": 64, "k": 256, "n": 128},
         {"m": 512, "k": 128, "n": 512},
         {"m": 24, "k": 40, "n": 88},
+        {"m": 64, "k": 256, "n": 128, "b_transposed": True},
     ),
     tolerance=Tolerance(1e-5, 1e-4, "f32 sums of the same products in another order"),
     random_case=gemm.random_case,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_builder.kernels import registry
+from kernel_builder.kernels import gemm, registry
 from kernel_builder.spec import Array
 from kernel_builder.testing import random_arrays, run
 from virtual_npu.options import BuildOptions
@@ -42,6 +42,17 @@ def test_one_thread_or_several(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     alone = results(name, FAST)
     monkeypatch.setenv("VNPU_THREADS", "3")
     assert_same_bits(results(name, FAST), alone)
+
+
+@pytest.mark.parametrize("options", [FAST, WATCHED, PLAIN], ids=["fast", "checks", "plain"])
+@pytest.mark.parametrize("shape", [(64, 256, 256), (24, 40, 88)])
+def test_the_layout_of_b_changes_no_bit(shape: tuple[int, int, int], options: BuildOptions) -> None:
+    """A product by a weight in (out, in) layout is that by its transpose."""
+    rng = np.random.default_rng(2)
+    m, k, n = shape
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    plain = run(gemm.build(*shape), {"a": a, "b": b}, options)
+    assert_same_bits(run(gemm.build(*shape, b_transposed=True), {"a": a, "b": b.T}, options), plain)
 
 
 @pytest.mark.parametrize("name", NAMES)

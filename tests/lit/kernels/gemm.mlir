@@ -4,7 +4,7 @@ builtin.module {
   func.func @gemm(%a: memref<32x64xbf16>, %b: memref<64x64xbf16>, %c: memref<32x64xbf16>) {
     %c1 = arith.constant 1 : index
     air.launch (%lx, %ly) in (%lsx=%c1, %lsy=%c1) args(%a_1=%a, %b_1=%b, %c_1=%c) : memref<32x64xbf16>, memref<64x64xbf16>, memref<32x64xbf16> {
-      air.segment @gemm_segment args(%a_2=%a_1, %lx_1=%lx, %b_2=%b_1, %ly_1=%ly, %c_2=%c_1) : memref<32x64xbf16>, index, memref<64x64xbf16>, index, memref<32x64xbf16> {
+      air.segment @gemm_segment args(%a_2=%a_1, %ly_1=%ly, %b_2=%b_1, %lx_1=%lx, %c_2=%c_1) : memref<32x64xbf16>, index, memref<64x64xbf16>, index, memref<32x64xbf16> {
         %c4 = arith.constant 4 : index
         %c0 = arith.constant 0 : index
         %c64 = arith.constant 64 : index
@@ -26,9 +26,9 @@ builtin.module {
           }
         }
         scf.for %i = %c0 to %c64 step %c32 {
-          %at = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%lx_1]
+          %at = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%ly_1]
           air.dma_memcpy_nd (%l2_a[] [] [], %a_2[%at, %i] [%c32, %c32] [%c64, %c1_1]) : (memref<32x32xbf16, 1>, memref<32x64xbf16>)
-          %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%ly_1]
+          %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%lx_1]
           air.dma_memcpy_nd (%l2_b[] [] [], %b_2[%i, %at_1] [%c32, %c64] [%c64, %c1_1]) : (memref<32x64xbf16, 1>, memref<64x64xbf16>)
           air.herd @gemm_herd tile (%hx, %hy) in (%hsx=%c4, %hsy=%c4) args(%l2_a_1=%l2_a, %l2_b_1=%l2_b, %accumulator_1=%accumulator) : memref<32x32xbf16, 1>, memref<32x64xbf16, 1>, memref<4x4x2x1x8x8xf32, 2> {
             %c0_1 = arith.constant 0 : index
@@ -91,8 +91,8 @@ builtin.module {
           air.dma_memcpy_nd (%l2_c_1[%at_2, %at_3] [%c8, %c16] [%c64_1, %c1_2], %rounded[%c0_1, %c0_1, %c0_1] [%c8, %c2, %c8] [%c8, %c64_1, %c1_2]) : (memref<32x64xbf16, 1>, memref<2x1x8x8xbf16, 2>)
           memref.dealloc %rounded : memref<2x1x8x8xbf16, 2>
         }
-        %at_2 = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%lx_1]
-        %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%ly_1]
+        %at_2 = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%ly_1]
+        %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 64))> ()[%lx_1]
         air.dma_memcpy_nd (%c_2[%at_2, %at_3] [%c32, %c64] [%c64, %c1_1], %l2_c[] [] []) : (memref<32x64xbf16>, memref<32x64xbf16, 1>)
         memref.dealloc %l2_a : memref<32x32xbf16, 1>
         memref.dealloc %l2_b : memref<32x64xbf16, 1>

@@ -4,7 +4,7 @@ builtin.module {
   func.func @gemm_f32(%a: memref<8x8xbf16>, %b: memref<8x8xbf16>, %c: memref<8x8xf32>) {
     %c1 = arith.constant 1 : index
     air.launch (%lx, %ly) in (%lsx=%c1, %lsy=%c1) args(%a_1=%a, %b_1=%b, %c_1=%c) : memref<8x8xbf16>, memref<8x8xbf16>, memref<8x8xf32> {
-      air.segment @gemm_segment args(%a_2=%a_1, %lx_1=%lx, %b_2=%b_1, %ly_1=%ly, %c_2=%c_1) : memref<8x8xbf16>, index, memref<8x8xbf16>, index, memref<8x8xf32> {
+      air.segment @gemm_segment args(%a_2=%a_1, %ly_1=%ly, %b_2=%b_1, %lx_1=%lx, %c_2=%c_1) : memref<8x8xbf16>, index, memref<8x8xbf16>, index, memref<8x8xf32> {
         %c1_1 = arith.constant 1 : index
         %c0 = arith.constant 0 : index
         %c8 = arith.constant 8 : index
@@ -23,9 +23,9 @@ builtin.module {
           }
         }
         scf.for %i = %c0 to %c8 step %c8 {
-          %at = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%lx_1]
+          %at = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%ly_1]
           air.dma_memcpy_nd (%l2_a[] [] [], %a_2[%at, %i] [%c8, %c8] [%c8, %c1_1]) : (memref<8x8xbf16, 1>, memref<8x8xbf16>)
-          %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%ly_1]
+          %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%lx_1]
           air.dma_memcpy_nd (%l2_b[] [] [], %b_2[%i, %at_1] [%c8, %c8] [%c8, %c1_1]) : (memref<8x8xbf16, 1>, memref<8x8xbf16>)
           air.herd @gemm_herd tile (%hx, %hy) in (%hsx=%c1_1, %hsy=%c1_1) args(%l2_a_1=%l2_a, %l2_b_1=%l2_b, %accumulator_1=%accumulator) : memref<8x8xbf16, 1>, memref<8x8xbf16, 1>, memref<1x1x1x1x8x8xf32, 2> {
             %c0_1 = arith.constant 0 : index
@@ -72,8 +72,8 @@ builtin.module {
           air.dma_memcpy_nd (%l2_c_1[%at_2, %at_3] [%c8_1, %c8_1] [%c8_1, %c1_2], %accumulator_1[%hx, %hy, %c0_1, %c0_1, %c0_1] [%c1_2, %c1_2, %c8_1, %c1_2, %c8_1] [%c64, %c64, %c8_1, %c64, %c1_2]) : (memref<8x8xf32, 1>, memref<1x1x1x1x8x8xf32, 2>)
         }
         scf.for %i_1 = %c0 to %c8 step %c8 {
-          %at_2 = affine.apply affine_map<()[s0, s1] -> (((s0 * 8) + s1))> ()[%lx_1, %i_1]
-          %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%ly_1]
+          %at_2 = affine.apply affine_map<()[s0, s1] -> (((s0 * 8) + s1))> ()[%ly_1, %i_1]
+          %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%lx_1]
           air.dma_memcpy_nd (%c_2[%at_2, %at_3] [%c8, %c8] [%c8, %c1_1], %l2_c[%i_1, %c0] [%c8, %c8] [%c8, %c1_1]) : (memref<8x8xf32>, memref<8x8xf32, 1>)
         }
         memref.dealloc %l2_a : memref<8x8xbf16, 1>
