@@ -6,7 +6,7 @@ import re
 
 from doc_transcripts import table
 
-from kernel_builder.kernels import flash_attention, gemv, rope, swiglu
+from kernel_builder.kernels import flash_attention, gemm, gemv, rope, swiglu
 from multi_launch_builder.compile_options import ATTENTION_GRID, GEMM_GRID, ONE_COPY, STACK
 from multi_launch_builder.programs import (
     flash_attn,
@@ -39,6 +39,7 @@ def test_options_of_the_programs() -> None:
 
 def test_optimisation_of_the_kernels() -> None:
     users = {
+        "transpose_blocks.cc": gemm,
         "mv.cc, mv_pieces.cc": gemv,
         "rope_halfsplit.cc": rope,
         "silu_and_mul.cc": swiglu,
