@@ -76,7 +76,7 @@ class accum {
   using lane_type = typename host::accum_lane<Tag>::type;
   using storage_t = host::lanes<lane_type, N>;
 
-  storage_t data;
+  host::registers<lane_type, N> data;
 
   static constexpr unsigned size() { return N; }
   static constexpr unsigned bits() { return N * 8 * sizeof(lane_type); }
@@ -85,6 +85,7 @@ class accum {
 
   accum() = default;
   AIE_HOST_INLINE accum(const storage_t& lanes) : data(lanes) {}
+  AIE_HOST_INLINE explicit accum(const host::registers<lane_type, N>& lanes) : data(lanes) {}
   template <typename T>
   AIE_HOST_INLINE explicit accum(const vector<T, N>& v, int shift = 0) {
     from_vector(v, shift);
@@ -100,8 +101,9 @@ class accum {
   AIE_HOST_INLINE void from_vector(const vector<T, N>& v, [[maybe_unused]] int shift = 0) {
     static_assert(is_floating_point() == host::is_float<T>,
                   "a float accumulator is made from bfloat16 or float lanes, an integer one from integers");
-    data = __builtin_convertvector(host::wide(v), storage_t);
-    if constexpr (!is_floating_point()) data = data << shift;
+    storage_t lanes = __builtin_convertvector(host::wide(v), storage_t);
+    if constexpr (!is_floating_point()) lanes = lanes << shift;
+    data = lanes;
   }
 
   // The lanes in T, in the core's rounding and saturation modes.
@@ -154,7 +156,7 @@ class accum {
   AIE_HOST_INLINE accum<Other, N> cast_to() const {
     static_assert(sizeof(typename accum<Other, N>::storage_t) == sizeof(storage_t),
                   "cast_to: the lanes have different widths");
-    return accum<Other, N>((typename accum<Other, N>::storage_t)data);
+    return accum<Other, N>((typename accum<Other, N>::storage_t)storage_t(data));
   }
 };
 

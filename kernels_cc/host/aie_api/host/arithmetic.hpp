@@ -125,12 +125,12 @@ AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, const vector<T, N>& v)
 template <typename Tag, unsigned N, typename E>
   requires host::AddedTo<E, Tag>
 AIE_HOST_INLINE accum<Tag, N> add(const accum<Tag, N>& a, E value) {
-  return accum<Tag, N>(a.data + typename accum<Tag, N>::lane_type(value));
+  return accum<Tag, N>(a.data + host::registers<typename accum<Tag, N>::lane_type, N>(value));
 }
 template <typename Tag, unsigned N, typename E>
   requires host::AddedTo<E, Tag>
 AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, E value) {
-  return accum<Tag, N>(a.data - typename accum<Tag, N>::lane_type(value));
+  return accum<Tag, N>(a.data - host::registers<typename accum<Tag, N>::lane_type, N>(value));
 }
 
 // ---- lazy operations: here done at once ----------------------------------------------------------------------------
@@ -238,7 +238,8 @@ AIE_HOST_INLINE auto negmul(const A& a, const B& b) {
 template <typename Tag, unsigned N, typename A, typename B>
   requires host::FactorsFor<Tag, N, A, B>
 AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B& b) {
-  const auto x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
+  using Lanes = host::registers<typename accum<Tag, N>::lane_type, N>;
+  const Lanes x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
   if constexpr (host::exact_product<A, B>)
     return accum<Tag, N>(host::multiply_add_bf16<N>(x, y, acc.data));
   else
@@ -247,7 +248,7 @@ AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B&
 template <typename Tag, unsigned N, typename A, typename B>
   requires host::FactorsFor<Tag, N, A, B>
 AIE_HOST_INLINE accum<Tag, N> msc(const accum<Tag, N>& acc, const A& a, const B& b) {
-  return accum<Tag, N>(acc.data - host::factor<Tag, N>(a) * host::factor<Tag, N>(b));
+  return sub(acc, mul<Tag>(a, b));
 }
 template <typename Tag = accauto, Vector V>
 AIE_HOST_INLINE auto mul_square(const V& v) {

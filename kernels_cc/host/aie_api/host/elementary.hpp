@@ -117,7 +117,7 @@ AIE_HOST_INLINE vector<TR, N> to_float(const vector<T, N>& v, int shift = 0) {
 template <typename TR = float, typename Tag, unsigned N>
   requires(std::is_same_v<TR, float> && !std::is_same_v<Tag, accfloat>)
 AIE_HOST_INLINE vector<TR, N> to_float(const accum<Tag, N>& acc, int shift = 0) {
-  const auto value = __builtin_convertvector(acc.data, host::lanes<float, N>);
+  const auto value = __builtin_convertvector(typename accum<Tag, N>::storage_t(acc.data), host::lanes<float, N>);
   return vector<float, N>(value * std::ldexp(1.0f, -shift));
 }
 template <typename TR = float>

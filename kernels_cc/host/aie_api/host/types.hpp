@@ -108,6 +108,46 @@ AIE_HOST_INLINE auto part_of(const V& whole, unsigned i) {
   return out;
 }
 
+// N lanes as so many CPU registers. A vector type wider than a register g++ 12 keeps in memory, where a sum that grows
+// in a loop waits for its own stores.
+template <typename L, unsigned N>
+struct registers {
+  static constexpr unsigned width = N < register_bytes / sizeof(L) ? N : register_bytes / sizeof(L);
+
+  lanes<L, width> part[N / width];
+
+  registers() = default;
+  AIE_HOST_INLINE registers(L value) : registers(value - lanes<L, N>{}) {}
+  AIE_HOST_INLINE registers(const lanes<L, N>& whole) { std::memcpy(&part, &whole, sizeof(part)); }
+  AIE_HOST_INLINE operator lanes<L, N>() const {
+    lanes<L, N> whole;
+    std::memcpy(&whole, &part, sizeof(part));
+    return whole;
+  }
+  AIE_HOST_INLINE L operator[](unsigned i) const { return part[i / width][i % width]; }
+
+  // f(part of in...) for every part.
+  template <typename F, typename... In>
+  AIE_HOST_INLINE static registers each(F f, const In&... in) {
+    registers out;
+#pragma GCC unroll 128
+    for (unsigned i = 0; i < N / width; ++i) out.part[i] = f(in.part[i]...);
+    return out;
+  }
+  AIE_HOST_INLINE friend registers operator-(const registers& a) {
+    return each([](const auto& x) { return -x; }, a);
+  }
+  AIE_HOST_INLINE friend registers operator+(const registers& a, const registers& b) {
+    return each([](const auto& x, const auto& y) { return x + y; }, a, b);
+  }
+  AIE_HOST_INLINE friend registers operator-(const registers& a, const registers& b) {
+    return each([](const auto& x, const auto& y) { return x - y; }, a, b);
+  }
+  AIE_HOST_INLINE friend registers operator*(const registers& a, const registers& b) {
+    return each([](const auto& x, const auto& y) { return x * y; }, a, b);
+  }
+};
+
 // f(in...) of N lanes, a CPU register of 4-byte lanes at a time. g++ 12 takes comparisons and choices of wider vectors
 // apart into single lanes; sums and products it does not.
 template <typename L, unsigned N, typename F, typename... In>
@@ -172,17 +212,14 @@ AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, cons
 #endif
   if constexpr (N == 8) return __builtin_ia32_vfmaddps256(a, b, c);
   if constexpr (N == 4) return __builtin_ia32_vfmaddps(a, b, c);
-  if constexpr (N > 8) {
-    lanes<float, N / 2> part[3][2];
-    std::memcpy(&part[0], &a, sizeof(a));
-    std::memcpy(&part[1], &b, sizeof(b));
-    std::memcpy(&part[2], &c, sizeof(c));
-    for (unsigned i = 0; i < 2; ++i) part[2][i] = multiply_add_bf16<N / 2>(part[0][i], part[1][i], part[2][i]);
-    lanes<float, N> out;
-    std::memcpy(&out, &part[2], sizeof(out));
-    return out;
-  }
 #endif
+}
+template <unsigned N>
+AIE_HOST_INLINE registers<float, N> multiply_add_bf16(const registers<float, N>& a, const registers<float, N>& b,
+                                                      const registers<float, N>& c) {
+  using R = registers<float, N>;
+  return R::each([](const auto& x, const auto& y, const auto& sum) { return multiply_add_bf16<R::width>(x, y, sum); },
+                 a, b, c);
 }
 
 template <typename T>
