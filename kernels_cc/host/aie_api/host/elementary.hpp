@@ -12,18 +12,15 @@
 namespace aie {
 namespace host {
 
-// 2^x in f32: 2^round(x) times a polynomial in the rest, |rest| <= 1/2. Relative error below 2^-22, and exact for
-// integers. The coefficients are ln(2)^n / n!.
+// 2^x in f32, for -126 <= x <= 128: 2^round(x) times a polynomial in the rest, |rest| <= 1/2. Relative error below
+// 2^-22, and exact for integers. The coefficients are ln(2)^n / n!.
 template <unsigned N>
-AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
+AIE_HOST_INLINE lanes<float, N> exp2_inside(const lanes<float, N>& x) {
   using F = lanes<float, N>;
   using I = lanes<std::int32_t, N>;
   const F magic = F{} + 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
-  const F low = F{} - 127.0f, high = F{} + 128.0f;
-  F bounded = x < low ? low : x;
-  bounded = high < bounded ? high : bounded;
-  const F shifted = bounded + magic;
-  const F rest = bounded - (shifted - magic);
+  const F shifted = x + magic;
+  const F rest = x - (shifted - magic);
   F p = rest * 1.5403530e-4f + 1.3333558e-3f;
   p = p * rest + 9.6181291e-3f;
   p = p * rest + 5.5504109e-2f;
@@ -31,11 +28,40 @@ AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
   p = p * rest + 6.9314718e-1f;
   p = p * rest + 1.0f;
   const I exponent = ((I)shifted << 23);  // the integer sits in the low bits of `shifted`
-  F value = (F)((I)p + exponent);
+  return (F)((I)p + exponent);
+}
+
+// For any x.
+template <unsigned N>
+AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
+  using F = lanes<float, N>;
+  const F low = F{} - 127.0f, high = F{} + 128.0f;
+  F bounded = x < low ? low : x;
+  bounded = high < bounded ? high : bounded;
+  F value = exp2_inside<N>(bounded);
   value = x < low ? F{} : value;
   value = x >= high ? F{} + __builtin_inff() : value;
   return x == x ? value : x;
 }
+
+#if defined(VNPU_BF16_DOTS)
+// Of 32 lanes, in bf16.
+[[gnu::noinline, gnu::cold]] inline lanes<std::uint16_t, 32> exp2_bf16_of_any(__m512 low, __m512 high) {
+  const lanes<float, 16> halves[] = {exp2_f32<16>((lanes<float, 16>)low), exp2_f32<16>((lanes<float, 16>)high)};
+  lanes<float, 32> value;
+  std::memcpy(&value, &halves, sizeof(value));
+  return narrow_even<32>(value);
+}
+// The same, where nearly always all results are normal numbers.
+AIE_HOST_INLINE lanes<std::uint16_t, 32> exp2_bf16(__m512 low, __m512 high) {
+  const __m512 least = _mm512_set1_ps(-126.0f), most = _mm512_set1_ps(128.0f);
+  const __mmask16 inside = _mm512_cmp_ps_mask(low, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(low, most, _CMP_LE_OQ) &
+                           _mm512_cmp_ps_mask(high, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(high, most, _CMP_LE_OQ);
+  if (inside != 0xffff) [[unlikely]] return exp2_bf16_of_any(low, high);
+  const auto value = [](__m512 x) { return (__m512)exp2_inside<16>((lanes<float, 16>)x); };
+  return (lanes<std::uint16_t, 32>)_mm512_cvtne2ps_pbh(value(high), value(low));
+}
+#endif
 
 template <typename T, unsigned N, typename Function>
 AIE_HOST_INLINE vector<T, N> map(const vector<T, N>& v, Function function) {
@@ -49,6 +75,17 @@ AIE_HOST_INLINE vector<T, N> map(const vector<T, N>& v, Function function) {
 template <typename TR = bfloat16, unsigned N>
 AIE_HOST_INLINE vector<TR, N> exp2(const vector<float, N>& v) {
   static_assert(std::is_same_v<TR, bfloat16>, "aie::exp2 gives bfloat16 on AIE2P: aie::exp2<bfloat16>(float vector)");
+#if defined(VNPU_BF16_DOTS)
+  if constexpr (N % 32 == 0) {
+    vector<bfloat16, N> out;
+    for (unsigned i = 0; i < N / 32; ++i) {
+      const auto low = (__m512)host::part_of<16>(v.data, 2 * i), high = (__m512)host::part_of<16>(v.data, 2 * i + 1);
+      const auto piece = host::exp2_bf16(low, high);
+      std::memcpy(reinterpret_cast<char*>(&out.data) + i * sizeof(piece), &piece, sizeof(piece));
+    }
+    return out;
+  }
+#endif
   const auto value = host::by_registers<float, N>(
       [](const auto& x) { return host::exp2_f32<host::lane_count<float, std::remove_cvref_t<decltype(x)>>>(x); }, v.data);
   return vector<bfloat16, N>(host::narrow_even<N>(value));

@@ -16,8 +16,31 @@ namespace host {
 // Accumulator rows are kept as vectors of one row each, so that a block product is M * K multiply-adds of a row.
 template <typename L, unsigned M, unsigned N>
 struct block {
+  AIE_HOST_INLINE block() : row{} {}
+  AIE_HOST_INLINE explicit block(const L* from) { std::memcpy(&row, from, sizeof(row)); }
+  AIE_HOST_INLINE void store(L* to) const { std::memcpy(to, &row, sizeof(row)); }
   lanes<L, N> row[M];
 };
+
+// Whether the CPU has a better way to keep the sums of products of this shape.
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+inline constexpr bool is_dots_block =
+#if defined(VNPU_BF16_DOTS) && !defined(AIE_HOST_BFP16)
+    M == 8 && K == 8 && N == 8 && std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16>;
+#else
+    false;
+#endif
+
+template <typename L, unsigned M, unsigned N, bool IsDotsBlock>
+struct sums {
+  using type = block<L, M, N>;
+};
+#if defined(VNPU_BF16_DOTS)
+template <typename L, unsigned M, unsigned N>
+struct sums<L, M, N, true> {
+  using type = vnpu::dots::Block8x8;
+};
+#endif
 
 template <unsigned M, unsigned K, unsigned N>
 constexpr bool one_of_shapes(std::initializer_list<std::array<unsigned, 3>> shapes) {
@@ -104,14 +127,14 @@ struct mmul {
   using lane_type = typename accum_type::lane_type;
   using row_type = host::lanes<lane_type, N>;
 
-  AIE_HOST_INLINE mmul() : rows_{} {}
-  AIE_HOST_INLINE mmul(const accum_type& acc) { std::memcpy(&rows_, &acc.data, sizeof(rows_)); }
+  mmul() = default;
+  AIE_HOST_INLINE mmul(const accum_type& acc) : sums_(reinterpret_cast<const lane_type*>(&acc.data)) {}
   template <typename T>
   AIE_HOST_INLINE mmul(const vector<T, size_C>& v, int shift = 0) : mmul(accum_type(v, shift)) {}
 
   AIE_HOST_INLINE accum_type to_accum() const {
     accum_type acc;
-    std::memcpy(&acc.data, &rows_, sizeof(rows_));
+    sums_.store(reinterpret_cast<lane_type*>(&acc.data));
     return acc;
   }
   AIE_HOST_INLINE operator accum_type() const { return to_accum(); }
@@ -122,19 +145,32 @@ struct mmul {
 
   // C = A B, blocks row by row. Each element of C is summed in the order of K.
   AIE_HOST_INLINE void mul(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
-    rows_ = {};
+    sums_ = {};
     mac(a, b);
   }
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
+    if constexpr (is_dots_block) {
+      const auto left = a.data;
+      const auto right = b.data;
+      sums_.multiply_add(&left, &right);
+    } else {
+      mac_rows(a, b);
+    }
+  }
+
+ private:
+  static constexpr bool is_dots_block = host::is_dots_block<M, K, N, TypeA, TypeB>;
+
+  AIE_HOST_INLINE void mac_rows(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
 #if defined(AIE_HOST_BFP16)
     if constexpr (host::is_bfp16_product<M, K, N, TypeA, TypeB>) {
       const auto x = a.data;
       const auto y = b.data;
       const auto left = (const std::uint16_t*)&x, right = (const std::uint16_t*)&y;
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
-      if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, rows_.row);
-      else multiply_add<host::CoreRounding, M>(left, right, rows_.row);
+      if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, sums_.row);
+      else multiply_add<host::CoreRounding, M>(left, right, sums_.row);
       return;
     }
 #endif
@@ -142,7 +178,7 @@ struct mmul {
     if constexpr (host::exact_product<TypeA, TypeB> && vnpu::dots::can_multiply<N, K>) {
       const auto x = a.data;
       const auto y = b.data;
-      vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows_.row, 1);
+      vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, sums_.row, 1);
       return;
     }
 #endif
@@ -160,14 +196,13 @@ struct mmul {
       for (unsigned k = 0; k < K; ++k) {
         const row_type factor = a_lane[m * K + k] - row_type{};
         if constexpr (host::exact_product<TypeA, TypeB>)
-          rows_.row[m] = host::multiply_add_bf16<N>(factor, b_row[k], rows_.row[m]);
+          sums_.row[m] = host::multiply_add_bf16<N>(factor, b_row[k], sums_.row[m]);
         else
-          rows_.row[m] += factor * b_row[k];
+          sums_.row[m] += factor * b_row[k];
       }
   }
 
- private:
-  host::block<lane_type, M, N> rows_;
+  typename host::sums<lane_type, M, N, is_dots_block>::type sums_;
 };
 
 }  // namespace aie

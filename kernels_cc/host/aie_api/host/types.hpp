@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "modes.hpp"
+#include "vnpu/dots.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
 // Wide vector types are passed only between functions that are inlined, so their ABI does not matter.
@@ -175,7 +176,7 @@ AIE_HOST_INLINE lanes<float, N> widen(const lanes<std::uint16_t, N>& bits) {
 }
 
 template <unsigned N>
-AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even(const lanes<float, N>& value) {
+AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even_in_steps(const lanes<float, N>& value) {
   return by_registers<std::uint16_t, N>(
       [](const auto& v) {
         constexpr unsigned M = lane_count<float, std::remove_cvref_t<decltype(v)>>;
@@ -185,6 +186,26 @@ AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even(const lanes<float, N>& value
         return __builtin_convertvector(v == v ? rounded : nan, lanes<std::uint16_t, M>);
       },
       value);
+}
+
+template <unsigned N>
+AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even(const lanes<float, N>& value) {
+#if defined(VNPU_BF16_DOTS)
+  // One instruction, which takes numbers below 2^-126 for zero.
+  if constexpr (N % 32 == 0) {
+    lanes<std::uint16_t, N> out;
+    for (unsigned i = 0; i < N; i += 32) {
+      const auto low = (__m512)part_of<16>(value, i / 16), high = (__m512)part_of<16>(value, i / 16 + 1);
+      constexpr int subnormal = 0x20;
+      if (_mm512_fpclass_ps_mask(low, subnormal) | _mm512_fpclass_ps_mask(high, subnormal)) [[unlikely]]
+        return narrow_even_in_steps<N>(value);
+      const auto both = _mm512_cvtne2ps_pbh(high, low);
+      std::memcpy(reinterpret_cast<char*>(&out) + i * 2, &both, sizeof(both));
+    }
+    return out;
+  }
+#endif
+  return narrow_even_in_steps<N>(value);
 }
 
 // f32 lanes to bf16 lanes in the core's rounding mode.

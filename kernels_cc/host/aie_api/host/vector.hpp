@@ -8,6 +8,12 @@
 
 #include "types.hpp"
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define AIE_HOST_SHUFFLE 1
+#endif
+#endif
+
 namespace aie {
 
 template <typename T, unsigned N>
@@ -332,14 +338,39 @@ AIE_HOST_INLINE vector<T, N> zeros() {
   return vector<T, N>(typename vector<T, N>::storage_t{});
 }
 
+namespace host {
+// { a, b }. Put together in a register where it fits one: what is stored in parts is slow to load as a whole.
+template <typename T, unsigned N>
+AIE_HOST_INLINE vector<T, 2 * N> joined(const vector<T, N>& a, const vector<T, N>& b) {
+  vector<T, 2 * N> whole;
+#if defined(AIE_HOST_SHUFFLE)
+  if constexpr (2 * N * sizeof(T) <= register_bytes) {
+    whole.data = [&]<unsigned... I>(std::integer_sequence<unsigned, I...>) {
+      return __builtin_shufflevector(a.data, b.data, I...);
+    }(std::make_integer_sequence<unsigned, 2 * N>());
+    return whole;
+  }
+#endif
+  return whole.insert(0, a).insert(1, b);
+}
+}  // namespace host
+
 template <typename T, unsigned N, typename... Rest>
   requires(std::is_same_v<vector<T, N>, Rest> && ...)
 AIE_HOST_INLINE auto concat(const vector<T, N>& first, const Rest&... rest) {
-  vector<T, N*(1 + sizeof...(Rest))> whole;
-  unsigned i = 0;
-  whole.insert(i, first);
-  (whole.insert(++i, rest), ...);
-  return whole;
+  if constexpr (sizeof...(Rest) == 1) {
+    return host::joined(first, rest...);
+  } else if constexpr (sizeof...(Rest) == 3) {
+    return [&](const auto& second, const auto&... others) {
+      return host::joined(host::joined(first, second), host::joined(others...));
+    }(rest...);
+  } else {
+    vector<T, N*(1 + sizeof...(Rest))> whole;
+    unsigned i = 0;
+    whole.insert(i, first);
+    (whole.insert(++i, rest), ...);
+    return whole;
+  }
 }
 
 template <typename U, Vector V>

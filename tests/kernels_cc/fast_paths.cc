@@ -1,0 +1,43 @@
+// What the host AIE API does in other ways where it may use the instructions of the CPU.
+#include <aie_api/aie.hpp>
+
+extern "C" {
+
+int has_dots() {
+#if defined(VNPU_BF16_DOTS)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+void exp2_of_32(const float* in, bfloat16* out, int count) {
+  for (int i = 0; i < count; i += 32) aie::store_v(out + i, aie::exp2<bfloat16>(aie::load_v<32>(in + i)));
+}
+
+void round_64(const float* in, bfloat16* out, int count) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  for (int i = 0; i < count; i += 32)
+    aie::store_v(out + i, aie::accum<accfloat, 32>(aie::load_v<32>(in + i)).to_vector<bfloat16>());
+}
+
+// c += a b, of 8 x 8 blocks.
+void block_8x8(const bfloat16* a, const bfloat16* b, float* c) {
+  aie::mmul<8, 8, 8, bfloat16, bfloat16, accfloat> block(aie::load_v<64>(c));
+  block.mac(aie::load_v<64>(a), aie::load_v<64>(b));
+  aie::store_v(c, block.to_vector<float>());
+}
+
+// The same with the first four columns of b and c.
+void block_8x4(const bfloat16* a, const bfloat16* b, float* c) {
+  aie::mmul<8, 8, 4, bfloat16, bfloat16, accfloat> block(aie::load_v<32>(c));
+  block.mac(aie::load_v<64>(a), aie::load_v<32>(b));
+  aie::store_v(c, block.to_vector<float>());
+}
+
+// Four vectors of 8 lanes in one, and two of 16.
+void join(const float* in, float* four, float* two) {
+  aie::store_v(four, aie::concat(aie::load_v<8>(in), aie::load_v<8>(in + 8), aie::load_v<8>(in + 16), aie::load_v<8>(in + 24)));
+  aie::store_v(two, aie::concat(aie::load_v<16>(in), aie::load_v<16>(in + 16)));
+}
+}
