@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from llama32_1b.attention import MaskRule, causal
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.config import LlamaConfig
 from llama32_1b.kv_cache import KVCache
-from llama32_1b.numerics import BF16Array, bf16
-from llama32_1b.programs import LM_HEAD_PARTITIONS, ProgramRunner, buffer_set
+from llama32_1b.numerics import BF16Array
+from llama32_1b.programs import LAYER_PROGRAMS, LM_HEAD_PARTITIONS, ProgramRunner, buffer_set
 from llama32_1b.rope import rope_table
-from llama32_1b.weights import LayerWeights, Rows, Weights
+from llama32_1b.tensors import Rows, Tensor
+from llama32_1b.weights import Weights
 from multi_launch_builder import Program
+from runtime import Static
 
 HostTimer = Callable[[str], AbstractContextManager[Any]]
 """Times a host operation: entered around it, under the operation's name."""
-
-TRANSPOSED_ROWS = 16
-"""Of 8, 16, 32, 64, 128 and 256 the fastest for 8192x2048 on the one machine measured (Zen 4)."""
 
 
 def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
@@ -86,7 +85,7 @@ def assemble(
         runner=runner,
         seq_len=seq_len,
         embed_table=weights.embed_table,
-        final_norm=weights.final_norm,
+        final_norm=weights.final_norm.read(),
         rope=rope_table(config, max(seq_len, config.max_position_embeddings)),
         host_timer=host_timer,
     )
@@ -95,17 +94,17 @@ def assemble(
 def preload(model: LlamaModel, weights: Weights) -> Iterator[str]:
     """Fill every buffer-object set with its weights; yields what was filled, one step at a time.
 
-    There is one step per layer, and one for the LM head (`preload_steps` in all).
+    Tensors are read from their file into the buffer objects, and what sets share only once. There is one step
+    per layer, and one for the LM head (`preload_steps` in all). Raises WeightsError.
     """
     lut = model.rope[: model.seq_len]
-    for index in range(model.config.num_hidden_layers):
-        layer = weights.layer(index)
-        for name, static in _layer_statics(layer, lut).items():
-            model.runner.preload(model.programs[name], bo_key=buffer_set(name, index), **static)
-        yield f"layer {index}"
+    for layer in range(model.config.num_hidden_layers):
+        statics: dict[str, Static] = {**weights.layer(layer), "rope_lut": lut}
+        for name in LAYER_PROGRAMS:
+            _fill(model, name, layer, statics)
+        yield f"layer {layer}"
     head = model.programs["lm_head_gemv"]
-    parts = _lm_head_statics(head, weights.lm_head)
-    model.runner.preload(head, bo_key=buffer_set(head.name, 0), **parts)
+    _fill(model, head.name, 0, _lm_head_statics(head, weights.lm_head))
     yield "LM head"
 
 
@@ -113,52 +112,23 @@ def preload_steps(config: LlamaConfig) -> int:
     return config.num_hidden_layers + 1
 
 
-def _layer_statics(layer: LayerWeights, lut: BF16Array) -> dict[str, dict[str, BF16Array]]:
-    """Static arguments of the four programs that hold a layer's weights.
-
-    Hugging Face stores (out, in), which is what a GEMV reads; a GEMM multiplies by (in, out).
-    """
-    attention = {"attn_norm": layer.attn_norm, "wq": layer.wq, "wk": layer.wk, "wv": layer.wv}
-    ffn = {
-        "wo": layer.wo,
-        "ffn_norm": layer.ffn_norm,
-        "w_gate": layer.w_gate,
-        "w_up": layer.w_up,
-        "w_down": layer.w_down,
-    }
-    return {
-        "rms_gemms_rope": {**_in_out(attention), "rope_lut": lut},
-        "o_ffn": _in_out(ffn),
-        "rms_gemv_rope": attention,
-        "o_gemv_ffn": ffn,
-    }
+def _fill(model: LlamaModel, name: str, layer: int, statics: Mapping[str, Static]) -> None:
+    """Fill those weights and tables of a program that are not in a buffer which it shares and was filled."""
+    program, bo_key = model.programs[name], buffer_set(name, layer)
+    missing = model.runner.unfilled(program, bo_key=bo_key)
+    model.runner.preload(program, bo_key=bo_key, **{argument: statics[argument] for argument in missing})
 
 
-def _in_out(arrays: Mapping[str, BF16Array]) -> dict[str, BF16Array]:
-    """Matrices transposed into contiguous (in, out); vectors as they are."""
-    return {name: _transposed(array) if array.ndim == 2 else array for name, array in arrays.items()}
-
-
-def _transposed(matrix: BF16Array) -> BF16Array:
-    """A contiguous transpose, some rows at a time: three times as fast as numpy's, which thrashes caches."""
-    result = np.empty(matrix.shape[::-1], bf16)
-    for start in range(0, len(matrix), TRANSPOSED_ROWS):
-        rows = slice(start, start + TRANSPOSED_ROWS)
-        result.view(np.uint16)[:, rows] = matrix.view(np.uint16)[rows].T
-    return result
-
-
-def _lm_head_statics(program: Program, lm_head: BF16Array) -> dict[str, BF16Array]:
-    """The LM head cut into the program's partitions, not copied; rows beyond the vocabulary are zero."""
+def _lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
+    """The LM head cut into the program's partitions; rows beyond the vocabulary are zero."""
     rows, _ = program.arguments["lm_head_0"].shape
-    parts = (lm_head[part * rows : (part + 1) * rows] for part in range(LM_HEAD_PARTITIONS))
-    return {f"lm_head_{number}": _with_rows(part, rows) for number, part in enumerate(parts)}
+    return {
+        f"lm_head_{part}": partial(_rows_or_zero, lm_head, part * rows) for part in range(LM_HEAD_PARTITIONS)
+    }
 
 
-def _with_rows(matrix: BF16Array, rows: int) -> BF16Array:
-    """The matrix itself if it has so many rows, else a copy filled up with zeros."""
-    if len(matrix) == rows:
-        return matrix
-    filled = np.zeros((rows, matrix.shape[1]), bf16)
-    filled[: len(matrix)] = matrix
-    return filled
+def _rows_or_zero(table: Tensor, first: int, out: BF16Array) -> None:
+    """Fill `out` with rows of the table from row `first` on, and with zeros where it has no more."""
+    held = max(0, min(len(out), table.shape[0] - first))
+    table.rows_into(out[:held], first)
+    out[held:] = 0

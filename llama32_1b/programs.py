@@ -7,14 +7,15 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from kernel_builder.arguments import Role
+from kernel_builder.arguments import Argument, Role
 from multi_launch_builder import Program
-from runtime import Sharing
+from runtime import Sharing, Static
 
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
 DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 PROGRAMS = PREFILL_PROGRAMS + DECODE_PROGRAMS
 WITHOUT_LAYERS = frozenset({"flash_attn", "lm_head_gemv"})  # no weights of a layer in these
+LAYER_PROGRAMS = tuple(name for name in PROGRAMS if name not in WITHOUT_LAYERS)
 LM_HEAD_PARTITIONS = 8
 
 
@@ -27,24 +28,27 @@ def buffer_set(name: str, layer: int) -> str:
 
 
 def sharing(programs: Mapping[str, Program], layers: int) -> Sharing:
-    """Where the programs of a pass find what others made: all but the weights has one place per pass.
+    """Where the programs of a layer find what others made, and what they read alike.
 
-    Layers run one after the other, so they share it too. A layer's `x_next` is the next one's `x`: the two
-    change places from layer to layer.
+    A layer's weights have one place for prefill and decode: both read Hugging Face's layout, under one name.
+    All else has one place per pass, in all layers, since these run one after the other.
     """
     return {
-        (buffer_set(name, layer), argument.name): f"{stage}.{_place(argument.name, layer)}"
+        (buffer_set(name, layer), argument.name): _place(stage, argument, layer)
         for stage, names in (("prefill", PREFILL_PROGRAMS), ("decode", ("rms_gemv_rope", "o_gemv_ffn")))
         for name in names
         for layer in range(layers)
         for argument in programs[name].arguments
-        if argument.role is not Role.WEIGHT
     }
 
 
-def _place(argument: str, layer: int) -> str:
+def _place(stage: str, argument: Argument, layer: int) -> str:
+    """A buffer's name. A layer's `x_next` is the next one's `x`: they change places from layer to layer."""
+    if argument.role is Role.WEIGHT:
+        return f"L{layer}.{argument.name}"
     handed_on = {"x": layer % 2, "x_next": (layer + 1) % 2}
-    return f"x{handed_on[argument]}" if argument in handed_on else argument
+    place = f"x{handed_on[argument.name]}" if argument.name in handed_on else argument.name
+    return f"{stage}.{place}"
 
 
 class ProgramRunner(Protocol):
@@ -67,5 +71,8 @@ class ProgramRunner(Protocol):
         `unread` are passed on to another program without being looked at.
         """
 
-    def preload(self, program: Program, /, *, bo_key: str, **static: NDArray[Any]) -> None:
-        """Fill the weights and look-up tables of the buffer-object set `bo_key`, once."""
+    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        """The weights and look-up tables of the set `bo_key` that nobody has filled, through any set."""
+
+    def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
+        """Fill weights and look-up tables of the buffer-object set `bo_key`, once."""

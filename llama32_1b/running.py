@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from multi_launch_builder import Program
-from runtime import KernelCache, RunError
+from runtime import KernelCache, RunError, Static
 
 Recover = Callable[[RunError, str], None]
 """Called with a failure and where it happened: makes programs run again, or raises the failure."""
@@ -60,7 +60,10 @@ class Running:
     ) -> dict[str, NDArray[Any]]:
         return self.cache.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
 
-    def preload(self, program: Program, /, *, bo_key: str, **static: NDArray[Any]) -> None:
+    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        return self.cache.unfilled(program, bo_key=bo_key)
+
+    def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
         self.cache.preload(program, bo_key=bo_key, **static)
 
     def recover(self, error: RunError, where: str) -> None:

@@ -2,7 +2,7 @@
 
 from runtime.artifacts import Artifact
 from runtime.backend import Backend, select_backend
-from runtime.buffer import NOTHING_SHARED, Sharing
+from runtime.buffer import NOTHING_SHARED, Sharing, Static
 from runtime.cache import KernelCache
 from runtime.compiling import Progress, Stage
 from runtime.errors import (
@@ -30,5 +30,6 @@ __all__ = [
     "RunError",
     "Sharing",
     "Stage",
+    "Static",
     "select_backend",
 ]

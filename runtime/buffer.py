@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from kernel_builder.arguments import Argument
+from kernel_builder.arguments import STATIC_ROLES, Argument
 from runtime import knobs
 from runtime.errors import ArrayError
 
@@ -24,17 +24,20 @@ where the next program reads it: nothing passes through the host.
 
 NOTHING_SHARED: Sharing = {}
 
+Static: TypeAlias = Array | Callable[[Array], None]
+"""What a weight or table is filled with: an array, or a function that is given the buffer and fills it."""
+
 
 class Buffer:
     """A buffer object that holds one argument, of one set or of several that share it.
 
-    `view` is what the host writes through; `result` is the same memory, read-only, which is handed out.
-    `written` says that the host has filled it, `lent` that it may do so at any time, `shared` that programs
-    of other sets may read what is in it.
+    `label` names the set it was made for. `view` is what the host writes through; `result` is the same
+    memory, read-only, which is handed out. `written` says that the host has filled it, through whichever set,
+    `lent` that it may do so at any time, `shared` that programs of other sets may read what is in it.
     """
 
-    def __init__(self, bo: Any, argument: Argument, shared: bool = False) -> None:
-        self.bo, self.argument, self.shared = bo, argument, shared
+    def __init__(self, label: str, bo: Any, argument: Argument, shared: bool = False) -> None:
+        self.label, self.bo, self.argument, self.shared = label, bo, argument, shared
         self.view = _view(bo, argument)
         self.result = self.view.view()
         self.result.flags.writeable = False
@@ -60,16 +63,28 @@ class Buffers:
         """
         name = self._sharing.get((bo_key, argument.name))
         if name is None:
-            return Buffer(self._buffer_object(label, argument), argument)
+            return Buffer(label, self._buffer_object(label, argument), argument)
         found = self._shared.get(name)
         if found is None:
-            found = self._shared[name] = Buffer(self._buffer_object(label, argument), argument, shared=True)
-        elif (found.argument.shape, found.argument.dtype) != (argument.shape, argument.dtype):
-            raise ArrayError(
-                f"{label}: {argument} cannot share buffer '{name}' with {found.argument}: shapes and dtypes "
-                "differ; mend the table of shared buffers"
-            )
+            bo = self._buffer_object(label, argument)
+            found = self._shared[name] = Buffer(label, bo, argument, shared=True)
+        _check_alike(found, label, argument, name)
         return found
+
+
+def _check_alike(found: Buffer, label: str, argument: Argument, name: str) -> None:
+    """Refuse what cannot share: other shapes, or one filled once and one written in every call."""
+    other = found.argument
+    if (other.shape, other.dtype) != (argument.shape, argument.dtype):
+        differs = "shapes and dtypes differ"
+    elif (other.role in STATIC_ROLES) != (argument.role in STATIC_ROLES):
+        differs = f"{argument.role.value} and {other.role.value} differ in when they are written"
+    else:
+        return
+    raise ArrayError(
+        f"{label}: {argument} cannot share buffer '{name}' with {other} of {found.label}: {differs}; "
+        "mend the table of shared buffers"
+    )
 
 
 def _view(bo: Any, argument: Argument) -> Array:

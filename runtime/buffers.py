@@ -10,7 +10,7 @@ import numpy as np
 from kernel_builder.arguments import Argument, ArgumentTable, Role
 from runtime.access import DEVICE_ERRORS, Failure, let_go
 from runtime.artifacts import Artifact
-from runtime.buffer import Array, Buffer
+from runtime.buffer import Array, Buffer, Static
 from runtime.contexts import Contexts, LoadedProgram
 from runtime.errors import ArrayError
 
@@ -68,6 +68,20 @@ class BufferSet:
             self._sync(slot, self._to_device)
             self._buffers[slot].written = True
 
+    def fill(self, slot: int, static: Static) -> None:
+        """Bring a weight or table to the device: an array, or what a function puts into the buffer."""
+        if isinstance(static, np.ndarray):
+            self.write(slot, static)
+            return
+        static(self._buffers[slot].view)
+        self._sync(slot, self._to_device)
+        self._buffers[slot].written = True
+
+    @property
+    def unfilled(self) -> list[str]:
+        """Weights and tables that the host has not filled, through this set or one that shares them."""
+        return [self.arguments[slot].name for slot in self._statics if not self._buffers[slot].written]
+
     @property
     def written(self) -> set[int]:
         """The slots that the host has filled."""
@@ -90,8 +104,8 @@ class BufferSet:
             given.add(slot)
         if not self._inputs <= given:
             self._check_inputs(given)
-        if missing := [slot for slot in self._statics if not self._buffers[slot].written]:
-            names = ", ".join(self.arguments[slot].name for slot in missing)
+        if missing := self.unfilled:
+            names = ", ".join(missing)
             raise ArrayError(
                 f"{self.label}: {names} never written; pass them in the first call, or preload them once"
             )

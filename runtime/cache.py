@@ -27,7 +27,7 @@ import numpy as np
 from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
-from runtime.buffer import NOTHING_SHARED, Array, Buffers, Sharing
+from runtime.buffer import NOTHING_SHARED, Array, Buffers, Sharing, Static
 from runtime.buffers import BufferSet
 from runtime.compiling import Begin, OnProgress, SideBySide
 from runtime.contexts import Contexts
@@ -136,17 +136,24 @@ class KernelCache:
             self.profiler.record(name, *spent, moved=buffers.moved - moved)
         return results
 
-    def preload(self, program: Program | str, /, bo_key: str | None = None, **arrays: Array) -> None:
-        """Write weights and tables to the buffers of `bo_key`, once; a later call replaces those it names."""
+    def unfilled(self, program: Program | str, /, bo_key: str | None = None) -> list[str]:
+        """The weights and tables of `bo_key` still to be filled, through this set or one that shares them."""
+        return self._set(program, bo_key).unfilled
+
+    def preload(self, program: Program | str, /, bo_key: str | None = None, **statics: Static) -> None:
+        """Write weights and tables to the buffers of `bo_key`, once; a later call replaces those it names.
+
+        Each is an array, or a function that is called with the buffer and fills it in place.
+        """
         buffers = self._set(program, bo_key)
-        for name, array in arrays.items():
+        for name, static in statics.items():
             slot = buffers.slot(name)
             if slot not in buffers.arguments.static_input_indices:
                 role = buffers.arguments[slot].role.value
                 raise ArrayError(
                     f"{buffers.label}: {name} is an {role}; only weights and tables are preloaded"
                 )
-            buffers.write(slot, array)
+            buffers.fill(slot, static)
 
     def buffer(self, program: Program | str, bo_key: str | None, name: str) -> Array:
         """A writable view on an input, weight or table where the device reads it, to be filled in place.

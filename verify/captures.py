@@ -52,6 +52,9 @@ class CallRecorder:
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
         return {name: results[name] for name in wanted}
 
+    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        return self.inner.unfilled(program, bo_key=bo_key)
+
     def preload(self, program: Program, /, *, bo_key: str, **static: Any) -> None:
         self.inner.preload(program, bo_key=bo_key, **static)
 

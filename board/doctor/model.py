@@ -55,10 +55,10 @@ def _fits(machine: Machine, config: LlamaConfig) -> Finding:
 def weight_bytes(config: LlamaConfig) -> int:
     """Bytes of the weights as a session holds them.
 
-    Prefill reads matrices as (in, out), decode as (out, in), so that a layer is held twice. Of the embedding
-    table only the rows of a prompt are read; where it is the output projection too, that is held.
+    One copy of a layer serves prefill and decode. Of the embedding table only the rows of a prompt are read;
+    where it is the output projection too, that is held.
     """
     sizes = {name: math.prod(shape) for name, shape in expected_shapes(config).items()}
     layers = sum(size for name, size in sizes.items() if ".layers." in name)
     head = config.vocab_size * config.hidden_size
-    return BF16_BYTES * (2 * layers + sizes[FINAL_NORM] + head)
+    return BF16_BYTES * (layers + sizes[FINAL_NORM] + head)

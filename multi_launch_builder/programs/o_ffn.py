@@ -15,28 +15,28 @@ def _arguments(shape: ModelShape, seq_len: int) -> ArgumentTable:
     emb, hidden, q = shape.emb_dim, shape.hidden_dim, shape.q_dim
     return bf16_table(
         ("attn_out", (seq_len, q), Role.INPUT),
-        ("wo", (q, emb), Role.WEIGHT),
+        ("wo", (emb, q), Role.WEIGHT),
         ("proj", (seq_len, emb), Role.INTERMEDIATE),
         ("x", (seq_len, emb), Role.INPUT),
         ("res1", (seq_len, emb), Role.INTERMEDIATE),
         ("ffn_norm", (emb,), Role.WEIGHT),
         ("normed", (seq_len, emb), Role.INTERMEDIATE),
-        ("w_gate", (emb, hidden), Role.WEIGHT),
+        ("w_gate", (hidden, emb), Role.WEIGHT),
         ("gate", (seq_len, hidden), Role.INTERMEDIATE),
-        ("w_up", (emb, hidden), Role.WEIGHT),
+        ("w_up", (hidden, emb), Role.WEIGHT),
         ("up", (seq_len, hidden), Role.INTERMEDIATE),
         ("swiglu", (seq_len, hidden), Role.INTERMEDIATE),
-        ("w_down", (hidden, emb), Role.WEIGHT),
+        ("w_down", (emb, hidden), Role.WEIGHT),
         ("down", (seq_len, emb), Role.INTERMEDIATE),
         ("x_next", (seq_len, emb), Role.OUTPUT),
     )
 
 
 def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
-    """attn_out and the residual x, weights in (in, out) layout -> x_next. All buffers bf16."""
+    """attn_out and the residual x, weights in Hugging Face's (out, in) layout -> x_next. All buffers bf16."""
     emb, hidden = shape.emb_dim, shape.hidden_dim
     rows = {"rows": seq_len, "cols": emb}
-    widen = {"m": seq_len, "k": emb, "n": hidden}
+    widen = {"m": seq_len, "k": emb, "n": hidden, "b_transposed": True}
     return ProgramPlan(
         "o_ffn",
         _arguments(shape, seq_len),
@@ -44,7 +44,7 @@ def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
             Step(
                 "o_gemm",
                 "gemm",
-                {"m": seq_len, "k": shape.q_dim, "n": emb},
+                {"m": seq_len, "k": shape.q_dim, "n": emb, "b_transposed": True},
                 {"a": "attn_out", "b": "wo", "c": "proj"},
             ),
             Step("attn_add", "eltwise_add", rows, {"a": "x", "b": "proj", "out": "res1"}),
@@ -65,7 +65,7 @@ def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
             Step(
                 "down_gemm",
                 "gemm",
-                {"m": seq_len, "k": hidden, "n": emb},
+                {"m": seq_len, "k": hidden, "n": emb, "b_transposed": True},
                 {"a": "swiglu", "b": "w_down", "c": "down"},
             ),
             Step("ffn_add", "eltwise_add", rows, {"a": "res1", "b": "down", "out": "x_next"}),

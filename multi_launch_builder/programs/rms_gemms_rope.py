@@ -17,11 +17,11 @@ def _arguments(shape: ModelShape, seq_len: int) -> ArgumentTable:
         ("x", (seq_len, emb), Role.INPUT),
         ("attn_norm", (emb,), Role.WEIGHT),
         ("normed", (seq_len, emb), Role.INTERMEDIATE),
-        ("wq", (emb, q), Role.WEIGHT),
+        ("wq", (q, emb), Role.WEIGHT),
         ("q", (seq_len, q), Role.INTERMEDIATE),
-        ("wk", (emb, kv), Role.WEIGHT),
+        ("wk", (kv, emb), Role.WEIGHT),
         ("k", (seq_len, kv), Role.INTERMEDIATE),
-        ("wv", (emb, kv), Role.WEIGHT),
+        ("wv", (kv, emb), Role.WEIGHT),
         ("v", (seq_len, kv), Role.OUTPUT),
         ("rope_lut", (seq_len, shape.head_dim), Role.LUT),
         ("q_roped", (seq_len, q), Role.OUTPUT),
@@ -30,8 +30,8 @@ def _arguments(shape: ModelShape, seq_len: int) -> ArgumentTable:
 
 
 def plan(shape: ModelShape, seq_len: int) -> ProgramPlan:
-    """x, weights in (in, out) layout -> q_roped, k_roped, v. All buffers bf16, rows are positions."""
-    gemm = {"m": seq_len, "k": shape.emb_dim}
+    """x, weights in Hugging Face's (out, in) layout -> q_roped, k_roped, v. All bf16, rows are positions."""
+    gemm = {"m": seq_len, "k": shape.emb_dim, "b_transposed": True}
     rope = {"rows": seq_len, "head_dim": shape.head_dim}
     return ProgramPlan(
         "rms_gemms_rope",

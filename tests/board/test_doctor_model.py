@@ -69,7 +69,7 @@ def test_an_id_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_weights_as_a_session_holds_them() -> None:
     config = load_config(DEMO_FOLDER)
     weights = Weights(DEMO_FOLDER, config)
-    layers = sum(
-        tensor.nbytes for i in range(config.num_hidden_layers) for tensor in vars(weights.layer(i)).values()
-    )
-    assert model.weight_bytes(config) == 2 * layers + weights.final_norm.nbytes + weights.lm_head.nbytes
+    tensors = [weights.final_norm, weights.lm_head]
+    for layer in range(config.num_hidden_layers):
+        tensors += weights.layer(layer).values()
+    assert model.weight_bytes(config) == sum(tensor.read().nbytes for tensor in tensors)

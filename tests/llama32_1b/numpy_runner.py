@@ -9,7 +9,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from kernel_builder.arguments import Role
+from kernel_builder.arguments import STATIC_ROLES, Role
 from llama32_1b.config import LlamaConfig
 
 bf16 = ml_dtypes.bfloat16
@@ -24,9 +24,9 @@ def rms_norm(x, weight, eps):
     return (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * f32(weight)).astype(bf16)
 
 
-def gemm(x, weight):
+def gemm(weight, x):
     wide = f32(weight)
-    return np.stack([row @ wide for row in f32(x)]).astype(bf16)
+    return np.stack([wide @ row for row in f32(x)]).astype(bf16)
 
 
 def gemv(weight, x):
@@ -76,12 +76,22 @@ class NumpyRunner:
         self.results = {}
         self.calls = []  # (program name, bo_key) in call order
 
+    def unfilled(self, program, /, *, bo_key):
+        static = {argument.name for argument in program.arguments if argument.role in STATIC_ROLES}
+        return static - self.sets.get(bo_key, {}).keys()
+
     def preload(self, program, /, *, bo_key, **static):
-        roles = {argument.name for argument in program.arguments if argument.role in (Role.WEIGHT, Role.LUT)}
+        roles = self.unfilled(program, bo_key=bo_key)
         assert set(static) == roles, f"{program.name}: {sorted(static)} given, {sorted(roles)} are static"
         assert bo_key not in self.sets, f"{bo_key} was preloaded already"
-        self.check(program, static)
-        self.sets[bo_key] = {name: array.copy() for name, array in static.items()}
+        arrays = {name: np.full(program.arguments[name].shape, np.nan, bf16) for name in static}
+        for name, given in static.items():
+            if callable(given):
+                given(arrays[name])
+            else:
+                self.check(program, {name: given})
+                arrays[name][...] = given
+        self.sets[bo_key] = arrays
 
     def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
         inputs = {argument.name for argument in program.arguments if argument.role is Role.INPUT}
@@ -106,7 +116,7 @@ class NumpyRunner:
 
     def rms_gemms_rope(self, x, attn_norm, wq, wk, wv, rope_lut):
         normed = rms_norm(x, attn_norm, self.config.rms_norm_eps)
-        q, k, v = gemm(normed, wq), gemm(normed, wk), gemm(normed, wv)
+        q, k, v = gemm(wq, normed), gemm(wk, normed), gemm(wv, normed)
         return self.turned(normed, q, k, v, rope_lut)
 
     def rms_gemv_rope(self, x, attn_norm, wq, wk, wv, rope_row):
@@ -126,15 +136,15 @@ class NumpyRunner:
         return self.attention_output_and_ffn(gemm, **arrays)
 
     def o_gemv_ffn(self, **arrays):
-        return self.attention_output_and_ffn(lambda x, weight: gemv(weight, x), **arrays)
+        return self.attention_output_and_ffn(gemv, **arrays)
 
     def attention_output_and_ffn(self, product, *, attn_out, x, wo, ffn_norm, w_gate, w_up, w_down):
-        proj = product(attn_out, wo)
+        proj = product(wo, attn_out)
         res1 = add(x, proj)
         normed = rms_norm(res1, ffn_norm, self.config.rms_norm_eps)
-        gate, up = product(normed, w_gate), product(normed, w_up)
+        gate, up = product(w_gate, normed), product(w_up, normed)
         gated = swiglu(gate, up)
-        down = product(gated, w_down)
+        down = product(w_down, gated)
         values = {"proj": proj, "res1": res1, "normed": normed, "gate": gate, "up": up}
         return {**values, "swiglu": gated, "down": down, "x_next": add(res1, down)}
 

@@ -1,7 +1,9 @@
 """Weights from safetensors: layouts, conversions, and every way a checkpoint can be wrong."""
 
+import dataclasses
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -9,10 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from kernel_builder.arguments import Role
+from llama32_1b import tensors
 from llama32_1b.config import load_config
 from llama32_1b.errors import WeightsError
-from llama32_1b.model import _lm_head_statics, _transposed
-from llama32_1b.weights import Weights, expected_shapes
+from llama32_1b.model import _lm_head_statics
+from llama32_1b.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS
+from llama32_1b.weights import EMBED, LAYER_TENSORS, Weights, expected_shapes
 
 bf16 = ml_dtypes.bfloat16
 
@@ -22,8 +27,13 @@ def open_weights(folder):
 
 
 def all_tensors(weights, config):
-    names = [name for name in expected_shapes(config) if name != "lm_head.weight"]
-    return {name: weights._read(name) for name in names} | {"lm_head.weight": weights.lm_head}
+    """Every tensor, by the checkpoint's names."""
+    found = [weights.embed_table.table, weights.final_norm, weights.lm_head]
+    for layer in range(config.num_hidden_layers):
+        found += weights.layer(layer).values()
+    values = {tensor.name: tensor.read() for tensor in found}
+    assert set(values) == set(expected_shapes(config))
+    return values
 
 
 @pytest.fixture
@@ -42,13 +52,18 @@ def change_tensors(damaged):
 def test_layer_has_hugging_face_layout(make_checkpoint):
     weights = open_weights(make_checkpoint(head_dim=32))
     layer = weights.layer(1)
-    assert layer.attn_norm.shape == layer.ffn_norm.shape == (256,)
-    assert layer.wq.shape == (128, 256)
-    assert layer.wk.shape == layer.wv.shape == (64, 256)
-    assert layer.wo.shape == (256, 128)
-    assert layer.w_gate.shape == layer.w_up.shape == (512, 256)
-    assert layer.w_down.shape == (256, 512)
-    assert not np.array_equal(layer.wq, weights.layer(0).wq)
+    assert {name: tensor.read().shape for name, tensor in layer.items()} == {
+        "attn_norm": (256,),
+        "wq": (128, 256),
+        "wk": (64, 256),
+        "wv": (64, 256),
+        "wo": (256, 128),
+        "ffn_norm": (256,),
+        "w_gate": (512, 256),
+        "w_up": (512, 256),
+        "w_down": (256, 512),
+    }
+    assert not np.array_equal(layer["wq"].read(), weights.layer(0)["wq"].read())
 
 
 def test_values_are_those_of_transformers(make_checkpoint):
@@ -63,16 +78,14 @@ def test_values_are_those_of_transformers(make_checkpoint):
 
 def test_tied_head_is_the_embedding(make_checkpoint):
     folder = make_checkpoint()
-    table = all_tensors(open_weights(folder), load_config(folder))["model.embed_tokens.weight"]
-    np.testing.assert_array_equal(open_weights(folder).lm_head, table)
-    untied = open_weights(make_checkpoint(tie_word_embeddings=False))
-    assert not np.array_equal(untied.lm_head, untied._read("model.embed_tokens.weight"))
+    assert open_weights(folder).lm_head.name == EMBED
+    assert open_weights(make_checkpoint(tie_word_embeddings=False)).lm_head.name == "lm_head.weight"
 
 
 def test_rows_of_the_embedding(make_checkpoint):
     """In any order, one more than once, as the whole table has them."""
-    weights = open_weights(make_checkpoint())
-    table, rows = weights._read("model.embed_tokens.weight"), weights.embed_table
+    rows = open_weights(make_checkpoint()).embed_table
+    table = rows.table.read()
     assert rows[7].shape == (256,)
     np.testing.assert_array_equal(rows[7], table[7])
     ids = [511, 0, 3, 0, 511]
@@ -80,19 +93,59 @@ def test_rows_of_the_embedding(make_checkpoint):
     np.testing.assert_array_equal(rows[ids], table[ids])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("chunk_bytes", [512, 1, 10**9])
+def test_tensors_are_read_in_chunks(make_checkpoint, monkeypatch, dtype, chunk_bytes):
+    """A row at a time, also where a row is more than a chunk, or all at once: the same bits."""
+    weights = open_weights(make_checkpoint(dtype=dtype))
+    wanted = load_file(weights.final_norm.path)
+    monkeypatch.setattr(tensors, "CHUNK_BYTES", chunk_bytes)
+    for tensor in weights.layer(1).values():
+        np.testing.assert_array_equal(tensor.read(), wanted[tensor.name].astype(bf16))
+    part = np.empty((3, 256), bf16)
+    weights.lm_head.rows_into(part, 200)
+    np.testing.assert_array_equal(part, wanted[EMBED][200:203].astype(bf16))
+
+
+def test_no_file_stays_mapped_or_open(make_checkpoint):
+    folder = make_checkpoint()
+    weights = open_weights(folder)
+    weights.lm_head.read()
+    assert "model.safetensors" not in Path("/proc/self/maps").read_text()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    rows = weights.embed_table
+    rows[5]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    del rows
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_file_that_changes_while_it_is_used(damaged):
+    weights = open_weights(damaged)
+    rows, path = weights.embed_table, damaged / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(1000)
+    for read in (weights.lm_head.read, lambda: rows[500], weights.layer(0)["wq"].read):
+        with pytest.raises(
+            WeightsError, match=r"cannot read tensor model\.\S+ from \S+: it ends at byte \d+; fetch"
+        ):
+            read()
+    path.unlink()
+    with pytest.raises(WeightsError, match=r"cannot read tensor .*: No such file or directory; fetch it"):
+        weights.final_norm.read()
+
+
+def test_reading_ahead_changes_nothing(make_checkpoint):
+    weights = open_weights(make_checkpoint())
+    weights.read_ahead()
+    assert weights.final_norm.read().any()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_rows_of_a_wider_type_are_rounded_to_bf16(change_tensors, dtype):
     name, values = "model.embed_tokens.weight", np.linspace(-3, 3, 512 * 256).astype(dtype).reshape(512, 256)
     rows = open_weights(change_tensors(lambda tensors: tensors.update({name: values}))).embed_table
     np.testing.assert_array_equal(rows[[5, 9]], values[[5, 9]].astype(bf16))
-
-
-def test_transposing_is_exact():
-    for shape in ((256, 128), (24, 40), (7, 3)):
-        matrix = np.arange(np.prod(shape)).astype(bf16).reshape(shape)
-        transposed = _transposed(matrix)
-        assert transposed.flags.c_contiguous
-        np.testing.assert_array_equal(transposed, matrix.T)
 
 
 def test_sharded_files_hold_the_same(make_checkpoint):
@@ -108,7 +161,7 @@ def test_sharded_files_hold_the_same(make_checkpoint):
 def test_wider_types_are_rounded_to_bf16(change_tensors, dtype):
     name, values = "model.norm.weight", np.linspace(-3, 3, 256).astype(dtype)
     weights = open_weights(change_tensors(lambda tensors: tensors.update({name: values})))
-    np.testing.assert_array_equal(weights.final_norm, values.astype(bf16))
+    np.testing.assert_array_equal(weights.final_norm.read(), values.astype(bf16))
 
 
 def test_missing_tensor(change_tensors):
@@ -174,15 +227,33 @@ def test_index_that_promises_too_much(make_checkpoint, tmp_path):
         open_weights(folder)
 
 
-@pytest.mark.parametrize(("vocab_size", "copied"), [(1024, []), (1000, ["lm_head_7"])])
-def test_the_lm_head_is_cut_without_copying(vocab_size, copied):
-    """But for the partition that the vocabulary does not fill."""
-    table = np.ones((vocab_size, 64), bf16)
-    rows = 128
-    program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(rows, 64))})
-    parts = _lm_head_statics(program, table)
-    assert [name for name, part in parts.items() if not np.shares_memory(part, table)] == copied
-    whole = np.concatenate(list(parts.values())).astype(np.float32)
-    assert whole.shape == (1024, 64)
-    assert (whole[:vocab_size] == 1).all()
+@pytest.mark.parametrize("vocab_size", [512, 500, 450, 64])
+def test_the_lm_head_in_partitions(make_checkpoint, vocab_size):
+    """Rows of the table, then zeros, whatever was in the buffer before."""
+    lm_head = dataclasses.replace(open_weights(make_checkpoint()).lm_head, shape=(vocab_size, 256))
+    program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(64, 256))})
+    whole = np.full((512, 256), np.nan, bf16)
+    for part, fill in enumerate(_lm_head_statics(program, lm_head).values()):
+        fill(whole[part * 64 : part * 64 + 64])
+    np.testing.assert_array_equal(whole[:vocab_size], lm_head.read())
     assert not whole[vocab_size:].any()
+
+
+def test_names_of_a_layer_are_those_of_the_programs(make_checkpoint, programs_without_text):
+    """So that a tensor finds its argument, and prefill and decode share it: under one name, in one shape."""
+    config = load_config(make_checkpoint(head_dim=32))
+    programs = programs_without_text(config.shape, 64)
+    shapes = {
+        name: (tensor.shape, bf16)
+        for name, tensor in open_weights(make_checkpoint(head_dim=32)).layer(0).items()
+    }
+    for pair in (PREFILL_PROGRAMS, DECODE_PROGRAMS):
+        weights = [
+            argument
+            for name in pair
+            if name in LAYER_PROGRAMS
+            for argument in programs[name].arguments
+            if argument.role is Role.WEIGHT
+        ]
+        assert {a.name: (a.shape, a.dtype.numpy) for a in weights} == shapes
+    assert set(LAYER_TENSORS) == set(shapes)

@@ -65,8 +65,8 @@ def test_the_argument_table_of_rms_gemms_rope(demo_programs):
     assert signature(program, Role.WEIGHT) == {
         "attn_norm": (256,),
         "wq": (256, 256),
-        "wk": (256, 128),
-        "wv": (256, 128),
+        "wk": (128, 256),
+        "wv": (128, 256),
     }
     assert signature(program, Role.LUT) == {"rope_lut": (128, 64)}
     assert signature(program, Role.OUTPUT) == {"v": (128, 128), "q_roped": (128, 256), "k_roped": (128, 128)}
@@ -78,11 +78,18 @@ def test_the_argument_table_of_o_ffn(demo_programs):
     assert signature(program, Role.WEIGHT) == {
         "wo": (256, 256),
         "ffn_norm": (256,),
-        "w_gate": (256, 768),
-        "w_up": (256, 768),
-        "w_down": (768, 256),
+        "w_gate": (768, 256),
+        "w_up": (768, 256),
+        "w_down": (256, 768),
     }
     assert signature(program, Role.OUTPUT) == {"x_next": (128, 256)}
+
+
+@pytest.mark.parametrize("pair", [("rms_gemms_rope", "rms_gemv_rope"), ("o_ffn", "o_gemv_ffn")])
+def test_prefill_and_decode_read_the_same_weights(demo_programs, pair):
+    """By name and shape, so that one copy serves both."""
+    prefill, decode = (signature(demo_programs[name], Role.WEIGHT) for name in pair)
+    assert prefill == decode
 
 
 def test_decode_takes_vectors_and_hugging_face_weights(demo_programs):
@@ -135,7 +142,7 @@ def fill(plan, rng):
         for inner, name in step.wiring.items():
             if plan.arguments[name].role in (Role.INPUT, Role.WEIGHT, Role.LUT):
                 shape = plan.arguments[name].shape
-                normal = rng.standard_normal(shape) / (shape[0] ** 0.5 if len(shape) > 1 else 1)
+                normal = rng.standard_normal(shape) / (shape[-1] ** 0.5 if len(shape) > 1 else 1)
                 arrays[name] = np.asarray(drawn.get(inner, normal)).astype(plan.arguments[name].dtype.numpy)
     return arrays
 

@@ -99,9 +99,49 @@ def test_shapes_that_differ_are_refused(open_cache, variant, program):
         with pytest.raises(
             ArrayError,
             match=r"program 'wide' on buffers 'second': x \(8x8 f32\) cannot share buffer 'middle' with "
-            r"y \(4x8 f32\): shapes and dtypes differ; mend the table of shared buffers",
+            r"y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the table",
         ):
             cache.run("wide", bo_key="second", x=X)
+
+
+def test_a_weight_shares_with_weights_alone(open_cache, program):
+    with open_cache(sharing={("first", "w"): "mixed", ("second", "x"): "mixed"}) as cache:
+        cache.compile_and_cache(program)
+        cache.preload("scale", "first", w=W)
+        with pytest.raises(
+            ArrayError,
+            match=r"program 'scale' on buffers 'second': x \(4x8 f32\) cannot share buffer 'mixed' with "
+            r"w \(4x8 f32\) of program 'scale' on buffers 'first': input and weight differ in when they are",
+        ):
+            cache.run("scale", bo_key="second", x=X)
+
+
+def test_a_shared_weight_is_filled_once(knob, strict, sharing_cache):
+    """By a function that is given the buffer, the second set's too where nothing is shared."""
+    filled = []
+
+    def fill(view):
+        filled.append(view.shape)
+        view[...] = W
+
+    for bo_key in ("first", "second"):
+        missing = sharing_cache.unfilled("scale", bo_key=bo_key)
+        sharing_cache.preload("scale", bo_key, **dict.fromkeys(missing, fill))
+        assert sharing_cache.unfilled("scale", bo_key=bo_key) == []
+    assert filled == [(4, 8)] * {"1": 1, "0": 2}[knob]
+    np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
+
+
+def test_a_weight_that_could_not_be_filled_is_not_taken_for_one(sharing_cache):
+    def fail(view):
+        view[0] = 1
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        sharing_cache.preload("scale", "first", w=fail)
+    assert sharing_cache.unfilled("scale", bo_key="second") == ["w"]
+    with pytest.raises(ArrayError, match="w never written"):
+        sharing_cache.run("scale", bo_key="first", x=X)
 
 
 def test_a_knob_that_makes_no_sense(monkeypatch):

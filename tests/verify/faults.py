@@ -55,6 +55,9 @@ class Passing:
     def __init__(self, inner):
         self.inner = inner
 
+    def unfilled(self, program, /, *, bo_key):
+        return self.inner.unfilled(program, bo_key=bo_key)
+
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
 
@@ -68,6 +71,9 @@ class Renaming(Passing):
     def __init__(self, inner, rename):
         super().__init__(inner)
         self.rename = rename
+
+    def unfilled(self, program, /, *, bo_key):
+        return super().unfilled(program, bo_key=self.rename(bo_key))
 
     def preload(self, program, /, *, bo_key, **static):
         super().preload(program, bo_key=self.rename(bo_key), **static)
@@ -133,8 +139,11 @@ def weights_fault(layer, change):
             self.lm_head = weights.lm_head
 
         def layer(self, index):
-            loaded = self.weights.layer(index)
-            return change(loaded) if index == layer else loaded
+            tensors = self.weights.layer(index)
+            if index != layer:
+                return tensors
+            loaded = {name: tensor.read() for name, tensor in tensors.items()}
+            return {**loaded, **change(loaded)}
 
     def inject(healthy):
         return preloaded(healthy.session.model, healthy, Changed(healthy.checkpoint.weights))
@@ -151,16 +160,16 @@ def preloaded(model, healthy, weights):
 
 
 def heads_swapped(layer):
-    first, second, *others = np.split(layer.wq, layer.wq.shape[0] // 64)
-    return replace(layer, wq=np.concatenate([second, first, *others]))
+    first, second, *others = np.split(layer["wq"], layer["wq"].shape[0] // 64)
+    return {"wq": np.concatenate([second, first, *others])}
 
 
 def keys_and_values_swapped(layer):
-    return replace(layer, wk=layer.wv, wv=layer.wk)
+    return {"wk": layer["wv"], "wv": layer["wk"]}
 
 
 def no_ffn(layer):
-    return replace(layer, w_down=np.zeros_like(layer.w_down))
+    return {"w_down": np.zeros_like(layer["w_down"])}
 
 
 def unscaled_rope(healthy):

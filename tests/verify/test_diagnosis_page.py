@@ -30,6 +30,9 @@ class Broken:
     def __init__(self, inner):
         self.inner = inner
 
+    def unfilled(self, program, /, *, bo_key):
+        return self.inner.unfilled(program, bo_key=bo_key)
+
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
 
