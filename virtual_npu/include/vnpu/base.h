@@ -181,6 +181,9 @@ struct Failure {
 // Of this run: 0 to execute in the order of the program; else other legal orders are drawn with it.
 extern uint64_t run_seed;
 
+// How many threads a parallel loop would run on if it began here.
+int parallel_threads();
+
 // Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
 void parallel_for(i64 count, void (*body)(void *, i64), void *context);
 

@@ -1,9 +1,13 @@
 // The part of the runtime that does not depend on the program: errors, memory pool, threads, strided copies.
 // Compiled once per shared object.
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+
+#include <atomic>
 
 #include "vnpu/entry.h"
 #include "vnpu/order.h"
@@ -139,16 +143,23 @@ struct Job {
   Failure failure;
 };
 
+// Threads that share parallel loops. They look out for the next loop for a while before they sleep, and so does who
+// waits for them: a program runs one short loop after the other, and waking a thread takes longer than many of them.
+//
+// What the mutex does not guard the atomics order: a thread that takes one of `wanted` sees the job stored before it.
 struct Workers {
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
   pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;  // one parallel loop at a time
-  int started = 0;      // threads that exist
-  int wanted = 0;       // threads that shall join the current job
-  int running = 0;
-  Job *job = nullptr;
-  uint64_t generation = 0;
+  pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER, sleep = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
+  int started = 0;  // threads that exist
   pid_t owner = 0;
+  Job *job = nullptr;
+  std::atomic<uint64_t> generation{0};  // counts the jobs
+  std::atomic<int> wanted{0};           // threads that shall still join the current job
+  std::atomic<int> unfinished{0};       // threads that were wanted and are not done
+  std::atomic<int> asleep{0};           // threads that have to be woken for the next job
+  std::atomic<bool> awaited{false};     // whether who waits for the last of them sleeps
+  std::atomic<int> entries{0};          // entries that run; between them nobody looks out
 };
 Workers workers;
 thread_local bool inside_worker = false;
@@ -181,32 +192,89 @@ void work_on(Job &job) {
     try {
       job.body(job.context, i);
     } catch (const Failure &failure) {
-      pthread_mutex_lock(&workers.mutex);
+      pthread_mutex_lock(&workers.failing);
       if (job.failed_at < 0 || i < job.failed_at) {
         job.failed_at = i;
         job.failure = failure;
       }
-      pthread_mutex_unlock(&workers.mutex);
+      pthread_mutex_unlock(&workers.failing);
       // Later indices need not run; earlier ones were handed out before and do.
       __atomic_store_n(&job.next, job.count, __ATOMIC_RELAXED);
     }
   }
 }
 
+// How long to look out before sleeping, in nanoseconds: more than falling asleep and being woken take.
+constexpr i64 kLookout = 200000;
+
+i64 nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// Where threads outnumber the CPUs, one that looks out keeps another from its work.
+bool have_cpus(int threads) {
+#if defined(__linux__)
+  static const int cpus = [] {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  }();
+#else
+  static const int cpus = int(sysconf(_SC_NPROCESSORS_ONLN));
+#endif
+  return threads <= cpus;
+}
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  for (int i = 0; i < 8; ++i) __builtin_ia32_pause();
+#endif
+}
+
+// Whether it happened before it was time to sleep.
+template <class Happened>
+bool look_out(Happened happened) {
+  if (happened()) return true;
+  if (!have_cpus(workers.started + 1)) return false;
+  for (const i64 end = nanoseconds() + kLookout; workers.entries > 0 && nanoseconds() < end;) {
+    pause_briefly();
+    if (happened()) return true;
+  }
+  return false;
+}
+
+void await_job(uint64_t seen) {
+  const auto is_new = [&] { return workers.generation != seen; };
+  if (look_out(is_new)) return;
+  pthread_mutex_lock(&workers.sleep);
+  ++workers.asleep;
+  while (!is_new()) pthread_cond_wait(&workers.work, &workers.sleep);
+  --workers.asleep;
+  pthread_mutex_unlock(&workers.sleep);
+}
+
+bool join_job() {
+  int left = workers.wanted;
+  while (left > 0 && !workers.wanted.compare_exchange_weak(left, left - 1)) {}
+  return left > 0;
+}
+
+void leave_job() {
+  if (--workers.unfinished > 0 || !workers.awaited) return;
+  pthread_mutex_lock(&workers.sleep);
+  pthread_cond_signal(&workers.done);
+  pthread_mutex_unlock(&workers.sleep);
+}
+
 void *worker_main(void *) {
   inside_worker = true;
-  uint64_t seen = 0;
-  pthread_mutex_lock(&workers.mutex);
-  for (;;) {
-    while (workers.generation == seen || workers.wanted == 0) pthread_cond_wait(&workers.work, &workers.mutex);
+  for (uint64_t seen = 0;;) {
+    await_job(seen);
     seen = workers.generation;
-    --workers.wanted;
-    ++workers.running;
-    Job *job = workers.job;
-    pthread_mutex_unlock(&workers.mutex);
-    work_on(*job);
-    pthread_mutex_lock(&workers.mutex);
-    if (--workers.running == 0) pthread_cond_signal(&workers.done);
+    if (!join_job()) continue;
+    work_on(*workers.job);
+    leave_job();
   }
   return nullptr;
 }
@@ -215,7 +283,7 @@ void *worker_main(void *) {
 void start_workers(int count) {
   if (workers.owner != getpid()) {
     workers.owner = getpid();
-    workers.started = 0;
+    workers.started = workers.asleep = 0;
   }
   while (workers.started < count) {
     pthread_t thread;
@@ -225,7 +293,33 @@ void start_workers(int count) {
   }
 }
 
+void begin_job(Job &job, int helpers) {
+  start_workers(helpers);
+  workers.job = &job;
+  workers.unfinished = helpers < workers.started ? helpers : workers.started;
+  workers.wanted = int(workers.unfinished);
+  ++workers.generation;
+  if (workers.asleep == 0) return;
+  pthread_mutex_lock(&workers.sleep);
+  pthread_cond_broadcast(&workers.work);
+  pthread_mutex_unlock(&workers.sleep);
+}
+
+// From here on nobody joins; returns when all who did are done.
+void end_job() {
+  workers.unfinished -= workers.wanted.exchange(0);
+  const auto is_done = [] { return workers.unfinished == 0; };
+  if (look_out(is_done)) return;
+  pthread_mutex_lock(&workers.sleep);
+  workers.awaited = true;
+  while (!is_done()) pthread_cond_wait(&workers.done, &workers.sleep);
+  workers.awaited = false;
+  pthread_mutex_unlock(&workers.sleep);
+}
+
 }  // namespace
+
+int parallel_threads() { return inside_worker ? 1 : thread_limit; }
 
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
@@ -234,22 +328,11 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
     return;
   }
   Job job{body, context, count, here, 0, -1, {}};
-  pthread_mutex_lock(&workers.mutex);
-  start_workers(helpers);
-  workers.job = &job;
-  workers.wanted = helpers < workers.started ? helpers : workers.started;
-  ++workers.generation;
-  pthread_cond_broadcast(&workers.work);
-  pthread_mutex_unlock(&workers.mutex);
-
+  begin_job(job, helpers);
   inside_worker = true;
   work_on(job);
   inside_worker = false;
-
-  pthread_mutex_lock(&workers.mutex);
-  workers.wanted = 0;
-  while (workers.running > 0) pthread_cond_wait(&workers.done, &workers.mutex);
-  pthread_mutex_unlock(&workers.mutex);
+  end_job();
   pthread_mutex_unlock(&workers.entry);
   if (job.failed_at >= 0) throw job.failure;
 }
@@ -265,12 +348,14 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   begin_notes();
   record::begin(options->record);
 #endif
+  ++workers.entries;
   try {
     entry(arguments);
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
     status = failure.kind;
   }
+  --workers.entries;
 #if VNPU_CHECKS
   report->notes = take_notes();
   report->record = record::take();
