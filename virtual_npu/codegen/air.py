@@ -14,7 +14,6 @@ from air_dialect.ops import (
     ExecuteOp,
     HerdOp,
     HierarchyOp,
-    LaunchOp,
     WaitAllOp,
 )
 from virtual_npu.codegen import types
@@ -153,7 +152,15 @@ def _transfer(body: Body, op: Operation) -> None:
         define_token(body, op.async_token, call)
         return
     with in_order(body, op, op.async_dependencies):
-        suspend(body, f"vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side})")
+        loan = None if is_put else body.loans.get(op.memref)
+        if loan:
+            body.put(f"{body.memref(op.memref).pointer} = {loan}.give_back();")
+        lends = f", &{loan}" if loan else ""
+        suspend(
+            body, f"vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side}{lends})"
+        )
+        if loan:
+            body.put(f"{body.memref(op.memref).pointer} = {loan}.block();")
 
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
@@ -249,8 +256,6 @@ def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequenc
 def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     """How many points the iteration space has, and the coordinates of point `flat` (last one fastest)."""
     sizes = [grouped(text) for text in body.texts(op.sizes)]
-    if isinstance(op, LaunchOp) and body.unit.options.is_fast and _have_pairs(sizes):
-        return _in_pairs(*sizes)
     count, ids = "1", []
     for size in reversed(sizes):
         if size == "1":
@@ -261,24 +266,13 @@ def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     return count, list(reversed(ids))
 
 
-def _have_pairs(sizes: Sequence[str]) -> bool:
-    return len(sizes) == 2 and all(size.isdigit() for size in sizes) and int(sizes[1]) % 2 == 0
-
-
-def _in_pairs(rows: str, columns: str) -> tuple[str, list[str]]:
-    """The same for a launch of two dimensions, in pairs of columns from the first row to the last.
-
-    The points of a launch may run in any order. In this one, what two columns read stays in the caches of
-    the CPU until all rows have read it, and what a row reads serves both.
-    """
-    pair = str(2 * int(rows))
-    return times(rows, columns), [f"flat % {pair} / 2", f"flat / {pair} * 2 + flat % 2"]
-
-
 def _plain_grid(body: Body, op: HierarchyOp, capture: str) -> None:
     """Call a plain body for every point, over all threads."""
-    if body.unit.emit_product(body, op):
-        return
+    if not body.unit.emit_product(body, op, lambda: _points_of_grid(body, op, capture)):
+        _points_of_grid(body, op, capture)
+
+
+def _points_of_grid(body: Body, op: HierarchyOp, capture: str) -> None:
     function = body.unit.hierarchy_function(body, op)
     body.comment(op)
     count, ids = _points(body, op)

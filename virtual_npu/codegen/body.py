@@ -191,6 +191,8 @@ class Body:
     """How the body has the mode registers of its core in place: a C++ statement, or nothing."""
     nest: Nest | None = None
     """The loops in two versions (see virtual_npu.codegen.nests) that this is inside of."""
+    loans: dict[SSAValue, str] = field(default_factory=dict)
+    """The `vnpu::Loan`s of buffers that borrow what channels bring (virtual_npu.codegen.loans)."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of the linalg ops around, for linalg.index."""
 
@@ -332,7 +334,7 @@ class Body:
         with naming(op):
             if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
                 self.unit.issue_memory_work(self, op, emit)
-            elif self.unit.emit_product(self, op):
+            elif op.name == "scf.for" and self.unit.emit_product(self, op, lambda: emit(self, op)):
                 return
             elif (self.checked or self.mode is Mode.PROCESS) and self.unit.is_nest(self, op):
                 self.unit.emit_nest(self, op, emit)

@@ -264,15 +264,11 @@ class Unit:
 
     # ---- fast paths ----
 
-    def emit_product(self, body: Body, op: Operation) -> bool:
+    def emit_product(self, body: Body, op: Operation, otherwise: products.Otherwise) -> bool:
         """Emit loops or a herd as one matrix product; false for anything else."""
-        statement = products.statement(body, op)
-        if statement is None:
-            return False
-        self.needs_products = True
-        body.comment(op)
-        body.put(statement)
-        return True
+        is_product = products.emit(body, op, otherwise)
+        self.needs_products = self.needs_products or is_product
+        return is_product
 
     # ---- memory work ----
 
@@ -572,7 +568,7 @@ def generate(
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries})
     headers = ['#include "vnpu/schedule.h"\n'] if unit.needs_schedule else []
-    headers += ['#include "vnpu/product.h"\n'] if unit.needs_products else []
+    headers += ['#include "vnpu/turned.h"\n'] if unit.needs_products else []
     parts = ["".join([_HEADER, *headers])]
     parts += [*unit.declarations, *unit.functions]
     parts.append(
@@ -580,7 +576,7 @@ def generate(
     )
     runtime = ["runtime.cc", *(_SCHEDULER if unit.needs_schedule else [])]
     if unit.needs_products:
-        runtime.append("product.cc")
+        runtime += ["product.cc", "turned.cc"]
     if options.checks:
         runtime += ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)

@@ -3,7 +3,8 @@
 What is recognised, whatever the extents, the order of the loops and the arrangement in blocks:
 
     for ...                                loops with known bounds, one in the other; the points of a herd too
-      air.dma_memcpy_nd                    into L1 buffers that are only read (virtual_npu.codegen.windows)
+      air.dma_memcpy_nd                    into buffers that are only read (virtual_npu.codegen.windows)
+      func.call                            that rearranges such a buffer (see there)
       c = read C[...]                      f32, or carried around the inner loops
         c += contract(read A[...], read B[...])      bf16; transposed as its maps say
       write c to C[...]
@@ -20,12 +21,15 @@ Why that is the same:
 - no two values of the m and n axes lead to one element of C, so each one is read and written once, and tiles
   of a herd do not meet;
 - nothing else in the loops has an effect, and nothing leaves them.
+
+A function that rearranges a buffer is watched when the program runs (vnpu/turned.h). If it turns out to do
+anything else, the loops run as they stand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects import scf, vector
@@ -35,13 +39,14 @@ from xdsl.ir.affine import AffineDimExpr
 
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, MemRef, grouped, plus, times
+from virtual_npu.codegen.body import Body, MemRef, Mode, grouped, plus, times
 from virtual_npu.codegen.effects import is_inside
-from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.linear import Linear, weighted
+from virtual_npu.codegen.loops import Loop, Nest
 from virtual_npu.codegen.memory import origin
+from virtual_npu.codegen.turned import Turned
 from virtual_npu.codegen.vector import contract_extents, contract_maps, reduction_kind, shape_of
-from virtual_npu.codegen.windows import READS, itself, window
+from virtual_npu.codegen.windows import READS, Windows, itself
 
 MOST_AXES = 6
 """vnpu::Axes::kMost."""
@@ -49,29 +54,23 @@ MOST_AXES = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a product: its extent, and its steps in A, B and C, in elements."""
+    """One axis of a product: its extent, and its steps in A, B and C, in elements.
+
+    `a_within`, `b_within`: its steps in buffers of A and B that a function rearranges, where there are such.
+    """
 
     extent: int
     a: int
     b: int
     c: int
+    a_within: int = 0
+    b_within: int = 0
 
     @property
     def index(self) -> str:
         """m, n or k; nothing for an axis that a matrix product has not."""
-        return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(
-            (self.a != 0, self.b != 0, self.c != 0), ""
-        )
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A counted loop, or a coordinate of a herd: first value, step, trips."""
-
-    variable: SSAValue
-    first: int
-    step: int
-    trips: int
+        moves = bool(self.a or self.a_within), bool(self.b or self.b_within), bool(self.c)
+        return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(moves, "")
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,7 @@ class Operand:
     memref: SSAValue
     start: Linear
     lanes: tuple[int, ...]
+    turned: Turned | None = None
 
 
 @dataclass(frozen=True)
@@ -92,136 +92,134 @@ class Product:
     c: Operand
     axes: tuple[Axis, ...]
 
+    def along(self, index: str) -> list[Axis]:
+        """The axes of m, n or k."""
+        return [axis for axis in self.axes if axis.index == index]
+
 
 # ---- emitting ----
 
+Otherwise = Callable[[], None]
+"""Emits what stands there where it is not taken for a product."""
 
-def statement(body: Body, op: Operation) -> str | None:
-    """The C++ statement for loops or a herd that are a product; None for others, and where not wanted."""
+
+def emit(body: Body, op: Operation, otherwise: Otherwise) -> bool:
+    """Emit loops or a herd that are a product; false for others, and where not wanted."""
     if not body.unit.options.is_fast or not isinstance(op, scf.ForOp | HerdOp):
-        return None
-    product = of_herd(op) if isinstance(op, HerdOp) else of_loops(op, op, ())
-    if product is None or (isinstance(op, HerdOp) and _has_copies(body, op)):
-        return None
-    sides = [_pointer(body, op, side) for side in (product.a, product.b, product.c)]
-    axes = [_axes([axis for axis in product.axes if axis.index == name], name) for name in "mnk"]
-    return f"vnpu::multiply_add({{{', '.join([*sides, *axes])}}});"
+        return False
+    product = of_loops(op, is_alone=body.mode is not Mode.STRAIGHT)
+    if product is None or _has_copies(body, product):
+        return False
+    body.comment(op)
+    turned = _declare_turned(body, product)
+    if not turned:
+        body.put(f"vnpu::multiply_add({_seen(body, product)});")
+        return True
+    with body.block(f"if ({' && '.join(f'{name}.is_known()' for name in turned.values())})"):
+        text = f"vnpu::Product({_seen(body, product)})"
+        for side, name in turned.items():
+            text = f"{name}.as_{side}({text})"
+        body.put(f"vnpu::multiply_add({text});")
+    with body.block("else"):
+        otherwise()
+    return True
 
 
-def _has_copies(body: Body, herd: HerdOp) -> bool:
-    """Whether tiles have buffers of their own that the herd does not allocate."""
-    views = [body.value(value) for value in herd.kernel_operands]
+def _has_copies(body: Body, product: Product) -> bool:
+    """Whether tiles have an operand of their own that the herd does not allocate."""
+    views = [body.value(side.memref) for side in (product.a, product.b, product.c)]
     return any(isinstance(view, MemRef) and view.copies > 1 for view in views)
 
 
-def _pointer(body: Body, op: Operation, side: Operand) -> str:
+def _declare_turned(body: Body, product: Product) -> dict[str, str]:
+    """Declare what functions do to A and B; gives the names, by side."""
+    found = {}
+    for side, operand, outer in (("a", product.a, "m"), ("b", product.b, "n")):
+        if operand.turned is not None:
+            name = found[side] = body.fresh(f"turned_{side}")
+            axes = [
+                _axes([(axis.extent, getattr(axis, f"{side}_within"), 0) for axis in product.along(index)])
+                for index in (outer, "k")
+            ]
+            body.put(operand.turned.declaration(body, name, axes))
+    return found
+
+
+def _seen(body: Body, product: Product) -> str:
+    """C++ text of the product as vnpu::Product."""
+    sides = [_pointer(body, side) for side in (product.a, product.b, product.c)]
+    steps = {"m": ("a", "c"), "n": ("b", "c"), "k": ("a", "b")}
+    axes = [
+        _axes([(axis.extent, *(getattr(axis, side) for side in pair)) for axis in product.along(index)])
+        for index, pair in steps.items()
+    ]
+    return f"{{{', '.join([*sides, *axes])}}}"
+
+
+def _pointer(body: Body, side: Operand) -> str:
     """C++ text of a pointer to the first element of an operand."""
-    terms = [times(grouped(body.text(_outside(op, v))), str(n)) for v, n in side.start.terms.items()]
-    return plus(body.memref(_outside(op, side.memref)).pointer, *terms, str(side.start.constant))
+    terms = [times(grouped(body.text(value)), str(n)) for value, n in side.start.terms.items()]
+    return plus(body.memref(side.memref).pointer, *terms, str(side.start.constant))
 
 
-def _outside(op: Operation, value: SSAValue) -> SSAValue:
-    """What a value that a herd captures is outside of it."""
-    if isinstance(op, HerdOp):
-        pairs = zip(op.kernel_args, op.kernel_operands, strict=True)
-        return next((operand for argument, operand in pairs if argument is value), value)
-    return value
-
-
-def _axes(axes: Sequence[Axis], index: str) -> str:
-    """C++ text of the axes of one index."""
-    first, second = {"m": ("a", "c"), "n": ("b", "c"), "k": ("a", "b")}[index]
-    texts = [f"{{{axis.extent}, {getattr(axis, first)}, {getattr(axis, second)}}}" for axis in axes]
+def _axes(axes: Sequence[tuple[int, ...]]) -> str:
+    """C++ text of a vnpu::Axes: an extent and two steps each."""
+    texts = [f"{{{', '.join(map(str, axis))}}}" for axis in axes]
     return f"{{{len(texts)}, {{{', '.join(texts)}}}}}"
 
 
 # ---- recognising ----
 
 
-def of_herd(herd: HerdOp) -> Product | None:
-    """The product that all tiles of a herd make together."""
-    sizes = [interval(size) for size in herd.sizes]
-    trips = [size[0] for size in sizes if size is not None and size[0] == size[1]]
-    inside = [op for op in herd.body.block.ops if not _is_idle(op)]
-    if len(inside) != 1 or len(trips) != len(sizes) or herd.async_token is not None:
+def of_loops(root: Operation, is_alone: bool = False) -> Product | None:
+    """The product that loops, or all tiles of a herd, make; `is_alone`: of loops that hold no herd."""
+    nest = Nest(root)
+    loops = nest.loops() if nest.ops else None
+    if loops is None or root.results or (is_alone and any(isinstance(op, HerdOp) for op in nest.ops)):
         return None
-    return of_loops(herd, inside[0], [Loop(i, 0, 1, n) for i, n in zip(herd.ids, trips, strict=True)])
-
-
-def _is_idle(op: Operation) -> bool:
-    """Whether an operation does nothing but make indices, constants and buffers."""
-    return op.name in _IDLE or (not op.regions and op.name.startswith(("arith.", "index.")))
-
-
-_IDLE = ("memref.alloc", "memref.dealloc", "affine.apply", "air.herd_terminator")
-
-
-def of_loops(root: Operation, op: Operation, around: Sequence[Loop]) -> Product | None:
-    """The product that loops make; `root` is the loops, or the herd whose coordinates are `around`."""
-    nest = list(_nest(op))
-    loops = [_counted(loop) for loop in nest]
-    if not nest or nest[0].results or None in loops:
+    matter = [op for op in nest.inside if not _is_harmless(op)]
+    contracts = [op for op in matter if op.name == "vector.contract"]
+    writes = [op for op in matter if op.name in _WRITES]
+    calls = [op for op in matter if op in nest.calls]
+    if len(contracts) != 1 or len(writes) != 1 or len(matter) != 2 + len(calls):
         return None
-    inside = [inner for loop in nest for inner in loop.body.block.ops if inner not in nest]
-    matter = [inner for inner in inside if not _is_harmless(inner)]
-    contracts = [inner for inner in matter if inner.name == "vector.contract"]
-    writes = [inner for inner in matter if inner.name in _WRITES]
-    if len(matter) != 2 or len(contracts) != 1 or len(writes) != 1:
-        return None
-    fills = [inner for inner in inside if isinstance(inner, DmaMemcpyNdOp)]
-    counted = [loop for loop in loops if loop is not None]
-    return _Match(root, nest, contracts[0], writes[0]).product(fills, around, counted)
-
-
-def _nest(op: Operation | None) -> Iterator[scf.ForOp]:
-    """Loops that stand one in the other, from the outermost one on."""
-    while isinstance(op, scf.ForOp):
-        yield op
-        inner = [child for child in op.body.block.ops if isinstance(child, scf.ForOp)]
-        op = inner[0] if len(inner) == 1 else None
+    return _Match(nest, contracts[0], writes[0]).product(loops)
 
 
 def _is_harmless(op: Operation) -> bool:
     """Whether an operation in the loops has no effect of its own, or may be a DMA that fills a window."""
     if op.name in _HARMLESS or isinstance(op, DmaMemcpyNdOp):
         return True
+    if op.name in _OF_TILES:
+        return isinstance(op.parent_op(), HerdOp)
     return not op.regions and op.name.startswith(("arith.", "index."))
 
 
 _HARMLESS = ("scf.yield", "affine.apply", "vector.shape_cast", "vector.transfer_read", "vector.load")
+_OF_TILES = ("memref.alloc", "memref.dealloc", "air.herd_terminator")
 _WRITES = ("vector.transfer_write", "vector.store")
-
-
-def _counted(loop: scf.ForOp) -> Loop | None:
-    bounds = [interval(value) for value in (loop.lb, loop.ub, loop.step)]
-    known = [bound[0] for bound in bounds if bound is not None and bound[0] == bound[1]]
-    if len(known) != len(bounds) or known[2] <= 0 or known[1] <= known[0]:
-        return None
-    low, high, step = known
-    return Loop(loop.body.block.args[0], low, step, -((low - high) // step))
 
 
 @dataclass(frozen=True)
 class _Match:
     """Loops around one contraction, to be looked at closer."""
 
-    root: Operation
-    nest: list[scf.ForOp]
+    nest: Nest
     contract: Operation
     write: Operation
 
-    def product(
-        self, fills: Sequence[DmaMemcpyNdOp], around: Sequence[Loop], loops: Sequence[Loop]
-    ) -> Product | None:
+    def product(self, loops: Sequence[Loop]) -> Product | None:
         if not self._is_sum_of_bf16():
             return None
+        windows = Windows(self.nest)
         lhs, rhs, total = self.contract.operands
         reads = [_read_of(_uncast(lhs)), _read_of(_uncast(rhs)), self._carried_read(total)]
-        sides = [self._operand(*pair) for pair in zip(self.contract.operands, reads, strict=True)]
+        pairs = zip(self.contract.operands, reads, strict=True)
+        sides = [self._operand(windows, value, read) for value, read in pairs]
         known = [side for side in sides if side is not None]
-        if len(known) != 3 or not self._is_apart(known, [read for read in reads if read], fills):
+        if len(known) != 3 or not self._is_apart(known, windows):
             return None
-        return self._along(around, loops, known)
+        return self._along(loops, known)
 
     def _is_sum_of_bf16(self) -> bool:
         elements = [types.element(value.type) for value in self.contract.operands]
@@ -234,7 +232,7 @@ class _Match:
         carrying = []
         while isinstance(begin, BlockArgument):
             loop, position = begin.owner.parent_op(), begin.index - 1
-            if not isinstance(loop, scf.ForOp) or loop not in self.nest:
+            if not isinstance(loop, scf.ForOp) or loop not in self.nest.ops:
                 return None
             end = loop.body.block.last_op
             if end is None or _uncast(end.operands[position]) is not result:
@@ -244,8 +242,9 @@ class _Match:
         read = _read_of(begin)
         if read is None or _uncast(self.write.operands[0]) is not result or not self._same_place(read):
             return None
-        inner = self.nest[len(self.nest) - len(carrying) :]
-        is_all = self.contract.parent is self.nest[-1].body.block and inner == carrying[::-1]
+        ops = self.nest.ops
+        inner = list(ops[len(ops) - len(carrying) :])
+        is_all = self.contract.parent is self.nest.innermost.body.block and inner == carrying[::-1]
         return read if is_all and read.is_before_in_block(self.write) else None
 
     def _same_place(self, read: Operation) -> bool:
@@ -254,39 +253,47 @@ class _Match:
         is_shape = shape_of(read.results[0]) == shape_of(self.write.operands[0])
         return there is not None and there == here and is_shape and read.parent is self.write.parent
 
-    def _operand(self, value: SSAValue, read: Operation | None) -> Operand | None:
+    def _operand(self, windows: Windows, value: SSAValue, read: Operation | None) -> Operand | None:
         """What one operand of the contraction is, which a read gives."""
         place = None if read is None else _place(read)
         if read is None or place is None:
             return None
         memref, indices, dims = place
         is_sum = value is self.contract.operands[2]
-        view = itself(memref) if is_sum else window(self.nest[0], read, memref)
-        moved = None if view is None else weighted(indices, view.steps)
-        if view is None or moved is None:
+        view = itself(self.nest.outside(memref)) if is_sum else windows.on(memref, read)
+        own = itself(memref)
+        if view is None or own is None:
             return None
-        steps = _cast([view.steps[dim] for dim in dims], shape_of(read.results[0]), shape_of(value))
-        return None if steps is None else Operand(view.memref, view.start.plus(moved), steps)
+        # What indices move: the window, or the buffer that a function rearranges behind it.
+        steps = view.steps if view.turn is None else own.steps
+        indexed = weighted(indices, steps)
+        moved = None if indexed is None else self.nest.resolved(indexed)
+        lanes = _cast([steps[dim] for dim in dims], shape_of(read.results[0]), shape_of(value))
+        if moved is None or lanes is None:
+            return None
+        if view.turn is None:
+            return Operand(view.memref, view.start.plus(moved), lanes)
+        still = (0,) * len(lanes)
+        return Operand(view.memref, view.start, still, Turned(view.turn, view.steps, moved, lanes))
 
-    def _is_apart(
-        self, sides: Sequence[Operand], reads: Sequence[Operation], fills: Sequence[DmaMemcpyNdOp]
-    ) -> bool:
-        """Whether C is a buffer of its own, and every DMA in the loops fills a window on A or B."""
+    def _is_apart(self, sides: Sequence[Operand], windows: Windows) -> bool:
+        """Whether C is a buffer of its own, and the windows on A and B are all that is filled and called."""
         made = origin(sides[2].memref)
         if not isinstance(made, OpResult) or made.op.name != "memref.alloc":
             return False
-        windows = [read.operands[0] for read in reads[:2]]
-        filled = all(any(fill.dst is buffer for buffer in windows) for fill in fills)
-        return filled and all(origin(side.memref) is not made for side in sides[:2])
+        touched = [value for fill in self.nest.fills for value in (fill.dst, fill.src)]
+        others = [*touched, *(side.memref for side in sides[:2])]
+        effects = [*self.nest.fills, *self.nest.calls]
+        is_seen = all(op in windows.seen_through for op in effects)
+        return is_seen and all(origin(value) is not made for value in others)
 
-    def _along(
-        self, around: Sequence[Loop], loops: Sequence[Loop], sides: Sequence[Operand]
-    ) -> Product | None:
-        """The product with its axes: those of the herd, of the loops, and of the contraction."""
-        tiles, own = [_axis(loop, sides) for loop in around], [_axis(loop, sides) for loop in loops]
-        lanes = list(self._lane_axes(sides))
-        axes = [axis for axis in (*tiles, *own, *lanes) if axis.extent > 1]
-        starts = [_start(side.start, (*around, *loops)) for side in sides]
+    def _along(self, loops: Sequence[Loop], sides: Sequence[Operand]) -> Product | None:
+        """The product with its axes: those of the loops and herds, and of the contraction."""
+        own, lanes = [_axis(loop, sides) for loop in loops], list(self._lane_axes(sides))
+        axes = [axis for axis in (*own, *lanes) if axis.extent > 1]
+        coordinates = self.nest.coordinates()
+        tiles = [axis for axis, loop in zip(own, loops, strict=True) if loop.variable in coordinates]
+        sides = [_at_first(side, loops) for side in sides]
         merged = tuple(axis for index in "mnk" for axis in _merged(axes, index))
         if not (
             all(axis.index for axis in axes)
@@ -295,31 +302,47 @@ class _Match:
             # Tiles that share an element of C would race.
             and not any(axis.index == "k" for axis in tiles if axis.extent > 1)
             and _is_distinct(axes)
-            and self._is_outside(sides, starts)
+            and all(self._is_outside(side) for side in sides)
             and all(sum(axis.index == index for axis in merged) <= MOST_AXES for index in "mnk")
         ):
             return None
-        a, b, c = (Operand(side.memref, at, side.lanes) for side, at in zip(sides, starts, strict=True))
+        a, b, c = sides
         return Product(a, b, c, merged)
 
     def _lane_axes(self, sides: Sequence[Operand]) -> Iterator[Axis]:
         maps = contract_maps(self.contract)
         shapes = [shape_of(value) for value in self.contract.operands]
         for dim, extent in enumerate(contract_extents(self.contract, maps, shapes)):
-            pairs = zip(sides, maps, strict=True)
-            yield Axis(extent, *(side.lanes[map_.index(dim)] if dim in map_ else 0 for side, map_ in pairs))
+            where = [map_.index(dim) if dim in map_ else -1 for map_ in maps]
+            steps = [0 if at < 0 else side.lanes[at] for side, at in zip(sides, where, strict=True)]
+            within = [
+                0 if at < 0 or side.turned is None else side.turned.lanes[at]
+                for side, at in zip(sides[:2], where[:2], strict=True)
+            ]
+            yield Axis(extent, *steps, *within)
 
-    def _is_outside(self, sides: Sequence[Operand], starts: Sequence[Linear]) -> bool:
+    def _is_outside(self, side: Operand) -> bool:
         """Whether what the statement names is there before the loops, or before the herd."""
-        captured = self.root.kernel_args if isinstance(self.root, HerdOp) else ()
-        named = [*(value for start in starts for value in start.terms), *(side.memref for side in sides)]
-        return all(
-            not is_inside(self.root, value) or any(value is arg for arg in captured) for value in named
-        )
+        if side.turned is not None and (side.turned.start.terms or len(side.turned.turn.shape) > MOST_AXES):
+            return False
+        return not any(is_inside(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
 
 
 def _axis(loop: Loop, sides: Sequence[Operand]) -> Axis:
-    return Axis(loop.trips, *(side.start.terms.get(loop.variable, 0) * loop.step for side in sides))
+    steps = [side.start.terms.get(loop.variable, 0) * loop.step for side in sides]
+    within = [
+        0 if side.turned is None else side.turned.start.terms.get(loop.variable, 0) * loop.step
+        for side in sides[:2]
+    ]
+    return Axis(loop.trips, *steps, *within)
+
+
+def _at_first(side: Operand, loops: Sequence[Loop]) -> Operand:
+    """An operand as the first iteration sees it."""
+    turned = side.turned
+    if turned is not None:
+        turned = replace(turned, start=_start(turned.start, loops))
+    return replace(side, start=_start(side.start, loops), turned=turned)
 
 
 def _read_of(value: SSAValue) -> Operation | None:
@@ -383,10 +406,10 @@ def _merged(axes: Sequence[Axis], index: str) -> list[Axis]:
         found.sort(key=lambda axis: -axis.c)
     merged: list[Axis] = []
     for axis in found:
-        steps = [(getattr(axis, side), side) for side in "abc"]
+        steps = [(getattr(axis, side), side) for side in ("a", "b", "c", "a_within", "b_within")]
         last = merged[-1] if merged else None
         if last is not None and all(getattr(last, side) == axis.extent * step for step, side in steps):
-            merged[-1] = Axis(last.extent * axis.extent, axis.a, axis.b, axis.c)
+            merged[-1] = replace(axis, extent=last.extent * axis.extent)
         else:
             merged.append(axis)
     return merged

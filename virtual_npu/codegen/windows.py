@@ -1,61 +1,140 @@
-"""L1 buffers that hold what a DMA brought and nothing else: windows on the source of the DMA.
+"""Buffers that hold what a DMA brought and nothing else: windows on the source of the DMA.
 
-Where a loop copies a piece of a buffer into an L1 buffer and only reads it there, reading the source in its
-place gives the same. That is so when
+Where a nest copies a piece of a buffer into another one and only reads it there, reading the source in
+its place gives the same. The source may be such a buffer again: L1 shows a piece of L2, that a piece of L3.
+This is so when
 
 - the DMA writes all of the buffer, in its order, without padding, and lies within its source (else it would
   end the run with a message);
-- every other use of the buffer is a read in the loops, after the DMA in its block or deeper, or gives the
+- every other use of the buffer is a read in the nest, after the DMA in its block or deeper, or gives the
   buffer back, so that each read sees what the last DMA brought;
-- nothing in the loops writes the source: the caller sees to that (virtual_npu.codegen.products);
+- nothing in the nest writes the source: the caller sees to that (virtual_npu.codegen.products);
 - each dimension of the buffer walks the source in steps of one length.
+
+Between the DMA and the reads, one function in C++ may have rearranged the buffer (`Turn`). What it does to
+the buffer is found out when the program runs (vnpu/turned.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
-from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects import func
+from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from air_dialect.ops import DmaMemcpyNdOp
+from air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from virtual_npu.codegen import types
-from virtual_npu.codegen.effects import is_inside
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.linear import Linear, weighted
+from virtual_npu.codegen.loops import Nest
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A call of a function in C++ that has a buffer as its only argument, and the buffer's extents."""
+
+    call: func.CallOp
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Window:
-    """A memref, as it is read: where in which memref its first element lies, and its dimensions' steps."""
+    """A memref, as it is read: where in which memref its first element lies, and its dimensions' steps.
+
+    With a turn, that is how the buffer was filled, before the function rearranged it.
+    """
 
     memref: SSAValue
     start: Linear
     steps: tuple[int, ...]
+    turn: Turn | None = None
 
 
-def window(loops: Operation, read: Operation, buffer: SSAValue) -> Window | None:
-    """How `read` in `loops` sees a memref; None where that cannot be told.
+class Windows:
+    """What the buffers are that a nest reads."""
 
-    A buffer that a DMA in the loops fills is a window on the source of the DMA, any other one on itself.
-    """
-    fills = [use.operation for use in buffer.uses if _fills(use.operation, buffer, loops)]
-    if not fills:
-        return itself(buffer)
-    if len(fills) > 1 or not _is_only_read(loops, fills[0], buffer) or not _precedes(fills[0], read):
-        return None
-    assert isinstance(fills[0], DmaMemcpyNdOp)
-    return _on_source(fills[0])
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        self.seen_through: list[Operation] = []
+        """The DMAs and calls without which the windows that were asked for see the same."""
+
+    def on(self, memref: SSAValue, reader: Operation) -> Window | None:
+        """How an operation of the nest sees a memref; None where that cannot be told.
+
+        A buffer that a DMA in the nest fills is a window on the source of the DMA, any other one on itself.
+        """
+        buffer = self.nest.outside(memref)
+        fills = [fill for fill in self.nest.fills if self.nest.outside(fill.dst) is buffer]
+        if not fills:
+            return itself(buffer)
+        calls = [call for call in self.nest.calls if buffer in map(self.nest.outside, call.arguments)]
+        order = [fills[0], *calls, reader]
+        if len(fills) > 1 or len(calls) > 1 or not all(map(_precedes, order, order[1:])):
+            return None
+        if not self._is_only_read(buffer, fills[0], calls):
+            return None
+        found = self._on_source(fills[0])
+        self.seen_through += [fills[0], *calls]
+        return self._turned(found, fills[0], calls) if calls and found is not None else found
+
+    def _is_only_read(self, buffer: SSAValue, fill: Operation, calls: Sequence[Operation]) -> bool:
+        """Whether a buffer is allocated, and but for the DMA and the calls only read, in the nest."""
+        if not isinstance(buffer, OpResult) or buffer.op.name != "memref.alloc":
+            return False
+        return all(
+            op is fill or op in calls or op.name == "memref.dealloc" or self._reads(op, value)
+            for op, value in self._uses(buffer)
+        )
+
+    def _uses(self, value: SSAValue) -> Iterator[tuple[Operation, SSAValue]]:
+        """Every operation that uses a buffer, also where a herd of the nest captures it, and as what."""
+        for use in value.uses:
+            herd = use.operation
+            if isinstance(herd, HerdOp) and herd in self.nest.ops:
+                pairs = zip(herd.kernel_args, herd.kernel_operands, strict=True)
+                for argument in [inner for inner, operand in pairs if operand is value]:
+                    yield from self._uses(argument)
+            else:
+                yield herd, value
+
+    def _reads(self, op: Operation, value: SSAValue) -> bool:
+        if isinstance(op, DmaMemcpyNdOp):
+            return op in self.nest.fills and op.dst is not value
+        return op.name in READS and op in self.nest.inside
+
+    def _on_source(self, dma: DmaMemcpyNdOp) -> Window | None:
+        assert isinstance(dma.dst.type, MemRefType)
+        assert isinstance(dma.src.type, MemRefType)
+        if dma.async_token is not None or dma.async_dependencies or dma.pad_before or dma.pad_after:
+            return None
+        walk = walked(dma.src.type, dma.src_sizes, dma.src_strides)
+        source = self.on(dma.src, dma)
+        if not covers(dma) or walk is None or source is None or source.turn is not None:
+            return None
+        sizes, strides = walk
+        steps = refined(dma.dst.type.get_shape(), sizes, strides)
+        offset = weighted(dma.src_offsets, strides[len(strides) - len(dma.src_offsets) :])
+        start = None if offset is None else self.nest.resolved(offset)
+        if steps is None or start is None or not _lies_within(dma.src.type, start, sizes, strides):
+            return None
+        if source.memref is self.nest.outside(dma.src):
+            return Window(source.memref, start, steps)
+        return _through(source, dma.src.type, start, dma.dst.type.get_shape(), steps)
+
+    def _turned(self, window: Window, fill: DmaMemcpyNdOp, calls: Sequence[func.CallOp]) -> Window | None:
+        (call,) = calls
+        assert isinstance(fill.dst.type, MemRefType)
+        shape = tuple(fill.dst.type.get_shape())
+        is_plain = len(call.operands) == 1 and not call.results and call.parent is fill.parent
+        if not is_plain or not isinstance(fill.dst.type.element_type, BFloat16Type):
+            return None
+        return replace(window, turn=Turn(call, shape))
 
 
-def _fills(op: Operation, buffer: SSAValue, loops: Operation) -> bool:
-    return isinstance(op, DmaMemcpyNdOp) and op.dst is buffer and _is_in(loops, op)
-
-
-def _is_in(loops: Operation, op: Operation) -> bool:
-    return op.parent is not None and any(inner is op for inner in loops.walk())
+READS = ("vector.transfer_read", "vector.load")
 
 
 def itself(buffer: SSAValue) -> Window | None:
@@ -65,42 +144,50 @@ def itself(buffer: SSAValue) -> Window | None:
     return None if types.DYNAMIC in steps else Window(buffer, Linear(), tuple(steps))
 
 
-def _is_only_read(loops: Operation, fill: Operation, buffer: SSAValue) -> bool:
-    """Whether a buffer is allocated and, but for the DMA that fills it, read in the loops or given back."""
-    if not isinstance(buffer, OpResult) or buffer.op.name != "memref.alloc" or is_inside(loops, buffer):
-        return False
-    users = [use.operation for use in buffer.uses]
-    return all(
-        op is fill or op.name == "memref.dealloc" or (op.name in READS and _is_in(loops, op)) for op in users
-    )
-
-
-READS = ("vector.transfer_read", "vector.load")
-
-
-def _precedes(fill: Operation, read: Operation) -> bool:
+def _precedes(first: Operation, second: Operation) -> bool:
     """Whether an operation stands before another one in its block, or before one around that."""
-    around: Operation | None = read
-    while around is not None and around.parent is not fill.parent:
+    around: Operation | None = second
+    while around is not None and around.parent is not first.parent:
         around = around.parent_op()
-    return around is not None and around is not fill and fill.is_before_in_block(around)
+    return around is not None and around is not first and first.is_before_in_block(around)
 
 
-def _on_source(dma: DmaMemcpyNdOp) -> Window | None:
-    assert isinstance(dma.dst.type, MemRefType)
-    assert isinstance(dma.src.type, MemRefType)
-    if dma.async_token is not None or dma.async_dependencies or dma.pad_before or dma.pad_after:
+def _through(
+    source: Window, type_: MemRefType, start: Linear, shape: Sequence[int], steps: Sequence[int]
+) -> Window | None:
+    """A walk over a buffer, of dense `type_`, that is itself a window: as a walk over what it looks at.
+
+    A step in the buffer is so many steps of each of its dimensions. None where these add up to more than a
+    dimension has, so that one would go over into the next.
+    """
+    strides, extents = types.row_major(type_.get_shape()), type_.get_shape()
+    walks = [(start.constant, 1), *((step, extent - 1) for step, extent in zip(steps, shape, strict=True))]
+    for value, factor in start.terms.items():
+        known = interval(value)
+        if known is None or known[0] < 0:
+            return None
+        walks.append((factor, known[1]))
+    if any(step < 0 for step, _ in walks):
         return None
-    shape = dma.dst.type.get_shape()
-    walk = walked(dma.src.type, dma.src_sizes, dma.src_strides)
-    if not covers(dma) or walk is None:
+    parts = [[part * most for part in _in_dimensions(step, strides)] for step, most in walks]
+    if any(sum(most) >= extent for most, extent in zip(zip(*parts, strict=True), extents, strict=True)):
         return None
-    sizes, strides = walk
-    steps = refined(shape, sizes, strides)
-    start = weighted(dma.src_offsets, strides[len(strides) - len(dma.src_offsets) :])
-    if steps is None or start is None or not _lies_within(dma.src.type, start, sizes, strides):
-        return None
-    return Window(dma.src, start, steps)
+
+    def seen(step: int) -> int:
+        return sum(n * far for n, far in zip(_in_dimensions(step, strides), source.steps, strict=True))
+
+    moved = {value: seen(factor) for value, factor in start.terms.items() if seen(factor)}
+    first = source.start.plus(Linear(seen(start.constant), moved))
+    return Window(source.memref, first, tuple(seen(step) for step in steps))
+
+
+def _in_dimensions(step: int, strides: Sequence[int]) -> list[int]:
+    """How many steps of each dimension a step in a dense buffer is."""
+    parts = []
+    for stride in strides:
+        parts.append(step // stride)
+        step %= stride
+    return parts
 
 
 def covers(dma: DmaMemcpyNdOp) -> bool:

@@ -1,0 +1,104 @@
+"""Nests: counted loops and herds that stand one in the other, around one piece of work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from xdsl.dialects import func, scf
+from xdsl.ir import Operation, SSAValue
+
+from air_dialect.ops import DmaMemcpyNdOp, HerdOp
+from virtual_npu.codegen.intervals import interval
+from virtual_npu.codegen.linear import Linear, linear
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A counted loop, or a coordinate of a herd: first value, step, trips."""
+
+    variable: SSAValue
+    first: int
+    step: int
+    trips: int
+
+
+class Nest:
+    """Loops and herds from an outermost one on: each holds the next, and whatever else."""
+
+    def __init__(self, root: Operation) -> None:
+        self.ops: tuple[scf.ForOp | HerdOp, ...] = tuple(_chain(root))
+
+    @property
+    def innermost(self) -> scf.ForOp | HerdOp:
+        """The one that holds no other."""
+        return self.ops[-1]
+
+    @cached_property
+    def inside(self) -> list[Operation]:
+        """What stands in the bodies, but for the nest's own loops and herds."""
+        return [op for holder in self.ops for op in holder.body.block.ops if op not in self.ops]
+
+    @cached_property
+    def fills(self) -> list[DmaMemcpyNdOp]:
+        """The DMAs of the bodies."""
+        return [op for op in self.inside if isinstance(op, DmaMemcpyNdOp)]
+
+    @cached_property
+    def calls(self) -> list[func.CallOp]:
+        """The calls of the bodies."""
+        return [op for op in self.inside if isinstance(op, func.CallOp)]
+
+    def loops(self) -> list[Loop] | None:
+        """Every loop and every coordinate, outermost first; None where one is not counted or waits."""
+        counted = [_counted(op) if isinstance(op, scf.ForOp) else _tiles(op) for op in self.ops]
+        known = [loops for loops in counted if loops is not None]
+        return [loop for loops in known for loop in loops] if len(known) == len(counted) else None
+
+    def coordinates(self) -> list[SSAValue]:
+        """The coordinates of the herds."""
+        return [index for op in self.ops if isinstance(op, HerdOp) for index in op.ids]
+
+    def outside(self, value: SSAValue) -> SSAValue:
+        """What a value that herds of the nest capture is outside of them."""
+        for herd in reversed(self.ops):
+            if isinstance(herd, HerdOp):
+                pairs = zip(herd.kernel_args, herd.kernel_operands, strict=True)
+                value = next((operand for argument, operand in pairs if argument is value), value)
+        return value
+
+    def resolved(self, form: Linear) -> Linear | None:
+        """A linear form with what herds capture taken apart outside of them; None if that is not linear."""
+        total = Linear(form.constant)
+        for value, factor in form.terms.items():
+            meant = self.outside(value)
+            known = Linear(0, {value: 1}) if meant is value else linear(meant)
+            if known is None:
+                return None
+            total = total.plus(known.times(factor))
+        return total
+
+
+def _chain(op: Operation | None) -> Iterator[scf.ForOp | HerdOp]:
+    while isinstance(op, scf.ForOp | HerdOp):
+        yield op
+        inner = [child for child in op.body.block.ops if isinstance(child, scf.ForOp | HerdOp)]
+        op = inner[0] if len(inner) == 1 else None
+
+
+def _counted(loop: scf.ForOp) -> list[Loop] | None:
+    bounds = [interval(value) for value in (loop.lb, loop.ub, loop.step)]
+    known = [bound[0] for bound in bounds if bound is not None and bound[0] == bound[1]]
+    if len(known) != len(bounds) or known[2] <= 0 or known[1] <= known[0]:
+        return None
+    low, high, step = known
+    return [Loop(loop.body.block.args[0], low, step, -((low - high) // step))]
+
+
+def _tiles(herd: HerdOp) -> list[Loop] | None:
+    sizes = [interval(size) for size in herd.sizes]
+    trips = [size[0] for size in sizes if size is not None and size[0] == size[1] > 0]
+    if len(trips) != len(sizes) or herd.async_token is not None or herd.async_dependencies:
+        return None
+    return [Loop(index, 0, 1, count) for index, count in zip(herd.ids, trips, strict=True)]
