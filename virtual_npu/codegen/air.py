@@ -155,7 +155,7 @@ def _transfer(body: Body, op: Operation) -> None:
         loan = None if is_put else body.loans.get(op.memref)
         if loan:
             body.put(f"{body.memref(op.memref).pointer} = {loan}.give_back();")
-        lends = f", &{loan}" if loan else ""
+        lends = f", &{loan}.cargo" if loan else ""
         suspend(
             body, f"vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side}{lends})"
         )

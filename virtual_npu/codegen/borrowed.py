@@ -81,7 +81,7 @@ def _only_read(body: Body, fill: Operation, buffer: SSAValue, readers: list[Oper
     for op in block.ops:
         if fill.is_before_in_block(op) and any(op is end or op.is_before_in_block(end) for end in rest):
             between.append(op)
-    written = [value for op in between for inner in op.walk() for value in _writes(body, inner)]
+    written = [value for op in between for inner in op.walk() for value in written_by(body, inner)]
     return all(value is not buffer and _is_l1(value) and _is_allocated(value) for value in written)
 
 
@@ -98,7 +98,7 @@ def _is_allocated(value: SSAValue) -> bool:
     return isinstance(made, OpResult) and made.op.name == "memref.alloc"
 
 
-def _writes(body: Body, op: Operation) -> Iterator[SSAValue]:
+def written_by(body: Body, op: Operation) -> Iterator[SSAValue]:
     """The memrefs that an operation writes, or of which it makes views, through which others might."""
     constant = body.unit.constant_parameters(op) if isinstance(op, func.CallOp) else frozenset()
     for value, is_written in accesses(op):

@@ -16,6 +16,7 @@ from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, t
 from virtual_npu.codegen.borrowed import is_borrowed
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.l1_copies import tile_copies
+from virtual_npu.codegen.loans import takes_loans
 from virtual_npu.codegen.memory import access, at, whole
 
 
@@ -47,6 +48,11 @@ def _alloc(body: Body, op: Operation) -> None:
     if is_borrowed(body, op.memref):
         body.put(f"{element} *{name} = nullptr;")
         return
+    if takes_loans(body, op.memref):
+        body.put(f"{element} *{name} = {_arena(body)}.alloc<{element}>({count});")
+        body.loans[op.memref] = body.fresh(f"{name}_loan")
+        body.put(f"vnpu::Loan {body.loans[op.memref]}({name});")
+        return
     kind = "const auto " if body.checked else f"{element} *const "
     body.put(f"{kind}{name} = {_arena(body)}.alloc<{element}>({count});")
 
@@ -68,7 +74,7 @@ def _dealloc(body: Body, op: Operation) -> None:
     """
     view = body.memref(op.operands[0])
     alloc = _allocation(op.operands[0])
-    if is_borrowed(body, op.operands[0]):
+    if is_borrowed(body, op.operands[0]) or op.operands[0] in body.loans:
         return
     if alloc is None or _loops_around(op) != _loops_around(alloc):
         if body.checked:

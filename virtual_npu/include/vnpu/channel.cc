@@ -20,6 +20,14 @@ class OnBehalf {
 
 }  // namespace
 
+Cargo::Cargo(Site site, const Access &from) {
+  Cargo made;
+  made.shared_ = static_cast<Shared *>(pool_take(kHeader + from.count * from.element));
+  made.shared_->users = 1;
+  vnpu::copy(site, dense(made.data(), from.count, from.element), from);
+  *this = made;
+}
+
 void Transfer::complete() {
   pass();
   if (process) island.ready(process);
@@ -44,9 +52,6 @@ Channel::Channel(Island &island, const char *name, std::initializer_list<i64> fr
 
 Channel::~Channel() {
   island_.remove(this);
-  for (i64 i = 0; i < to_.count; ++i) {
-    for (int b = 0; b < outlets_[i].full; ++b) pool_give(outlets_[i].blocks[b].data);
-  }
   delete[] outlets_;
   delete[] inlets_;
 }
@@ -125,6 +130,12 @@ void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
   vnpu::copy(get.site, get.side, block);
 }
 
+// All of a block, as a loan where the get takes one.
+void Channel::hand_over(Transfer &get, const Cargo &cargo, i64 count, int element, const Mark &mark) {
+  if (get.loan) *get.loan = cargo;
+  else hand_over(get, dense(cargo.data(), count, element), mark);
+}
+
 // Adds a part to what a get has; true when it is complete.
 bool Channel::collect(Transfer &get, const Access &part) {
   Collected &all = get.collected;
@@ -141,18 +152,19 @@ bool Channel::serve(Outlet &outlet, Transfer &get) {
     refuse_mismatch(get, block.count, block.element, block.site, block.where);
     const i64 left = block.count - block.taken, wanted = get.side.count - get.collected.count;
     const i64 count = left < wanted ? left : wanted;
-    const Access part = dense(static_cast<char *>(block.data) + block.taken * block.element, count, block.element);
+    const Access part = dense(block.cargo.data() + block.taken * block.element, count, block.element);
     const bool is_whole = count == get.side.count;
     get.strand.learn(block.mark);
-    if (is_whole) hand_over(get, part, block.mark);
+    if (is_whole && count == block.count) hand_over(get, block.cargo, count, block.element, block.mark);
+    else if (is_whole) hand_over(get, part, block.mark);
     const bool is_complete = is_whole || collect(get, part);
     if (is_complete && !is_whole) hand_over(get, dense(get.collected.data, get.side.count, block.element), block.mark);
     block.taken += count;
     block.taker = get.site;
     if (block.taken == block.count) {
-      pool_give(block.data);
       --outlet.full;
       for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
+      outlet.blocks[outlet.full].cargo = Cargo();
     }
     if (is_complete) return true;
   }
@@ -189,18 +201,23 @@ bool Channel::deliver(Transfer &put, i64 index) {
     observe(put.site, put.side, false, put.strand);
   }
   const Mark mark = put.strand.publish();
+  // Where several take it, or borrow it, it is put into its order once.
+  Cargo cargo;
+  const auto load = [&]() -> const Cargo & {
+    if (!cargo) cargo = Cargo(put.site, put.side);
+    return cargo;
+  };
   for (i64 o = begin; o < end; ++o) {
     Outlet &outlet = outlets_[o];
     if (outlet.source != index) continue;
     Transfer *const first = outlet.gets.first;
     if (first && outlet.full == 0 && first->collected.count == 0 && first->side.count == put.side.count) {
       refuse_mismatch(*first, put.side.count, put.side.element, put.site, put.where);
-      hand_over(*first, put.side, mark);
+      if (is_broadcast || first->loan) hand_over(*first, load(), put.side.count, put.side.element, mark);
+      else hand_over(*first, put.side, mark);
       outlet.gets.pop()->complete();
     } else {
-      void *data = pool_take(put.side.count * put.side.element);
-      vnpu::copy(put.site, dense(data, put.side.count, put.side.element), put.side);
-      outlet.blocks[outlet.full++] = Block{data, put.side.count, put.side.element, put.site, put.where, mark};
+      outlet.blocks[outlet.full++] = Block{load(), put.side.count, put.side.element, put.site, put.where, mark};
       // Who is around the sender may be gone when the block is taken.
       outlet.blocks[outlet.full - 1].where.around = nullptr;
       while (outlet.gets.first && serve(outlet, *outlet.gets.first)) outlet.gets.pop()->complete();

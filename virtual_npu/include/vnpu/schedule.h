@@ -248,6 +248,54 @@ class Island {
 
 // ---- channels ----
 
+// A dense block of elements on its way. All who get it share it; when the last of them is gone, so is the block.
+class Cargo {
+ public:
+  Cargo() = default;
+  Cargo(Site site, const Access &from);
+  Cargo(const Cargo &other) : shared_(other.shared_) {
+    if (shared_) ++shared_->users;
+  }
+  Cargo &operator=(Cargo other) {
+    Shared *const mine = shared_;
+    shared_ = other.shared_;
+    other.shared_ = mine;
+    return *this;
+  }
+  ~Cargo() {
+    if (shared_ && --shared_->users == 0) pool_give(shared_);
+  }
+  explicit operator bool() const { return shared_; }
+  char *data() const { return reinterpret_cast<char *>(shared_) + kHeader; }
+
+ private:
+  static constexpr i64 kHeader = 64;
+  struct Shared {
+    int users;
+  };
+  Shared *shared_ = nullptr;
+};
+
+// What a tile's buffer has for its contents: a block that a channel lends it, or its own memory, into which the channel
+// copies all else.
+template <class T>
+class Loan {
+ public:
+  explicit Loan(T *own) : own_(own) {}
+  // Before a get: the own memory, for the channel to copy into.
+  T *give_back() {
+    cargo = Cargo();
+    return own_;
+  }
+  // After it: where the elements are.
+  T *block() const { return cargo ? reinterpret_cast<T *>(cargo.data()) : own_; }
+
+  Cargo cargo;
+
+ private:
+  T *const own_;
+};
+
 // What a get has so far, where several puts fill it.
 struct Collected {
   Collected() = default;
@@ -268,6 +316,7 @@ struct Transfer {
   Strand &strand;
   Process::Handle process = nullptr;
   Task *task = nullptr;
+  Cargo *loan = nullptr;  // of a get that does with a block of others
   Transfer *next = nullptr;
   Collected collected;
   int recorded = -1;  // its number in the trace
@@ -310,7 +359,7 @@ class Channel {
     i64 count = 1;
   };
   struct Block {
-    void *data;
+    Cargo cargo;
     i64 count;
     int element;
     Site site;
@@ -339,6 +388,7 @@ class Channel {
   bool deliver(Transfer &put, i64 index);
   bool serve(Outlet &outlet, Transfer &get);
   void hand_over(Transfer &get, const Access &block, const Mark &mark);
+  void hand_over(Transfer &get, const Cargo &cargo, i64 count, int element, const Mark &mark);
   static bool collect(Transfer &get, const Access &part);
   i64 source_of(i64 outlet) const;
   void record_arrival(Transfer &transfer, bool is_put, i64 index) const;
@@ -395,8 +445,10 @@ struct TransferAwaiter : Transfer {
 inline TransferAwaiter put(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
   return TransferAwaiter{{site, where, side, island, *current_strand()}, channel, index, true};
 }
-inline TransferAwaiter get(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
-  return TransferAwaiter{{site, where, side, island, *current_strand()}, channel, index, false};
+inline TransferAwaiter get(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side,
+                           Cargo *loan = nullptr) {
+  return TransferAwaiter{{.site = site, .where = where, .side = side, .island = island, .strand = *current_strand(), .loan = loan},
+                         channel, index, false};
 }
 
 // ---- sequencers ----
