@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FORMAT = 2
+FORMAT = 3
 """Version of the metadata and of the entries' calling convention."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,12 @@ class _RunOptions(ctypes.Structure):
 class _RunReport(ctypes.Structure):
     """vnpu::RunReport; void pointers, so that the texts can be given back."""
 
-    _fields_ = (("message", ctypes.c_void_p), ("notes", ctypes.c_void_p), ("record", ctypes.c_void_p))
+    _fields_ = (
+        ("message", ctypes.c_void_p),
+        ("notes", ctypes.c_void_p),
+        ("record", ctypes.c_void_p),
+        ("nanoseconds", ctypes.c_int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -87,32 +91,50 @@ class Library:
         self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
-        """Run an entry on buffers at these addresses, one per argument, in order.
+        """Run an entry on buffers at these addresses, as `call` says."""
+        return self.call(entry, pointers, options)()
 
-        The caller keeps the buffers alive and of the sizes that `entries` tells. Raises
-        VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed and what was recorded until then.
+    def call(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> Call:
+        """A call of an entry on buffers at these addresses, one per argument, in order.
+
+        The caller keeps the buffers alive and of the sizes that `entries` tells. Raises ArgumentError where
+        they do not fit the entry, KnobError for a number of threads that makes no sense.
         """
         found = self.entries.get(entry)
         if found is None:
             raise ArgumentError(f"no entry {entry} in {self.path.name}: it has {', '.join(self.entries)}")
         if len(pointers) != len(found.arguments):
             raise ArgumentError(f"{entry} takes {len(found.arguments)} arguments, {len(pointers)} given")
-        function = getattr(self._library, entry_symbol(entry))
-        arguments = (ctypes.c_void_p * len(pointers))(*pointers)
+        return Call(self._library, entry, pointers, options)
+
+
+class Call:
+    """A call of an entry, to be made any number of times, by one thread at a time; from Library.call."""
+
+    def __init__(
+        self, library: ctypes.CDLL, entry: str, pointers: Sequence[int], options: RunOptions
+    ) -> None:
+        self._library, self._entry = library, entry
+        self._function = getattr(library, entry_symbol(entry))
+        self._report = _RunReport()
         wanted = STATS * options.stats + TRACE * options.trace
-        asked, report = (
-            _RunOptions(knobs.threads(), wanted, options.seed, options.races == "note"),
-            _RunReport(),
-        )
-        started = time.perf_counter()
-        status = function(arguments, ctypes.byref(asked), ctypes.byref(report))
-        Library.seconds += time.perf_counter() - started
+        asked = _RunOptions(knobs.threads(), wanted, options.seed, options.races == "note")
+        arguments = (ctypes.c_void_p * len(pointers))(*pointers)
+        self._passed = arguments, ctypes.byref(asked), ctypes.byref(self._report)
+
+    def __call__(self) -> RunResult:
+        """Make it. Raises VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed and what was
+        recorded until then."""
+        report = self._report
+        status = self._function(*self._passed)
+        Library.seconds += report.nanoseconds * 1e-9
         if status == 0 and not (report.notes or report.record):
             return NOTHING_TO_SAY
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
+        report.message = report.notes = report.record = None
         found_out = json.loads(record) if record else None
         if status != 0:
-            raise run_error(status, f"{entry}: {message}", found_out)
+            raise run_error(status, f"{self._entry}: {message}", found_out)
         return RunResult(tuple(notes.splitlines()), found_out)
 
     def _taken(self, address: int | None) -> str:

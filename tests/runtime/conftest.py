@@ -40,7 +40,10 @@ class FakeLibrary:
         arguments = tuple(FakeArgument(tuple(shape)) for shape in stored["shapes"])
         self.entries = {stored["name"]: SimpleNamespace(arguments=arguments)}
 
-    def run(self, entry, pointers):
+    def call(self, entry, pointers):
+        return lambda: self._run(entry, pointers)
+
+    def _run(self, entry, pointers):
         if FakeLibrary.fail:
             raise FakeLibrary.fail
         arrays = [

@@ -46,7 +46,10 @@ class FakeLibrary:
             "fill": FakeEntry((FakeArgument((N,)), FakeArgument((), "i32"))),
         }
 
-    def run(self, entry, pointers):
+    def call(self, entry, pointers):
+        return lambda: self._run(entry, pointers)
+
+    def _run(self, entry, pointers):
         self.log.append(entry)
         if entry == "fail":
             raise ValueError("channel @c: nobody puts")

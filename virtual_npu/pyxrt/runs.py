@@ -12,11 +12,13 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from virtual_npu.library import Call
 from virtual_npu.pyxrt.buffers import BufferObject
 from virtual_npu.pyxrt.enums import ert_cmd_state
 from virtual_npu.pyxrt.errors import XrtError
 from virtual_npu.pyxrt.holding import hold
 from virtual_npu.pyxrt.objects import HwContext, Kernel
+from virtual_npu.pyxrt.queue import RunQueue
 
 NEW = ert_cmd_state.ERT_CMD_STATE_NEW
 QUEUED = ert_cmd_state.ERT_CMD_STATE_QUEUED
@@ -44,7 +46,9 @@ class Run:
             kernel, strict, f"the kernel '{kernel.name}' was destroyed before its run; keep it alive"
         )
         self._name, self._strict = kernel.name, strict
+        self._queue = kernel.get_context().get_device().queue
         self._addresses: list[int | None] = [None] * len(kernel.arguments)
+        self._call: Call | None = None
         self._held: dict[int, Callable[[], object]] = {}
         self._state = NEW
         self._failure: BaseException | None = None
@@ -54,6 +58,7 @@ class Run:
         """Bind argument `index` (from 0) to a buffer that holds it (in strict mode, and nothing more), or,
         where the argument is a scalar integer, to an int."""
         self._refuse_pending("set_arg")
+        self._call = None
         where = self._describe(index)
         if isinstance(argument, int):
             scalar = self._scalar(index, where, argument)
@@ -77,11 +82,10 @@ class Run:
     def wait(self, timeout_ms: int = 0) -> ert_cmd_state:
         """Wait until the run ends, or for that many milliseconds (0: without limit); else TIMEOUT."""
         self._refuse_unstarted("wait")
-        queue = self._kernel().get_context().get_device().queue
         if timeout_ms > 0:
-            queue.drain_within(self, timeout_ms)
+            self._device_queue().drain_within(self, timeout_ms)
             return TIMEOUT if self.pending else self._state
-        queue.drain(self)
+        self._device_queue().drain(self)
         return self._state
 
     def wait2(self) -> None:
@@ -93,7 +97,7 @@ class Run:
     def state(self) -> ert_cmd_state:
         """The state now; does not wait."""
         if self.pending:
-            self._kernel().get_context().get_device().queue.drain_within(self, None)
+            self._device_queue().drain_within(self, None)
         return self._state
 
     @property
@@ -104,11 +108,11 @@ class Run:
     def execute(self) -> None:
         """Carry the run out; called by the device's queue."""
         try:
-            kernel = self._kernel()
             if self._strict:
                 self._refuse_destroyed()
-            pointers = cast("list[int]", self._addresses)  # start() lets nothing else through
-            kernel.get_context().get_elf().library.run(kernel.entry, pointers)
+            if self._call is None:
+                self._call = self._prepared()
+            self._call()
         except Exception as failure:
             self._failure = failure
             self._state = ERROR
@@ -120,7 +124,7 @@ class Run:
 
     def _submit(self) -> None:
         self._refuse_pending("start")
-        if None in self._addresses:
+        if self._call is None and None in self._addresses:
             unset = [str(index) for index, address in enumerate(self._addresses) if address is None]
             raise XrtError(
                 f"'{self._name}' takes {len(self._addresses)} arguments and is started without "
@@ -128,7 +132,13 @@ class Run:
             )
         self._failure = None
         self._state = QUEUED
-        self._kernel().get_context().get_device().queue.submit(self)
+        self._device_queue().submit(self)
+
+    def _prepared(self) -> Call:
+        """The call of the program, which stays the same until an argument changes."""
+        kernel = self._kernel()
+        pointers = cast("list[int]", self._addresses)  # start() lets nothing else through
+        return kernel.get_context().get_elf().library.call(kernel.entry, pointers)
 
     def _describe(self, index: int) -> str:
         arguments = self._kernel().arguments
@@ -151,7 +161,13 @@ class Run:
             raise XrtError(f"{where} is not a scalar integer and cannot be {value}; pass a pyxrt.ext.bo")
         return np.array([value], dtype=np.int64)  # little-endian: narrower integers are its first bytes
 
+    def _device_queue(self) -> RunQueue:
+        if self._strict:
+            self._kernel().get_context().get_device()  # refuses a device that was destroyed
+        return self._queue
+
     def _refuse_destroyed(self) -> None:
+        self._kernel().get_context().get_elf()
         for argument in self._held.values():
             argument()
 

@@ -53,6 +53,7 @@ struct RunReport {
   char *message;  // of the failure
   char *notes;    // findings that did not end the run, a line each
   char *record;   // what was collected, as JSON
+  int64_t nanoseconds;  // in the entry
 };
 
 // Runs `entry`. Gives 0, or a Failure::Kind.

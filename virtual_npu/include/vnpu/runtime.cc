@@ -349,12 +349,14 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   record::begin(options->record);
 #endif
   ++workers.entries;
+  const i64 started = nanoseconds();
   try {
     entry(arguments);
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
     status = failure.kind;
   }
+  report->nanoseconds = nanoseconds() - started;
   --workers.entries;
 #if VNPU_CHECKS
   report->notes = take_notes();
