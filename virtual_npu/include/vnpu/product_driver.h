@@ -83,7 +83,7 @@ class Driver {
   }
 
  private:
-  static constexpr i64 kDepth = 256;              // steps of k of a packed panel
+  static constexpr i64 kDepth = 384;              // steps of k of a packed panel
   static constexpr i64 kMostRows = 512;           // of a that are packed at once
   static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
   static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
