@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +18,19 @@ from runtime.errors import ArrayError
 OVERWRITTEN = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
 
+@dataclass
+class Plan:
+    """A call by position: slots written in `every` call, those written `once`, and those `wanted` back.
+
+    `is_begun` says that those of `once` have been written.
+    """
+
+    every: tuple[int, ...]
+    once: tuple[int, ...]
+    wanted: Collection[int]
+    is_begun: bool = False
+
+
 class BufferSet:
     """A buffer per argument, and the run that is bound to all of them.
 
@@ -26,6 +40,9 @@ class BufferSet:
     argument its buffer; what it raises is raised. `moved` counts the bytes that the host has written to the
     device and read from it.
     """
+
+    loans: ClassVar[int] = 0
+    """How often a buffer of any set was lent, so that a call need not look at each whether it is."""
 
     def __init__(
         self,
@@ -46,6 +63,13 @@ class BufferSet:
         self._slots = {name: slot for slot, name in enumerate(arguments.names)}
         self._statics = sorted(arguments.static_input_indices)
         self._inputs = {slot for slot, argument in enumerate(arguments) if argument.role is Role.INPUT}
+        self._input_names = {arguments.names[slot] for slot in self._inputs}
+        self._names = tuple(arguments.names)
+        self._nbytes = tuple(argument.nbytes for argument in arguments)
+        self._filled = False  # all weights and tables, once and for all
+        self._loans_seen = -1
+        self._lent: list[int] = []
+        self._plans: dict[Hashable, Plan] = {}
         self._buffers: list[Buffer] = []
         try:
             self._buffers.extend(map(allocate, arguments))
@@ -82,33 +106,61 @@ class BufferSet:
         """Weights and tables that the host has not filled, through this set or one that shares them."""
         return [self.arguments[slot].name for slot in self._statics if not self._buffers[slot].written]
 
-    @property
-    def written(self) -> set[int]:
-        """The slots that the host has filled."""
-        return {slot for slot, buffer in enumerate(self._buffers) if buffer.written}
+    def plan(
+        self,
+        given: int,
+        output_indices: Collection[int] | None,
+        static_input_indices: Collection[int],
+        intermediate_indices: Collection[int],
+    ) -> Plan:
+        """What a call by position does with its `given` arrays. ArrayError where they do not fit."""
+        sets = (output_indices, static_input_indices, intermediate_indices)
+        key = given, *(None if indices is None else tuple(indices) for indices in sets)
+        found = self._plans.get(key)
+        if found is None:
+            self._check_positions(given, *sets)
+            once = {*static_input_indices, *intermediate_indices}
+            wanted = {given - 1} if output_indices is None else set(output_indices)
+            found = self._plans[key] = Plan(
+                tuple(slot for slot in range(given) if slot not in once), tuple(sorted(once)), wanted
+            )
+        return found
+
+    def write_positions(self, plan: Plan, arrays: Sequence[Array]) -> None:
+        """Write the arrays of one call by position, those that are written once where nobody has."""
+        for slot in plan.every:
+            self.write(slot, arrays[slot])
+        if not plan.is_begun:
+            for slot in plan.once:
+                if not self._buffers[slot].written:
+                    self.write(slot, arrays[slot])
+            plan.is_begun = True
+
+    def results_at(self, plan: Plan, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """An array for each of `arrays`: what the program left where the plan wants it, else an empty one."""
+        results = []
+        for slot, array in enumerate(arrays):
+            results.append(self.read(slot) if slot in plan.wanted else np.empty(0, dtype=array.dtype))
+        return tuple(results)
 
     def lend(self, slot: int) -> Array:
         """The host's view on an argument, to be filled in place before the next call."""
         buffer = self._buffers[slot]
         buffer.lent = buffer.written = True
+        BufferSet.loans += 1
         return buffer.view
 
     def write_named(self, arrays: Mapping[str, Array]) -> None:
         """Write the arrays of one call by name: every input, and weights only where none were written."""
-        given = set()
         for name, array in arrays.items():
             slot = self.slot(name)
             if slot not in self._inputs:
                 self._check_role(slot)
             self.write(slot, array)
-            given.add(slot)
-        if not self._inputs <= given:
-            self._check_inputs(given)
-        if missing := self.unfilled:
-            names = ", ".join(missing)
-            raise ArrayError(
-                f"{self.label}: {names} never written; pass them in the first call, or preload them once"
-            )
+        if not arrays.keys() >= self._input_names:
+            self._check_inputs(arrays)
+        if not self._filled:
+            self._check_filled()
 
     def execute(self) -> None:
         """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
@@ -137,12 +189,12 @@ class BufferSet:
 
     def results(self, slots: Collection[int], copy: bool, unread: Collection[str]) -> dict[str, Array]:
         """What the program left in these slots, by name: copies or views, of `unread` as `_leave` says."""
-        names = self.arguments.names
-        if copy:
-            return {names[slot]: self.read(slot).copy() for slot in slots}
-        return {
-            names[slot]: self._leave(slot) if names[slot] in unread else self.read(slot) for slot in slots
-        }
+        results = {}
+        for slot in slots:
+            name = self._names[slot]
+            found = self._leave(slot) if name in unread and not copy else self.read(slot)
+            results[name] = found.copy() if copy else found
+        return results
 
     def close(self) -> None:
         """Release the run and the buffers. Views of `read` and `lend` are dead once nobody shares them."""
@@ -175,7 +227,7 @@ class BufferSet:
         return Failure(self.label, error, self._artifact, self.arguments, before)
 
     def _sync(self, slot: int, direction: Any) -> None:
-        self.moved += self.arguments[slot].nbytes
+        self.moved += self._nbytes[slot]
         try:
             self._buffers[slot].bo.sync(direction)  # by no name of ours: an error that is kept keeps it
         except DEVICE_ERRORS as error:
@@ -184,10 +236,14 @@ class BufferSet:
             raise self._contexts.access.failed(what, error) from error
 
     def _take_over_lent(self) -> None:
-        for slot in [slot for slot, buffer in enumerate(self._buffers) if buffer.lent]:
+        if self._loans_seen != BufferSet.loans:
+            self._loans_seen = BufferSet.loans
+            self._lent = [slot for slot, buffer in enumerate(self._buffers) if buffer.lent]
+        for slot in tuple(self._lent):
             self._sync(slot, self._to_device)
-            # Weights are filled once, inputs before every call.
-            self._buffers[slot].lent = slot in self._inputs
+            if slot not in self._inputs:  # weights are filled once, inputs before every call
+                self._buffers[slot].lent = False
+                self._lent.remove(slot)
 
     def _check_role(self, slot: int) -> None:
         argument = self.arguments[slot]
@@ -202,11 +258,31 @@ class BufferSet:
                 "not be written again; leave it out, replace it with preload(), or use another bo_key"
             )
 
-    def _check_inputs(self, given: Collection[int]) -> None:
-        missing = sorted(slot for slot in self._inputs.difference(given) if not self._buffers[slot].lent)
+    def _check_inputs(self, given: Collection[str]) -> None:
+        missing = sorted(
+            slot for slot in self._inputs if self._names[slot] not in given and not self._buffers[slot].lent
+        )
         if missing:
             names = ", ".join(str(self.arguments[slot]) for slot in missing)
             raise ArrayError(f"{self.label} needs {names}; an input is passed in every call")
+
+    def _check_filled(self) -> None:
+        if missing := self.unfilled:
+            raise ArrayError(
+                f"{self.label}: {', '.join(missing)} never written; pass them in the first call, or preload "
+                "them once"
+            )
+        self._filled = True
+
+    def _check_positions(self, given: int, *index_sets: Collection[int] | None) -> None:
+        wanted = len(self.arguments)
+        if given != wanted:
+            raise ArrayError(
+                f"{self.label} takes {wanted} arrays and was given {given}; pass one per argument"
+            )
+        for slot in (slot for indices in index_sets for slot in indices or ()):
+            if not 0 <= slot < wanted:
+                raise ArrayError(f"{self.label} has no slot {slot}; its {wanted} slots count from 0")
 
     def _misfit(self, slot: int, array: Array) -> ArrayError:
         argument = self.arguments[slot]

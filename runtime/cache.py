@@ -22,8 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
@@ -121,19 +119,17 @@ class KernelCache:
         is passed on to a program which shares its buffer is not copied; one of `unread` is for that alone,
         for its contents may be on the device only. Raises ArrayError, ArgumentError and RunError.
         """
-        name = program if isinstance(program, str) else program.name
-        buffers = self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
-        wanted = [buffers.slot(output) for output in outputs] if outputs is not None else buffers.outputs
-        moved, started = buffers.moved, time.perf_counter()
+        started = time.perf_counter()
+        buffers = self._set(program, bo_key)
+        wanted = buffers.outputs if outputs is None else [buffers.slot(output) for output in outputs]
+        moved = buffers.moved
         buffers.write_named(arrays)
         written = time.perf_counter()
         buffers.execute()
         executed = time.perf_counter()
         results = buffers.results(wanted, copy, unread)
         if self.profiler.enabled:
-            end = time.perf_counter()
-            spent = written - started, executed - written, end - executed
-            self.profiler.record(name, *spent, moved=buffers.moved - moved)
+            self._record(program, started, written, executed, buffers.moved - moved)
         return results
 
     def unfilled(self, program: Program | str, /, bo_key: str | None = None) -> list[str]:
@@ -184,26 +180,25 @@ class KernelCache:
         intermediate slots. Gives one array per argument: a read-only view for `output_indices` (default: the
         last), valid until the next call with this key, and an empty array for all others.
         """
+        started = time.perf_counter()
         buffers = self._set(name, bo_key)
-        _check_positions(buffers, len(inputs), output_indices, static_input_indices, intermediate_indices)
-        moved, started = buffers.moved, time.perf_counter()
-        skipped = buffers.written.intersection((*static_input_indices, *intermediate_indices))
-        for slot, array in enumerate(inputs):
-            if slot not in skipped:
-                buffers.write(slot, array)
+        plan = buffers.plan(len(inputs), output_indices, static_input_indices, intermediate_indices)
+        moved = buffers.moved
+        buffers.write_positions(plan, inputs)
         written = time.perf_counter()
         buffers.execute()
         executed = time.perf_counter()
-        wanted = (len(inputs) - 1,) if output_indices is None else output_indices
-        results = tuple(
-            buffers.read(slot) if slot in wanted else np.empty(0, dtype=array.dtype)
-            for slot, array in enumerate(inputs)
-        )
+        results = buffers.results_at(plan, inputs)
         if self.profiler.enabled:
-            end = time.perf_counter()
-            spent = written - started, executed - written, end - executed
-            self.profiler.record(name, *spent, moved=buffers.moved - moved)
+            self._record(name, started, written, executed, buffers.moved - moved)
         return results
+
+    def _record(
+        self, program: Program | str, started: float, written: float, executed: float, moved: int
+    ) -> None:
+        name = program if isinstance(program, str) else program.name
+        spent = written - started, executed - written, time.perf_counter() - executed
+        self.profiler.record(name, *spent, moved=moved)
 
     # buffers and lifetime
 
@@ -251,14 +246,3 @@ def _release(sets: dict[tuple[str, str], BufferSet], contexts: Contexts) -> None
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _check_positions(buffers: BufferSet, given: int, *index_sets: Collection[int] | None) -> None:
-    wanted = len(buffers.arguments)
-    if given != wanted:
-        raise ArrayError(
-            f"{buffers.label} takes {wanted} arrays and was given {given}; pass one per argument"
-        )
-    for slot in (slot for indices in index_sets for slot in indices or ()):
-        if not 0 <= slot < wanted:
-            raise ArrayError(f"{buffers.label} has no slot {slot}; its {wanted} slots count from 0")
