@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +74,33 @@ class Rows:
             return out[0]  # type: ignore[no-any-return]
         once = {token: self[token] for token in set(ids)}  # a prompt is mostly padding
         return np.stack([once[token] for token in ids])
+
+
+@contextmanager
+def reading_ahead(paths: Sequence[Path]) -> Iterator[None]:
+    """While this is open, a thread reads the files, so that the system has them in its cache when wanted.
+
+    What cannot be read is left for who wants it to find. Advice to the system alone (posix_fadvise) would
+    fetch no more than one request's worth of it.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_read_through, args=(paths, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _read_through(paths: Sequence[Path], ended: threading.Event) -> None:
+    chunk = bytearray(CHUNK_BYTES)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                while not ended.is_set() and file.readinto(chunk):
+                    pass
 
 
 class _File:

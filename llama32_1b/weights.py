@@ -8,15 +8,15 @@ are wanted in: nothing is kept here, no file stays mapped, and a model takes lit
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import WeightsError
-from llama32_1b.tensors import DTYPES, Rows, Tensor
+from llama32_1b.tensors import DTYPES, Rows, Tensor, reading_ahead
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -97,11 +97,9 @@ class Weights:
         """Output projection, (vocab_size, hidden_size): the embeddings themselves where they are tied."""
         return self._tensors[EMBED if self._config.tie_word_embeddings else LM_HEAD]
 
-    def read_ahead(self) -> None:
-        """Have the system fetch the files from the disk while something else goes on."""
-        for path in sorted({tensor.path for tensor in self._tensors.values()}):
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    def reading_ahead(self) -> AbstractContextManager[None]:
+        """While this is open, the files come from the disk into the system's cache."""
+        return reading_ahead(sorted({tensor.path for tensor in self._tensors.values()}))
 
 
 def _checked(found: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> Tensor:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,10 +137,27 @@ def test_a_file_that_changes_while_it_is_used(damaged):
         weights.final_norm.read()
 
 
-def test_reading_ahead_changes_nothing(make_checkpoint):
-    weights = open_weights(make_checkpoint())
-    weights.read_ahead()
-    assert weights.final_norm.read().any()
+def bytes_read():
+    """Of this process, by read calls, so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_files_are_read_ahead_until_that_is_closed(make_checkpoint):
+    weights, threads = open_weights(make_checkpoint()), threading.active_count()
+    size, before = weights.final_norm.path.stat().st_size, bytes_read()
+    deadline = time.monotonic() + 10
+    with weights.reading_ahead():
+        while bytes_read() < before + size and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert bytes_read() >= before + size
+    assert threading.active_count() == threads
+
+
+def test_a_file_that_went_is_no_matter_for_reading_ahead(damaged):
+    weights = open_weights(damaged)
+    weights.final_norm.path.unlink()
+    with weights.reading_ahead():
+        pass
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
