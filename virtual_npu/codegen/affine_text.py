@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from xdsl.ir.affine import (
-    AffineBinaryOpExpr,
-    AffineBinaryOpKind,
-    AffineConstantExpr,
-    AffineConstraintKind,
-    AffineDimExpr,
-    AffineExpr,
-    AffineMap,
-    AffineSet,
-    AffineSymExpr,
-)
+from xdsl.ir.affine import AffineBinaryOpKind, AffineConstraintKind, AffineExpr, AffineMap, AffineSet
 
+from virtual_npu.codegen.algebra import Algebra
 from virtual_npu.codegen.body import grouped, plus, times
 
-_FUNCTIONS = {
-    AffineBinaryOpKind.Mod: "vnpu::floor_mod",
-    AffineBinaryOpKind.FloorDiv: "vnpu::floor_div",
-    AffineBinaryOpKind.CeilDiv: "vnpu::ceil_div",
-}
+
+def _call(function: str) -> Callable[[str, str], str]:
+    return lambda left, right: f"vnpu::{function}({left}, {right})"
+
+
+_ALGEBRA: Algebra[str] = Algebra(
+    str,
+    {
+        AffineBinaryOpKind.Add: lambda left, right: grouped(plus(left, right)),
+        AffineBinaryOpKind.Mul: lambda left, right: grouped(times(left, right)),
+        AffineBinaryOpKind.Mod: _call("floor_mod"),
+        AffineBinaryOpKind.FloorDiv: _call("floor_div"),
+        AffineBinaryOpKind.CeilDiv: _call("ceil_div"),
+    },
+)
 _CONSTRAINTS = {AffineConstraintKind.ge: ">=", AffineConstraintKind.le: "<=", AffineConstraintKind.eq: "=="}
 
 
 def expression(expr: AffineExpr, dims: Sequence[str], symbols: Sequence[str] = ()) -> str:
     """C++ text of an affine expression over given dimension and symbol texts."""
-    if isinstance(expr, AffineConstantExpr):
-        return str(expr.value)
-    if isinstance(expr, AffineDimExpr):
-        return dims[expr.position]
-    if isinstance(expr, AffineSymExpr):
-        return symbols[expr.position]
-    assert isinstance(expr, AffineBinaryOpExpr)
-    left, right = (expression(side, dims, symbols) for side in (expr.lhs, expr.rhs))
-    if expr.kind is AffineBinaryOpKind.Add:
-        return grouped(plus(left, right))
-    if expr.kind is AffineBinaryOpKind.Mul:
-        return grouped(times(left, right))
-    return f"{_FUNCTIONS[expr.kind]}({left}, {right})"
+    text = _ALGEBRA.value(expr, [*dims, *symbols], len(dims))
+    assert text is not None  # every operation has a text
+    return text
 
 
 def results(map_: AffineMap, operands: Sequence[str]) -> list[str]:

@@ -7,17 +7,10 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects import affine, scf
 from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr, IntegerType
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
-from xdsl.ir.affine import (
-    AffineBinaryOpExpr,
-    AffineBinaryOpKind,
-    AffineConstantExpr,
-    AffineDimExpr,
-    AffineExpr,
-    AffineMap,
-    AffineSymExpr,
-)
+from xdsl.ir.affine import AffineBinaryOpKind, AffineExpr, AffineMap
 
 from air_dialect.ops import HierarchyOp
+from virtual_npu.codegen.algebra import Algebra
 
 Interval = tuple[int, int]
 """The smallest and the largest value, both included."""
@@ -133,15 +126,7 @@ def _of_result(op: Operation) -> Interval | None:
 
 def of_expression(expr: AffineExpr, operands: Sequence[Interval | None], dims: int) -> Interval | None:
     """The values of an affine expression; operands are the dimensions, then the symbols."""
-    if isinstance(expr, AffineConstantExpr):
-        return expr.value, expr.value
-    if isinstance(expr, AffineDimExpr):
-        return operands[expr.position]
-    if isinstance(expr, AffineSymExpr):
-        return operands[dims + expr.position]
-    assert isinstance(expr, AffineBinaryOpExpr)
-    left, right = (of_expression(side, operands, dims) for side in (expr.lhs, expr.rhs))
-    return None if left is None or right is None else _KINDS[expr.kind](left, right)
+    return _ALGEBRA.value(expr, operands, dims)
 
 
 def add(left: Interval, right: Interval) -> Interval:
@@ -215,13 +200,16 @@ _MAPS: dict[str, Callable[[Sequence[Interval | None]], Interval | None]] = {
     "affine.min": lambda found: _fold(min, found),
     "affine.max": lambda found: _fold(max, found),
 }
-_KINDS: dict[AffineBinaryOpKind, Callable[[Interval, Interval], Interval | None]] = {
-    AffineBinaryOpKind.Add: add,
-    AffineBinaryOpKind.Mul: multiply,
-    AffineBinaryOpKind.FloorDiv: _floor_divide,
-    AffineBinaryOpKind.CeilDiv: _ceil_divide,
-    AffineBinaryOpKind.Mod: _modulo,
-}
+_ALGEBRA: Algebra[Interval] = Algebra(
+    lambda value: (value, value),
+    {
+        AffineBinaryOpKind.Add: add,
+        AffineBinaryOpKind.Mul: multiply,
+        AffineBinaryOpKind.FloorDiv: _floor_divide,
+        AffineBinaryOpKind.CeilDiv: _ceil_divide,
+        AffineBinaryOpKind.Mod: _modulo,
+    },
+)
 _FUNCTIONS: dict[str, Callable[..., Interval | None]] = {
     "arith.index_cast": lambda value: value,
     "index.casts": lambda value: value,

@@ -7,15 +7,9 @@ from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import AffineMapAttr
 from xdsl.ir import OpResult, SSAValue
-from xdsl.ir.affine import (
-    AffineBinaryOpExpr,
-    AffineBinaryOpKind,
-    AffineConstantExpr,
-    AffineDimExpr,
-    AffineExpr,
-    AffineSymExpr,
-)
+from xdsl.ir.affine import AffineBinaryOpKind
 
+from virtual_npu.codegen.algebra import Algebra
 from virtual_npu.codegen.intervals import Interval, add, interval, multiply
 
 
@@ -81,24 +75,10 @@ def _product(left: Linear, right: Linear) -> Linear | None:
 
 def _applied(map_: object, operands: Sequence[Linear]) -> Linear | None:
     assert isinstance(map_, AffineMapAttr)
-    return _of_expression(map_.data.results[0], operands, map_.data.num_dims)
+    return _ALGEBRA.value(map_.data.results[0], operands, map_.data.num_dims)
 
 
-def _of_expression(expr: AffineExpr, operands: Sequence[Linear], dims: int) -> Linear | None:
-    if isinstance(expr, AffineConstantExpr):
-        return Linear(expr.value)
-    if isinstance(expr, AffineDimExpr):
-        return operands[expr.position]
-    if isinstance(expr, AffineSymExpr):
-        return operands[dims + expr.position]
-    assert isinstance(expr, AffineBinaryOpExpr)
-    left, right = (_of_expression(side, operands, dims) for side in (expr.lhs, expr.rhs))
-    if left is None or right is None:
-        return None
-    if expr.kind is AffineBinaryOpKind.Add:
-        return left.plus(right)
-    return _product(left, right) if expr.kind is AffineBinaryOpKind.Mul else None
-
+_ALGEBRA = Algebra(Linear, {AffineBinaryOpKind.Add: Linear.plus, AffineBinaryOpKind.Mul: _product})
 
 _MADE_BY: dict[str, Callable[[object, Sequence[Linear]], Linear | None]] = {
     "affine.apply": _applied,

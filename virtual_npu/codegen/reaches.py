@@ -11,16 +11,9 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects import affine, scf
 from xdsl.dialects.builtin import AffineMapAttr, VectorType
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
-from xdsl.ir.affine import (
-    AffineBinaryOpExpr,
-    AffineBinaryOpKind,
-    AffineConstantExpr,
-    AffineDimExpr,
-    AffineExpr,
-    AffineMap,
-    AffineSymExpr,
-)
+from xdsl.ir.affine import AffineBinaryOpKind, AffineMap
 
+from virtual_npu.codegen.algebra import Algebra
 from virtual_npu.codegen.body import Body, attribute, grouped, plus, times
 from virtual_npu.codegen.effects import is_inside
 from virtual_npu.codegen.intervals import interval
@@ -83,7 +76,7 @@ def of_indices(
 ) -> list[Reach | None]:
     """The values of indices over all iterations of a nest."""
     bounds = [_bounds(body, nest, operand) for operand in operands]
-    return bounds if map_ is None else [_of_expression(expr, bounds, map_.num_dims) for expr in map_.results]
+    return bounds if map_ is None else [_ALGEBRA.value(expr, bounds, map_.num_dims) for expr in map_.results]
 
 
 def _lanes(op: Operation, rank: int) -> list[int]:
@@ -109,7 +102,7 @@ def _bounds(body: Body, nest: Operation, value: SSAValue) -> Reach | None:
     map_ = value.op.properties.get("map")
     bounds = [_bounds(body, nest, operand) for operand in value.op.operands]
     if value.op.name == "affine.apply" and isinstance(map_, AffineMapAttr):
-        return _of_expression(map_.data.results[0], bounds, map_.data.num_dims)
+        return _ALGEBRA.value(map_.data.results[0], bounds, map_.data.num_dims)
     function = _FUNCTIONS.get(value.op.name)
     known_bounds = [bound for bound in bounds if bound is not None]
     return function(*known_bounds) if function and len(known_bounds) == len(bounds) else None
@@ -136,24 +129,7 @@ def _of_only_result(
     if len(map_.data.results) != 1:
         return None
     bounds = [_bounds(body, nest, operand) for operand in operands]
-    return _of_expression(map_.data.results[0], bounds, map_.data.num_dims)
-
-
-def _of_expression(expr: AffineExpr, operands: Sequence[Reach | None], dims: int) -> Reach | None:
-    """The values of a sum of multiples of operands."""
-    if isinstance(expr, AffineConstantExpr):
-        return str(expr.value), str(expr.value)
-    if isinstance(expr, AffineDimExpr):
-        return operands[expr.position]
-    if isinstance(expr, AffineSymExpr):
-        return operands[dims + expr.position]
-    assert isinstance(expr, AffineBinaryOpExpr)
-    left, right = (_of_expression(side, operands, dims) for side in (expr.lhs, expr.rhs))
-    if left is None or right is None:
-        return None
-    if expr.kind is AffineBinaryOpKind.Add:
-        return _add(left, right)
-    return _multiply(left, right) if expr.kind is AffineBinaryOpKind.Mul else None
+    return _ALGEBRA.value(map_.data.results[0], bounds, map_.data.num_dims)
 
 
 def _add(left: Reach, right: Reach) -> Reach:
@@ -172,6 +148,10 @@ def _multiply(left: Reach, right: Reach) -> Reach | None:
     return times(grouped(other[0]), by[0]), times(grouped(other[1]), by[0])
 
 
+_ALGEBRA: Algebra[Reach] = Algebra(
+    lambda value: (str(value), str(value)),
+    {AffineBinaryOpKind.Add: _add, AffineBinaryOpKind.Mul: _multiply},
+)
 _FUNCTIONS: dict[str, Callable[..., Reach | None]] = {
     "arith.addi": _add,
     "arith.subi": _subtract,
