@@ -242,11 +242,12 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
   return false;
 }
 
+#if VNPU_CHECKS
+
 // Behind a conflicting operation. Two that have tokens are merely kept apart, so that a run in order gives the same
 // result every time; a run that draws its schedule lets them go.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
-    if (claims_[i].task->done && !kChecks) continue;
     const bool learns = holds_back(claims_[i].task->strand.lineage, task.strand.lineage);
     if (!learns && island_.draws() && !task.is_release) continue;
     for (const Use &use : uses) {
@@ -257,6 +258,22 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
     }
   }
 }
+
+#else
+
+// Behind the conflicting operations, from the latest on. One that writes all that is used here waits for those before it.
+void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
+  for (const Use &use : uses) {
+    for (int i = claims_.size() - 1; i >= 0; --i) {
+      const Claim &claim = claims_[i];
+      if (!conflict(use, claim.use)) continue;
+      if (!claim.task->done) task.await(claim.task);
+      if (claim.use.writes && claim.use.low <= use.low && use.high <= claim.use.high) break;
+    }
+  }
+}
+
+#endif
 
 void Sequencer::await_tokens(Task &task, const Token &after) {
   if (after.task()) task.await(after.task());

@@ -27,19 +27,28 @@ class List {
   List() = default;
   List(const List &) = delete;
   List &operator=(const List &) = delete;
-  ~List() { __builtin_free(items_); }
+  ~List() {
+    if (items_) pool_give(items_);
+  }
   int size() const { return size_; }
   T &operator[](int i) { return items_[i]; }
   void push(const T &item) {
-    if (size_ == capacity_) {
-      capacity_ = capacity_ ? 2 * capacity_ : 8;
-      items_ = static_cast<T *>(__builtin_realloc(items_, size_t(capacity_) * sizeof(T)));
-    }
+    if (size_ == capacity_) grow();
     items_[size_++] = item;
   }
   void shrink(int size) { size_ = size; }
 
  private:
+  void grow() {
+    capacity_ = capacity_ ? 2 * capacity_ : 8;
+    T *const larger = static_cast<T *>(pool_take(capacity_ * i64(sizeof(T))));
+    if (items_) {
+      __builtin_memcpy(larger, items_, size_t(size_) * sizeof(T));
+      pool_give(items_);
+    }
+    items_ = larger;
+  }
+
   T *items_ = nullptr;
   int size_ = 0, capacity_ = 0;
 };
@@ -50,6 +59,8 @@ class Task {
  public:
   explicit Task(Island &island);
   virtual ~Task();
+  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+  static void operator delete(void *task) { pool_give(task); }
   // Called once, when everything the task waits for is done; leads, now or later, to finish().
   virtual void start() = 0;
   void begin() {
