@@ -15,7 +15,6 @@ from rich.table import Table
 
 from benchmarks import bench
 from benchmarks.figures import table
-from benchmarks.machine import check_memory
 from llama32_1b.checkpoint import find_checkpoint
 from llama32_1b.cli import Parser, default_cache_dir, run_command, whole_number
 from llama32_1b.errors import UserError
@@ -95,8 +94,7 @@ def print_whole(shown: Table, console: Console) -> None:
 def synthetic_checkpoint(report: Reporter) -> Path:
     """The synthetic Llama-3.2-1B, made where it is missing."""
     if not SYNTHETIC.is_dir():
-        needed = int(bench.MEMORY_FACTOR * weight_bytes(LLAMA_3_2_1B)) + bench.MEMORY_BESIDE
-        check_memory(needed, "end other programs, or measure the small one with MODEL=demo")
+        bench.check_memory(LLAMA_3_2_1B, bench.LONGEST, weight_bytes(LLAMA_3_2_1B))
         report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {SYNTHETIC}, once")
         write_checkpoint(LLAMA_3_2_1B, SYNTHETIC, 0, report)
     return SYNTHETIC

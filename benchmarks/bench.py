@@ -13,24 +13,22 @@ from typing import Any
 
 from benchmarks.bandwidth import MemoryReader
 from benchmarks.figures import OURS, THEIRS, Samples, record
-from benchmarks.machine import check_memory, describe, load_average
+from benchmarks.machine import describe, load_average
 from benchmarks.sides import WARM_UP
 from benchmarks.worker import Worker, working
 from llama32_1b.config import LlamaConfig, load_config
 from llama32_1b.errors import UserError
+from llama32_1b.footprint import footprint, require
 from llama32_1b.progress import Reporter, Step
 from llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from llama32_1b.weights import EMBED, expected_shapes
 from multi_launch_builder.limits import SEQ_LEN_STEP
+from runtime.memory import size
+from verify.reference import reference_bytes
 from virtual_npu import knobs
 
 LONGEST = 2048
 SHORT_CONTEXT = 128
-
-MEMORY_FACTOR = 5.5
-"""Times the checkpoint's bytes: both sides at once, and the checkpoint in the page cache."""
-MEMORY_BESIDE = 2_000_000_000
-"""Bytes for everything else of both processes."""
 
 STEPS_BEFORE = 4
 STEPS_OF_ROUND = 5
@@ -81,12 +79,17 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
+def check_memory(config: LlamaConfig, seq_len: int, nbytes: int) -> None:
+    """TooLittleMemoryError without room for both sides, and the checkpoint's `nbytes` in the page cache."""
+    ours, theirs = footprint(config, seq_len).total, reference_bytes(config, BF16_BYTES)
+    parts = f" (ours {size(ours)}, theirs {size(theirs)}, the checkpoint in the page cache {size(nbytes)})"
+    require(ours + theirs + nbytes, "the comparison", ["measure the small one with MODEL=demo"], parts)
+
+
 def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str, Any], Samples]:
     """Measure, and give what build/bench.json holds. `work` is a folder for programs and logs, made anew."""
     nbytes = checkpoint_bytes(plan.folder)
-    check_memory(
-        int(MEMORY_FACTOR * nbytes) + MEMORY_BESIDE, "end other programs, or measure a smaller MODEL"
-    )
+    check_memory(plan.config, plan.prefill, nbytes)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     samples = Samples(nbytes, weight_bytes_per_token(plan.config), plan.prefill, plan.contexts)

@@ -1,4 +1,4 @@
-"""What the machine is, how much memory is left, and what a process took of it. No name of host or user."""
+"""What the machine is, and what a process took of its memory. No name of host or user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llama32_1b.errors import UserError
 from virtual_npu import knobs
 from virtual_npu.compiler import find_compiler
 from virtual_npu.fingerprint import tool_version
@@ -34,21 +33,6 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
     }
-
-
-def available_bytes() -> int | None:
-    """Memory that could be had without swapping; None where the system does not say."""
-    return _meminfo("MemAvailable")
-
-
-def check_memory(needed: int, what_to_reduce: str) -> None:
-    """UserError where the system says that less than `needed` bytes can be had."""
-    available = available_bytes()
-    if available is not None and available < needed:
-        raise UserError(
-            f"this takes about {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available: "
-            f"{what_to_reduce}"
-        )
 
 
 def peak_bytes() -> int:

@@ -11,6 +11,10 @@ class UsageError(UserError):
     """A command line that makes no sense."""
 
 
+class TooLittleMemoryError(UserError):
+    """What was asked for takes more memory than this process could be given."""
+
+
 class CheckpointError(UserError):
     """A checkpoint that is missing, damaged, or not a Llama that this project can run."""
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from kernel_builder.arguments import Argument, Role
+from kernel_builder.arguments import Argument, ArgumentTable, Role
 from multi_launch_builder import Program
 from runtime import Sharing, Static
 
@@ -27,7 +27,14 @@ def buffer_set(name: str, layer: int) -> str:
     return name if name in WITHOUT_LAYERS else f"{name}_L{layer}"
 
 
-def sharing(programs: Mapping[str, Program], layers: int) -> Sharing:
+class HasArguments(Protocol):
+    """A program, or the plan of one."""
+
+    @property
+    def arguments(self) -> ArgumentTable: ...
+
+
+def sharing(programs: Mapping[str, HasArguments], layers: int) -> Sharing:
     """Where the programs of a layer find what others made, and what they read alike.
 
     A layer's weights have one place for prefill and decode: both read Hugging Face's layout, under one name.

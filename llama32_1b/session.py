@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs, open_cache
+from llama32_1b.footprint import check_memory
 from llama32_1b.generate import Generation, never
 from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
@@ -65,9 +66,11 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     """Compile what is not yet compiled, then fill each layer's buffer objects with its weights.
 
     After this, a call writes activations alone. With `options.fallback`, a device that fails, now or later,
-    is replaced by that backend, whose programs are compiled only then. Raises as compile_programs does, and
-    RunError for a device that fails without one.
+    is replaced by that backend, whose programs are compiled only then. Raises TooLittleMemoryError before
+    anything else is done, what compile_programs raises, and RunError for a device that fails without one.
     """
+    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
+    check_memory(checkpoint.config, seq_len, options.backend.access.copies)
     programs, cache = compile_programs(checkpoint.config, options, report)
 
     def prepare(fallback: Backend) -> KernelCache:
@@ -78,7 +81,6 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
 
     stand_in = functools.partial(prepare, options.fallback) if options.fallback else None
     running = Running(cache, report.note, stand_in)
-    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
     model = assemble(checkpoint, programs, running, seq_len, cache.profiler.span)
     try:
         _preload(model, checkpoint, report)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact
 from runtime.errors import RunError
+from virtual_npu import knobs
 
 Report = Callable[[str], None]
 
@@ -46,6 +47,10 @@ class DeviceAccess(Protocol):
     def largest_buffer(self) -> int:
         """Bytes of the largest buffer object that programs address right."""
 
+    @property
+    def copies(self) -> int:
+        """How often a buffer object is kept in the machine's memory."""
+
     def reserve(self, report: Report) -> None:
         """Before the device is opened: keep other processes off it. Tells `report` while that takes."""
 
@@ -73,6 +78,10 @@ class VirtualAccess:
 
     contexts = sys.maxsize
     largest_buffer = sys.maxsize
+
+    @property
+    def copies(self) -> int:
+        return 2 if knobs.strict() else 1
 
     def reserve(self, report: Report) -> None:
         pass

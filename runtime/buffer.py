@@ -28,6 +28,11 @@ Static: TypeAlias = Array | Callable[[Array], None]
 """What a weight or table is filled with: an array, or a function that is given the buffer and fills it."""
 
 
+def in_force(sharing: Sharing) -> Sharing:
+    """The table, or nothing where AERIE_SHARE_BUFFERS is 0."""
+    return sharing if knobs.SHARE_BUFFERS.get() == "1" else NOTHING_SHARED
+
+
 class Buffer:
     """A buffer object that holds one argument, of one set or of several that share it.
 
@@ -53,7 +58,7 @@ class Buffers:
 
     def __init__(self, buffer_object: Callable[[str, Argument], Any], sharing: Sharing) -> None:
         self._buffer_object = buffer_object
-        self._sharing = sharing if knobs.SHARE_BUFFERS.get() == "1" else NOTHING_SHARED
+        self._sharing = in_force(sharing)
         self._shared: WeakValueDictionary[str, Buffer] = WeakValueDictionary()
 
     def of(self, label: str, bo_key: str, argument: Argument) -> Buffer:

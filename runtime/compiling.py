@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runtime import knobs
 from runtime.artifacts import Artifact
+from runtime.memory import GIB, available_bytes
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
@@ -49,8 +48,6 @@ OnProgress = Callable[[Progress], None]
 SHARE = 0.8
 """Of the memory that is free, what compilers may take: the rest is for what cannot be foreseen."""
 
-GIB = 1 << 30
-
 
 def memory_budget() -> int:
     """Bytes that compilations side by side may take: as AERIE_COMPILE_MEMORY says, else most of what is free.
@@ -62,12 +59,9 @@ def memory_budget() -> int:
 
 
 def _free_bytes() -> int:
-    """What the system has without swapping: Linux says so, elsewhere it is all there is."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if found:
-            return int(found.group(1)) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """What this process could be given; where nothing says, all that the machine has."""
+    available = available_bytes()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if available is None else available
 
 
 Begin = Callable[[str], AbstractContextManager[None]]

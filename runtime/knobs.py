@@ -39,8 +39,16 @@ SHARE_BUFFERS = Knob(
     ("0", "1").__contains__,
 )
 
+CHECK_MEMORY = Knob(
+    "AERIE_CHECK_MEMORY",
+    "1",
+    "1: what needs more memory than is available is refused before it begins; 0: it is tried",
+    "0 or 1",
+    ("0", "1").__contains__,
+)
+
 COMPILING = (COMPILE_MEMORY, COMPILE_TIMEOUT)
-TABLE = (*COMPILING, SHARE_BUFFERS)
+TABLE = (*COMPILING, SHARE_BUFFERS, CHECK_MEMORY)
 
 
 def check() -> None:

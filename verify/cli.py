@@ -21,7 +21,7 @@ from llama32_1b.cli import (
     run_command,
 )
 from llama32_1b.commands import runtime_options
-from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.session import Session, prepare_runtime
@@ -30,7 +30,7 @@ from verify.files import make_folder
 from verify.gate import Record, verify
 from verify.identity import Case, Identity, identities
 from verify.prompts import choose_prompts
-from verify.reference import Reference, import_torch
+from verify.reference import Reference, check_memory_beside, import_torch
 from verify.report import print_record, save_record
 from verify.subject import BROKEN, one_line
 
@@ -70,6 +70,8 @@ def gate(arguments: argparse.Namespace) -> int:
     import_torch()  # what may be missing is looked for before anything is compiled in vain
     make_folder(arguments.out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
+    check_memory_beside(checkpoint.config, seq_len, options.backend.access.copies)
     reference = Reference.open(checkpoint.folder)
     session = prepare_runtime(checkpoint, options, report)
     record = _verify(session, reference, checkpoint, options, report, arguments.full)

@@ -9,6 +9,7 @@ from pathlib import Path
 from llama32_1b.checkpoint import find_checkpoint, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.commands import prompt_ids, runtime_options
+from llama32_1b.compiling import choose_seq_len
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.session import Session, prepare_runtime
@@ -17,7 +18,7 @@ from verify.diagnosis_report import as_json, print_diagnosis
 from verify.files import write_whole
 from verify.ladder import Diagnosis, diagnose
 from verify.page import render
-from verify.reference import Reference, import_torch
+from verify.reference import Reference, check_memory_beside, import_torch
 
 NOTHING_NAMED, NAMED = 0, 1
 
@@ -38,6 +39,8 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     import_torch()  # before anything is compiled in vain
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     ids = prompt_ids(checkpoint, arguments, options)
+    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
+    check_memory_beside(checkpoint.config, seq_len, options.backend.access.copies)
     reference = Reference.open(checkpoint.folder)
     session = prepare_runtime(checkpoint, options, report)
     report.note(f"diagnosis of {len(ids)} tokens")

@@ -7,6 +7,7 @@ how far ours may be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import CheckpointError, UserError
+from llama32_1b.footprint import footprint, require
 from llama32_1b.numerics import F32Array
+from llama32_1b.weights import expected_shapes
+from runtime.memory import size
 from verify.prompts import Prompt
 from verify.rules import Distance, compare
 
 Note = Callable[[str], None]
 """Takes a line that says what is going on."""
+
+
+WORKING_BYTES = 1 << 30
+"""Of torch, and of what a forward pass takes beside the parameters; a prompt of 2048 tokens took less."""
 
 
 def silent(line: str) -> None:
@@ -123,6 +132,22 @@ def _expected(exact: Reference, prompt: Prompt, answer: Answer, positions: F32Ar
     if positions is None:
         return Expected(answer, rounding, None, None)
     return Expected(answer, rounding, positions, compare(positions, logits[:length]))
+
+
+def reference_bytes(config: LlamaConfig, *parameter_bytes: int) -> int:
+    """What references take of memory together, of which one has parameters of so many bytes each."""
+    parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
+    return WORKING_BYTES + sum(parameter_bytes) * parameters
+
+
+def check_memory_beside(config: LlamaConfig, seq_len: int, copies: int) -> None:
+    """Raises TooLittleMemoryError where a session with its references, in bf16 and float32, takes too much.
+
+    Arguments as of llama32_1b.footprint.footprint.
+    """
+    ours, theirs = footprint(config, seq_len, copies).total, reference_bytes(config, 2, 4)
+    parts = f" (ours {size(ours)}, that of transformers in bf16 and float32 {size(theirs)})"
+    require(ours + theirs, "the model beside its reference", ["take a smaller model"], parts)
 
 
 def import_torch() -> Any:

@@ -11,21 +11,17 @@ from pathlib import Path
 
 from board.doctor.findings import Finding, Status
 from board.doctor.machine import Machine
+from runtime.memory import GIB, available_bytes, size
 from runtime.npu import versions
 from virtual_npu.compiler import find_compiler
 from virtual_npu.errors import VirtualNpuError
 
-GIB = 1 << 30
 MEMORY_BYTES = 4 * GIB
 """For a C++ compiler per CPU and the tests' models; a checkpoint's own needs are its own check."""
 DISK_BYTES = 5 * GIB
 """For upstream's wheels, which unpack to several GiB, and compiled programs (25 MiB for the demo model)."""
 OLDEST_CLANG = (14,)
 """The first clang with all of C++20 that generated code uses; g++ has its own number in versions.py."""
-
-
-def size(nbytes: int) -> str:
-    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes >> 20} MiB"
 
 
 def python(_: Machine, version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
@@ -85,19 +81,13 @@ def compiler(machine: Machine) -> Finding:
 def memory(machine: Machine) -> Finding:
     """Memory that could be had now, without pushing others out."""
     wanted = f"{size(MEMORY_BYTES)} free"
-    available = available_memory(machine)
+    available = available_bytes(machine.root)
     if available is None:
         return Finding(Status.UNKNOWN, "/proc/meminfo does not say", wanted)
     found = f"{size(available)} free"
     if available < MEMORY_BYTES:
         return Finding(Status.WARNING, found, wanted, "close other programs; compiling may be slow or fail")
     return Finding(Status.OK, found, wanted)
-
-
-def available_memory(machine: Machine) -> int | None:
-    """MemAvailable in bytes; None where the kernel does not say."""
-    told = re.search(r"^MemAvailable:\s+(\d+) kB", machine.read("/proc/meminfo") or "", re.MULTILINE)
-    return int(told.group(1)) << 10 if told else None
 
 
 def _free(folder: Path) -> int:

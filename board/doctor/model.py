@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from board.doctor.basics import available_memory, size
 from board.doctor.findings import Finding, Status
 from board.doctor.machine import Machine
 from llama32_1b.checkpoint import DEMO, HUB_FILES, HUB_ID, find_checkpoint
+from llama32_1b.compiling import choose_seq_len
 from llama32_1b.config import LlamaConfig, load_config
 from llama32_1b.errors import UserError
-from llama32_1b.weights import FINAL_NORM, Weights, expected_shapes
+from llama32_1b.footprint import footprint
+from llama32_1b.weights import Weights
+from runtime.memory import available_bytes, size
 
-BF16_BYTES = 2
-WANTED = "a Llama checkpoint whose weights fit in memory"
+WANTED = "a Llama checkpoint that fits in memory"
 
 
 def checkpoint(machine: Machine) -> Finding:
@@ -44,21 +44,15 @@ def _folder(model: str) -> Path | None:
 
 
 def _fits(machine: Machine, config: LlamaConfig) -> Finding:
-    needed, available = weight_bytes(config), available_memory(machine)
-    found = f"{machine.model}, {config.num_hidden_layers} layers, {size(needed)} of weights in memory"
-    if available is not None and needed > available:
-        fix = f"close other programs, or take a smaller model: {size(available)} are free"
-        return Finding(Status.FAILED, found, WANTED, fix)
+    seq_len = choose_seq_len(config, None)
+    needed, available = footprint(config, seq_len), available_bytes(machine.root)
+    layers = config.num_hidden_layers
+    found = (
+        f"{machine.model}, {layers} layers, {size(needed.total)} of memory for prompts of {seq_len} tokens"
+    )
+    if available is not None and needed.total > available:
+        fix = (
+            f"close other programs, or take a shorter SEQ_LEN or a smaller model: {size(available)} are free"
+        )
+        return Finding(Status.FAILED, f"{found} ({needed})", WANTED, fix)
     return Finding(Status.OK, found, WANTED)
-
-
-def weight_bytes(config: LlamaConfig) -> int:
-    """Bytes of the weights as a session holds them.
-
-    One copy of a layer serves prefill and decode. Of the embedding table only the rows of a prompt are read;
-    where it is the output projection too, that is held.
-    """
-    sizes = {name: math.prod(shape) for name, shape in expected_shapes(config).items()}
-    layers = sum(size for name, size in sizes.items() if ".layers." in name)
-    head = config.vocab_size * config.hidden_size
-    return BF16_BYTES * (layers + sizes[FINAL_NORM] + head)

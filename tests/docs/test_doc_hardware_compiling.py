@@ -16,7 +16,6 @@ from multi_launch_builder.programs import (
     rms_gemms_rope,
     rms_gemv_rope,
 )
-from runtime import knobs
 from runtime.npu.readings import READINGS
 
 PAGE = "hardware.md"
@@ -49,11 +48,6 @@ def test_optimisation_of_the_kernels() -> None:
         plain(source, f"-{user.OPTIMIZE.level}", user.OPTIMIZE.reason) for source, user in users.items()
     ]
     assert table(PAGE, "kernel", "level", "why that one") == expected
-
-
-def test_knobs() -> None:
-    expected = [plain(knob.name, knob.default or "(empty)", knob.meaning) for knob in knobs.COMPILING]
-    assert table(PAGE, "variable", "default", "meaning") == expected
 
 
 def test_known_messages() -> None:

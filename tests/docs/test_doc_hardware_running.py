@@ -14,15 +14,6 @@ def section():
     return re.search(r"\n## Running\n(.*?)\n## ", (DOCS / PAGE).read_text(), re.DOTALL)[1]
 
 
-def test_knobs_of_running():
-    shown = {
-        name: (default, meaning)
-        for name, default, meaning in table(PAGE, "variable of running", "default", "meaning")
-    }
-    for knob in knobs.TABLE:
-        assert shown[knob.name] == (knob.default or "(empty)", knob.meaning)
-
-
 def test_states():
     ends = [final for value, final in states.FINAL.items() if value != states.COMPLETED]
     shown = table(PAGE, "state", "what happened", "usually")

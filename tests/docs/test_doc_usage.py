@@ -23,24 +23,11 @@ from llama32_1b.chat import HELP
 from llama32_1b.checkpoint import DEMO_FOLDER
 from llama32_1b.commands import _record
 from llama32_1b.generate import FinishReason
-from llama32_1b.native import HOST_CODE
 from multi_launch_builder.limits import RULES
-from runtime.knobs import SHARE_BUFFERS
-from virtual_npu import knobs
 
 PAGE = "usage.md"
 MAKEFILE = (DOCS.parent / "Makefile").read_text()
 TEXT = (DOCS / PAGE).read_text()
-
-
-def test_knobs() -> None:
-    expected = [(knob.name, knob.default or "(empty)", knob.meaning) for knob in knobs.TABLE]
-    assert table(PAGE, "variable", "default", "meaning") == expected
-
-
-def test_the_knobs_of_every_backend() -> None:
-    shown = table(PAGE, "variable of every backend", "default", "meaning")
-    assert shown == [(knob.name, knob.default, knob.meaning) for knob in (HOST_CODE, SHARE_BUFFERS)]
 
 
 def test_make_targets() -> None:

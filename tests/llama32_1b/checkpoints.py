@@ -64,7 +64,9 @@ def write_checkpoint(
     """A random Llama of SMALL with `changes`, saved by transformers, with a tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # on standard error, which tests read
     torch.manual_seed(seed)
     settings = {**SMALL, **changes}
     model = LlamaForCausalLM(LlamaConfig(**settings)).to(getattr(torch, dtype))

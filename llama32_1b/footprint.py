@@ -1,0 +1,104 @@
+"""How much memory a session takes, from the programs' argument tables, and whether there is that much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llama32_1b.config import LlamaConfig
+from llama32_1b.errors import TooLittleMemoryError
+from llama32_1b.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
+from multi_launch_builder import legal_seq_len
+from multi_launch_builder.programs import plan_programs
+from runtime.knobs import CHECK_MEMORY
+from runtime.memory import available_bytes, buffer_bytes, size, ways_to_save
+
+BF16_BYTES = 2
+ANSWER_TOKENS = 128
+"""Of an answer after the longest prompt; a longer one takes more for its KV cache."""
+WORKING_BYTES = 128 << 20
+"""The interpreter with its libraries, the programs as objects, and what they work with."""
+TOKEN_BYTES = 1 << 10
+"""Of the tokenizer, for each token of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; the KV
+    cache of the longest prompt with an answer; the RoPE table on the host; and what Python works with."""
+
+    weights: int
+    activations: int
+    kv_cache: int
+    rope_table: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.kv_cache + self.rope_table + self.working
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights,
+            "activations": self.activations,
+            "KV cache": self.kv_cache,
+            "all else": self.rope_table + self.working,
+        }
+        return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
+
+
+def footprint(config: LlamaConfig, seq_len: int, copies: int = 1) -> Footprint:
+    """What a session takes whose programs are compiled for prompts of `seq_len` tokens.
+
+    copies: how often the device keeps a buffer (DeviceAccess.copies). Raises UnsupportedShapeError.
+    """
+    plans = plan_programs(config.shape, seq_len)
+    layers = config.num_hidden_layers
+    sets = [
+        (buffer_set(name, layer), plans[name].arguments)
+        for name in PROGRAMS
+        for layer in range(layers if name in LAYER_PROGRAMS else 1)
+    ]
+    buffers = buffer_bytes(sets, sharing(plans, layers), copies)
+    positions = min(seq_len + ANSWER_TOKENS, config.max_position_embeddings)
+    of_position = 2 * config.num_key_value_heads * config.head_dim * BF16_BYTES
+    rope_rows = max(seq_len, config.max_position_embeddings)
+    return Footprint(
+        weights=buffers.weights,
+        activations=buffers.activations,
+        kv_cache=layers * positions * of_position,
+        rope_table=rope_rows * config.head_dim * BF16_BYTES,
+        working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
+    )
+
+
+def check_memory(config: LlamaConfig, seq_len: int, copies: int = 1) -> None:
+    """Raises TooLittleMemoryError where a session takes more than this process could be given."""
+    needed = footprint(config, seq_len, copies)
+    ways = [*_shorter(config, seq_len, copies), *ways_to_save(copies), "take a smaller model"]
+    require(needed.total, f"the model with prompts of up to {seq_len} tokens", ways, f" ({needed})")
+
+
+def require(needed: int, what: str, ways: Sequence[str], parts: str = "") -> None:
+    """Raises TooLittleMemoryError where this process could not be given `needed` bytes for `what`.
+
+    ways: what could be done about it, beside ending other programs.
+    """
+    available = available_bytes()
+    if available is None or needed <= available or CHECK_MEMORY.get() == "0":
+        return
+    raise TooLittleMemoryError(
+        f"{what} takes about {size(needed)} of memory{parts} and {size(available)} are available, so the "
+        f"system would end it on the way: {', '.join([*ways, 'end other programs'])}, or try it all the same "
+        f"with {CHECK_MEMORY.name}=0"
+    )
+
+
+def _shorter(config: LlamaConfig, seq_len: int, copies: int) -> Sequence[str]:
+    """The longest of seq_len's halves that fits, as an advice."""
+    available, half = available_bytes() or 0, seq_len // 2
+    while half and (length := legal_seq_len(config.shape, half)) < seq_len:
+        if footprint(config, length, copies).total <= available:
+            return [f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"]
+        half //= 2
+    return []

@@ -1,0 +1,187 @@
+"""What a session takes of memory, held to what one does take; too little is refused at once."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from llama32_1b import footprint as module
+from llama32_1b.checkpoint import DEMO_FOLDER
+from llama32_1b.cli import default_cache_dir, main
+from llama32_1b.config import load_config
+from llama32_1b.errors import TooLittleMemoryError
+from llama32_1b.footprint import check_memory, footprint, require
+from llama32_1b.synthetic.__main__ import main as synthesise
+from llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from llama32_1b.weights import expected_shapes
+from verify import cli as verify_cli
+from verify.reference import reference_bytes
+
+MIB = 1 << 20
+OURS = "the model with prompts of up to"
+
+
+@pytest.fixture
+def have(monkeypatch):
+    """have(nbytes): so much is available."""
+    return lambda nbytes: monkeypatch.setattr(module, "available_bytes", lambda: nbytes)
+
+
+def test_full_size():
+    """One copy of every weight; nothing of it depends on how many layers share the activations."""
+    config = LLAMA_3_2_1B
+    needed = footprint(config, 2048)
+    assert needed.weights == pytest.approx(2_471_628_800, rel=0.001)
+    assert needed.kv_cache == 16 * (2048 + 128) * 2 * 512 * 2
+    fewer = footprint(replace(config, num_hidden_layers=1), 2048)
+    assert fewer.activations == pytest.approx(needed.activations, rel=0.1)
+    assert footprint(config, 512).activations < 0.3 * needed.activations
+    assert needed.total < 1.25 * 2_471_628_800
+
+
+def test_without_sharing_and_in_strict_memory(monkeypatch):
+    shared = footprint(LLAMA_3_2_1B, 2048)
+    assert footprint(LLAMA_3_2_1B, 2048, copies=2).weights == 2 * shared.weights
+    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "0")
+    apart = footprint(LLAMA_3_2_1B, 2048)
+    assert apart.weights > 1.7 * shared.weights
+    assert apart.activations > 10 * shared.activations
+
+
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+from llama32_1b.checkpoint import open_checkpoint
+from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.footprint import footprint
+from llama32_1b.decode import decode_step
+from llama32_1b.lm_head import next_token_logits
+from llama32_1b.prefill import prefill
+from llama32_1b.progress import Reporter
+from llama32_1b.session import prepare_runtime
+from runtime import select_backend
+checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
+backend = select_backend("virtual")
+model = prepare_runtime(checkpoint, RuntimeOptions(None, backend, cache), Reporter()).model
+kept = model.new_cache(model.longest_prompt + 4)
+row = prefill(model, [7] * model.longest_prompt, kept)[-1]
+for token in range(4):
+    next_token_logits(model, row)
+    row = decode_step(model, token, kept)
+peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
+needed = footprint(model.config, model.seq_len, backend.access.copies)
+print(json.dumps([int(peak) * 1024, needed.total, needed.activations]))
+"""
+
+
+def check_measured(folder, cache, **environment):
+    """Peak memory of a process that runs the longest prompt and a few tokens, against what was foreseen."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(folder), str(cache)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "VNPU_THREADS": "2", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    peak, foreseen, activations = json.loads(done.stdout)
+    assert peak <= foreseen <= 1.05 * peak + 48 * MIB, f"{peak / MIB:.0f}, foreseen {foreseen / MIB:.0f}"
+    return activations
+
+
+def test_the_demo_takes_what_was_foreseen():
+    check_measured(DEMO_FOLDER, default_cache_dir())
+
+
+@pytest.mark.long
+def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
+    """Weights and activations count here: with buffers shared and apart, and in strict memory."""
+    assert synthesise([str(tmp_path / "one"), "--layers", "1"]) == 0
+    shared = check_measured(tmp_path / "one", tmp_path / "cache")
+    assert shared > 100 * MIB
+    assert check_measured(tmp_path / "one", tmp_path / "cache", AERIE_SHARE_BUFFERS="0") > 1.4 * shared
+    assert check_measured(tmp_path / "one", tmp_path / "cache", VNPU_STRICT="1") == 2 * shared
+
+
+def test_enough_memory_is_no_error(have):
+    config = load_config(DEMO_FOLDER)
+    for available in (footprint(config, 128).total, 1 << 50, None):
+        have(available)
+        check_memory(config, 128)
+
+
+def test_too_little_memory_is_told_with_what_to_reduce(have):
+    have(2800 * MIB)
+    with pytest.raises(TooLittleMemoryError) as refused:
+        check_memory(LLAMA_3_2_1B, 8192)
+    said = str(refused.value)
+    assert said.startswith(f"{OURS} 8192 tokens takes about 3.5 GiB of memory (weights 2.3 GiB, activations ")
+    assert "KV cache 260 MiB, all else 269 MiB) and 2.7 GiB are available, so the system would end it" in said
+    assert said.endswith(
+        "on the way: compile for at most 1024 tokens with --seq-len (SEQ_LEN), take a smaller model, end "
+        "other programs, or try it all the same with AERIE_CHECK_MEMORY=0"
+    )
+
+
+def test_no_advice_that_does_not_help(have):
+    have(100 * MIB)
+    with pytest.raises(TooLittleMemoryError, match=r"on the way: take a smaller model, end other programs"):
+        check_memory(LLAMA_3_2_1B, 2048)
+
+
+def test_what_makes_buffers_large_is_named(have, monkeypatch):
+    have(3 << 30)
+    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "0")
+    with pytest.raises(TooLittleMemoryError, match="unset AERIE_SHARE_BUFFERS, unset VNPU_STRICT, take a sm"):
+        check_memory(LLAMA_3_2_1B, 2048, copies=2)
+
+
+def test_the_check_can_be_turned_off(have, monkeypatch):
+    have(1)
+    with pytest.raises(
+        TooLittleMemoryError, match=r"^it takes about 2 MiB of memory and 0 MiB are available"
+    ):
+        require(2 * MIB, "it", [])
+    monkeypatch.setenv("AERIE_CHECK_MEMORY", "0")
+    require(2 * MIB, "it", [])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("run", "--prompt", "Hi"), ("profile", "--prompt", "Hi"), ("chat",)],
+    ids=lambda words: words[0],
+)
+def test_every_command_that_loads_refuses_at_once(command, have, tmp_path, capsys):
+    have(50 * MIB)
+    cache = tmp_path / "cache"
+    assert main([*command, "--backend", "virtual", "--cache-dir", str(cache)]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"error: {OURS} 128 tokens takes about ")
+    assert captured.out == ""
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("command", [("gate",), ("diagnosis", "--prompt", "Hi")], ids=lambda words: words[0])
+def test_verifying_counts_the_reference(command, have, tmp_path, capsys):
+    config = load_config(DEMO_FOLDER)
+    parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
+    assert reference_bytes(config, 2, 4) - reference_bytes(config, 2) == 4 * parameters
+    have(footprint(config, 128).total + 50 * MIB)
+    cache = tmp_path / "cache"
+    arguments = [*command, "--backend", "virtual", "--cache-dir", str(cache), "--out", str(tmp_path / "out")]
+    assert verify_cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the model beside its reference takes about 1.")
+    assert not cache.exists()
+
+
+def test_a_compilation_needs_no_room_for_the_model(have, monkeypatch, tmp_path):
+    have(50 * MIB)
+    compiled = []
+    monkeypatch.setattr("llama32_1b.commands.compile_programs", lambda *given: compiled.append(given))
+    assert main(["compile", "--backend", "virtual", "--cache-dir", str(tmp_path)]) == 0
+    assert compiled
