@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import prepare_runtime
+from llama32_1b.tensors import Tensor
 from runtime import select_backend
 
 QUESTION = "What is the capital of France?"
@@ -152,10 +154,18 @@ def forward(model, prompt, tokens):
 
 @pytest.mark.parametrize(("share", "strict"), [("1", "1"), ("0", "0"), ("0", "1")])
 def test_shared_buffers_change_no_bit(session, monkeypatch, share, strict):
-    """Strict memory is apart from the host's: what is passed on without the host must have got there."""
+    """Strict memory is apart from the host's: what is passed on without the host must have got there.
+
+    A layer's tensors are read once where prefill and decode share them, once for each where they do not.
+    """
     monkeypatch.setenv("AERIE_SHARE_BUFFERS", share)
     monkeypatch.setenv("VNPU_STRICT", strict)
+    reads, rows_into = Counter(), Tensor.rows_into
+    monkeypatch.setattr(
+        Tensor, "rows_into", lambda *given: reads.update([given[0].name]) or rows_into(*given)
+    )
     other = open_session(open_checkpoint(DEMO_FOLDER))
+    assert {count for name, count in reads.items() if ".layers." in name} == {{"1": 1, "0": 2}[share]}
     prompt, tokens = ask(session, QUESTION), [5, 77, 300]
     assert forward(other.model, prompt, tokens) == forward(session.model, prompt, tokens)
 

@@ -18,7 +18,7 @@ from llama32_1b import tensors
 from llama32_1b.config import load_config
 from llama32_1b.errors import WeightsError
 from llama32_1b.model import _lm_head_statics
-from llama32_1b.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS
+from llama32_1b.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS, sharing
 from llama32_1b.weights import EMBED, LAYER_TENSORS, Weights, expected_shapes
 
 bf16 = ml_dtypes.bfloat16
@@ -276,3 +276,19 @@ def test_names_of_a_layer_are_those_of_the_programs(make_checkpoint, programs_wi
         ]
         assert {a.name: (a.shape, a.dtype.numpy) for a in weights} == shapes
     assert set(LAYER_TENSORS) == set(shapes)
+
+
+def test_prefill_and_decode_share_a_layers_weights_and_nothing_else(make_checkpoint, programs_without_text):
+    config = load_config(make_checkpoint())
+    programs = programs_without_text(config.shape, 64)
+    places = {}
+    for (bo_key, argument), place in sharing(programs, 2).items():
+        places.setdefault(place, set()).add((bo_key.rpartition("_L")[2], argument))
+    assert {place: ends for place, ends in places.items() if place.startswith("L")} == {
+        f"L{layer}.{name}": {(str(layer), name)} for layer in range(2) for name in LAYER_TENSORS
+    }
+    prefill, decode = (
+        {place for (key, _), place in sharing(programs, 2).items() if key.startswith(stage)}
+        for stage in (("rms_gemms", "flash", "o_ffn"), ("rms_gemv", "o_gemv"))
+    )
+    assert prefill & decode == {f"L{layer}.{name}" for layer in range(2) for name in LAYER_TENSORS}
