@@ -16,7 +16,7 @@ from llama32_1b.compiling import RuntimeOptions, compile_programs
 from llama32_1b.config import load_config
 from llama32_1b.decode import decode_step
 from llama32_1b.kv_cache import KVCache
-from llama32_1b.lm_head import next_token_logits
+from llama32_1b.lm_head import next_token_row
 from llama32_1b.native import native_attention
 from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
@@ -74,7 +74,7 @@ class Ours:
         ids = prompt(length, model.config.vocab_size)
         started = time.perf_counter()
         self._cache = model.new_cache(length + room)
-        token = Sampler()(next_token_logits(model, prefill(model, ids, self._cache)[-1]))
+        token = Sampler()(next_token_row(model, prefill(model, ids, self._cache)[-1]))
         return {"seconds": time.perf_counter() - started, "token": token}
 
     def decode(self, context: int, tokens: int) -> Answer:
@@ -86,7 +86,7 @@ class Ours:
         def step() -> tuple[float, float, float]:
             calls = self._in_calls()
             started, in_code_before, in_programs = time.perf_counter(), in_code(), Library.seconds
-            sampler(next_token_logits(model, decode_step(model, 1, cache)))
+            sampler(next_token_row(model, decode_step(model, 1, cache)))
             spent = time.perf_counter() - started
             called = self._in_calls()
             overhead = (called[1] - calls[1]) - (Library.seconds - in_programs)

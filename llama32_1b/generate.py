@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llama32_1b.decode import decode_step
 from llama32_1b.errors import UserError
-from llama32_1b.lm_head import next_token_logits
+from llama32_1b.lm_head import next_token_row
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array
 from llama32_1b.prefill import check_prompt, prefill
@@ -120,7 +120,7 @@ class Generation:
         return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
 
     def _pick(self, hidden: BF16Array) -> int:
-        logits = self._step(lambda: next_token_logits(self._model, hidden))
+        logits = self._step(lambda: next_token_row(self._model, hidden))
         with self._model.host_timer("sampling"):
             token = self._sampler(logits)
         self._last = time.perf_counter()

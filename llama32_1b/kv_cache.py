@@ -18,24 +18,27 @@ class KVCache:
 
     def __init__(self, config: LlamaConfig, capacity: int) -> None:
         shape = (config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
-        self._keys = np.zeros(shape, bf16)
-        self._values = np.zeros(shape, bf16)
+        keys, values = np.zeros(shape, bf16), np.zeros(shape, bf16)
+        self._layers = list(zip(keys, values, strict=True))
+        # numpy copies an element type that is not its own one by one, and the bits of it as a block.
+        self._bits = list(zip(keys.view(np.uint16), values.view(np.uint16), strict=True))
         self.capacity = capacity
         self.length = 0
 
     def layer(self, layer: int) -> tuple[BF16Array, BF16Array]:
         """Keys and values of one layer, each (kv_heads, capacity, head_dim), not copied."""
-        return self._keys[layer], self._values[layer]
+        return self._layers[layer]
 
     def write(self, layer: int, position: int, keys: BF16Array, values: BF16Array) -> None:
         """Store rows for positions from `position` on; keys and values are (rows, kv_heads * head_dim)."""
         rows = keys.shape[0]
         if position + rows > self.capacity:
             raise IndexError(f"positions {position}..{position + rows - 1} in a cache of {self.capacity}")
-        for stored, given in ((self._keys, keys), (self._values, values)):
-            _, heads, _, head_dim = stored.shape
-            by_head = given.reshape(rows, heads, head_dim).transpose(1, 0, 2)
-            stored[layer, :, position : position + rows] = by_head
+        for stored, given in zip(self._bits[layer], (keys, values), strict=True):
+            heads, _, head_dim = stored.shape
+            bits = given.astype(bf16, copy=False).view(np.uint16)
+            by_head = bits.reshape(rows, heads, head_dim).transpose(1, 0, 2)
+            stored[:, position : position + rows] = by_head
 
     def advance(self, positions: int) -> None:
         """Count `positions` more as held, once every layer has written them."""

@@ -26,6 +26,6 @@ def widen(values: BF16Array) -> F32Array:
 def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
     """x / rms(x) * weight over the last axis; x is (..., hidden), weight is (hidden,)."""
     wide = widen(x)
-    mean_square = np.mean(wide * wide, axis=-1, keepdims=True, dtype=np.float32)
+    mean_square = np.add.reduce(wide * wide, axis=-1, keepdims=True) / np.float32(x.shape[-1])
     normed: F32Array = wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)
     return normed.astype(bf16)

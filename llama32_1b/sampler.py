@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llama32_1b.errors import UserError
-from llama32_1b.numerics import F32Array
+from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
 
 F64Array: TypeAlias = npt.NDArray[np.float64]
+
+INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
+"""Of bf16: the bits of +infinity, and the sign."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,15 @@ class Sampler:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def __call__(self, logits: F32Array) -> int:
-        """The next token for logits of shape (vocab_size,). Equal logits: the lowest id, when greedy."""
+    def __call__(self, logits: F32Array | BF16Array) -> int:
+        """The next token for logits of shape (vocab_size,), float32 or bf16.
+
+        Equal logits: the lowest id, when greedy. FloatingPointError where one is not finite.
+        """
+        if logits.dtype == bf16:
+            if self.greedy and (token := _most_likely(logits.view(np.uint16))) is not None:
+                return token
+            logits = widen(logits)
         if not np.isfinite(logits).all():
             raise FloatingPointError("the logits hold values that are not finite; the forward pass is broken")
         if self.greedy:
@@ -56,6 +66,16 @@ class Sampler:
         # A token stays while those before it have not yet reached top_p, so the first always stays.
         kept = np.cumsum(probabilities) - probabilities < self.top_p
         return int(self._random.choice(likely[kept], p=_normalised(probabilities[kept])))
+
+
+def _most_likely(bits: npt.NDArray[np.uint16]) -> int | None:
+    """The place of the largest of bf16 values, from their bits; None where these do not tell.
+
+    Without their sign the bits of floats are in the order of their values, and infinities and NaN come last.
+    """
+    token = int(np.argmax(bits.view(np.int16)))
+    is_positive = 0 < bits[token] < INFINITY_BITS
+    return token if is_positive and np.max(bits) < NEGATIVE + INFINITY_BITS else None
 
 
 def _softmax(values: F64Array) -> F64Array:

@@ -126,12 +126,16 @@ def check() -> None:
         knob.get()
 
 
+@functools.cache
+def _cpus() -> int:
+    """How many CPUs this process may use, at its first call."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads() -> int:
     """How many threads a run uses. Raises KnobError when VNPU_THREADS is no number of threads."""
     text = THREADS.get()
-    if text:
-        return int(text)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(text) if text else _cpus()
 
 
 def strict() -> bool:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import math
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,27 @@ ELEMENTS = 32
 """A head's width must be a multiple of this: of two of the widest vectors."""
 
 
+class Addresses:
+    """Where arrays lie: numpy is asked once for each, as long as it lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[BF16Array], int]] = {}
+
+    def of(self, array: BF16Array) -> int:
+        key = id(array)
+        found = self._known.get(key)
+        if found is None or found[0]() is not array:
+            gone = weakref.ref(array, lambda _: self._known.pop(key, None))
+            found = self._known[key] = gone, array.ctypes.data
+        return found[1]
+
+
 class NativeAttention:
     """The function of decode_attention.cc. `seconds` is the time spent in it so far."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.seconds = 0.0
+        self._addresses = Addresses()
         self._function = library.decode_attention
         pointers, sizes = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 6
         self._function.argtypes = [*pointers, *sizes, ctypes.c_float, ctypes.c_int64]
@@ -50,7 +67,7 @@ class NativeAttention:
         if not isinstance(visible, slice) or keys.shape[2] % ELEMENTS:
             return False
         start, stop, step = visible.indices(keys.shape[1])
-        in_place = all(array.flags.c_contiguous for array in (query, keys, values))
+        in_place = query.flags.c_contiguous and keys.flags.c_contiguous and values.flags.c_contiguous
         return step == 1 and start < stop and in_place
 
     def __call__(self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: slice) -> BF16Array:
@@ -58,7 +75,8 @@ class NativeAttention:
         kv_heads, capacity, head_dim = keys.shape
         start, stop, _ = visible.indices(capacity)
         out = np.empty(query.shape, bf16)
-        pointers = [array.ctypes.data for array in (query, keys, values, out)]
+        at = self._addresses.of
+        pointers = at(query), at(keys), at(values), out.ctypes.data
         sizes = query.size // head_dim, kv_heads, head_dim, capacity * head_dim, start, stop
         started = time.perf_counter()
         self._function(*pointers, *sizes, 1 / math.sqrt(head_dim), knobs.threads())
