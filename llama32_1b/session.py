@@ -65,13 +65,15 @@ class Session:
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:
     """Compile what is not yet compiled, then fill each layer's buffer objects with its weights.
 
-    After this, a call writes activations alone. With `options.fallback`, a device that fails, now or later,
-    is replaced by that backend, whose programs are compiled only then. Raises TooLittleMemoryError before
-    anything else is done, what compile_programs raises, and RunError for a device that fails without one.
+    While programs are compiled, the weights' files come from the disk into the system's cache. After this, a
+    call writes activations alone. With `options.fallback`, a device that fails, now or later, is replaced by
+    that backend, whose programs are compiled only then. Raises TooLittleMemoryError before anything else is
+    done, what compile_programs raises, and RunError for a device that fails without one.
     """
     seq_len = choose_seq_len(checkpoint.config, options.seq_len)
     check_memory(checkpoint.config, seq_len, options.backend.access.copies)
-    programs, cache = compile_programs(checkpoint.config, options, report)
+    with checkpoint.weights.reading_ahead():
+        programs, cache = compile_programs(checkpoint.config, options, report)
 
     def prepare(fallback: Backend) -> KernelCache:
         other = open_cache(options.cache_dir, fallback, programs, checkpoint.config, cache.profiler, report)
