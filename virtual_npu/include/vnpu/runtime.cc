@@ -394,7 +394,12 @@ struct Side {
 
 template <int Bytes>
 void copy_run(char *dst, const char *src, i64 count, i64 dst_step, i64 src_step) {
-  for (i64 i = 0; i < count; ++i) memcpy(dst + i * dst_step, src + i * src_step, Bytes);
+  constexpr i64 kAhead = 16;
+  for (i64 i = 0; i < count; ++i) {
+    // A CPU foresees steps of a line or so; longer ones it has to be told of.
+    for (int line = 0; Bytes >= 64 && line < Bytes; line += 64) __builtin_prefetch(src + (i + kAhead) * src_step + line);
+    memcpy(dst + i * dst_step, src + i * src_step, Bytes);
+  }
 }
 
 // `count` blocks of `bytes`.
