@@ -17,6 +17,9 @@ FULL_SIZE = [
     ("gemm", {"m": 2048, "k": 2048, "n": 512}),
     ("gemm", {"m": 2048, "k": 2048, "n": 8192}),
     ("gemm", {"m": 2048, "k": 8192, "n": 2048}),
+    ("gemm", {"m": 2048, "k": 2048, "n": 512, "b_transposed": True}),
+    ("gemm", {"m": 2048, "k": 2048, "n": 8192, "b_transposed": True}),
+    ("gemm", {"m": 2048, "k": 8192, "n": 2048, "b_transposed": True}),
     ("rms_norm", {"rows": 2048, "cols": 2048}),
     ("rms_norm", {"rows": None, "cols": 2048}),
     ("eltwise_add", {"rows": 2048, "cols": 2048}),
@@ -47,8 +50,9 @@ def test_full_size_llama_shapes_fit(name: str, parameters: dict[str, int]) -> No
     check(registry()[name].build(**parameters).module).require()
 
 
-def test_gemm_is_counted_as_its_schedule_says() -> None:
-    report = check(registry()["gemm"].build(2048, 2048, 512).module)
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_gemm_is_counted_as_its_schedule_says(b_transposed: bool) -> None:
+    report = check(registry()["gemm"].build(2048, 2048, 512, b_transposed=b_transposed).module)
     assert used(report, "trips of one dimension") == 8
     assert used(report, "cores") == 32
     # stack 1024, accumulator 32x128 f32, its bf16 copy, and 32x32 and 32x128 bf16 twice

@@ -79,6 +79,19 @@ def test_gemv_in_pieces_has_the_bits_of_whole_rows(
     np.testing.assert_array_equal(out, whole)
 
 
+@pytest.mark.parametrize("count", [1, 6])
+def test_blocks_are_turned_in_place(build_cc: Any, kernels_folder: Path, count: int) -> None:
+    """Every block, no more than that, and bit for bit, NaN included."""
+    turn = build_cc(
+        kernels_folder / "transpose_blocks.cc", {"TRANSPOSED_BLOCKS": count}
+    ).transpose_blocks_bf16
+    before = np.random.default_rng(0).integers(0, 1 << 16, (count + 1, 8, 8)).astype(np.uint16)
+    after = before.copy()
+    turn(after)
+    np.testing.assert_array_equal(after[:count], before[:count].swapaxes(1, 2))
+    np.testing.assert_array_equal(after[count], before[count])
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_rope_turns_halves_of_a_head(build_cc: Any, kernels_folder: Path, head_dim: int) -> None:
     rope = build_cc(kernels_folder / "rope_halfsplit.cc").rope
