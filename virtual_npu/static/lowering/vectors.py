@@ -77,7 +77,8 @@ PRODUCTS = (
     refused(
         "vector.contract", "any x f32", by.VECTOR_TO_VECTOR, by.TO_AIEVEC,
         note="the second matrix is transposed first, and a transposition of 1024 bits is not lowered",
-        instead="hold B as (k, n), or turn its blocks in a C++ function first, as kernels_cc/transpose_blocks.cc does",
+        instead="hold B as (k, n), or turn its blocks in a C++ function first, "
+        "as kernels_cc/transpose_blocks.cc does",
         details=(f"8x8x8 {_BF16} b transposed",),
     ),
     wrong(
