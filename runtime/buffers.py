@@ -76,6 +76,7 @@ class BufferSet:
         except BaseException:
             self.close()
             raise
+        self._forms = [(buffer.view.shape, buffer.view.dtype) for buffer in self._buffers]
 
     def slot(self, name: str) -> int:
         """The slot of an argument; ArgumentError with the nearest names where there is none."""
@@ -87,10 +88,15 @@ class BufferSet:
 
         What another program left in this very buffer is there already, and is not copied.
         """
-        if array is not self._buffers[slot].result:
-            self._fill(slot, array)
-            self._sync(slot, self._to_device)
-            self._buffers[slot].written = True
+        buffers = self._buffers  # no single one by name: an error that is kept keeps what names it
+        if array is buffers[slot].result:
+            return
+        shape, dtype = self._forms[slot]
+        if array.shape != shape or array.dtype != dtype:
+            raise self._misfit(slot, array)
+        buffers[slot].view[...] = array
+        self._sync(slot, self._to_device)
+        buffers[slot].written = True
 
     def fill(self, slot: int, static: Static) -> None:
         """Bring a weight or table to the device: an array, or what a function puts into the buffer."""
@@ -153,7 +159,9 @@ class BufferSet:
     def write_named(self, arrays: Mapping[str, Array]) -> None:
         """Write the arrays of one call by name: every input, and weights only where none were written."""
         for name, array in arrays.items():
-            slot = self.slot(name)
+            slot = self._slots.get(name)
+            if slot is None:
+                slot = self.slot(name)
             if slot not in self._inputs:
                 self._check_role(slot)
             self.write(slot, array)
@@ -164,7 +172,8 @@ class BufferSet:
 
     def execute(self) -> None:
         """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
-        self._take_over_lent()
+        if self._lent or self._loans_seen != BufferSet.loans:
+            self._take_over_lent()
         contexts = self._contexts
         program = contexts.load(self._artifact)
         try:
@@ -200,12 +209,6 @@ class BufferSet:
         """Release the run and the buffers. Views of `read` and `lend` are dead once nobody shares them."""
         self._contexts.forget_run(self._artifact, self.label)
         self._buffers.clear()
-
-    def _fill(self, slot: int, array: Array) -> None:
-        view = self._buffers[slot].view
-        if array.shape != view.shape or array.dtype != view.dtype:
-            raise self._misfit(slot, array)
-        view[...] = array
 
     def _leave(self, slot: int) -> Array:
         """As `read`, but a buffer that is shared is not brought to the host: its next reader is a program."""

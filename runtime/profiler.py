@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -71,7 +72,9 @@ class Profiler:
 
     def record(self, program: str, write: float, run: float, read: float, moved: int = 0) -> None:
         """One call: seconds spent writing arguments, running, reading results; bytes moved by the host."""
-        times = self.programs.setdefault(program, ProgramTimes())
+        times = self.programs.get(program)
+        if times is None:
+            times = self.programs[program] = ProgramTimes()
         times.calls += 1
         times.moved += moved
         times.write += write
@@ -80,21 +83,18 @@ class Profiler:
         times.flops, times.nbytes = self._work.get(program, (0.0, 0.0))
         self._counted += write + run + read
 
-    @contextlib.contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> AbstractContextManager[None]:
         """Host work under a name. What is recorded inside it counts there, not here."""
-        if not self.enabled:
-            yield
-            return
-        counted, started = self._counted, time.perf_counter()
-        try:
-            yield
-        finally:
-            own = time.perf_counter() - started - (self._counted - counted)
-            times = self.spans.setdefault(name, SpanTimes())
-            times.calls += 1
-            times.total += own
-            self._counted += own
+        return _Span(self, name) if self.enabled else contextlib.nullcontext()
+
+    def count_span(self, name: str, seconds: float) -> None:
+        """Host work of that many seconds, without what was recorded inside it."""
+        times = self.spans.get(name)
+        if times is None:
+            times = self.spans[name] = SpanTimes()
+        times.calls += 1
+        times.total += seconds
+        self._counted += seconds
 
     @property
     def total(self) -> float:
@@ -144,6 +144,20 @@ class Profiler:
             console.print(table)
         finally:
             console.width = narrow
+
+
+class _Span:
+    """Times what it is entered around."""
+
+    def __init__(self, profiler: Profiler, name: str) -> None:
+        self._profiler, self._name = profiler, name
+
+    def __enter__(self) -> None:
+        self._counted, self._started = self._profiler.total, time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        spent = time.perf_counter() - self._started
+        self._profiler.count_span(self._name, spent - (self._profiler.total - self._counted))
 
 
 def _percentages(times: Sequence[float]) -> list[str]:

@@ -54,9 +54,11 @@ class BufferObject:
                 f"sync direction {direction!r} is not one of the NPU's; use "
                 "xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE or XCL_BO_SYNC_BO_FROM_DEVICE"
             )
-        size = self._size - offset if size is None else size
-        _check_range("sync", size, offset, self._size)
+        if size is not None or offset:
+            size = self._size - offset if size is None else size
+            _check_range("sync", size, offset, self._size)
         if self._strict:
+            size = self._size if size is None else size
             part = slice(self._start + offset, self._start + offset + size)
             to, of = (self._device, self._host) if direction == TO_DEVICE else (self._host, self._device)
             to.bytes[part] = of.bytes[part]

@@ -23,8 +23,12 @@ class RunQueue:
     def drain(self, until: Run) -> None:
         """Carry out started runs up to and with `until`; on return it is no longer pending."""
         with self._busy:
-            while until.pending and self._started:
-                self._started.popleft().execute()
+            started = self._started
+            while until.pending and started:
+                run = started.popleft()
+                run.execute()
+                if run is until:
+                    break
 
     def drain_within(self, until: Run, milliseconds: float | None) -> None:
         """As `drain`, but give up waiting (not running) after that time; None does not wait at all."""

@@ -81,23 +81,25 @@ class Run:
 
     def wait(self, timeout_ms: int = 0) -> ert_cmd_state:
         """Wait until the run ends, or for that many milliseconds (0: without limit); else TIMEOUT."""
-        self._refuse_unstarted("wait")
+        if self._state is NEW:
+            raise XrtError(f"wait() for a run of '{self._name}' that was never started; call start() first")
+        queue = self._device_queue() if self._strict else self._queue
         if timeout_ms > 0:
-            self._device_queue().drain_within(self, timeout_ms)
+            queue.drain_within(self, timeout_ms)
             return TIMEOUT if self.pending else self._state
-        self._device_queue().drain(self)
+        queue.drain(self)
         return self._state
 
     def wait2(self) -> None:
         """Wait until the run ends; XrtError with the reason unless it completed."""
-        if self.wait() != COMPLETED:
+        if self.wait() is not COMPLETED:
             reason = self._failure or "interrupted"
             raise XrtError(f"run of '{self._name}' ended in {self._state.name}: {reason}") from self._failure
 
     def state(self) -> ert_cmd_state:
         """The state now; does not wait."""
         if self.pending:
-            self._device_queue().drain_within(self, None)
+            self._queue.drain_within(self, None)
         return self._state
 
     @property
@@ -123,7 +125,8 @@ class Run:
             self._state = COMPLETED
 
     def _submit(self) -> None:
-        self._refuse_pending("start")
+        if self._state is QUEUED:
+            self._refuse_pending("start")
         if self._call is None and None in self._addresses:
             unset = [str(index) for index, address in enumerate(self._addresses) if address is None]
             raise XrtError(
@@ -132,7 +135,8 @@ class Run:
             )
         self._failure = None
         self._state = QUEUED
-        self._device_queue().submit(self)
+        queue = self._device_queue() if self._strict else self._queue
+        queue.submit(self)
 
     def _prepared(self) -> Call:
         """The call of the program, which stays the same until an argument changes."""
@@ -162,9 +166,8 @@ class Run:
         return np.array([value], dtype=np.int64)  # little-endian: narrower integers are its first bytes
 
     def _device_queue(self) -> RunQueue:
-        if self._strict:
-            self._kernel().get_context().get_device()  # refuses a device that was destroyed
-        return self._queue
+        """In strict mode, whose device may have been destroyed."""
+        return self._kernel().get_context().get_device().queue
 
     def _refuse_destroyed(self) -> None:
         self._kernel().get_context().get_elf()
@@ -174,10 +177,6 @@ class Run:
     def _refuse_pending(self, call: str) -> None:
         if self.pending:
             raise XrtError(f"{call}() while the run of '{self._name}' is under way; wait for it first")
-
-    def _refuse_unstarted(self, call: str) -> None:
-        if self._state == NEW:
-            raise XrtError(f"{call}() for a run of '{self._name}' that was never started; call start() first")
 
 
 class RunList:
