@@ -106,8 +106,7 @@ thread_local Pool pool;
 }  // namespace
 
 void *pool_take(i64 bytes) {
-  int size_class = 8;
-  while ((i64(1) << size_class) < bytes) ++size_class;
+  const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
   PoolBlock *block = pool.free_blocks[size_class];
   if (block) {
     pool.free_blocks[size_class] = block->next;
