@@ -20,6 +20,7 @@ from llama32_1b.checkpoint import DEMO
 from llama32_1b.errors import UsageError, UserError
 from multi_launch_builder import UnsupportedShapeError
 from runtime import AerieRuntimeError, ArrayError
+from runtime.memory import available_bytes, size
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -182,6 +183,16 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
 
 
+def no_memory(error: MemoryError) -> str:
+    """What is said where memory ends in spite of the check before."""
+    reason, available = str(error) or "without a reason", available_bytes()
+    left = "" if available is None else f", with {size(available)} available"
+    return (
+        f"the system gave no more memory ({reason}){left}: take a shorter --seq-len (SEQ_LEN) or a smaller "
+        "model, raise the limit (ulimit, container), or end other programs"
+    )
+
+
 def use_utf8() -> None:
     """Text is UTF-8 on every stream, whatever the locale says; what is not becomes U+FFFD or "?"."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -205,6 +216,9 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         raise  # a program called wrongly: ours, not the user's
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"error: {no_memory(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -138,7 +138,7 @@ class ArtifactStore:
         target = self.directory / recipe.backend / f"{recipe.stem}.elf"
         shutil.rmtree(work, ignore_errors=True)  # left behind by a process that was killed
         try:
-            work.mkdir(parents=True)
+            work.mkdir(parents=True, exist_ok=True)  # a compiler that outlived that one may yet write there
             target.parent.mkdir(exist_ok=True)
             started = time.perf_counter()
             made = compile_in(work)

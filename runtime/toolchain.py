@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import virtual_npu
 from runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
 from runtime.errors import CompileError
+from virtual_npu import compiler
 from virtual_npu.fingerprint import files_digest, text_digest, with_includes
 from virtual_npu.recipe import ingredients
 
@@ -109,4 +110,5 @@ class VirtualToolchain:
         return output
 
     def stop(self) -> None:
-        """Nothing to do: a Ctrl-C reaches the compilers by itself, which end with us."""
+        """Kill the compilers that run for any thread."""
+        compiler.stop()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +41,21 @@ _SANITIZE = (
 )
 
 
+_RUNNING: set[subprocess.Popen[str]] = set()
+"""Compilers under way in any thread, each with a session of its own, so that what it starts ends with it."""
+
+
+def stop() -> None:
+    """Kill the compilers that run for any thread; their callers get a ToolchainError."""
+    for process in tuple(_RUNNING):
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True)
 class Compiler:
     """A C++ compiler and its flags."""
@@ -47,8 +64,13 @@ class Compiler:
     flags: tuple[str, ...]
 
     def compile(self, source: Path, target: Path, extra: Sequence[str] = ()) -> None:
-        """Compile one file to an object. Raises ToolchainError with the compiler's own lines."""
-        self._run([*self.flags, *extra, "-c", str(source), "-o", str(target)], f"compiling {source.name}")
+        """Compile one file to an object. Raises ToolchainError with the compiler's own lines.
+
+        By way of pipes: a compiler that is killed leaves no temporary files.
+        """
+        self._run(
+            [*self.flags, *extra, "-pipe", "-c", str(source), "-o", str(target)], f"compiling {source.name}"
+        )
 
     def link(self, objects: Sequence[Path], target: Path) -> None:
         """Link objects to a shared object; undefined symbols are errors."""
@@ -63,11 +85,25 @@ class Compiler:
     def _run(self, arguments: Sequence[str], what: str) -> None:
         # A sanitizer that is preloaded watches programs, not their compiler.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        done = subprocess.run(
-            [self.path, *arguments], capture_output=True, text=True, check=False, env=environment
-        )
-        if done.returncode != 0:
-            raise ToolchainError(f"{what} failed; {self.path} says:\n{done.stderr.strip()}")
+        with subprocess.Popen(
+            [self.path, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as process:
+            _RUNNING.add(process)
+            try:
+                _, said = process.communicate()
+            except BaseException:  # Ctrl-C, which a session of its own does not get
+                _kill(process)
+                raise
+            finally:
+                _RUNNING.discard(process)
+        if process.returncode != 0:
+            raise ToolchainError(f"{what} failed; {self.path} says:\n{said.strip()}")
 
 
 def find_compiler(options: BuildOptions = EXACT) -> Compiler:

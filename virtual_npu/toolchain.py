@@ -12,7 +12,7 @@ from pathlib import Path
 import air_dialect
 from virtual_npu import knobs
 from virtual_npu.codegen.module import Generated, generate
-from virtual_npu.compiler import INCLUDE, Compiler, find_compiler
+from virtual_npu.compiler import INCLUDE, Compiler, find_compiler, stop
 from virtual_npu.errors import ParseError, ToolchainError
 from virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from virtual_npu.options import EXACT, BuildOptions
@@ -60,7 +60,7 @@ def build(
         if kept_in:
             _keep(generated.text, kept_in, output.stem if filename == "<string>" else Path(filename).stem)
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="vnpu-") as scratch:
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".work-") as scratch:
             _build_in(Path(scratch), compiler, generated, sources, output)
     except OSError as error:
         raise ToolchainError(
@@ -111,6 +111,11 @@ def _compile_all(
         running = [
             pool.submit(job, source, target) for (source, job), target in zip(jobs, objects, strict=True)
         ]
-        for job in running:
-            job.result()
+        try:
+            for job in running:
+                job.result()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop()
+            raise
     return objects

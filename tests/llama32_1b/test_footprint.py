@@ -179,6 +179,21 @@ def test_verifying_counts_the_reference(command, have, tmp_path, capsys):
     assert not cache.exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(MemoryError(), "without a reason"), (MemoryError("Unable to allocate"), "Unable to")],
+)
+def test_memory_that_ends_in_spite_of_the_check_is_one_line(error, reason, monkeypatch, capsys):
+    def end(*_):
+        raise error
+
+    monkeypatch.setattr("llama32_1b.commands.open_checkpoint", end)
+    assert main(["run", "--backend", "virtual", "--prompt", "Hi"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the system gave no more memory ({reason}")
+    assert "B available: take a shorter --seq-len (SEQ_LEN) or a smaller model, raise the limit" in line
+
+
 def test_a_compilation_needs_no_room_for_the_model(have, monkeypatch, tmp_path):
     have(50 * MIB)
     compiled = []

@@ -1,0 +1,173 @@
+"""`run` is stopped or killed as it compiles, loads, reads the prompt and answers: what is left, and the next run.
+
+Everything is in processes of their own, whose temporary files and caches are in folders of the test.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from llama32_1b.cli import default_cache_dir
+from llama32_1b.synthetic.__main__ import main as synthesise
+
+MARK = "TEST_RUN"
+SIGINT, SIGTERM, SIGKILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+STOPPED = 130
+
+START = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, it would be ignored
+sys.argv = ["llama32_1b", *sys.argv[1:]]
+runpy.run_module("llama32_1b", run_name="__main__", alter_sys=True)
+"""
+
+
+class Run:
+    """The command `run` under way. `said` are the lines of standard error so far."""
+
+    def __init__(self, folder, *arguments):
+        self.mark = f"{MARK}={uuid.uuid4()}"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        own = {"TMPDIR": str(self.temporary), "VNPU_CACHE": str(folder / "vnpu")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, "run", "--backend", "virtual", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **own, MARK: self.mark.partition("=")[2]},
+        )
+        self.said, self.answer = [], ""
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
+
+    def _listen(self):
+        for line in self.process.stderr:
+            self.said.append(line)
+
+    def wait_for(self, beginning):
+        """Until a line on standard error begins like this; "" waits for the answer's first letter."""
+        end = time.monotonic() + 120
+        if not beginning:
+            self.answer = self.process.stdout.read(1)
+        while beginning and not any(line.startswith(beginning) for line in self.said):
+            assert time.monotonic() < end, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.005)
+
+    def end(self):
+        """(exit code, standard output, standard error)."""
+        self.answer += self.process.stdout.read()
+        code = self.process.wait(timeout=120)
+        self._listener.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return code, self.answer, "".join(self.said)
+
+    def still_running(self):
+        """Processes that it started, or itself."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(entry.name)
+            except OSError:  # gone meanwhile, or another user's
+                continue
+        return found
+
+    def check_nothing_is_left(self, patience_s=30):
+        """No process, soon; no temporary file."""
+        end = time.monotonic() + patience_s
+        while self.still_running():
+            assert time.monotonic() < end, "processes go on"
+            time.sleep(0.1)
+        assert list(self.temporary.iterdir()) == []
+
+
+def stop(run, number, moment, after_s=0.0):
+    """Send a signal once `moment` has come. Exit code and last line are what they should be."""
+    run.wait_for(moment)
+    time.sleep(after_s)
+    run.process.send_signal(number)
+    sent = time.monotonic()
+    code, _, said = run.end()
+    assert "Traceback" not in said, said
+    assert code == (-SIGKILL if number == SIGKILL else STOPPED), said
+    if number != SIGKILL:
+        assert "stopped" in said.splitlines()[-1]
+        assert time.monotonic() - sent < 15
+    run.check_nothing_is_left()
+
+
+def test_ctrl_c_while_it_compiles(tmp_path):
+    """The compilers end with it, at once, and what was begun is gone."""
+    run = Run(tmp_path, "--prompt", "Hi", "--cache-dir", str(tmp_path / "programs"))
+    stop(run, SIGINT, "compiling", 1.0)
+    assert list((tmp_path / "programs" / "unfinished").iterdir()) == []
+    assert not list(tmp_path.rglob(".work-*"))
+
+
+def test_killed_in_its_answer(tmp_path):
+    """The next run answers as if nothing had been."""
+    asked = ("--prompt", "Count from 1 to 10.", "--cache-dir", str(default_cache_dir()))
+    stop(Run(tmp_path, *asked), SIGKILL, "")
+    code, answer, said = Run(tmp_path, *asked).end()
+    assert code == 0
+    assert answer.startswith("1, 2, 3")
+    assert "programs: 0 compiled, 6 from the cache" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=["kill -9", "kill"])
+def test_the_run_after_one_that_ended_while_it_compiled(number, tmp_path):
+    """It compiles what is missing, in spite of compilers that may have outlived the first by seconds."""
+    asked = ("--prompt", "What is the capital of France?", "--cache-dir", str(tmp_path / "programs"))
+    first = Run(tmp_path, *asked)
+    first.wait_for("compiling")
+    time.sleep(1.0)
+    first.process.send_signal(number)
+    first.end()
+    second = Run(tmp_path, *asked)  # at once
+    code, answer, said = second.end()
+    assert code == 0, said
+    assert "Paris" in answer
+    first.check_nothing_is_left()
+    second.check_nothing_is_left()
+    assert list((tmp_path / "programs" / "unfinished").iterdir()) == []
+    assert not list(tmp_path.rglob(".work-*"))
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory):
+    """A layer of Llama-3.2-1B in a folder with its caches; what it answers when nothing disturbs it."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    assert synthesise([str(folder / "one"), "--layers", "1"]) == 0
+    asked = (
+        *("--model", str(folder / "one"), "--cache-dir", str(folder / "programs"), "--seq-len", "2048"),
+        *("--prompt", "to be or not to be", "--raw", "--n-tokens", "48"),
+    )
+    code, answer, said = Run(folder, *asked).end()
+    assert code == 0, said
+    return folder, asked, answer
+
+
+MOMENTS = {"loading": ("programs:", 0.3), "reading the prompt": ("weights:", 0.3), "answering": ("", 0.1)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGKILL], ids=["Ctrl-C", "kill", "kill -9"])
+def test_a_layer_of_full_width_is_stopped(moment, number, layer):
+    folder, asked, undisturbed = layer
+    stop(Run(folder, *asked), number, *MOMENTS[moment])
+    code, answer, said = Run(folder, *asked).end()
+    assert code == 0, said
+    assert answer == undisturbed
+    assert "programs: 0 compiled, 6 from the cache" in said
