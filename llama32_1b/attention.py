@@ -10,9 +10,13 @@ import numpy as np
 
 from llama32_1b.native import native_attention
 from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
+from virtual_npu import knobs
 
 MaskRule: TypeAlias = Callable[[int], Any]
 """From the query's position to an index over key positions (a slice or a boolean array)."""
+
+Attend: TypeAlias = Callable[[BF16Array, BF16Array, BF16Array], BF16Array]
+"""From query, keys and values to what decode_attention gives."""
 
 
 def causal(position: int) -> slice:
@@ -30,11 +34,21 @@ def decode_attention(
     result, (heads * head_dim,), is rounded to bf16 once. In C++ where that can be had (llama32_1b.native),
     else in numpy; the two differ by the order of summation.
     """
+    return attention_at(position, mask)(query, keys, values)
+
+
+def attention_at(position: int, mask: MaskRule = causal) -> Attend:
+    """decode_attention at one position, for all layers of a token: what they share is looked up once."""
     visible = mask(position)
     native = native_attention()
-    if native and native.serves(query, keys, values, visible):
-        return native(query, keys, values, visible)
-    return reference_attention(query, keys, values, visible)
+    threads = knobs.threads() if native else 1
+
+    def attend(query: BF16Array, keys: BF16Array, values: BF16Array) -> BF16Array:
+        if native and native.serves(query, keys, values, visible):
+            return native(query, keys, values, visible, threads)
+        return reference_attention(query, keys, values, visible)
+
+    return attend
 
 
 def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:

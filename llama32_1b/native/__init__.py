@@ -17,7 +17,7 @@ import numpy as np
 
 from llama32_1b.errors import UserError
 from llama32_1b.numerics import BF16Array, bf16
-from virtual_npu import VirtualNpuError, knobs
+from virtual_npu import VirtualNpuError
 from virtual_npu.errors import KnobError
 from virtual_npu.host_code import load_host_code
 from virtual_npu.knobs import Knob
@@ -70,16 +70,18 @@ class NativeAttention:
         in_place = query.flags.c_contiguous and keys.flags.c_contiguous and values.flags.c_contiguous
         return step == 1 and start < stop and in_place
 
-    def __call__(self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: slice) -> BF16Array:
+    def __call__(
+        self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: slice, threads: int = 1
+    ) -> BF16Array:
         """As attention.reference_attention, for what `serves` accepts. The cache is read in place."""
         kv_heads, capacity, head_dim = keys.shape
         start, stop, _ = visible.indices(capacity)
         out = np.empty(query.shape, bf16)
         at = self._addresses.of
-        pointers = at(query), at(keys), at(values), out.ctypes.data
+        pointers = at(query), at(keys), at(values), out.__array_interface__["data"][0]
         sizes = query.size // head_dim, kv_heads, head_dim, capacity * head_dim, start, stop
         started = time.perf_counter()
-        self._function(*pointers, *sizes, 1 / math.sqrt(head_dim), knobs.threads())
+        self._function(*pointers, *sizes, 1 / math.sqrt(head_dim), threads)
         self.seconds += time.perf_counter() - started
         return out
 
