@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from llama32_1b.errors import UserError
+from llama32_1b.numerics import bf16
 from llama32_1b.sampler import Sampler
 
 LOGITS = np.array([1.0, 4.0, 3.0, 4.0, -2.0, 0.5], np.float32)
@@ -17,6 +18,30 @@ def test_greedy_takes_the_first_of_the_highest():
     assert Sampler()(LOGITS) == 1
     assert Sampler().greedy
     assert not Sampler(temperature=0.1).greedy
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [[1, 4, 3, 4], [-3, -1, -2, -1], [-1, -0.0, 0, -2], [-0.0, -1], [0, -0.0], [1e-40, -5], [3e38, 2]],
+    ids=str,
+)
+def test_bf16_logits_give_the_same_token(logits):
+    narrow = np.array(logits, np.float32).astype(bf16)
+    wide = narrow.astype(np.float32)
+    assert Sampler()(narrow) == Sampler()(wide) == int(np.argmax(wide))
+    assert Sampler(temperature=1.0, seed=3)(narrow) == Sampler(temperature=1.0, seed=3)(wide)
+
+
+def test_random_bf16_logits_give_the_same_token():
+    for seed in range(20):
+        drawn = np.random.default_rng(seed).normal(size=500).astype(bf16)
+        assert Sampler()(drawn) == int(np.argmax(drawn.astype(np.float32)))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, -np.nan])
+def test_bf16_logits_that_are_not_finite_are_refused(bad):
+    with pytest.raises(FloatingPointError, match="not finite"):
+        Sampler()(np.array([1, bad, 2], np.float32).astype(bf16))
 
 
 def test_seed_repeats_and_no_seed_does_not():

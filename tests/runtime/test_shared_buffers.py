@@ -46,6 +46,16 @@ def test_the_next_program_reads_what_the_first_made(strict, sharing_cache):
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X + 1), 4 * (X + 1))
 
 
+def test_what_is_lent_through_one_set_the_other_takes_over(strict, monkeypatch, sharing_cache):
+    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "1")
+    sharing_cache.preload("scale", "first", w=W)
+    np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
+    for factor in (3, 5):
+        sharing_cache.buffer("scale", "first", "w")[...] = factor
+        found = sharing_cache.run("scale", bo_key="second", x=X)["y"]
+        np.testing.assert_array_equal(found, factor * X)
+
+
 def test_nothing_of_it_passes_through_the_host(knob, sharing_cache):
     sharing_cache.preload("scale", "first", w=W)
     if knob == "0":

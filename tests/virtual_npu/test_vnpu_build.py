@@ -218,3 +218,16 @@ def test_library_refuses_what_is_no_program(tmp_path):
         library.run("gone", [])
     with pytest.raises(virtual_npu.ArgumentError, match="copy takes 2 arguments, 1 given"):
         library.run("copy", [0])
+
+
+def test_a_call_is_made_any_number_of_times(tmp_path):
+    build(COPY, tmp_path)
+    library = virtual_npu.Library(tmp_path / "p.so")
+    source, target = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    call = library.call("copy", [source.ctypes.data, target.ctypes.data])
+    for value in (1, 2):
+        source[:] = value
+        before = virtual_npu.Library.seconds
+        call()
+        np.testing.assert_array_equal(target, source)
+        assert virtual_npu.Library.seconds > before

@@ -1,0 +1,55 @@
+"""Parallel loops: whoever shares them, and however long they take, every index is run once and in time."""
+
+import numpy as np
+import pytest
+
+import virtual_npu
+
+SHORT, LONG = 400, 3
+"""Rounds of the program, one loop over eight tiles each. The long ones outlast a thread's patience: it sleeps."""
+
+PROGRAM = """
+func.func @count(%counts: memref<8xf64>, %rounds: memref<1xindex>, %steps: memref<1xindex>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c8 = arith.constant 8 : index
+  %n = memref.load %rounds[%c0] : memref<1xindex>
+  %m = memref.load %steps[%c0] : memref<1xindex>
+  scf.for %round = %c0 to %n step %c1 {
+    air.herd @tiles tile (%tx, %ty) in (%sx=%c8, %sy=%c1)
+        args(%all=%counts, %times=%m) : memref<8xf64>, index {
+      %zero = arith.constant 0 : index
+      %one = arith.constant 1 : index
+      %more = arith.constant 1.0 : f64
+      %own = memref.alloc() : memref<1xf64, 2>
+      air.dma_memcpy_nd (%own[] [] [], %all[%tx] [%one] [%one]) : (memref<1xf64, 2>, memref<8xf64>)
+      scf.for %step = %zero to %times step %one {
+        %old = memref.load %own[%zero] : memref<1xf64, 2>
+        %new = arith.addf %old, %more : f64
+        memref.store %new, %own[%zero] : memref<1xf64, 2>
+      }
+      air.dma_memcpy_nd (%all[%tx] [%one] [%one], %own[] [] []) : (memref<8xf64>, memref<1xf64, 2>)
+      memref.dealloc %own : memref<1xf64, 2>
+    }
+  }
+  return
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("threads") / "count.so"
+    virtual_npu.build(PROGRAM, path)
+    return virtual_npu.Library(path)
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+@pytest.mark.parametrize(("rounds", "steps"), [(SHORT, 1), (LONG, 500_000)], ids=["short", "long"])
+def test_every_tile_runs_once_in_every_loop(library, monkeypatch, threads, rounds, steps):
+    monkeypatch.setenv("VNPU_THREADS", threads)
+    counts, sizes = np.zeros(8), [np.array([n], np.int64) for n in (rounds, steps)]
+    pointers = [array.ctypes.data for array in (counts, *sizes)]
+    for call in range(1, 4):
+        library.run("count", pointers)
+        np.testing.assert_array_equal(counts, call * rounds * steps)
