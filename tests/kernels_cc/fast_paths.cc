@@ -15,7 +15,7 @@ void exp2_of_32(const float* in, bfloat16* out, int count) {
   for (int i = 0; i < count; i += 32) aie::store_v(out + i, aie::exp2<bfloat16>(aie::load_v<32>(in + i)));
 }
 
-void round_64(const float* in, bfloat16* out, int count) {
+void round_to_bf16(const float* in, bfloat16* out, int count) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (int i = 0; i < count; i += 32)
     aie::store_v(out + i, aie::accum<accfloat, 32>(aie::load_v<32>(in + i)).to_vector<bfloat16>());

@@ -8,6 +8,7 @@
 //              tokens, and by the previous operation on the same end of the same channel. In a schedule that is
 //              drawn at random, two operations that both have tokens are held back by tokens alone
 //   Channel    a bundle of bounded queues; a put copies its block in, a get copies it out
+//              or has it on loan; several gets of one put share the block
 #pragma once
 
 #include <coroutine>
