@@ -20,8 +20,6 @@ class KVCache:
         shape = (config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
         keys, values = np.zeros(shape, bf16), np.zeros(shape, bf16)
         self._layers = list(zip(keys, values, strict=True))
-        # numpy copies an element type that is not its own one by one, and the bits of it as a block.
-        self._bits = list(zip(keys.view(np.uint16), values.view(np.uint16), strict=True))
         self.capacity = capacity
         self.length = 0
 
@@ -34,10 +32,9 @@ class KVCache:
         rows = keys.shape[0]
         if position + rows > self.capacity:
             raise IndexError(f"positions {position}..{position + rows - 1} in a cache of {self.capacity}")
-        for stored, given in zip(self._bits[layer], (keys, values), strict=True):
+        for stored, given in zip(self._layers[layer], (keys, values), strict=True):
             heads, _, head_dim = stored.shape
-            bits = given.astype(bf16, copy=False).view(np.uint16)
-            by_head = bits.reshape(rows, heads, head_dim).transpose(1, 0, 2)
+            by_head = given.reshape(rows, heads, head_dim).transpose(1, 0, 2)
             stored[:, position : position + rows] = by_head
 
     def advance(self, positions: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import virtual_npu
 
 SHORT, LONG = 400, 3
-"""Rounds of the program, one loop over eight tiles each; in the long ones a thread that waits goes to sleep."""
+"""Rounds of the program, one loop over eight tiles each; in the long ones a waiting thread goes to sleep."""
 
 PROGRAM = """
 func.func @count(%counts: memref<8xf64>, %rounds: memref<1xindex>, %steps: memref<1xindex>) {
