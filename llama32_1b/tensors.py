@@ -23,7 +23,7 @@ DTYPES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16), "F3
 CHUNK_BYTES = 4 << 20
 """Read at a time by one thread, and converted at a time where there is something to convert."""
 READERS = 2
-"""Threads that copy out of the page cache; two cores' worth of it is what memory gives."""
+"""Threads that read a tensor: one copies while another waits for the disk, or for new pages of memory."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ class Rows:
 def reading_ahead(paths: Sequence[Path]) -> Iterator[None]:
     """While this is open, a thread reads the files, so that the system has them in its cache when wanted.
 
-    What cannot be read is left for who wants it to find. Advice to the system alone (posix_fadvise) would
-    fetch no more than one request's worth of it.
+    What cannot be read is left for who wants it to find. The thread has the lowest priority: at that of the
+    compilers beside it they took twice as long (2 cores, 2.5 GB from a disk of 280 MB/s). Advice to the
+    system alone would fetch one request's worth of a file (Linux mm/readahead.c, force_page_cache_ra).
     """
     ended = threading.Event()
     thread = threading.Thread(target=_read_through, args=(paths, ended), daemon=True)
