@@ -1,4 +1,4 @@
-"""`run` is stopped or killed as it compiles, loads, reads the prompt and answers: what is left, and the next run.
+"""`run` is stopped or killed as it compiles, loads, reads the prompt or answers, and is run again.
 
 Everything is in processes of their own, whose temporary files and caches are in folders of the test.
 """

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import prepare_runtime
-from llama32_1b.tensors import Tensor
 from runtime import select_backend
 
 QUESTION = "What is the capital of France?"
@@ -141,33 +139,6 @@ def test_padding_changes_no_bit(session):
         results.append([rows, *(array for n in range(6) for array in cache.layer(n))])
     for short, long in zip(*results, strict=True):
         np.testing.assert_array_equal(short.view(np.uint16), long.view(np.uint16))
-
-
-def forward(model, prompt, tokens):
-    """The bits of a pass: rows of the prompt, keys and values, and the logits after each token."""
-    cache = model.new_cache(len(prompt) + len(tokens))
-    rows = prefill(model, prompt, cache)
-    logits = [next_token_logits(model, decode_step(model, token, cache)) for token in tokens]
-    layers = [array for n in range(model.config.num_hidden_layers) for array in cache.layer(n)]
-    return [array.tobytes() for array in (rows, *layers, *logits)]
-
-
-@pytest.mark.parametrize(("share", "strict"), [("1", "1"), ("0", "0"), ("0", "1")])
-def test_shared_buffers_change_no_bit(session, monkeypatch, share, strict):
-    """Strict memory is apart from the host's: what is passed on without the host must have got there.
-
-    A layer's tensors are read once where prefill and decode share them, once for each where they do not.
-    """
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", share)
-    monkeypatch.setenv("VNPU_STRICT", strict)
-    reads, rows_into = Counter(), Tensor.rows_into
-    monkeypatch.setattr(
-        Tensor, "rows_into", lambda *given: reads.update([given[0].name]) or rows_into(*given)
-    )
-    other = open_session(open_checkpoint(DEMO_FOLDER))
-    assert {count for name, count in reads.items() if ".layers." in name} == {{"1": 1, "0": 2}[share]}
-    prompt, tokens = ask(session, QUESTION), [5, 77, 300]
-    assert forward(other.model, prompt, tokens) == forward(session.model, prompt, tokens)
 
 
 @pytest.mark.parametrize(

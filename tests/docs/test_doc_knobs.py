@@ -1,0 +1,113 @@
+"""docs/usage.md, "Knobs", against the code: every environment variable that is read is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doc_transcripts import DOCS, table
+
+from virtual_npu.knobs import Knob
+
+PAGE = "usage.md"
+PROJECT = DOCS.parent
+ROOMS = json.loads(re.findall(r"^root_packages = (.*)$", (PROJECT / "pyproject.toml").read_text(), re.M)[0])
+
+OF_OTHERS = {
+    "CXX": "virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
+    "PATH": "runtime/npu/toolchain.py",
+    "PYTHONPATH": "virtual_npu/sanitizers.py",
+    "XDG_CACHE_HOME": "virtual_npu/knobs.py",
+    "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
+    "PEANO_INSTALL_DIR": "runtime/npu/tools.py",
+    "MLIR_AIE_INSTALL_DIR": "runtime/npu/tools.py",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "llama32_1b/tokenizer.py",
+}
+"""Environment variables that are not ours, and who looks at each."""
+
+BOTH_WAYS = {
+    "VNPU_FAST": ("tests/virtual_npu/test_vnpu_products.py", "tests/llama32_1b/test_bit_identities.py"),
+    "AERIE_SHARE_BUFFERS": (
+        "tests/runtime/test_shared_buffers.py",
+        "tests/llama32_1b/test_bit_identities.py",
+    ),
+    "AERIE_HOST_CODE": ("tests/llama32_1b/test_decode_attention.py",),
+    "VNPU_THREADS": ("tests/llama32_1b/test_bit_identities.py",),
+}
+"""Knobs of what is done faster, with the tests that compare the results with and without."""
+
+CHANGES_SOMETHING_ELSE = {
+    "VNPU_STRICT", "VNPU_CXX", "VNPU_MARCH", "VNPU_OPT", "VNPU_KEEP", "VNPU_CACHE", "VNPU_NUMERICS",
+    "VNPU_ROUNDING", "AERIE_CHECK_MEMORY", "AERIE_COMPILE_MEMORY", "AERIE_COMPILE_TIMEOUT",
+    "AERIE_NPU_TIMEOUT", "AERIE_NPU_CONTEXTS", "AERIE_NPU_LOCK",
+}  # fmt: skip
+
+
+def modules() -> Iterator[str]:
+    """Those that make a knob."""
+    for room in ROOMS:
+        for path in (PROJECT / room).rglob("*.py"):
+            if re.search(r"\bKnob\(", path.read_text()):
+                yield ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.fixture(scope="module")
+def knobs() -> dict[str, Knob]:
+    """Every knob that any module of the project holds."""
+    held = (value for name in modules() for value in vars(importlib.import_module(name)).values())
+    return {value.name: value for value in held if isinstance(value, Knob)}
+
+
+def test_every_knob_is_documented_in_one_place(knobs: dict[str, Knob]) -> None:
+    rows = [
+        row
+        for of in ("variable of the virtual NPU", "variable of every backend", "variable of the NPU")
+        for row in table(PAGE, of, "default", "meaning")
+    ]
+    expected = {(knob.name, knob.default or "(empty)", knob.meaning) for knob in knobs.values()}
+    assert len(rows) == len(expected)
+    assert set(rows) == expected
+
+
+def environment_reads(tree: ast.AST) -> Iterator[str]:
+    """Names in os.environ["NAME"], os.environ.get("NAME") and os.getenv("NAME")."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+            yield ast.unparse(node.slice).strip("'")
+        elif isinstance(node, ast.Call) and re.match(r"os\.(environ\.\w+|getenv)$", ast.unparse(node.func)):
+            yield from (ast.unparse(argument).strip("'") for argument in node.args[:1])
+
+
+def test_no_other_variable_is_read() -> None:
+    """Python reads the environment through knobs, and C++ does not read it."""
+    read = {}
+    for room in ROOMS:
+        for path in (PROJECT / room).rglob("*.py"):
+            where = str(path.relative_to(PROJECT))
+            read.update(dict.fromkeys(environment_reads(ast.parse(path.read_text())), where))
+    assert read.pop("self.name") == "virtual_npu/knobs.py"
+    assert {
+        name: where for name, where in read.items() if not name.isidentifier() or name.isupper()
+    } == OF_OTHERS
+    sources = [path for room in (*ROOMS, "kernels_cc") for path in cpp_sources(PROJECT / room)]
+    assert len(sources) > 20
+    assert not [path for path in sources if "getenv" in path.read_text()]
+
+
+def cpp_sources(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix in {".cc", ".h", ".hpp"})
+
+
+def test_every_fast_path_is_tested_both_ways(knobs: dict[str, Knob]) -> None:
+    """A new knob has to be put into one of the two tables above, and its tests have to set it."""
+    assert BOTH_WAYS.keys() | CHANGES_SOMETHING_ELSE == knobs.keys()
+    for name, files in BOTH_WAYS.items():
+        for file in files:
+            assert re.search(rf'"{name}": "|"{name}",|{name}="', (PROJECT / file).read_text()), (
+                f"{file} says nothing of {name}"
+            )
