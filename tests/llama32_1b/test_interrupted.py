@@ -162,11 +162,11 @@ MOMENTS = {"loading": ("programs:", 0.3), "reading the prompt": ("weights:", 0.3
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGKILL], ids=["Ctrl-C", "kill", "kill -9"])
-def test_a_layer_of_full_width_is_stopped(moment, number, layer):
+def test_a_layer_of_full_width_is_stopped_at_every_moment(number, layer):
     folder, asked, undisturbed = layer
-    stop(Run(folder, *asked), number, *MOMENTS[moment])
+    for moment in MOMENTS.values():
+        stop(Run(folder, *asked), number, *moment)
     code, answer, said = Run(folder, *asked).end()
     assert code == 0, said
     assert answer == undisturbed
