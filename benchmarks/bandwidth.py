@@ -32,7 +32,7 @@ class MemoryReader:
         total: int = self._read(self._memory.ctypes.data, self._memory.nbytes, knobs.threads())
         return total
 
-    def bytes_per_second(self, times: int = 3) -> float:
+    def bytes_per_second(self, times: int = 10) -> float:
         """The best of so many readings: what else runs on the machine can only slow one down."""
         return max(self._once() for _ in range(times))
 
