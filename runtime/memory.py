@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.arguments import STATIC_ROLES, ArgumentTable
+from kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
 from runtime.buffer import Sharing, in_force
 from runtime.knobs import SHARE_BUFFERS
 from virtual_npu.knobs import STRICT
@@ -116,7 +116,8 @@ class BufferBytes:
 def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, copies: int = 1) -> BufferBytes:
     """What the buffers of these sets (bo_key, arguments) take, in bytes, where they share as `sharing` says.
 
-    copies: how often a device keeps each buffer (DeviceAccess.copies). AERIE_SHARE_BUFFERS counts.
+    copies: how often a device keeps each buffer (DeviceAccess.copies); an intermediate, which never comes to
+    the host, takes memory once all the same. AERIE_SHARE_BUFFERS counts.
     """
     shared, places = in_force(sharing), set()
     taken = {True: 0, False: 0}
@@ -124,7 +125,8 @@ def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, co
         for argument in arguments:
             place = shared.get((bo_key, argument.name))
             if place is None or place not in places:
-                taken[argument.role in STATIC_ROLES] += copies * argument.nbytes
+                times = 1 if argument.role is Role.INTERMEDIATE else copies
+                taken[argument.role in STATIC_ROLES] += times * argument.nbytes
                 places.add(place)
     return BufferBytes(weights=taken[True], activations=taken[False])
 

@@ -103,7 +103,7 @@ def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
     shared = check_measured(tmp_path / "one", tmp_path / "cache")
     assert shared > 100 * MIB
     assert check_measured(tmp_path / "one", tmp_path / "cache", AERIE_SHARE_BUFFERS="0") > 1.15 * shared
-    assert check_measured(tmp_path / "one", tmp_path / "cache", VNPU_STRICT="1") == 2 * shared
+    assert shared < check_measured(tmp_path / "one", tmp_path / "cache", VNPU_STRICT="1") < 2 * shared
 
 
 def test_enough_memory_is_no_error(have):

@@ -120,7 +120,7 @@ SHARING = {("one", "w"): "w", ("two", "w"): "w", ("one", "y"): "between", ("two"
 @pytest.mark.parametrize(
     ("share", "copies", "expected"),
     [("1", 1, BufferBytes(128 + 2 * 8, 5 * 64)), ("0", 1, BufferBytes(2 * 136, 6 * 64)),
-     ("0", 2, BufferBytes(4 * 136, 12 * 64))],
+     ("0", 2, BufferBytes(4 * 136, 10 * 64))],
 )  # fmt: skip
 def test_what_buffers_take(monkeypatch, share, copies, expected):
     monkeypatch.setenv("AERIE_SHARE_BUFFERS", share)
