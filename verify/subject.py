@@ -36,12 +36,12 @@ def one_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Recorder(Sampler):
-    """The greedy sampler, which keeps the logits it was given."""
+    """The greedy sampler, which keeps the logits it was given, in float32."""
 
     seen: list[F32Array] = field(default_factory=list, repr=False, compare=False)
 
-    def __call__(self, logits: F32Array) -> int:
-        self.seen.append(logits.copy())
+    def __call__(self, logits: F32Array | BF16Array) -> int:
+        self.seen.append(logits.astype(np.float32))
         return super().__call__(logits)
 
 

@@ -84,4 +84,4 @@ def test_a_config_and_a_flag_over_it(tmp_path):
     flags = ["--config", str(tmp_path / "config.json"), "--seq-len", "64", "--hidden-dim", "128"]
     assert main(["mlir", str(tmp_path / "out"), *flags]) == 0
     table = json.loads((tmp_path / "out" / "programs" / "o_ffn.args.json").read_text())
-    assert {a["name"]: a["shape"] for a in table["arguments"]}["w_gate"] == [64, 128]
+    assert {a["name"]: a["shape"] for a in table["arguments"]}["w_gate"] == [128, 64]
