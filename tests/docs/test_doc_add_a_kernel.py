@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from doc_transcripts import blocks, check_command, matches, session
 
 PAGE = "add_a_kernel.md"
@@ -25,6 +26,7 @@ LINKED = (
 )
 
 
+@pytest.mark.long
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     _copy_project(tmp_path)
     checked = 0

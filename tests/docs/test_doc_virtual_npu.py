@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+import pytest
 from doc_transcripts import DOCS, blocks, check_command, session, table
 
 from virtual_npu import cache
@@ -15,6 +16,7 @@ from virtual_npu.errors import FAULTS
 PAGE = "virtual_npu.md"
 
 
+@pytest.mark.long
 def test_the_tour(tmp_path: Path) -> None:
     """From an empty folder, in which nothing of the project is but what `import` finds."""
     for room in ("air_dialect", "virtual_npu", "kernels_cc"):

@@ -106,6 +106,7 @@ def stop(run, number, moment, after_s=0.0):
     run.check_nothing_is_left()
 
 
+@pytest.mark.long
 def test_ctrl_c_while_it_compiles(tmp_path):
     """The compilers end with it, at once, and what was begun is gone."""
     run = Run(tmp_path, "--prompt", "Hi", "--cache-dir", str(tmp_path / "programs"))
