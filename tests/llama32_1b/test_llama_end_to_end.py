@@ -221,6 +221,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(side)
+        self.come = b""
 
     def __enter__(self):
         return self
@@ -231,13 +232,14 @@ class Terminal:
         os.close(self.file)
 
     def expect(self, text, timeout=120):
-        """What came up to and with `text`, since the last time."""
-        end, new = time.monotonic() + timeout, b""
-        while text.encode() not in new:
-            assert time.monotonic() < end, f"waited for {text!r} and got {new!r}"
+        """What came up to and with `text`, since what was expected last."""
+        end, wanted = time.monotonic() + timeout, text.encode()
+        while wanted not in self.come:
+            assert time.monotonic() < end, f"waited for {text!r} and got {self.come!r}"
             if select.select([self.file], [], [], 0.2)[0]:
-                new += os.read(self.file, 4096)  # OSError once the process has ended
-        return new.decode(errors="replace")
+                self.come += os.read(self.file, 4096)  # OSError once the process has ended
+        found, _, self.come = self.come.partition(wanted)
+        return (found + wanted).decode(errors="replace")
 
     def type(self, keys):
         os.write(self.file, keys.encode())
