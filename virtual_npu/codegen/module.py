@@ -81,6 +81,7 @@ class Unit:
     constants: dict[tuple[str, str], str] = field(default_factory=dict)
     needs_schedule: bool = False
     needs_products: bool = False
+    needs_turned: bool = False
     kernel_dirs: Sequence[Path] = ()
     promises: dict[str, frozenset[int]] = field(default_factory=dict)
     """Of external kernels, the parameters that they do not write through."""
@@ -568,7 +569,8 @@ def generate(
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries})
     headers = ['#include "vnpu/schedule.h"\n'] if unit.needs_schedule else []
-    headers += ['#include "vnpu/turned.h"\n'] if unit.needs_products else []
+    headers += ['#include "vnpu/product.h"\n'] if unit.needs_products else []
+    headers += ['#include "vnpu/turned.h"\n'] if unit.needs_turned else []
     parts = ["".join([_HEADER, *headers])]
     parts += [*unit.declarations, *unit.functions]
     parts.append(
@@ -576,7 +578,9 @@ def generate(
     )
     runtime = ["runtime.cc", *(_SCHEDULER if unit.needs_schedule else [])]
     if unit.needs_products:
-        runtime += ["product.cc", "turned.cc"]
+        runtime.append("product.cc")
+    if unit.needs_turned:
+        runtime.append("turned.cc")
     if options.checks:
         runtime += ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)

@@ -107,7 +107,7 @@ def emit(body: Body, op: Operation, otherwise: Otherwise) -> bool:
     """Emit loops or a herd that are a product; false for others, and where not wanted."""
     if not body.unit.options.is_fast or not isinstance(op, scf.ForOp | HerdOp):
         return False
-    product = of_loops(op, is_alone=body.mode is not Mode.STRAIGHT)
+    product = of_loops(op, with_herds=isinstance(op, HerdOp) or body.mode is Mode.STRAIGHT)
     if product is None or _has_copies(body, product):
         return False
     body.comment(op)
@@ -136,6 +136,7 @@ def _declare_turned(body: Body, product: Product) -> dict[str, str]:
     found = {}
     for side, operand, outer in (("a", product.a, "m"), ("b", product.b, "n")):
         if operand.turned is not None:
+            body.unit.needs_turned = True
             name = found[side] = body.fresh(f"turned_{side}")
             axes = [
                 _axes([(axis.extent, getattr(axis, f"{side}_within"), 0) for axis in product.along(index)])
@@ -171,11 +172,11 @@ def _axes(axes: Sequence[tuple[int, ...]]) -> str:
 # ---- recognising ----
 
 
-def of_loops(root: Operation, is_alone: bool = False) -> Product | None:
-    """The product that loops, or all tiles of a herd, make; `is_alone`: of loops that hold no herd."""
+def of_loops(root: Operation, with_herds: bool = True) -> Product | None:
+    """The product that loops, or all tiles of a herd, make; loops around herds only `with_herds`."""
     nest = Nest(root)
     loops = nest.loops() if nest.ops else None
-    if loops is None or root.results or (is_alone and any(isinstance(op, HerdOp) for op in nest.ops)):
+    if loops is None or root.results or (nest.coordinates() and not with_herds):
         return None
     matter = [op for op in nest.inside if not _is_harmless(op)]
     contracts = [op for op in matter if op.name == "vector.contract"]
