@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import TooLittleMemoryError
+from llama32_1b.numerics import bf16
 from llama32_1b.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
 from multi_launch_builder import legal_seq_len
 from multi_launch_builder.programs import plan_programs
 from runtime.knobs import CHECK_MEMORY
 from runtime.memory import available_bytes, buffer_bytes, size, ways_to_save
 
-BF16_BYTES = 2
 ANSWER_TOKENS = 128
 """Of an answer after the longest prompt; a longer one takes more for its KV cache."""
 WORKING_BYTES = 128 << 20
@@ -61,13 +61,13 @@ def footprint(config: LlamaConfig, seq_len: int, copies: int = 1) -> Footprint:
     ]
     buffers = buffer_bytes(sets, sharing(plans, layers), copies)
     positions = min(seq_len + ANSWER_TOKENS, config.max_position_embeddings)
-    of_position = 2 * config.num_key_value_heads * config.head_dim * BF16_BYTES
+    of_position = 2 * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(seq_len, config.max_position_embeddings)
     return Footprint(
         weights=buffers.weights,
         activations=buffers.activations,
         kv_cache=layers * positions * of_position,
-        rope_table=rope_rows * config.head_dim * BF16_BYTES,
+        rope_table=rope_rows * config.head_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
 

@@ -12,13 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from llama32_1b.errors import WeightsError
 from llama32_1b.numerics import BF16Array, bf16
 
-DTYPES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}
+DTYPES = {"BF16": bf16, "F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}
 """What is read, by safetensors' names; all but bf16 is rounded to bf16."""
 CHUNK_BYTES = 4 << 20
 """Read at a time by one thread, and converted at a time where there is something to convert."""

@@ -124,6 +124,8 @@ FORMS = {
     "rows": plain(33, 96, 320, False),
     "rows, many threads": plain(256, 320, 64, False),
     "rows, deep": plain(8, 32, 600, False),
+    "rows, packed in pieces": plain(600, 160, 800, False),
+    "rows transposed, packed in pieces": plain(530, 200, 500, True),
     "rows transposed": plain(24, 64, 288, True),
     "rows transposed, odd": plain(5, 37, 77, True),
     "scattered": scattered(13, 50, 31),

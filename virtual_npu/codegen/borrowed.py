@@ -31,7 +31,7 @@ from virtual_npu.codegen.windows import covers, refined, walked
 
 def is_borrowed(body: Body, buffer: SSAValue) -> bool:
     """Whether a buffer that a herd allocates borrows its contents."""
-    if not body.unit.options.is_fast or body.mode is not Mode.STRAIGHT or not _is_l1_of_a_tile(buffer):
+    if not body.unit.options.is_fast or body.mode is not Mode.STRAIGHT or not is_l1_of_a_tile(buffer):
         return False
     fills = [use.operation for use in buffer.uses if use.operation.name == "air.dma_memcpy_nd"]
     if len(fills) != 1:
@@ -43,7 +43,8 @@ def is_borrowed(body: Body, buffer: SSAValue) -> bool:
     return fill.dst is buffer and _is_same_layout(fill) and _only_read(body, fill, buffer, readers)
 
 
-def _is_l1_of_a_tile(buffer: SSAValue) -> bool:
+def is_l1_of_a_tile(buffer: SSAValue) -> bool:
+    """Whether a herd allocates it, in L1 and outside of loops."""
     if not isinstance(buffer, OpResult) or buffer.op.name != "memref.alloc" or not _is_l1(buffer):
         return False
     return isinstance(buffer.op.parent_op(), HerdOp)

@@ -12,17 +12,19 @@ The channel still copies into the buffer where what a get takes is not one block
 from __future__ import annotations
 
 from xdsl.dialects.builtin import MemRefType
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import ChannelTransferOp, HerdOp, MemorySpace, memory_space
+from air_dialect.ops import ChannelTransferOp
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, Mode
-from virtual_npu.codegen.borrowed import written_by
+from virtual_npu.codegen.borrowed import is_l1_of_a_tile, written_by
 
 
 def takes_loans(body: Body, buffer: SSAValue) -> bool:
     """Whether a buffer that a herd allocates borrows what it gets from channels."""
-    if not body.unit.options.is_fast or body.mode is not Mode.PROCESS or not _is_l1_of_a_tile(buffer):
+    if not body.unit.options.is_fast or body.mode is not Mode.PROCESS:
+        return False
+    if not is_l1_of_a_tile(buffer) or not _is_dense(buffer):
         return False
     users = [use.operation for use in buffer.uses]
     gets = [user for user in users if user.name == "air.channel.get"]
@@ -32,14 +34,9 @@ def takes_loans(body: Body, buffer: SSAValue) -> bool:
     return all(_only_reads(body, user, buffer) for user in others)
 
 
-def _is_l1_of_a_tile(buffer: SSAValue) -> bool:
-    if not isinstance(buffer, OpResult) or buffer.op.name != "memref.alloc":
-        return False
-    type_ = buffer.type
-    if not isinstance(type_, MemRefType) or memory_space(type_) != MemorySpace.L1:
-        return False
-    dense = types.memref_strides(type_) == types.row_major(type_.get_shape())
-    return dense and isinstance(buffer.op.parent_op(), HerdOp)
+def _is_dense(buffer: SSAValue) -> bool:
+    assert isinstance(buffer.type, MemRefType)
+    return types.memref_strides(buffer.type) == types.row_major(buffer.type.get_shape())
 
 
 def _fills(get: ChannelTransferOp) -> bool:
