@@ -8,15 +8,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from llama32_1b.native import native_attention
+from llama32_1b.kv_cache import Layers, write_rows
+from llama32_1b.native import LayerCode, NativeAttention, Seen, native_attention
 from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
+from runtime import HostWork
 from virtual_npu import knobs
 
 MaskRule: TypeAlias = Callable[[int], Any]
 """From the query's position to an index over key positions (a slice or a boolean array)."""
-
-Attend: TypeAlias = Callable[[BF16Array, BF16Array, BF16Array], BF16Array]
-"""From query, keys and values to what decode_attention gives."""
 
 
 def causal(position: int) -> slice:
@@ -34,21 +33,63 @@ def decode_attention(
     result, (heads * head_dim,), is rounded to bf16 once. In C++ where that can be had (llama32_1b.native),
     else in numpy; the two differ by the order of summation.
     """
-    return attention_at(position, mask)(query, keys, values)
-
-
-def attention_at(position: int, mask: MaskRule = causal) -> Attend:
-    """decode_attention at one position, for all layers of a token: what they share is looked up once."""
     visible = mask(position)
+    arrays = query, keys, values
+    native = _serving(keys, visible) if all(array.flags.c_contiguous for array in arrays) else None
+    if native:
+        return native(*arrays, visible, knobs.threads())
+    return reference_attention(*arrays, visible)
+
+
+def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
+    """The C++ form where it can be had and serves these."""
     native = native_attention()
-    threads = knobs.threads() if native else 1
+    return native if native and native.serves(keys, visible) else None
 
-    def attend(query: BF16Array, keys: BF16Array, values: BF16Array) -> BF16Array:
-        if native and native.serves(query, keys, values, visible):
-            return native(query, keys, values, visible, threads)
-        return reference_attention(query, keys, values, visible)
 
-    return attend
+class CacheAttention:
+    """What the host does in each layer of a decoded token: keep its keys and values, and attend to the cache.
+
+    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
+    attention of all heads. `see` comes before each token. The form, C++ or numpy, is chosen once, by what the
+    first token sees.
+    """
+
+    def __init__(self, layers: Layers, width: int, visible: Any) -> None:
+        self.out = np.empty(width, bf16)
+        self._layers = layers
+        self._position, self._visible, self._seen = 0, visible, Seen()
+        self._native = _serving(layers[0][0], visible)
+        self._threads = knobs.threads() if self._native else 1
+
+    def serves(self, visible: Any) -> bool:
+        """Whether a token that sees `visible` would be given the same form."""
+        return _serving(self._layers[0][0], visible) is self._native
+
+    def see(self, position: int, visible: Any) -> None:
+        """The next token stands at `position` and sees the positions that the index `visible` picks."""
+        self._position, self._visible = position, visible
+        if self._native:
+            self._seen.see(position, visible, self._layers[0][0].shape[1])
+
+    def works(
+        self, layer: int, query: BF16Array, key_row: BF16Array, value_row: BF16Array
+    ) -> tuple[HostWork, HostWork]:
+        """To keep the rows, (kv_heads * head_dim,), and to attend with the query, in arrays that stay."""
+        keys, values = self._layers[layer]
+        given = {"query": query, "key_row": key_row, "value_row": value_row}
+        if self._native and all(array.flags.c_contiguous for array in given.values()):
+            arrays = {**given, "keys": keys, "values": values, "out": self.out}
+            code = LayerCode(self._native, self._seen, self._threads, **arrays)
+            return code.keep_row(), code.attend()
+
+        def keep() -> None:
+            write_rows((keys, values), self._position, key_row[None], value_row[None])
+
+        def attend() -> None:
+            self.out[...] = reference_attention(query, keys, values, self._visible)
+
+        return HostWork(keep), HostWork(attend)
 
 
 def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from multi_launch_builder import ModelShape
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
 SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens
 DEFAULT_SEQ_LEN = 2048  # default prefill length of any other, in tokens
+MOST_LAYERS = 1000  # several times those of any Llama; a config with more is damaged
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def load_config(folder: Path) -> LlamaConfig:
         vocab_size=config.count("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.count("intermediate_size"),
-        num_hidden_layers=config.count("num_hidden_layers"),
+        num_hidden_layers=config.count("num_hidden_layers", most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=_head_dim(config, hidden, heads),
@@ -122,15 +124,17 @@ class _Entries:
         value = self.entries.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, most: int | None = None) -> int:
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a whole number, 1 or more")
+        if most is not None and value > most:
+            raise ConfigError(f"{self.path}: {name} is {value}; no more than {most} are supported")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._required(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a number above 0")
         return float(value)
 

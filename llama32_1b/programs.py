@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
 from multi_launch_builder import Program
-from runtime import Sharing, Static
+from runtime import Recording, Sharing, Static
 
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
 DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
@@ -58,8 +58,8 @@ def _place(stage: str, argument: Argument, layer: int) -> str:
     return f"{stage}.{place}"
 
 
-class ProgramRunner(Protocol):
-    """Runs programs with arguments given by name. runtime.KernelCache is one."""
+class Runs(Protocol):
+    """Calls programs with arguments given by name."""
 
     def run(
         self,
@@ -78,8 +78,15 @@ class ProgramRunner(Protocol):
         `unread` are passed on to another program without being looked at.
         """
 
+
+class ProgramRunner(Runs, Protocol):
+    """Runs programs on buffers that it holds. runtime.KernelCache is one."""
+
     def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
         """The weights and look-up tables of the set `bo_key` that nobody has filled, through any set."""
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
         """Fill weights and look-up tables of the buffer-object set `bo_key`, once."""
+
+    def record(self) -> Recording | None:
+        """Where to note calls that are made again and again; None where each is to be made by itself."""

@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from multi_launch_builder import Program
-from runtime import KernelCache, RunError, Static
+from runtime import KernelCache, Recording, RunError, Static
 
 Recover = Callable[[RunError, str], None]
 """Called with a failure and where it happened: makes programs run again, or raises the failure."""
@@ -59,6 +59,9 @@ class Running:
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
         return self.cache.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
+
+    def record(self) -> Recording | None:
+        return self.cache.record()
 
     def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
         return self.cache.unfilled(program, bo_key=bo_key)

@@ -4,6 +4,7 @@ from runtime.artifacts import Artifact
 from runtime.backend import Backend, select_backend
 from runtime.buffer import NOTHING_SHARED, Sharing, Static
 from runtime.cache import KernelCache
+from runtime.calls import HostWork
 from runtime.compiling import Progress, Stage
 from runtime.errors import (
     AerieRuntimeError,
@@ -14,6 +15,8 @@ from runtime.errors import (
     RunError,
 )
 from runtime.profiler import Profiler
+from runtime.recording import Recording
+from virtual_npu.pyxrt.batch import HostCode
 
 __all__ = [
     "NOTHING_SHARED",
@@ -24,9 +27,12 @@ __all__ = [
     "BackendError",
     "CompileError",
     "DiskFullError",
+    "HostCode",
+    "HostWork",
     "KernelCache",
     "Profiler",
     "Progress",
+    "Recording",
     "RunError",
     "Sharing",
     "Stage",

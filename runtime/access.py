@@ -51,6 +51,10 @@ class DeviceAccess(Protocol):
     def copies(self) -> int:
         """How often a buffer object is kept in the machine's memory."""
 
+    @property
+    def batches(self) -> bool:
+        """Whether runs may be those of virtual_npu.pyxrt, of which many can be one native call."""
+
     def reserve(self, report: Report) -> None:
         """Before the device is opened: keep other processes off it. Tells `report` while that takes."""
 
@@ -78,6 +82,7 @@ class VirtualAccess:
 
     contexts = sys.maxsize
     largest_buffer = sys.maxsize
+    batches = True
 
     @property
     def copies(self) -> int:

@@ -13,7 +13,7 @@ from runtime.access import DEVICE_ERRORS, Failure, let_go
 from runtime.artifacts import Artifact
 from runtime.buffer import Array, Buffer, Static
 from runtime.contexts import Contexts, LoadedProgram
-from runtime.errors import ArrayError
+from runtime.errors import ArrayError, RunError
 
 OVERWRITTEN = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
@@ -88,15 +88,20 @@ class BufferSet:
 
         What another program left in this very buffer is there already, and is not copied.
         """
-        buffers = self._buffers  # no single one by name: an error that is kept keeps what names it
-        if array is buffers[slot].result:
-            return
+        if self.lacks(slot, array):
+            buffers = self._buffers  # no single one by name: an error that is kept keeps what names it
+            buffers[slot].view[...] = array
+            self._sync(slot, self._to_device)
+            buffers[slot].written = True
+
+    def lacks(self, slot: int, array: Array) -> bool:
+        """Whether an array for this slot is elsewhere. ArrayError unless it is as the argument wants it."""
+        if array is self._buffers[slot].result:
+            return False
         shape, dtype = self._forms[slot]
         if array.shape != shape or array.dtype != dtype:
             raise self._misfit(slot, array)
-        buffers[slot].view[...] = array
-        self._sync(slot, self._to_device)
-        buffers[slot].written = True
+        return True
 
     def fill(self, slot: int, static: Static) -> None:
         """Bring a weight or table to the device: an array, or what a function puts into the buffer."""
@@ -159,16 +164,38 @@ class BufferSet:
     def write_named(self, arrays: Mapping[str, Array]) -> None:
         """Write the arrays of one call by name: every input, and weights only where none were written."""
         for name, array in arrays.items():
-            slot = self._slots.get(name)
-            if slot is None:
-                slot = self.slot(name)
-            if slot not in self._inputs:
-                self._check_role(slot)
-            self.write(slot, array)
-        if not arrays.keys() >= self._input_names:
-            self._check_inputs(arrays)
-        if not self._filled:
-            self._check_filled()
+            self.write(self._writable(name), array)
+        self._check_complete(arrays)
+
+    def missing(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
+        """Those of a call's inputs, by slot, that are not in their buffers already; raises as write_named."""
+        slots = {self._writable(name): array for name, array in arrays.items()}
+        if not self._inputs.issuperset(slots):
+            once = ", ".join(self._names[slot] for slot in slots if slot not in self._inputs)
+            raise ArrayError(
+                f"{self.label}: {once} would be written once and never again; preload() it before this call "
+                "is noted"
+            )
+        self._check_complete(arrays)
+        return {slot: array for slot, array in slots.items() if self.lacks(slot, array)}
+
+    def view(self, slot: int) -> Array:
+        """The host's view on an argument, writable, for whoever knows when the device looks at it."""
+        return self._buffers[slot].view
+
+    def result(self, slot: int) -> Array:
+        """A read-only view on an argument as the host last saw it; `read` makes it see what a run left."""
+        return self._buffers[slot].result
+
+    def bytes_moved(self, written: Collection[int], read: Collection[int], unread: Collection[str]) -> int:
+        """What a call moves between host and device that writes and reads these slots."""
+        seen = [slot for slot in read if not (self._names[slot] in unread and self._buffers[slot].shared)]
+        return sum(self._nbytes[slot] for slot in (*written, *seen))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has its buffers: until `close`."""
+        return bool(self._buffers)
 
     def execute(self) -> None:
         """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
@@ -180,8 +207,7 @@ class BufferSet:
             self._run_to_its_end(program)
         except DEVICE_ERRORS as error:
             let_go(error)
-            contexts.release(self._artifact)
-            raise contexts.access.explain(self._failure(error)) from error
+            raise self.failed(error) from error
         except BaseException:  # Ctrl-C: leave a device and a set that run on
             try:
                 if self.label in program.runs:
@@ -189,7 +215,27 @@ class BufferSet:
             finally:
                 contexts.release(self._artifact)
             raise
-        contexts.last_completed = self.label
+        self.completed()
+
+    def loaded_run(self) -> Any:
+        """The run of this set, its program loaded. RunError where that cannot be."""
+        program = self._contexts.load(self._artifact)
+        try:
+            return self._run_on(program)
+        except DEVICE_ERRORS as error:
+            let_go(error)
+            raise self.failed(error) from error
+
+    def completed(self) -> None:
+        """Note that the program ran to its end, by whichever way."""
+        self._contexts.last_completed = self.label
+
+    def failed(self, error: BaseException) -> RunError:
+        """The error that tells of a run that failed; the next call loads the program afresh."""
+        self._contexts.release(self._artifact)
+        before = self._contexts.last_completed
+        failure = Failure(self.label, error, self._artifact, self.arguments, before)
+        return self._contexts.access.explain(failure)
 
     def read(self, slot: int) -> Array:
         """A read-only view on what the program left in an argument; the next call overwrites it."""
@@ -216,18 +262,18 @@ class BufferSet:
         return buffer.result if buffer.shared else self.read(slot)
 
     def _run_to_its_end(self, program: LoadedProgram) -> None:
-        """With the run of this set on the loaded program; a new one where the program was loaded since."""
+        run = self._run_on(program)
+        run.start()
+        self._contexts.access.wait(run)
+
+    def _run_on(self, program: LoadedProgram) -> Any:
+        """The run of this set on the loaded program; a new one where the program was loaded since."""
         run = program.runs.get(self.label)
         if run is None:
             run = program.runs[self.label] = self._contexts.new_run(program)
             for slot, buffer in enumerate(self._buffers):
                 run.set_arg(slot, buffer.bo)
-        run.start()
-        self._contexts.access.wait(run)
-
-    def _failure(self, error: BaseException) -> Failure:
-        before = self._contexts.last_completed
-        return Failure(self.label, error, self._artifact, self.arguments, before)
+        return run
 
     def _sync(self, slot: int, direction: Any) -> None:
         self.moved += self._nbytes[slot]
@@ -247,6 +293,22 @@ class BufferSet:
             if slot not in self._inputs:  # weights are filled once, inputs before every call
                 self._buffers[slot].lent = False
                 self._lent.remove(slot)
+
+    def _writable(self, name: str) -> int:
+        """The slot of an argument that a call by name may pass; ArgumentError and ArrayError for others."""
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self.slot(name)
+        if slot not in self._inputs:
+            self._check_role(slot)
+        return slot
+
+    def _check_complete(self, given: Mapping[str, Array]) -> None:
+        """ArrayError where a call would run without an input, a weight or a table."""
+        if not given.keys() >= self._input_names:
+            self._check_inputs(given)
+        if not self._filled:
+            self._check_filled()
 
     def _check_role(self, slot: int) -> None:
         argument = self.arguments[slot]

@@ -8,7 +8,8 @@ Three layers, each with its own lifetime and key:
    share buffers, so that one program reads where it lies what another wrote (`buffer.py`).
 
 `load_and_run` takes arrays by position with index sets; `run`, `preload` and `buffer` take names, and derive
-the sets from the roles in the program's argument table.
+the sets from the roles in the program's argument table. `record` notes calls by name that are made many times
+with the same arrays (`recording.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
 from runtime.buffer import NOTHING_SHARED, Array, Buffers, Sharing, Static
 from runtime.buffers import BufferSet
+from runtime.calls import call_by_name
 from runtime.compiling import Begin, OnProgress, SideBySide
 from runtime.contexts import Contexts
 from runtime.errors import AerieRuntimeError, ArrayError
 from runtime.profiler import Profiler
+from runtime.recording import Recording
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
@@ -119,29 +122,25 @@ class KernelCache:
         is passed on to a program which shares its buffer is not copied; one of `unread` is for that alone,
         for its contents may be on the device only. Raises ArrayError, ArgumentError and RunError.
         """
-        started = time.perf_counter()
-        buffers = self._set(program, bo_key)
+        buffers = self.buffer_set(program, bo_key)
         wanted = buffers.outputs if outputs is None else [buffers.slot(output) for output in outputs]
-        moved = buffers.moved
-        buffers.write_named(arrays)
-        written = time.perf_counter()
-        buffers.execute()
-        executed = time.perf_counter()
-        results = buffers.results(wanted, copy, unread)
-        if self.profiler.enabled:
-            self._record(program, started, written, executed, buffers.moved - moved)
-        return results
+        name = program if isinstance(program, str) else program.name
+        return call_by_name(name, buffers, arrays, wanted, copy, unread, self.profiler)
+
+    def record(self) -> Recording:
+        """Note calls by name, and work of the host between them, to be made again and again."""
+        return Recording(self)
 
     def unfilled(self, program: Program | str, /, bo_key: str | None = None) -> list[str]:
         """The weights and tables of `bo_key` still to be filled, through this set or one that shares them."""
-        return self._set(program, bo_key).unfilled
+        return self.buffer_set(program, bo_key).unfilled
 
     def preload(self, program: Program | str, /, bo_key: str | None = None, **statics: Static) -> None:
         """Write weights and tables to the buffers of `bo_key`, once; a later call replaces those it names.
 
         Each is an array, or a function that is called with the buffer and fills it in place.
         """
-        buffers = self._set(program, bo_key)
+        buffers = self.buffer_set(program, bo_key)
         for name, static in statics.items():
             slot = buffers.slot(name)
             if slot not in buffers.arguments.static_input_indices:
@@ -156,7 +155,7 @@ class KernelCache:
 
         The next run takes over a weight or table, every run an input. Valid until `close`.
         """
-        buffers = self._set(program, bo_key)
+        buffers = self.buffer_set(program, bo_key)
         slot = buffers.slot(name)
         if slot in buffers.arguments.intermediate_indices:
             role = buffers.arguments[slot].role.value
@@ -181,7 +180,7 @@ class KernelCache:
         last), valid until the next call with this key, and an empty array for all others.
         """
         started = time.perf_counter()
-        buffers = self._set(name, bo_key)
+        buffers = self.buffer_set(name, bo_key)
         plan = buffers.plan(len(inputs), output_indices, static_input_indices, intermediate_indices)
         moved = buffers.moved
         buffers.write_positions(plan, inputs)
@@ -190,19 +189,14 @@ class KernelCache:
         executed = time.perf_counter()
         results = buffers.results_at(plan, inputs)
         if self.profiler.enabled:
-            self._record(name, started, written, executed, buffers.moved - moved)
+            spent = written - started, executed - written, time.perf_counter() - executed
+            self.profiler.record(name, *spent, moved=buffers.moved - moved)
         return results
-
-    def _record(
-        self, program: Program | str, started: float, written: float, executed: float, moved: int
-    ) -> None:
-        name = program if isinstance(program, str) else program.name
-        spent = written - started, executed - written, time.perf_counter() - executed
-        self.profiler.record(name, *spent, moved=moved)
 
     # buffers and lifetime
 
-    def _set(self, program: Program | str, bo_key: str | None) -> BufferSet:
+    def buffer_set(self, program: Program | str, bo_key: str | None) -> BufferSet:
+        """The buffers of a program under a key. AerieRuntimeError for a program that was not compiled."""
         name = program if isinstance(program, str) else program.name
         return self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
 

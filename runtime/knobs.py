@@ -39,6 +39,14 @@ SHARE_BUFFERS = Knob(
     ("0", "1").__contains__,
 )
 
+BATCH_CALLS = Knob(
+    "AERIE_BATCH_CALLS",
+    "1",
+    "1: the virtual NPU runs the programs of all layers of a token in one call; 0: one by one",
+    "0 or 1",
+    ("0", "1").__contains__,
+)
+
 CHECK_MEMORY = Knob(
     "AERIE_CHECK_MEMORY",
     "1",
@@ -48,7 +56,7 @@ CHECK_MEMORY = Knob(
 )
 
 COMPILING = (COMPILE_MEMORY, COMPILE_TIMEOUT)
-TABLE = (*COMPILING, SHARE_BUFFERS, CHECK_MEMORY)
+TABLE = (*COMPILING, SHARE_BUFFERS, BATCH_CALLS, CHECK_MEMORY)
 
 
 def check() -> None:

@@ -70,12 +70,14 @@ class Profiler:
         known_flops, known_nbytes = self._work.get(program, (0.0, 0.0))
         self._work[program] = flops or known_flops, nbytes or known_nbytes
 
-    def record(self, program: str, write: float, run: float, read: float, moved: int = 0) -> None:
-        """One call: seconds spent writing arguments, running, reading results; bytes moved by the host."""
+    def record(
+        self, program: str, write: float, run: float, read: float, moved: int = 0, calls: int = 1
+    ) -> None:
+        """Calls: seconds spent writing arguments, running, reading results; bytes moved by the host."""
         times = self.programs.get(program)
         if times is None:
             times = self.programs[program] = ProgramTimes()
-        times.calls += 1
+        times.calls += calls
         times.moved += moved
         times.write += write
         times.run += run
@@ -87,12 +89,12 @@ class Profiler:
         """Host work under a name. What is recorded inside it counts there, not here."""
         return _Span(self, name) if self.enabled else contextlib.nullcontext()
 
-    def count_span(self, name: str, seconds: float) -> None:
+    def count_span(self, name: str, seconds: float, calls: int = 1) -> None:
         """Host work of that many seconds, without what was recorded inside it."""
         times = self.spans.get(name)
         if times is None:
             times = self.spans[name] = SpanTimes()
-        times.calls += 1
+        times.calls += calls
         times.total += seconds
         self._counted += seconds
 

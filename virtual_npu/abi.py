@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FORMAT = 3
+FORMAT = 4
 """Version of the metadata and of the entries' calling convention."""
 
 

@@ -119,14 +119,30 @@ class Call:
         self._report = _RunReport()
         wanted = STATS * options.stats + TRACE * options.trace
         asked = _RunOptions(knobs.threads(), wanted, options.seed, options.races == "note")
-        arguments = (ctypes.c_void_p * len(pointers))(*pointers)
-        self._passed = arguments, ctypes.byref(asked), ctypes.byref(self._report)
+        self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
+        self._passed = tuple(map(ctypes.byref, self._objects))
 
     def __call__(self) -> RunResult:
         """Make it. Raises VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed and what was
         recorded until then."""
+        return self.outcome(self._function(*self._passed))
+
+    @property
+    def in_c(self) -> tuple[int, int, int, int]:
+        """Addresses of the C function and of its three arguments, for code that makes the call itself."""
+        function = ctypes.cast(self._function, ctypes.c_void_p).value
+        assert function is not None
+        first, second, third = map(ctypes.addressof, self._objects)
+        return function, first, second, third
+
+    @property
+    def take_steps(self) -> Any:
+        """vnpu_take_steps of the program's library (include/vnpu/entry.h)."""
+        return self._library.vnpu_take_steps
+
+    def outcome(self, status: int) -> RunResult:
+        """What a call that gave `status` has to say, once it was made; raises as making it does."""
         report = self._report
-        status = self._function(*self._passed)
         Library.seconds += report.nanoseconds * 1e-9
         if status == 0 and not (report.notes or report.record):
             return NOTHING_TO_SAY

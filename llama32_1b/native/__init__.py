@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import time
-import weakref
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llama32_1b.errors import UserError
 from llama32_1b.numerics import BF16Array, bf16
+from runtime import HostCode, HostWork
 from virtual_npu import VirtualNpuError
 from virtual_npu.errors import KnobError
 from virtual_npu.host_code import load_host_code
@@ -36,54 +37,96 @@ ELEMENTS = 32
 """A head's width must be a multiple of this: of two of the widest vectors."""
 
 
-class Addresses:
-    """Where arrays lie: numpy is asked once for each, as long as it lives."""
+class Seen(ctypes.Structure):
+    """Where the token that is decoded stands, and the positions that it sees; Seen in decode_attention.cc."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[BF16Array], int]] = {}
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("position", "first", "last"))
 
-    def of(self, array: BF16Array) -> int:
-        key = id(array)
-        found = self._known.get(key)
-        if found is None or found[0]() is not array:
-            gone = weakref.ref(array, lambda _: self._known.pop(key, None))
-            found = self._known[key] = gone, array.ctypes.data
-        return found[1]
+    position: int
+    first: int
+    last: int
+
+    def see(self, position: int, visible: slice, capacity: int) -> None:
+        self.position = position
+        self.first, self.last, _ = visible.indices(capacity)
+
+
+_ARRAYS = ("query", "key_row", "value_row", "keys", "values", "out")
+_SIZES = ("heads", "kv_heads", "head_dim", "capacity", "threads")
+
+
+class _Layer(ctypes.Structure):
+    """Layer in decode_attention.cc."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        *((name, ctypes.c_int64) for name in _SIZES),
+        ("seen_by_token", ctypes.POINTER(Seen)),
+    )
+
+
+class LayerCode:
+    """The functions of decode_attention.cc on the arrays of one layer, which stay where they are.
+
+    query and out are (heads * head_dim,), key_row and value_row (kv_heads * head_dim,), keys and values
+    (kv_heads, capacity, head_dim), all bf16 and contiguous.
+    """
+
+    def __init__(self, native: NativeAttention, seen: Seen, threads: int, **arrays: BF16Array) -> None:
+        kv_heads, capacity, head_dim = arrays["keys"].shape
+        sizes = arrays["query"].size // head_dim, kv_heads, head_dim, capacity, threads
+        pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
+        self._native = native
+        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(seen))
+        self._keeps = self._in_c, arrays
+
+    def keep_row(self) -> HostWork:
+        """Store key_row and value_row at the token's position."""
+        return self._work(self._native.keep_row)
+
+    def attend(self) -> HostWork:
+        """The token's attention over what it sees, to `out`."""
+        return self._work(self._native.attend)
+
+    def _work(self, function: Any) -> HostWork:
+        argument = ctypes.addressof(self._in_c)
+        code = HostCode(ctypes.cast(function, ctypes.c_void_p).value or 0, argument, self._keeps)
+        return HostWork(partial(self._do, function), code)
+
+    def _do(self, function: Any) -> None:
+        self._native.timed(function, self._in_c)
 
 
 class NativeAttention:
-    """The function of decode_attention.cc. `seconds` is the time spent in it so far."""
+    """The functions of decode_attention.cc. `seconds` is the time spent so far in calls from Python."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.seconds = 0.0
-        self._addresses = Addresses()
-        self._function = library.decode_attention
-        pointers, sizes = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 6
-        self._function.argtypes = [*pointers, *sizes, ctypes.c_float, ctypes.c_int64]
-        self._function.restype = None
+        self.keep_row, self.attend = library.keep_row, library.decode_attention
+        for function in (self.keep_row, self.attend):
+            function.argtypes = [ctypes.c_void_p] * 3
 
-    def serves(self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: object) -> bool:
-        """Whether it can attend to these: `visible` a run of positions, whole vectors, cache as it lies."""
+    def serves(self, keys: BF16Array, visible: object) -> bool:
+        """Whether it can attend to these: `visible` a run of positions, whole vectors, a cache as it lies."""
         if not isinstance(visible, slice) or keys.shape[2] % ELEMENTS:
             return False
         start, stop, step = visible.indices(keys.shape[1])
-        in_place = query.flags.c_contiguous and keys.flags.c_contiguous and values.flags.c_contiguous
-        return step == 1 and start < stop and in_place
+        return step == 1 and start < stop and keys.flags.c_contiguous
 
     def __call__(
         self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: slice, threads: int = 1
     ) -> BF16Array:
         """As attention.reference_attention, for what `serves` accepts. The cache is read in place."""
-        kv_heads, capacity, head_dim = keys.shape
-        start, stop, _ = visible.indices(capacity)
-        out = np.empty(query.shape, bf16)
-        at = self._addresses.of
-        pointers = at(query), at(keys), at(values), out.__array_interface__["data"][0]
-        sizes = query.size // head_dim, kv_heads, head_dim, capacity * head_dim, start, stop
-        started = time.perf_counter()
-        self._function(*pointers, *sizes, 1 / math.sqrt(head_dim), threads)
-        self.seconds += time.perf_counter() - started
+        out, seen = np.empty(query.shape, bf16), Seen()
+        seen.see(0, visible, keys.shape[1])
+        LayerCode(self, seen, threads, query=query, keys=keys, values=values, out=out).attend().do()
         return out
+
+    def timed(self, function: Any, layer: _Layer) -> None:
+        """Call one of the functions."""
+        started = time.perf_counter()
+        function(ctypes.byref(layer), None, None)
+        self.seconds += time.perf_counter() - started
 
 
 def native_attention() -> NativeAttention | None:

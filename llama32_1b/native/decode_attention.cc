@@ -7,6 +7,7 @@
 // at most 32 elements.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -104,13 +105,30 @@ Floats exponential(Floats x) {
   return (Floats)((Ints)result & ~(x <= -87.0f));  // a NaN stays one
 }
 
-struct Job {
-  const std::uint16_t* query;  // (heads * head_dim)
-  const std::uint16_t* keys;   // (kv_heads, head_stride), of which rows first .. last - 1 are seen
-  const std::uint16_t* values;
-  std::uint16_t* out;          // (heads * head_dim)
-  std::int64_t heads, kv_heads, head_dim, head_stride, first, last;
+// Where the token that is decoded stands, and the positions that it sees: first .. last - 1.
+struct Seen {
+  std::int64_t position, first, last;
+};
+
+// One layer's part of a decoded token; llama32_1b/native has the same struct.
+struct Layer {
+  const std::uint16_t* query;                  // (heads * head_dim)
+  const std::uint16_t *key_row, *value_row;    // (kv_heads * head_dim) of the token itself
+  std::uint16_t *keys, *values;                // (kv_heads, capacity, head_dim)
+  std::uint16_t* out;                          // (heads * head_dim)
+  std::int64_t heads, kv_heads, head_dim, capacity, threads;
+  const Seen* seen_by_token;
+};
+
+struct Job : Layer {
+  std::int64_t first, last;
   float scale;
+
+  explicit Job(const Layer& layer)
+      : Layer(layer),
+        first(seen_by_token->first),
+        last(seen_by_token->last),
+        scale(float(1 / std::sqrt(double(head_dim)))) {}
 
   std::int64_t seen() const { return last - first; }
   std::int64_t padded() const { return (seen() + kTile - 1) / kTile * kTile; }
@@ -195,7 +213,7 @@ void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
 
 template <int HEADS>
 void attend(const Job& job, std::int64_t kv_head, std::int64_t head, std::vector<float>& scratch) {
-  const std::int64_t padded = job.padded(), first_row = kv_head * job.head_stride + job.first * job.head_dim;
+  const std::int64_t padded = job.padded(), first_row = (kv_head * job.capacity + job.first) * job.head_dim;
   scratch.resize(HEADS * (padded + job.head_dim));
   float *scores = scratch.data(), *query = scores + HEADS * padded;
   arrange(job.query + head * job.head_dim, HEADS * job.head_dim, query);
@@ -225,16 +243,28 @@ constexpr std::int64_t kWorthAThread = 1 << 19;  // multiply-adds; below, starti
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void decode_attention(const std::uint16_t* query, const std::uint16_t* keys, const std::uint16_t* values,
-                                 std::uint16_t* out, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
-                                 std::int64_t head_stride, std::int64_t first, std::int64_t last, float scale,
-                                 std::int64_t threads) {
-  const Job job{query, keys, values, out, heads, kv_heads, head_dim, head_stride, first, last, scale};
-  const std::int64_t work = 2 * heads * head_dim * (last - first);
-  const std::int64_t shares = std::max<std::int64_t>(1, std::min({threads, kv_heads, work / kWorthAThread}));
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// The token's row of keys and values, stored at its position of the cache. Gives 0.
+EXPORTED int keep_row(const Layer* layer, void*, void*) {
+  const std::int64_t width = layer->head_dim, position = layer->seen_by_token->position;
+  for (std::int64_t head = 0; head < layer->kv_heads; ++head) {
+    const std::int64_t to = (head * layer->capacity + position) * width, nbytes = width * sizeof(std::uint16_t);
+    std::memcpy(layer->keys + to, layer->key_row + head * width, nbytes);
+    std::memcpy(layer->values + to, layer->value_row + head * width, nbytes);
+  }
+  return 0;
+}
+
+// Attention over the cache, into the layer's `out`. Gives 0.
+EXPORTED int decode_attention(const Layer* layer, void*, void*) {
+  const Job job(*layer);
+  const std::int64_t work = 2 * job.heads * job.head_dim * job.seen();
+  const std::int64_t shares = std::max<std::int64_t>(1, std::min({job.threads, job.kv_heads, work / kWorthAThread}));
   std::vector<std::thread> helpers;
   for (std::int64_t share = 1; share < shares; ++share)
     helpers.emplace_back([&job, share, shares] { attend_share(job, share, shares); });
   attend_share(job, 0, shares);
   for (std::thread& helper : helpers) helper.join();
+  return 0;
 }

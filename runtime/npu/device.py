@@ -99,6 +99,7 @@ class NpuAccess:
     """The NPU: one process at a time, few contexts, runs that may hang and say little."""
 
     largest_buffer = LARGEST_BUFFER
+    batches = False
     copies = 1  # the NPU reads the machine's own memory
 
     def __init__(self) -> None:

@@ -36,6 +36,10 @@ BOTH_WAYS = {
         "tests/runtime/test_shared_buffers.py",
         "tests/llama32_1b/test_bit_identities.py",
     ),
+    "AERIE_BATCH_CALLS": (
+        "tests/runtime/test_recording.py",
+        "tests/llama32_1b/test_bit_identities.py",
+    ),
     "AERIE_HOST_CODE": ("tests/llama32_1b/test_decode_attention.py",),
     "VNPU_THREADS": ("tests/llama32_1b/test_bit_identities.py",),
 }

@@ -27,6 +27,7 @@ SAME_BITS = {
     "one thread": {"VNPU_THREADS": "1"},
     "three threads": {"VNPU_THREADS": "3"},
     "buffers apart": {"AERIE_SHARE_BUFFERS": "0"},
+    "calls one by one": {"AERIE_BATCH_CALLS": "0"},
     "strict memory": {"VNPU_STRICT": "1"},
     "strict memory, buffers apart": {"VNPU_STRICT": "1", "AERIE_SHARE_BUFFERS": "0"},
 }

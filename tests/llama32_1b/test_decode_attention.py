@@ -122,16 +122,18 @@ def test_what_is_no_number_shows(form, broken):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda q, k, v: (q, k, v, np.arange(CAPACITY) % 2 == 0),
-        lambda q, k, v: (q, k, v, slice(0, 100, 2)),
-        lambda q, k, v: (q, k, v, slice(5, 5)),
-        lambda q, k, v: (q, np.asfortranarray(k), v, slice(0, 10)),
-        lambda q, k, v: (q[: 4 * 48], k[..., :48].copy(), v[..., :48].copy(), slice(0, 10)),
+        lambda keys: (keys, np.arange(CAPACITY) % 2 == 0),
+        lambda keys: (keys, slice(0, 100, 2)),
+        lambda keys: (keys, slice(5, 5)),
+        lambda keys: (np.asfortranarray(keys), slice(0, 10)),
+        lambda keys: (keys[..., :48].copy(), slice(0, 10)),
     ],
     ids=["pattern", "steps", "nothing", "turned round", "half vectors"],
 )
 def test_what_the_native_form_leaves_to_numpy(change):
-    assert not native_attention().serves(*change(*drawn(4, 2, 64)))
+    keys = drawn(4, 2, 64)[1]
+    assert native_attention().serves(keys, slice(0, 10))
+    assert not native_attention().serves(*change(keys))
 
 
 def test_what_numpy_serves_alone():
@@ -147,10 +149,13 @@ def test_the_cache_is_not_copied(monkeypatch):
     """The addresses that C++ is given are the cache's own."""
     seen = []
     native_form = native_attention()
-    monkeypatch.setattr(native_form, "_function", lambda *arguments: seen.append(arguments[:3]))
-    arrays = drawn(4, 2, 64)
-    native_form(*arrays, slice(0, 7))
-    assert seen == [tuple(array.ctypes.data for array in arrays)]
+    monkeypatch.setattr(native_form, "timed", lambda function, layer: seen.append(layer))
+    query, keys, values = drawn(4, 2, 64)
+    native_form(query, keys, values, slice(0, 7))
+    (layer,) = seen
+    assert (layer.query, layer.keys, layer.values) == tuple(
+        array.ctypes.data for array in (query, keys, values)
+    )
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):

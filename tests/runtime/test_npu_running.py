@@ -17,7 +17,7 @@ import pytest
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
 from kernel_builder.dtypes import f32
-from runtime import ArrayError, Backend, KernelCache, RunError
+from runtime import ArrayError, Backend, HostWork, KernelCache, RunError
 from runtime.npu.device import NpuAccess, check_command
 
 SHAPE = (4, 8)
@@ -86,6 +86,22 @@ def test_calls_from_load_to_close(npu, pyxrt, arrays):
         "~elf scale",
         "~device 0",
     ]
+
+
+def test_recorded_calls_are_the_same_calls(npu, pyxrt, arrays):
+    """Made one by one, with what the host reads and writes between them synchronised."""
+    npu.preload("scale", w=arrays["w"])
+    x = arrays["x"].copy()
+    recording = npu.record()
+    y = recording.run("scale", x=x)["y"]
+    recording.host("double", HostWork(lambda: (pyxrt.calls.append("double"), np.multiply(y, 2, out=x))))
+    again = recording.run("scale", x=x)["y"]
+    recording()
+    np.testing.assert_array_equal(again, arrays["x"] * arrays["w"] * 2 * arrays["w"])
+    pyxrt.calls.clear()
+    recording()
+    once = ["sync 128", "start main:scale", "wait main:scale", "sync 128"]
+    assert pyxrt.calls == [*once, "double", *once]
 
 
 def test_the_first_run_binds_every_argument_in_order(npu, pyxrt, arrays):

@@ -5,6 +5,7 @@ import pytest
 
 import virtual_npu
 from virtual_npu import pyxrt
+from virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
 
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
@@ -86,3 +87,78 @@ def test_a_file_of_something_else(tmp_path):
     path.write_text("not a shared object")
     with pytest.raises(pyxrt.XrtError, match=r"other.elf is not a program of the virtual NPU"):
         pyxrt.elf(str(path))
+
+
+def bound_add(kernel, device, summand, source):
+    """A run of main:add with its arguments, and its result buffer."""
+    run, result = pyxrt.run(kernel), pyxrt.ext.bo(device, 256)
+    for index, argument in enumerate((source, result, summand)):
+        run.set_arg(index, argument)
+    return run, result
+
+
+def values(buffer):
+    return np.frombuffer(buffer.map(), np.float32)
+
+
+@pytest.fixture
+def shared(monkeypatch, program):
+    monkeypatch.setenv("VNPU_STRICT", "0")
+    device, elf = pyxrt.device(0), pyxrt.elf(str(program))
+    context = pyxrt.hw_context(device, elf)
+    return device, context, pyxrt.ext.kernel(context, "main:add")
+
+
+def test_a_batch_takes_its_steps_in_order(shared):
+    device, _, add = shared
+    source, copied = pyxrt.ext.bo(device, 256), pyxrt.ext.bo(device, 256)
+    first, middle = bound_add(add, device, 2, source)
+    second, result = bound_add(add, device, 3, copied)
+    steps = [first, Copy(copied.address(), middle.address(), 256), second]
+    assert can_be_one(steps)
+    batch = Batch(steps)
+    for start in (0, 10):
+        values(source)[:] = start
+        batch.execute()
+        np.testing.assert_array_equal(values(result), np.full(64, start + 5, np.float32))
+    assert (batch.nanoseconds > 0).all()
+
+
+def test_what_was_started_comes_before_a_batch(shared):
+    device, _, add = shared
+    source = pyxrt.ext.bo(device, 256)
+    early, middle = bound_add(add, device, 2, source)
+    late, result = bound_add(add, device, 3, middle)
+    early.start()
+    Batch([late]).execute()
+    np.testing.assert_array_equal(values(result), np.full(64, 5, np.float32))
+    assert early.state() == pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
+
+
+def test_a_batch_ends_where_a_run_fails(shared):
+    device, context, add = shared
+    source = pyxrt.ext.bo(device, 256)
+    first, middle = bound_add(add, device, 2, source)
+    stuck = pyxrt.run(pyxrt.ext.kernel(context, "main:stuck"))
+    last, result = bound_add(add, device, 3, middle)
+    with pytest.raises(pyxrt.XrtError, match=r"'main:stuck' takes 1 arguments and is started without 0"):
+        Batch([first, stuck, last])
+    stuck.set_arg(0, source)
+    batch = Batch([first, stuck, last])
+    for _ in range(2):
+        message = r"(?s)run of 'main:stuck' ended in ERT_CMD_STATE_ERROR.*never"
+        with pytest.raises(StepError, match=message) as caught:
+            batch.execute()
+        assert caught.value.number == 1
+        assert values(middle).all()
+        assert not values(result).any()
+
+
+def test_strict_runs_are_no_batch(opened):
+    device, _, context = opened
+    source = pyxrt.ext.bo(device, 256)
+    add = pyxrt.ext.kernel(context, "main:add")
+    run, _ = bound_add(add, device, 2, source)
+    assert can_be_one([run]) is not device.strict
+    assert not can_be_one([Copy(source.address(), source.address(), 1)])
+    assert not can_be_one([run, object()])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +31,14 @@ class RunQueue:
                 run.execute()
                 if run is until:
                     break
+
+    @contextlib.contextmanager
+    def emptied(self) -> Iterator[None]:
+        """All that was started is carried out, and nothing else until the caller is done."""
+        with self._busy:
+            while self._started:
+                self._started.popleft().execute()
+            yield
 
     def drain_within(self, until: Run, milliseconds: float | None) -> None:
         """As `drain`, but give up waiting (not running) after that time; None does not wait at all."""

@@ -45,7 +45,7 @@ class Run:
         self._kernel = hold(
             kernel, strict, f"the kernel '{kernel.name}' was destroyed before its run; keep it alive"
         )
-        self._name, self._strict = kernel.name, strict
+        self._name, self.strict = kernel.name, strict
         self._queue = kernel.get_context().get_device().queue
         self._addresses: list[int | None] = [None] * len(kernel.arguments)
         self._call: Call | None = None
@@ -69,7 +69,7 @@ class Run:
             raise XrtError(f"{where} cannot be a {type(argument).__name__}; pass a pyxrt.ext.bo")
         self._check_size(index, where, argument)
         self._held[index] = hold(
-            argument, self._strict, f"the buffer of {where} was destroyed before the run; keep it alive"
+            argument, self.strict, f"the buffer of {where} was destroyed before the run; keep it alive"
         )
         self._addresses[index] = argument.address()
 
@@ -83,7 +83,7 @@ class Run:
         """Wait until the run ends, or for that many milliseconds (0: without limit); else TIMEOUT."""
         if self._state is NEW:
             raise XrtError(f"wait() for a run of '{self._name}' that was never started; call start() first")
-        queue = self._device_queue() if self._strict else self._queue
+        queue = self.queue
         if timeout_ms > 0:
             queue.drain_within(self, timeout_ms)
             return TIMEOUT if self.pending else self._state
@@ -93,14 +93,22 @@ class Run:
     def wait2(self) -> None:
         """Wait until the run ends; XrtError with the reason unless it completed."""
         if self.wait() is not COMPLETED:
-            reason = self._failure or "interrupted"
-            raise XrtError(f"run of '{self._name}' ended in {self._state.name}: {reason}") from self._failure
+            raise self.ended_in(self._state, self._failure) from self._failure
+
+    def ended_in(self, state: ert_cmd_state, failure: BaseException | None) -> XrtError:
+        """The error that tells of a run which did not complete."""
+        return XrtError(f"run of '{self._name}' ended in {state.name}: {failure or 'interrupted'}")
 
     def state(self) -> ert_cmd_state:
         """The state now; does not wait."""
         if self.pending:
             self._queue.drain_within(self, None)
         return self._state
+
+    @property
+    def queue(self) -> RunQueue:
+        """Where started runs wait. In strict mode the device may have been destroyed, which is refused."""
+        return self._kernel().get_context().get_device().queue if self.strict else self._queue
 
     @property
     def pending(self) -> bool:
@@ -110,11 +118,9 @@ class Run:
     def execute(self) -> None:
         """Carry the run out; called by the device's queue."""
         try:
-            if self._strict:
+            if self.strict:
                 self._refuse_destroyed()
-            if self._call is None:
-                self._call = self._prepared()
-            self._call()
+            self.call()
         except Exception as failure:
             self._failure = failure
             self._state = ERROR
@@ -124,25 +130,31 @@ class Run:
         else:
             self._state = COMPLETED
 
+    @property
+    def call(self) -> Call:
+        """The call of the program, which stays the same until an argument changes."""
+        if self._call is None:
+            kernel = self._kernel()
+            pointers = cast("list[int]", self._addresses)  # start() lets nothing else through
+            self._call = kernel.get_context().get_elf().library.call(kernel.entry, pointers)
+        return self._call
+
     def _submit(self) -> None:
         if self._state is QUEUED:
             self._refuse_pending("start")
+        self.refuse_unset()
+        self._failure = None
+        self._state = QUEUED
+        self.queue.submit(self)
+
+    def refuse_unset(self) -> None:
+        """XrtError unless every argument is bound."""
         if self._call is None and None in self._addresses:
             unset = [str(index) for index, address in enumerate(self._addresses) if address is None]
             raise XrtError(
                 f"'{self._name}' takes {len(self._addresses)} arguments and is started without "
                 f"{', '.join(unset)}; call set_arg for each (the real device would hang)"
             )
-        self._failure = None
-        self._state = QUEUED
-        queue = self._device_queue() if self._strict else self._queue
-        queue.submit(self)
-
-    def _prepared(self) -> Call:
-        """The call of the program, which stays the same until an argument changes."""
-        kernel = self._kernel()
-        pointers = cast("list[int]", self._addresses)  # start() lets nothing else through
-        return kernel.get_context().get_elf().library.call(kernel.entry, pointers)
 
     def _describe(self, index: int) -> str:
         arguments = self._kernel().arguments
@@ -154,7 +166,7 @@ class Run:
     def _check_size(self, index: int, where: str, buffer: BufferObject) -> None:
         argument = self._kernel().arguments[index]
         wanted = math.prod(argument.shape) * itemsize(argument.dtype)
-        if buffer.size() < wanted or (self._strict and buffer.size() != wanted):
+        if buffer.size() < wanted or (self.strict and buffer.size() != wanted):
             raise XrtError(
                 f"{where} has {wanted} bytes and the buffer {buffer.size()}; make it ext.bo(device, {wanted})"
             )
@@ -164,10 +176,6 @@ class Run:
         if argument.shape or not INTEGER.match(argument.dtype):
             raise XrtError(f"{where} is not a scalar integer and cannot be {value}; pass a pyxrt.ext.bo")
         return np.array([value], dtype=np.int64)  # little-endian: narrower integers are its first bytes
-
-    def _device_queue(self) -> RunQueue:
-        """In strict mode, whose device may have been destroyed."""
-        return self._kernel().get_context().get_device().queue
 
     def _refuse_destroyed(self) -> None:
         self._kernel().get_context().get_elf()

@@ -56,6 +56,14 @@ struct RunReport {
   int64_t nanoseconds;  // in the entry
 };
 
+// One of several things that one call from outside does; virtual_npu/pyxrt/batch.py has the same struct.
+struct Step {
+  int (*function)(void *, void *, void *);  // an entry or a function of the host; none: `third` bytes are copied
+  void *first, *second, *third;             // its arguments; of a copy: to, from, number of bytes
+  int64_t nanoseconds;                      // what it took
+  int64_t status;                           // what it gave; not 0: it failed
+};
+
 // Runs `entry`. Gives 0, or a Failure::Kind.
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report);
 

@@ -364,7 +364,28 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   return status;
 }
 
-extern "C" __attribute__((visibility("default"))) void vnpu_release(char *text) { free(text); }
+VNPU_EXPORT void vnpu_release(char *text) { free(text); }
+
+namespace {
+
+int take(const Step &step) {
+  if (step.function) return step.function(step.first, step.second, step.third);
+  memcpy(step.first, step.second, reinterpret_cast<size_t>(step.third));
+  return 0;
+}
+
+}  // namespace
+
+// Takes steps in order, until one fails; tells how many did not.
+VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count) {
+  for (i64 i = 0; i < count; ++i) {
+    const i64 started = nanoseconds();
+    steps[i].status = take(steps[i]);
+    steps[i].nanoseconds = nanoseconds() - started;
+    if (steps[i].status != 0) return i;
+  }
+  return count;
+}
 
 // ---- strided copies ----
 
