@@ -134,8 +134,9 @@ class _Entries:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._required(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a number above 0")
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not 0 < value <= sys.float_info.max:
+            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a finite number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llama32_1b.cli import Parser, run_command, whole_number
-from llama32_1b.config import LlamaConfig
+from llama32_1b.config import MOST_LAYERS, LlamaConfig
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.synthetic.shape import SHAPES
 from llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, end_ids
 from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+from runtime.memory import size
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,15 +40,18 @@ def write(arguments: argparse.Namespace) -> int:
     report, started = Reporter(), time.perf_counter()
     config = chosen_config(arguments)
     write_checkpoint(config, arguments.folder, arguments.seed, report)
-    spent, size = time.perf_counter() - started, weight_bytes(config) / 1e9
-    report.note(f"{arguments.folder}: {size:.2f} GB of random weights, {spent:.1f} s")
+    spent = time.perf_counter() - started
+    report.note(f"{arguments.folder}: {size(weight_bytes(config))} of random weights, {spent:.1f} s")
     return 0
 
 
 def chosen_config(arguments: argparse.Namespace) -> LlamaConfig:
-    """The shape asked for, changed as asked. Raises UserError for a vocabulary too small or too large."""
+    """The shape asked for, changed as asked. Raises UserError for what cannot be had."""
     config = SHAPES[arguments.shape]
+    layers = arguments.layers or config.num_hidden_layers
     vocabulary = arguments.vocab_size or config.vocab_size
+    if layers > MOST_LAYERS:
+        raise UserError(f"--layers {layers} cannot be had; ask for at most {MOST_LAYERS}")
     if not SMALLEST_VOCABULARY <= vocabulary <= LARGEST_VOCABULARY:
         raise UserError(
             f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, "
@@ -56,7 +60,7 @@ def chosen_config(arguments: argparse.Namespace) -> LlamaConfig:
         )
     return dataclasses.replace(
         config,
-        num_hidden_layers=arguments.layers or config.num_hidden_layers,
+        num_hidden_layers=layers,
         vocab_size=vocabulary,
         eos_token_ids=end_ids(vocabulary),
     )

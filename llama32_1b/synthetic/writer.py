@@ -23,6 +23,7 @@ from llama32_1b.progress import Reporter
 from llama32_1b.synthetic.shape import Tensor, config_json, generation_json, tensors
 from llama32_1b.synthetic.tokenizer import make_tokenizer
 from llama32_1b.weights import SINGLE_FILE
+from runtime.memory import size
 
 PIECE = 1 << 22
 """Elements drawn at a time: 16 MiB of float32 and 8 MiB of bf16."""
@@ -60,8 +61,8 @@ def _check_space(config: LlamaConfig, parent: Path) -> None:
     needed, free = weight_bytes(config) + OTHER_FILES, shutil.disk_usage(parent).free
     if needed > free:
         raise UserError(
-            f"the checkpoint takes {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free; free "
-            "some space, name a folder on another disk, or ask for fewer --layers"
+            f"the checkpoint takes {size(needed)} and {parent} has {size(free)} free; free some space, name "
+            "a folder on another disk, or ask for fewer --layers"
         )
 
 

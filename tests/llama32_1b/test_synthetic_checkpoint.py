@@ -161,9 +161,9 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage(4e9, 3e9, 1e9))
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage(4_000_000_000, 3_000_000_000, 1_000_000_000))
     assert refused(capsys, tmp_path / "large") == (
-        f"error: the checkpoint takes 2.49 GB and {tmp_path} has 1.00 GB free; free some space, name a "
+        f"error: the checkpoint takes 2.3 GiB and {tmp_path} has 953 MiB free; free some space, name a "
         "folder on another disk, or ask for fewer --layers"
     )
     assert list(tmp_path.iterdir()) == []
@@ -213,6 +213,17 @@ def test_a_vocabulary_that_cannot_be_had(asked, capsys, tmp_path: Path):
         f"error: --vocab-size {asked} cannot be had: the tokenizer has 256 bytes and 256 special tokens, and "
         "no more than 600000 tokens; ask for 512 to 600000"
     )
+
+
+def test_layers_that_no_config_may_have(capsys, tmp_path):
+    assert refused(capsys, tmp_path / "deep", "--layers", 10**9) == (
+        "error: --layers 1000000000 cannot be had; ask for at most 1000"
+    )
+
+
+def test_the_size_is_told(capsys, tmp_path):
+    assert main([str(tmp_path / "tiny"), "--shape", "tiny"]) == 0
+    assert f"{tmp_path / 'tiny'}: 2 MiB of random weights, " in capsys.readouterr().err
 
 
 def test_transformers_finds_nothing_to_warn_of(tmp_path, caplog):
