@@ -161,7 +161,9 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage(4_000_000_000, 3_000_000_000, 1_000_000_000))
+    monkeypatch.setattr(
+        writer.shutil, "disk_usage", lambda folder: usage(4_000_000_000, 3_000_000_000, 1_000_000_000)
+    )
     assert refused(capsys, tmp_path / "large") == (
         f"error: the checkpoint takes 2.3 GiB and {tmp_path} has 953 MiB free; free some space, name a "
         "folder on another disk, or ask for fewer --layers"
