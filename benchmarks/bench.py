@@ -31,7 +31,7 @@ LONGEST = 2048
 SHORT_CONTEXT = 128
 
 STEPS_BEFORE = 4
-STEPS_OF_ROUND = 5
+STEPS_OF_ROUND = 4
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ def _measure(plan: Plan, work: Path, samples: Samples, step: Step) -> dict[str, 
             _round(plan, samples, sides, number, step)
         for name, worker in sides.items():
             samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
+        samples.add(OURS, "load_and_run", sides[OURS]("load_and_run")["seconds"])
         return with_rates(sides[OURS]("programs"))
 
 
@@ -167,18 +168,20 @@ def _round(plan: Plan, samples: Samples, sides: Mapping[str, Worker], number: in
     order = list(sides.items()) if number % 2 == 0 else list(sides.items())[::-1]
     done = STEPS_BEFORE + STEPS_OF_ROUND * number
     where = f"round {number + 1} of {plan.rounds}"
-    step(f"{where}: memory bandwidth", done)
-    samples.add("machine", "bandwidth", MemoryReader().bytes_per_second())
-    step(f"{where}: first token", done + 1)
+    step(f"{where}: first token", done)
     for name, worker in order:
         samples.add(name, "warm", worker("prefill", length=SHORT_CONTEXT, room=plan.room)["seconds"])
-    step(f"{where}: prefill", done + 2)
+    step(f"{where}: prefill", done + 1)
     for name, worker in order:
         samples.add(name, "prefill", worker("prefill", length=plan.prefill, room=plan.room)["seconds"])
-    for offset, context in enumerate(reversed(plan.contexts), start=3):
+    for offset, context in enumerate(reversed(plan.contexts), start=2):
         step(f"{where}: decode at context {context}", done + offset)
+        memory = MemoryReader()
+        bandwidths = [memory.bytes_per_second()]
         for name, worker in order:
             _decode(samples, name, worker, context, plan.tokens)
+            bandwidths.append(memory.bytes_per_second())
+        samples.add("machine", f"bandwidth_{context}", max(bandwidths))
 
 
 def _decode(samples: Samples, name: str, worker: Worker, context: int, tokens: int) -> None:

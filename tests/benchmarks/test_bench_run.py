@@ -177,7 +177,7 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert command.main(arguments) == 0
     shown = capsys.readouterr()
     assert "prefill of 448 tokens, s" in shown.out
-    assert "[14/14] round 2 of 2: decode at context 128" in shown.err
+    assert "[12/12] round 2 of 2: decode at context 128" in shown.err
     found = json.loads(out.read_text())
     assert set(found["programs"]) == {
         "rms_gemms_rope",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,9 @@ class Batch:
     `nanoseconds` has what each step took the last time. The owner keeps alive what addresses refer to.
     """
 
+    host_seconds: ClassVar[float] = 0.0
+    """Spent so far in the host's code, in all batches of this process."""
+
     def __init__(self, steps: Sequence[Step]) -> None:
         """Raises XrtError where a run lacks an argument."""
         runs = {number: step for number, step in enumerate(steps) if isinstance(step, Run)}
@@ -87,6 +90,7 @@ class Batch:
         fields = np.frombuffer(memoryview(self._in_c), dtype=np.int64).reshape(len(steps), -1)
         self.nanoseconds: npt.NDArray[np.int64] = fields[:, 4]
         self._status = fields[:, 5]
+        self._of_host = np.array([isinstance(step, HostCode) for step in steps])
 
     def execute(self) -> None:
         """Take all steps, after whatever else was started. Raises StepError at the first run that fails."""
@@ -95,6 +99,7 @@ class Batch:
         for number, call in self._calls.items():
             if number < taken:
                 call.outcome(0)
+        Batch.host_seconds += float(self.nanoseconds[:taken][self._of_host[:taken]].sum()) * 1e-9
         if taken < len(self._steps):
             self._raise_failed(taken)
 
