@@ -5,6 +5,7 @@ import pytest
 
 import virtual_npu
 from virtual_npu import pyxrt
+from virtual_npu.pyxrt import batch as batch_module
 from virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
 
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
@@ -162,3 +163,55 @@ def test_strict_runs_are_no_batch(opened):
     assert can_be_one([run]) is not device.strict
     assert not can_be_one([Copy(source.address(), source.address(), 1)])
     assert not can_be_one([run, object()])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_interpreter_has_its_turn_in_a_long_batch(shared, monkeypatch, fails):
+    """Slices of no time at all: a step each, with the same results and the same failure."""
+    device, context, add = shared
+    monkeypatch.setattr(batch_module, "SLICE_NS", -1)
+    buffers = [pyxrt.ext.bo(device, 256)]
+    runs = []
+    for summand in (1, 2, 3):
+        run, result = bound_add(add, device, summand, buffers[-1])
+        runs.append(run)
+        buffers.append(result)
+    if fails:
+        stuck = pyxrt.run(pyxrt.ext.kernel(context, "main:stuck"))
+        stuck.set_arg(0, buffers[0])
+        runs.insert(2, stuck)
+    batch = Batch(runs)
+    slices = []
+    take_on = batch._take_on
+    monkeypatch.setattr(batch, "_take_on", lambda first: (slices.append(first), take_on(first))[1])
+    if not fails:
+        batch.execute()
+    else:
+        with pytest.raises(StepError) as caught:
+            batch.execute()
+        assert caught.value.number == 2
+    assert slices == [0, 1, 2]
+    assert [float(values(buffer)[0]) for buffer in buffers] == [0, 1, 3, 0 if fails else 6]
+
+
+def test_a_signal_ends_a_batch_between_its_steps(shared, monkeypatch):
+    device, _, add = shared
+    monkeypatch.setattr(batch_module, "SLICE_NS", -1)
+    source = pyxrt.ext.bo(device, 256)
+    first, middle = bound_add(add, device, 2, source)
+    second, result = bound_add(add, device, 3, middle)
+    batch = Batch([first, second])
+    real = batch._take_on
+
+    def interrupted(at):
+        if at == 1:
+            raise KeyboardInterrupt
+        return real(at)
+
+    monkeypatch.setattr(batch, "_take_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        batch.execute()
+    assert (values(middle)[0], values(result)[0]) == (2, 0)
+    monkeypatch.setattr(batch, "_take_on", real)
+    batch.execute()
+    assert values(result)[0] == 5

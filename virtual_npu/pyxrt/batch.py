@@ -20,6 +20,9 @@ from virtual_npu.pyxrt.enums import ert_cmd_state
 from virtual_npu.pyxrt.errors import XrtError
 from virtual_npu.pyxrt.runs import Run
 
+SLICE_NS = 200_000_000
+"""Nanoseconds of steps without the interpreter: more than a token of Llama-3.2-1B on two cores takes."""
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -84,24 +87,40 @@ class Batch:
         self._queue = runs[first].queue
         self._in_c = (_Step * len(steps))(*(_in_c(step) for step in steps))
         self._take_steps = self._calls[first].take_steps
-        self._take_steps.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._take_steps.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._take_steps.restype = ctypes.c_int64
-        self._passed = ctypes.addressof(self._in_c), len(steps)
+        self._address = ctypes.addressof(self._in_c)
         fields = np.frombuffer(memoryview(self._in_c), dtype=np.int64).reshape(len(steps), -1)
         self.nanoseconds: npt.NDArray[np.int64] = fields[:, 4]
         self._status = fields[:, 5]
         self._of_host = np.array([isinstance(step, HostCode) for step in steps])
 
     def execute(self) -> None:
-        """Take all steps, after whatever else was started. Raises StepError at the first run that fails."""
+        """Take all steps, after whatever else was started. Raises StepError at the first run that fails.
+
+        The interpreter has its turn after every SLICE_NS, so that a signal is handled in a long batch.
+        """
         with self._queue.emptied():
-            taken = self._take_steps(*self._passed)
+            taken = 0
+            try:
+                while 0 <= taken < len(self._steps):
+                    taken = self._take_on(taken)
+            finally:
+                self._count(taken if taken >= 0 else ~taken)
+        if taken < 0:
+            self._raise_failed(~taken)
+
+    def _take_on(self, first: int) -> int:
+        """Steps from `first` on: how many are taken then, or the complement of the number of a failed one."""
+        address, left = self._address + first * ctypes.sizeof(_Step), len(self._steps) - first
+        taken: int = self._take_steps(address, left, SLICE_NS)
+        return first + taken if taken >= 0 else ~(first + ~taken)
+
+    def _count(self, taken: int) -> None:
         for number, call in self._calls.items():
             if number < taken:
                 call.outcome(0)
         Batch.host_seconds += float(self.nanoseconds[:taken][self._of_host[:taken]].sum()) * 1e-9
-        if taken < len(self._steps):
-            self._raise_failed(taken)
 
     def _raise_failed(self, number: int) -> None:
         """Only a run can fail: say so as waiting for it would."""

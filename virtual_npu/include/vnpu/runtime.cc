@@ -376,13 +376,18 @@ int take(const Step &step) {
 
 }  // namespace
 
-// Takes steps in order, until one fails; tells how many did not.
-VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count) {
+// Takes steps in order, until one fails or, after one at least, so much time has passed. Tells how many were taken;
+// where one failed, its number's complement.
+VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t nanoseconds_at_most) {
+  const i64 first = nanoseconds();
+  i64 started = first;
   for (i64 i = 0; i < count; ++i) {
-    const i64 started = nanoseconds();
     steps[i].status = take(steps[i]);
-    steps[i].nanoseconds = nanoseconds() - started;
-    if (steps[i].status != 0) return i;
+    const i64 ended = nanoseconds();
+    steps[i].nanoseconds = ended - started;
+    if (steps[i].status != 0) return ~i;
+    if (ended - first > nanoseconds_at_most) return i + 1;
+    started = ended;
   }
   return count;
 }
