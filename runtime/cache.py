@@ -129,7 +129,7 @@ class KernelCache:
 
     def record(self) -> Recording:
         """Note calls by name, and work of the host between them, to be made again and again."""
-        return Recording(self)
+        return Recording(self.buffer_set, self.backend.access, self.profiler)
 
     def unfilled(self, program: Program | str, /, bo_key: str | None = None) -> list[str]:
         """The weights and tables of `bo_key` still to be filled, through this set or one that shares them."""

@@ -15,25 +15,29 @@ and work allow it, that is one native call (`replay.py`); else the calls are mad
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, TypeAlias
 
+from runtime.access import DeviceAccess
 from runtime.buffer import Array
+from runtime.buffers import BufferSet
 from runtime.calls import HostCall, HostWork, ProgramCall, Step
 from runtime.errors import AerieRuntimeError
+from runtime.profiler import Profiler
 from runtime.replay import NativeReplay, native_replay
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
-    from runtime.cache import KernelCache
+
+BufferSetOf: TypeAlias = "Callable[[Program | str, str | None], BufferSet]"
+"""The buffers of a program under a key: KernelCache.buffer_set."""
 
 
 class Recording:
     """Steps in order; from KernelCache.record."""
 
-    def __init__(self, cache: KernelCache) -> None:
-        self._buffer_set = cache.buffer_set
-        self._access, self._profiler = cache.backend.access, cache.profiler
+    def __init__(self, buffer_set: BufferSetOf, access: DeviceAccess, profiler: Profiler) -> None:
+        self._buffer_set, self._access, self._profiler = buffer_set, access, profiler
         self._steps: list[Step] = []
         self._native: NativeReplay | None = None
         self._is_prepared = False
