@@ -17,27 +17,21 @@
 
 namespace vnpu::product {
 
-// Columns of a row of b or c: where each lies, in elements from the first of the row.
-struct Columns {
+// Neighbouring values of an index: where each lies in an operand, in elements from the first.
+struct Places {
   const i64 *at;
   int count;
+  int run;  // from every multiple of it on, so many of the index lie side by side: 32, 16, 8 or 1
 
-  // Whether they are runs of so many.
-  bool are_runs_of(int length) const {
-    if (count % length != 0) return false;
-    for (int i = 0; i < count; ++i) {
-      if (i % length != 0 && at[i] != at[i - 1] + 1) return false;
-    }
-    return true;
-  }
+  bool are_runs_of(int length) const { return count % length == 0 && run % length == 0; }
 };
 
 template <class T>
-VNPU_INLINE void gather(const T *row, const Columns &columns, T *to) {
+VNPU_INLINE void gather(const T *row, const Places &columns, T *to) {
   for (int i = 0; i < columns.count; ++i) to[i] = row[columns.at[i]];
 }
 template <class T>
-VNPU_INLINE void scatter(T *row, const Columns &columns, const T *from) {
+VNPU_INLINE void scatter(T *row, const Places &columns, const T *from) {
   for (int i = 0; i < columns.count; ++i) row[columns.at[i]] = from[i];
 }
 
@@ -52,16 +46,16 @@ struct Plain {
   using Row = Vec<float, kColumns>;
 
   // Columns of b over k steps, widened; zeros where there are fewer than kColumns.
-  static void pack(const bf16 *b, const i64 *steps, i64 k, const Columns &columns, Packed *to) {
-    for (i64 i = 0; i < k; ++i, to += kColumns) {
-      const bf16 *const row = b + steps[i];
+  static void pack(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
+    for (i64 i = 0; i < k.count; ++i, to += kColumns) {
+      const bf16 *const row = b + k.at[i];
       for (int n = 0; n < columns.count; ++n) to[n] = widen(row[columns.at[n]]);
       for (int n = columns.count; n < kColumns; ++n) to[n] = 0;
     }
   }
 
   template <int Rows>
-  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Columns &columns) {
+  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
     Row sum[Rows];
     for (int r = 0; r < Rows; ++r) {
       Lanes<float, kColumns> lanes{};
@@ -83,14 +77,12 @@ struct Bf16Dots {
   using Packed = uint32_t;  // of one column, two steps of k
 
   // Columns of b over k steps, every two of them interleaved; zeros for what is missing.
-  static void pack(const bf16 *b, const i64 *steps, i64 k, const Columns &columns, Packed *to) {
-    if (columns.count == kColumns && k % 32 == 0 && Columns{steps, int(k)}.are_runs_of(32)) {
-      return pack_columns(b, steps, k, columns, to);
-    }
+  static void pack(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
+    if (columns.count == kColumns && k.are_runs_of(32)) return pack_columns(b, k, columns, to);
     const bool whole = columns.count == kColumns && columns.are_runs_of(kColumns);
     const bool eights = columns.count == kColumns && columns.are_runs_of(8);
-    for (i64 i = 0; i < k; i += 2, to += kColumns) {
-      const bf16 *const even = b + steps[i], *const odd = i + 1 < k ? b + steps[i + 1] : nullptr;
+    for (i64 i = 0; i < k.count; i += 2, to += kColumns) {
+      const bf16 *const even = b + k.at[i], *const odd = i + 1 < k.count ? b + k.at[i + 1] : nullptr;
       const __m512i none = _mm512_setzero_si512();
       if (whole) interleave(row(even, columns), odd ? row(odd, columns) : none, to);
       else if (eights) interleave(row_of_eights(even, columns), odd ? row_of_eights(odd, columns) : none, to);
@@ -99,7 +91,7 @@ struct Bf16Dots {
   }
 
   template <int Rows>
-  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Columns &columns) {
+  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
     if (columns.count < kColumns) return add_to<Rows, 1>(a, b, k, c, columns);
     if (columns.are_runs_of(kLanes)) return add_to<Rows, kLanes>(a, b, k, c, columns);
     if (columns.are_runs_of(8)) return add_to<Rows, 8>(a, b, k, c, columns);
@@ -107,14 +99,14 @@ struct Bf16Dots {
   }
 
  private:
-  static VNPU_INLINE __m512i row(const bf16 *b, const Columns &columns) { return _mm512_loadu_si512(b + columns.at[0]); }
-  static VNPU_INLINE __m512i row_of_eights(const bf16 *b, const Columns &columns) {
+  static VNPU_INLINE __m512i row(const bf16 *b, const Places &columns) { return _mm512_loadu_si512(b + columns.at[0]); }
+  static VNPU_INLINE __m512i row_of_eights(const bf16 *b, const Places &columns) {
     const auto eight = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(b + columns.at[8 * i])); };
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(0)), eight(1), 1);
     const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(2)), eight(3), 1);
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
-  static VNPU_INLINE __m512i row_of_any(const bf16 *b, const Columns &columns) {
+  static VNPU_INLINE __m512i row_of_any(const bf16 *b, const Places &columns) {
     alignas(64) bf16 buffer[kColumns] = {};
     gather(b, columns, buffer);
     return _mm512_load_si512(buffer);
@@ -132,40 +124,46 @@ struct Bf16Dots {
   }
 
   // b transposed: a column is a run of k. Squares of 16 columns by 16 pairs are turned.
-  static void pack_columns(const bf16 *b, const i64 *steps, i64 k, const Columns &columns, Packed *to) {
-    for (i64 i = 0; i < k; i += 32, to += 16 * kColumns) {
-      for (int first = 0; first < kColumns; first += 16) {
+  static void pack_columns(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
+    for (int first = 0; first < kColumns; first += 16, to += 16) {
+      for (i64 i = 0; i < k.count; i += 32) {
         __m512i pairs[16];
 #pragma GCC unroll 16
-        for (int n = 0; n < 16; ++n) pairs[n] = _mm512_loadu_si512(b + steps[i] + columns.at[first + n]);
+        for (int n = 0; n < 16; ++n) pairs[n] = _mm512_loadu_si512(b + k.at[i] + columns.at[first + n]);
         transpose(pairs);
 #pragma GCC unroll 16
-        for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to + pair * kColumns + first, pairs[pair]);
+        for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to + (i / 2 + pair) * kColumns, pairs[pair]);
       }
     }
   }
 
-  // Four times: rows i and i + 8 interleave, and so become rows 2i and 2i + 1.
+  // First 4 x 4 elements inside of every 16 bytes of four rows, then these 16 bytes themselves.
   static VNPU_INLINE void transpose(__m512i (&rows)[16]) {
-    alignas(64) static constexpr uint32_t kOrder[2][16] = {{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23},
-                                                           {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}};
-    const __m512i low = _mm512_load_si512(kOrder[0]), high = _mm512_load_si512(kOrder[1]);
 #pragma GCC unroll 4
-    for (int step = 0; step < 4; ++step) {
-      __m512i next[16];
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
-        next[2 * i] = _mm512_permutex2var_epi32(rows[i], low, rows[i + 8]);
-        next[2 * i + 1] = _mm512_permutex2var_epi32(rows[i], high, rows[i + 8]);
-      }
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) rows[i] = next[i];
+    for (int i = 0; i < 16; i += 4) {
+      const __m512i a = _mm512_unpacklo_epi32(rows[i], rows[i + 1]), b = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+      const __m512i c = _mm512_unpacklo_epi32(rows[i + 2], rows[i + 3]), d = _mm512_unpackhi_epi32(rows[i + 2], rows[i + 3]);
+      rows[i] = _mm512_unpacklo_epi64(a, c);
+      rows[i + 1] = _mm512_unpackhi_epi64(a, c);
+      rows[i + 2] = _mm512_unpacklo_epi64(b, d);
+      rows[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    const auto even = [](__m512i x, __m512i y) { return _mm512_shuffle_i32x4(x, y, 0x88); };
+    const auto odd = [](__m512i x, __m512i y) { return _mm512_shuffle_i32x4(x, y, 0xdd); };
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i a = even(rows[i], rows[i + 4]), b = odd(rows[i], rows[i + 4]);
+      const __m512i c = even(rows[i + 8], rows[i + 12]), d = odd(rows[i + 8], rows[i + 12]);
+      rows[i] = even(a, c);
+      rows[i + 4] = even(b, d);
+      rows[i + 8] = odd(a, c);
+      rows[i + 12] = odd(b, d);
     }
   }
 
   // 16 columns of a row of c, which lie in runs of so many.
   template <int Run>
-  static VNPU_INLINE __m512 load(const float *c, const Columns &columns) {
+  static VNPU_INLINE __m512 load(const float *c, const Places &columns) {
     if constexpr (Run == kLanes) return _mm512_loadu_ps(c + columns.at[0]);
     if constexpr (Run == 8) {
       const __m512 low = _mm512_castps256_ps512(_mm256_loadu_ps(c + columns.at[0]));
@@ -176,7 +174,7 @@ struct Bf16Dots {
     return _mm512_load_ps(buffer);
   }
   template <int Run>
-  static VNPU_INLINE void store(float *c, const Columns &columns, __m512 sum) {
+  static VNPU_INLINE void store(float *c, const Places &columns, __m512 sum) {
     if constexpr (Run == kLanes) return _mm512_storeu_ps(c + columns.at[0], sum);
     if constexpr (Run == 8) {
       _mm256_storeu_ps(c + columns.at[0], _mm512_castps512_ps256(sum));
@@ -186,14 +184,15 @@ struct Bf16Dots {
     _mm512_store_ps(buffer, sum);
     scatter(c, columns, buffer);
   }
-  static Columns sixteen(const Columns &columns, int first) {
+  static Places sixteen(const Places &columns, int first) {
     const int left = columns.count - first;
-    return {columns.at + first, left < 0 ? 0 : left < kLanes ? left : kLanes};
+    return {columns.at + first, left < 0 ? 0 : left < kLanes ? left : kLanes, columns.run};
   }
 
+  // A function by itself, so that nothing around it competes for registers with its inner loop.
   template <int Rows, int Run>
-  static void add_to(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Columns &columns) {
-    const Columns low = sixteen(columns, 0), high = sixteen(columns, kLanes);
+  [[gnu::noinline]] static void add_to(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
+    const Places low = sixteen(columns, 0), high = sixteen(columns, kLanes);
     __m512 sum[Rows][kVectors];
     const bf16 *row[Rows];
 #pragma GCC unroll 8
