@@ -285,8 +285,18 @@ class OneOff(KVCache):
 
 
 class OneOffInDecode(KVCache):
-    def write(self, layer, position, keys, values):
-        super().write(layer, position + (1 if self.length else 0), keys, values)
+    """What a decoded token leaves goes one position too far."""
+
+    @property
+    def token_pass(self):
+        return self._made
+
+    @token_pass.setter
+    def token_pass(self, made):
+        self._made = made
+        if made is not None:
+            see = made._attention.see
+            made._attention.see = lambda position, visible: see(position + 1, visible)
 
 
 class Swapping(KVCache):
