@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from runtime.access import DEVICE_ERRORS, DeviceAccess, let_go
+from runtime.access import DeviceAccess, let_go
 from runtime.buffers import BufferSet
 from runtime.calls import HostCall, ProgramCall, Step
+from runtime.errors import RunError
 from runtime.knobs import BATCH_CALLS
 from runtime.profiler import Profiler
 from virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
@@ -74,15 +75,14 @@ class NativeReplay:
         started = time.perf_counter()
         try:
             self._batch.execute()
-        except DEVICE_ERRORS as error:
+        except StepError as error:
             let_go(error)
             raise self._failed(error) from error
         self._last.completed()
         if profiler.enabled:
             self._count(profiler, time.perf_counter() - started)
 
-    def _failed(self, error: BaseException) -> Exception:
-        assert isinstance(error, StepError)
+    def _failed(self, error: StepError) -> RunError:
         before = [number for number in self._sets if number < error.number]
         if before:
             self._sets[before[-1]].completed()

@@ -1,0 +1,184 @@
+"""What decode keeps from token to token: recorded once, used as long as it holds, and never beyond."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from llama32_1b.cli import default_cache_dir
+from llama32_1b.compiling import RuntimeOptions
+from llama32_1b.decode import TokenPass, decode_step
+from llama32_1b.prefill import prefill
+from llama32_1b.progress import Reporter
+from llama32_1b.session import prepare_runtime
+from runtime import RunError, select_backend
+from virtual_npu.pyxrt.batch import Batch, StepError
+
+PROMPT = [0, 17, 300, 41]
+TOKENS = [5, 77, 300, 5]
+
+
+@pytest.fixture(scope="module")
+def open_session():
+    def open_one():
+        options = RuntimeOptions(128, select_backend("virtual"), default_cache_dir())
+        return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+
+    return open_one
+
+
+@pytest.fixture(scope="module")
+def session(open_session):
+    return open_session()
+
+
+@pytest.fixture
+def begun(session):
+    """A model, and a KV cache with the prompt in it."""
+    return session.model, begin(session.model)
+
+
+def begin(model):
+    cache = model.new_cache(len(PROMPT) + len(TOKENS))
+    prefill(model, PROMPT, cache)
+    return cache
+
+
+def decoded(model, cache, tokens=TOKENS):
+    return np.stack([decode_step(model, token, cache) for token in tokens]).view(np.uint16)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Every TokenPass that is made."""
+    passes = []
+    real = TokenPass.__init__
+
+    def init(token_pass, *arguments):
+        passes.append(token_pass)
+        real(token_pass, *arguments)
+
+    monkeypatch.setattr(TokenPass, "__init__", init)
+    return passes
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """How often a batch was executed."""
+    counted = []
+    real = Batch.execute
+    monkeypatch.setattr(Batch, "execute", lambda batch: (counted.append(batch), real(batch))[1])
+    return counted
+
+
+def test_one_recording_and_one_native_call_per_token(begun, made, batches):
+    decoded(*begun)
+    assert len(made) == 1
+    assert len(batches) == len(TOKENS)
+    assert len(set(map(id, batches))) == 1
+
+
+def test_another_prompt_has_another(session, made):
+    first = decoded(session.model, begin(session.model))
+    second = decoded(session.model, begin(session.model))
+    np.testing.assert_array_equal(first, second)
+    assert len(made) == 2
+
+
+def test_two_answers_in_turn(session):
+    """They share the programs' buffers, and each has its own KV cache."""
+    model = session.model
+    alone = decoded(model, begin(model))
+    one, other = begin(model), begin(model)
+    rows = []
+    for token in TOKENS:
+        rows.append(decode_step(model, token, one))
+        decode_step(model, 99, other)
+    np.testing.assert_array_equal(np.stack(rows).view(np.uint16), alone)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_mask_that_only_numpy_serves_is_recorded_anew(begun, made, batches, first):
+    """From token to token, and with what every token would have by itself."""
+    model, cache = begun
+
+    def mask(position):
+        as_run = slice(0, position + 1)
+        return as_run if position % 2 == first else np.arange(cache.capacity) <= position
+
+    mixed = decoded(replace(model, mask=mask), cache)
+    assert len(made) == len(TOKENS)
+    assert len(batches) == len(TOKENS) // 2
+    plain = decoded(model, begin(model))
+    np.testing.assert_allclose(
+        mixed.view(plain.dtype).astype(np.float32), plain.astype(np.float32), rtol=0.05
+    )
+
+
+def test_the_form_of_attention_may_change_between_tokens(begun, made, monkeypatch):
+    model, cache = begun
+    decode_step(model, 5, cache)
+    monkeypatch.setenv("AERIE_HOST_CODE", "numpy")
+    decode_step(model, 5, cache)
+    decode_step(model, 5, cache)
+    assert len(made) == 2
+
+
+def test_a_full_cache_is_told_before_anything_is_written(begun):
+    model, cache = begun
+    decoded(model, cache)
+    kept = [array.copy() for pair in cache.layers for array in pair]
+    with pytest.raises(IndexError, match=r"positions 8\.\.8 in a cache of 8"):
+        decode_step(model, 5, cache)
+    assert all(map(np.array_equal, kept, [array for pair in cache.layers for array in pair]))
+
+
+def test_released_buffers_are_recorded_anew(open_session):
+    """As when another cache takes the place of one that failed."""
+    session, other = open_session(), open_session()
+    cache = begin(session.model)
+    expected = decoded(session.model, begin(session.model))
+    rows = [decode_step(session.model, TOKENS[0], cache)]
+    session.running.cache.close()
+    session.running.cache = other.running.cache
+    rows += [decode_step(session.model, token, cache) for token in TOKENS[1:]]
+    np.testing.assert_array_equal(np.stack(rows).view(np.uint16), expected)
+
+
+def test_a_token_that_failed_is_made_again(begun, monkeypatch):
+    """What it wrote is overwritten."""
+    model, cache = begun
+    expected = decoded(model, begin(model))
+    rows = [decode_step(model, TOKENS[0], cache)]
+    real = Batch.execute
+
+    def failing(batch):
+        real(batch)
+        raise StepError("lost", list(batch._calls)[7])
+
+    monkeypatch.setattr(Batch, "execute", failing)
+    with pytest.raises(RunError, match=r"program 'o_gemv_ffn' on buffers 'o_gemv_ffn_L3' failed: lost"):
+        decode_step(model, TOKENS[1], cache)
+    monkeypatch.setattr(Batch, "execute", real)
+    assert cache.length == len(PROMPT) + 1
+    rows += [decode_step(model, token, cache) for token in TOKENS[1:]]
+    np.testing.assert_array_equal(np.stack(rows).view(np.uint16), expected)
+
+
+def test_kv_caches_are_let_go_at_once(session):
+    """They are large: no circle keeps one until the collector comes."""
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        cache = begin(session.model)
+        decoded(session.model, cache)
+        gone = weakref.ref(cache)
+        layers = weakref.ref(cache.layers[0][0])
+        del cache
+        assert gone() is None
+        assert layers() is None
+    finally:
+        gc.enable()
