@@ -257,6 +257,16 @@ def test_a_weight_that_is_replaced_is_the_replays_too(mode, cache):
         np.testing.assert_array_equal(y, X * (factor * WEIGHTS["L1"]))
 
 
+def test_an_input_that_is_filled_in_place(mode, cache):
+    x = cache.buffer(FIRST, "L0", "x")
+    recording = cache.record()
+    y = recording.run(FIRST, bo_key="L0")["y"]
+    for factor in (1, 4):
+        x[...] = factor * X
+        recording()
+        np.testing.assert_array_equal(y, factor * X * WEIGHTS["L0"])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
