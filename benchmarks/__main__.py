@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks import bench
 from benchmarks.figures import table
 from llama32_1b.checkpoint import find_checkpoint
-from llama32_1b.cli import Parser, default_cache_dir, run_command, whole_number
+from llama32_1b.cli import Parser, begin_process, default_cache_dir, run_command, whole_number
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -106,4 +106,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    begin_process()
     sys.exit(main())

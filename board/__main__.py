@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from board.cli import main
-from llama32_1b.cli import use_utf8
+from llama32_1b.cli import begin_process
 
 if __name__ == "__main__":
-    use_utf8()
+    begin_process()
     sys.exit(main())

@@ -18,9 +18,10 @@ from typing import NoReturn
 from llama32_1b import commands
 from llama32_1b.checkpoint import DEMO
 from llama32_1b.errors import UsageError, UserError
+from llama32_1b.interrupts import end_as_at_ctrl_c
 from multi_launch_builder import UnsupportedShapeError
 from runtime import AerieRuntimeError, ArrayError
-from runtime.memory import available_bytes, size
+from runtime.memory import available_bytes, share_arena, size
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -183,14 +184,27 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
 
 
-def no_memory(error: MemoryError) -> str:
-    """What is said where memory ends in spite of the check before."""
+def _is_shortage(error: Exception) -> bool:
+    """Whether the system gave no memory, or no thread, which Python tells as a plain RuntimeError."""
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
+
+
+def no_memory(error: Exception) -> str:
+    """What is said where memory, or another thread, was not to be had in spite of the check before."""
     reason, available = str(error) or "without a reason", available_bytes()
     left = "" if available is None else f", with {size(available)} available"
+    lacking = "memory" if isinstance(error, MemoryError) else "threads"
     return (
-        f"the system gave no more memory ({reason}){left}: take a shorter --seq-len (SEQ_LEN) or a smaller "
-        "model, raise the limit (ulimit, container), or end other programs"
+        f"the system gave no more {lacking} ({reason}){left}: take a shorter --seq-len (SEQ_LEN) or a "
+        "smaller model, raise the limit (ulimit, container), or end other programs"
     )
+
+
+def begin_process() -> None:
+    """What a command's own process begins with: text, signals and memory, the same for all of them."""
+    use_utf8()
+    end_as_at_ctrl_c()
+    share_arena()
 
 
 def use_utf8() -> None:
@@ -217,7 +231,9 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not _is_shortage(error):
+            raise
         print(f"error: {no_memory(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

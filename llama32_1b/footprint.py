@@ -12,7 +12,7 @@ from llama32_1b.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
 from multi_launch_builder import legal_seq_len
 from multi_launch_builder.programs import plan_programs
 from runtime.knobs import CHECK_MEMORY
-from runtime.memory import available_bytes, buffer_bytes, size, ways_to_save
+from runtime.memory import available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
 
 ANSWER_TOKENS = 128
 """Of an answer after the longest prompt; a longer one takes more for its KV cache."""
@@ -36,6 +36,11 @@ class Footprint:
     @property
     def total(self) -> int:
         return self.weights + self.activations + self.kv_cache + self.rope_table + self.working
+
+    @property
+    def held(self) -> int:
+        """What of it this process has already: the interpreter, its libraries, the tokenizer."""
+        return min(self.working, resident_bytes())
 
     def __str__(self) -> str:
         parts = {
@@ -76,15 +81,16 @@ def check_memory(config: LlamaConfig, seq_len: int, copies: int = 1) -> None:
     """Raises TooLittleMemoryError where a session takes more than this process could be given."""
     needed = footprint(config, seq_len, copies)
     ways = [*_shorter(config, seq_len, copies), *ways_to_save(copies), "take a smaller model"]
-    require(needed.total, f"the model with prompts of up to {seq_len} tokens", ways, f" ({needed})")
+    what = f"the model with prompts of up to {seq_len} tokens"
+    require(needed.total, what, ways, f" ({needed})", needed.held)
 
 
-def require(needed: int, what: str, ways: Sequence[str], parts: str = "") -> None:
+def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: int = 0) -> None:
     """Raises TooLittleMemoryError where this process could not be given `needed` bytes for `what`.
 
-    ways: what could be done about it, beside ending other programs.
+    ways: what could be done about it, beside ending other programs. held: bytes of `needed` that it has.
     """
-    available = available_bytes()
+    available = _with_held(held)
     if available is None or needed <= available or CHECK_MEMORY.get() == "0":
         return
     raise TooLittleMemoryError(
@@ -94,11 +100,17 @@ def require(needed: int, what: str, ways: Sequence[str], parts: str = "") -> Non
     )
 
 
+def _with_held(held: int) -> int | None:
+    available = available_bytes()
+    return None if available is None else available + held
+
+
 def _shorter(config: LlamaConfig, seq_len: int, copies: int) -> Sequence[str]:
     """The longest of seq_len's halves that fits, as an advice."""
-    available, half = available_bytes() or 0, seq_len // 2
+    half = seq_len // 2
     while half and (length := legal_seq_len(config.shape, half)) < seq_len:
-        if footprint(config, length, copies).total <= available:
+        needed = footprint(config, length, copies)
+        if needed.total <= (_with_held(needed.held) or 0):
             return [f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"]
         half //= 2
     return []

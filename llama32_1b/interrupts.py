@@ -8,6 +8,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def end_as_at_ctrl_c() -> None:
+    """`kill`, and a terminal that closes, stop what Ctrl-C stops: compilers, which do not end with us."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and that stays
+            signal.signal(number, signal.default_int_handler)
+
+
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
     """Within this, the first Ctrl-C makes the given function return True; a second one raises

@@ -100,6 +100,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"there is no tokenizer.json in {folder}; the checkpoint is incomplete")
     try:
         return Tokenizer(_load(folder))
+    except MemoryError:
+        raise
     except Exception as error:  # transformers and tokenizers raise plain Exception for damaged files
         reason = " ".join(str(error).split())
         raise CheckpointError(f"cannot load the tokenizer in {folder}: {reason}; fetch it again") from error

@@ -6,10 +6,12 @@ admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; those of `ulimit` in getrlim
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
 from kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
 from runtime.buffer import Sharing, in_force
@@ -54,6 +56,23 @@ def available_bytes(root: Path | None = None) -> int | None:
     system = _kilobytes(_text(root / "proc/meminfo"), "MemAvailable")
     told = [*([] if system is None else [system]), *_of_control_groups(root), *_of_ulimits(root)]
     return max(0, min(told)) if told else None
+
+
+def resident_bytes(root: Path | None = None) -> int:
+    """What this process has of memory now, in bytes; 0 where nothing says. `root` as of available_bytes."""
+    return _kilobytes(_text((ROOT if root is None else root) / "proc/self/status"), "VmRSS") or 0
+
+
+def share_arena() -> None:
+    """Where `ulimit` limits the address space, let all threads allocate from one arena.
+
+    For each thread's own, glibc reserves 64 MiB of addresses (HEAP_MAX_SIZE in its malloc/arena.c), which
+    buffers then lack.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt and getrlimit(RLIMIT_AS)[0] != RLIM_INFINITY:
+        m_arena_max = -8  # of glibc's malloc.h
+        mallopt(m_arena_max, 1)
 
 
 def _of_control_groups(root: Path) -> Iterator[int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from llama32_1b.cli import use_utf8
+from llama32_1b.cli import begin_process
 from verify.cli import main
 
 if __name__ == "__main__":
-    use_utf8()
+    begin_process()
     sys.exit(main())

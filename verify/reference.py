@@ -145,9 +145,10 @@ def check_memory_beside(config: LlamaConfig, seq_len: int, copies: int) -> None:
 
     Arguments as of llama32_1b.footprint.footprint.
     """
-    ours, theirs = footprint(config, seq_len, copies).total, reference_bytes(config, 2, 4)
-    parts = f" (ours {size(ours)}, that of transformers in bf16 and float32 {size(theirs)})"
-    require(ours + theirs, "the model beside its reference", ["take a smaller model"], parts)
+    ours, theirs = footprint(config, seq_len, copies), reference_bytes(config, 2, 4)
+    parts = f" (ours {size(ours.total)}, that of transformers in bf16 and float32 {size(theirs)})"
+    needed = ours.total + theirs
+    require(needed, "the model beside its reference", ["take a smaller model"], parts, ours.held)
 
 
 def import_torch() -> Any:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama32_1b.cli import Parser, run_command, whole_number
+from llama32_1b.cli import Parser, begin_process, run_command, whole_number
 from llama32_1b.config import MOST_LAYERS, LlamaConfig
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
@@ -72,4 +72,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    begin_process()
     sys.exit(main())

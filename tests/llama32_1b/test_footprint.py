@@ -27,8 +27,13 @@ OURS = "the model with prompts of up to"
 
 @pytest.fixture
 def have(monkeypatch):
-    """have(nbytes): so much is available."""
-    return lambda nbytes: monkeypatch.setattr(module, "available_bytes", lambda: nbytes)
+    """have(nbytes, held): so much is available, and so much this process has already."""
+
+    def have(nbytes, held=0):
+        monkeypatch.setattr(module, "available_bytes", lambda: nbytes)
+        monkeypatch.setattr(module, "resident_bytes", lambda: held)
+
+    return have
 
 
 def test_full_size():
@@ -113,6 +118,16 @@ def test_enough_memory_is_no_error(have):
         check_memory(config, 128)
 
 
+def test_what_the_process_has_already_is_not_wanted_again(have):
+    """The interpreter with its libraries, but not what else a process may hold."""
+    needed = footprint(LLAMA_3_2_1B, 2048)
+    have(needed.total - 60 * MIB, 60 * MIB)
+    check_memory(LLAMA_3_2_1B, 2048)
+    have(needed.total - needed.working - MIB, 9 << 30)
+    with pytest.raises(TooLittleMemoryError, match="compile for at most 1024 tokens"):
+        check_memory(LLAMA_3_2_1B, 2048)
+
+
 def test_too_little_memory_is_told_with_what_to_reduce(have):
     have(2800 * MIB)
     with pytest.raises(TooLittleMemoryError) as refused:
@@ -181,7 +196,11 @@ def test_verifying_counts_the_reference(command, have, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(MemoryError(), "without a reason"), (MemoryError("Unable to allocate"), "Unable to")],
+    [
+        (MemoryError(), "memory (without a reason)"),
+        (MemoryError("Unable to allocate"), "memory (Unable to allocate)"),
+        (RuntimeError("can't start new thread"), "threads (can't start new thread)"),
+    ],
 )
 def test_memory_that_ends_in_spite_of_the_check_is_one_line(error, reason, monkeypatch, capsys):
     def end(*_):
@@ -190,8 +209,17 @@ def test_memory_that_ends_in_spite_of_the_check_is_one_line(error, reason, monke
     monkeypatch.setattr("llama32_1b.commands.open_checkpoint", end)
     assert main(["run", "--backend", "virtual", "--prompt", "Hi"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: the system gave no more memory ({reason}")
+    assert line.startswith(f"error: the system gave no more {reason}, with ")
     assert "B available: take a shorter --seq-len (SEQ_LEN) or a smaller model, raise the limit" in line
+
+
+def test_a_defect_is_no_lack_of_memory(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("this is a defect")
+
+    monkeypatch.setattr("llama32_1b.commands.open_checkpoint", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["run", "--backend", "virtual", "--prompt", "Hi"])
 
 
 def test_a_compilation_needs_no_room_for_the_model(have, monkeypatch, tmp_path):

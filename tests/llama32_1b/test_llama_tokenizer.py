@@ -92,6 +92,15 @@ def test_other_tokenizer_classes_go_through_auto(tokenizer, damaged, checkpoints
     assert load_tokenizer(damaged).decode(tokenizer.encode("the herd")) == "the herd"
 
 
+def test_a_lack_of_memory_is_no_damage(damaged, monkeypatch):
+    def end(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("llama32_1b.tokenizer._load", end)
+    with pytest.raises(MemoryError):
+        load_tokenizer(damaged)
+
+
 def test_missing_and_damaged(damaged):
     path = damaged / "tokenizer.json"
     path.write_text(path.read_text()[:500])

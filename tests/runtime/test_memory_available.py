@@ -7,7 +7,7 @@ import pytest
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
 from kernel_builder.dtypes import bf16, f32
-from runtime.memory import BufferBytes, available_bytes, buffer_bytes, size, ways_to_save
+from runtime.memory import BufferBytes, available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
 
 NO_LIMIT_V1 = "9223372036854771712"
 
@@ -51,6 +51,34 @@ def v1(group, limit, usage, stat=""):
 def test_a_system_that_says_nothing(told):
     assert told({}) is None
     assert told({"proc/meminfo": "garbage", "proc/self/cgroup": "0::/gone\n"}) is None
+
+
+def test_what_this_process_has(told, tmp_path):
+    assert resident_bytes(tmp_path) == 0
+    told({"proc/self/status": "VmHWM:\t  900 kB\nVmRSS:\t  700 kB\n"})
+    assert resident_bytes(tmp_path) == 700 * 1024
+
+
+ARENAS = """
+import re, resource, threading
+from pathlib import Path
+from runtime.memory import share_arena
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+share_arena()
+size = lambda: int(re.search(r"VmSize:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+before, gate = size(), threading.Barrier(9)
+threads = [threading.Thread(target=gate.wait) for _ in range(8)]
+for thread in threads:
+    thread.start()
+print(size() - before)
+gate.wait()
+"""
+
+
+def test_threads_take_no_addresses_of_their_own_where_these_are_limited():
+    """But their stacks, of 8 MiB as a rule; each thread's own arena would be another 64 MiB."""
+    done = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 8 * 40
 
 
 def test_what_the_system_has(told):
