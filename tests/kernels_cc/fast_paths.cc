@@ -1,6 +1,18 @@
 // What the host AIE API does in other ways where it may use the instructions of the CPU.
 #include <aie_api/aie.hpp>
 
+template <unsigned N>
+static void exp2(const float* in, bfloat16* out, int count) {
+  for (int i = 0; i < count; i += N) aie::store_v(out + i, aie::exp2<bfloat16>(aie::load_v<N>(in + i)));
+}
+
+template <unsigned N>
+static void round_to_bf16(const float* in, bfloat16* out, int count) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  for (int i = 0; i < count; i += N)
+    aie::store_v(out + i, aie::accum<accfloat, N>(aie::load_v<N>(in + i)).template to_vector<bfloat16>());
+}
+
 extern "C" {
 
 int has_dots() {
@@ -11,15 +23,10 @@ int has_dots() {
 #endif
 }
 
-void exp2_of_32(const float* in, bfloat16* out, int count) {
-  for (int i = 0; i < count; i += 32) aie::store_v(out + i, aie::exp2<bfloat16>(aie::load_v<32>(in + i)));
-}
-
-void round_to_bf16(const float* in, bfloat16* out, int count) {
-  aie::set_rounding(aie::rounding_mode::conv_even);
-  for (int i = 0; i < count; i += 32)
-    aie::store_v(out + i, aie::accum<accfloat, 32>(aie::load_v<32>(in + i)).to_vector<bfloat16>());
-}
+void exp2_of_16(const float* in, bfloat16* out, int count) { exp2<16>(in, out, count); }
+void exp2_of_32(const float* in, bfloat16* out, int count) { exp2<32>(in, out, count); }
+void round_16_to_bf16(const float* in, bfloat16* out, int count) { round_to_bf16<16>(in, out, count); }
+void round_32_to_bf16(const float* in, bfloat16* out, int count) { round_to_bf16<32>(in, out, count); }
 
 // c += a b, of 8 x 8 blocks.
 void block_8x8(const bfloat16* a, const bfloat16* b, float* c) {

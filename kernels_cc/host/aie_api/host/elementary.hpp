@@ -45,7 +45,10 @@ AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
 }
 
 #if defined(VNPU_BF16_DOTS)
-// Of 32 lanes, in bf16.
+// Of 16 lanes or 32, in bf16.
+[[gnu::noinline, gnu::cold]] inline lanes<std::uint16_t, 16> exp2_bf16_of_any(__m512 x) {
+  return narrow_even<16>(exp2_f32<16>((lanes<float, 16>)x));
+}
 [[gnu::noinline, gnu::cold]] inline lanes<std::uint16_t, 32> exp2_bf16_of_any(__m512 low, __m512 high) {
   const lanes<float, 16> halves[] = {exp2_f32<16>((lanes<float, 16>)low), exp2_f32<16>((lanes<float, 16>)high)};
   lanes<float, 32> value;
@@ -53,13 +56,18 @@ AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
   return narrow_even<32>(value);
 }
 // The same, where nearly always all results are normal numbers.
-AIE_HOST_INLINE lanes<std::uint16_t, 32> exp2_bf16(__m512 low, __m512 high) {
+AIE_HOST_INLINE __mmask16 normal_exp2(__m512 x) {
   const __m512 least = _mm512_set1_ps(-126.0f), most = _mm512_set1_ps(128.0f);
-  const __mmask16 inside = _mm512_cmp_ps_mask(low, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(low, most, _CMP_LE_OQ) &
-                           _mm512_cmp_ps_mask(high, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(high, most, _CMP_LE_OQ);
-  if (inside != 0xffff) [[unlikely]] return exp2_bf16_of_any(low, high);
-  const auto value = [](__m512 x) { return (__m512)exp2_inside<16>((lanes<float, 16>)x); };
-  return (lanes<std::uint16_t, 32>)_mm512_cvtne2ps_pbh(value(high), value(low));
+  return _mm512_cmp_ps_mask(x, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(x, most, _CMP_LE_OQ);
+}
+AIE_HOST_INLINE __m512 exp2_inside(__m512 x) { return (__m512)exp2_inside<16>((lanes<float, 16>)x); }
+AIE_HOST_INLINE lanes<std::uint16_t, 16> exp2_bf16(__m512 x) {
+  if (normal_exp2(x) != 0xffff) [[unlikely]] return exp2_bf16_of_any(x);
+  return (lanes<std::uint16_t, 16>)_mm512_cvtneps_pbh(exp2_inside(x));
+}
+AIE_HOST_INLINE lanes<std::uint16_t, 32> exp2_bf16(__m512 low, __m512 high) {
+  if ((normal_exp2(low) & normal_exp2(high)) != 0xffff) [[unlikely]] return exp2_bf16_of_any(low, high);
+  return (lanes<std::uint16_t, 32>)_mm512_cvtne2ps_pbh(exp2_inside(high), exp2_inside(low));
 }
 #endif
 
@@ -76,6 +84,7 @@ template <typename TR = bfloat16, unsigned N>
 AIE_HOST_INLINE vector<TR, N> exp2(const vector<float, N>& v) {
   static_assert(std::is_same_v<TR, bfloat16>, "aie::exp2 gives bfloat16 on AIE2P: aie::exp2<bfloat16>(float vector)");
 #if defined(VNPU_BF16_DOTS)
+  if constexpr (N == 16) return vector<bfloat16, N>(host::exp2_bf16((__m512)host::lanes<float, N>(v.data)));
   if constexpr (N % 32 == 0) {
     vector<bfloat16, N> out;
     for (unsigned i = 0; i < N / 32; ++i) {

@@ -72,6 +72,13 @@ class mask {
 
 namespace host {
 
+// N integers as those of another width, by way of 2 bytes each: g++ 12 makes a change to a quarter or to four times of it
+// lane by lane.
+template <typename To, unsigned N, typename From>
+AIE_HOST_INLINE To by_halves(const From& from) {
+  return __builtin_convertvector(__builtin_convertvector(from, lanes<std::int16_t, N>), To);
+}
+
 // The second operand of a comparison, maximum, ...: a vector as it is, a scalar in every lane.
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> as_vector(const vector<T, N>& v) {
@@ -120,7 +127,7 @@ concept Operands = requires { typename host::common_t<A, B>; };
     return mask<N>(host::by_registers<std::int8_t, N>(                                                    \
         [](const auto& x, const auto& y) {                                                                \
           constexpr unsigned M = host::lane_count<host::wide_t<T>, std::remove_cvref_t<decltype(x)>>;     \
-          return __builtin_convertvector(x op y, host::lanes<std::int8_t, M>);                            \
+          return host::by_halves<host::lanes<std::int8_t, M>, M>(x op y);                                 \
         },                                                                                                \
         host::wide(host::as_vector<T, N>(a)), host::wide(host::as_vector<T, N>(b))));                     \
   }
@@ -153,7 +160,7 @@ AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
   return V(host::by_registers<L, N>(
       [](const auto& bits, const auto& zero, const auto& one) {
         constexpr unsigned M = host::lane_count<L, std::remove_cvref_t<decltype(zero)>>;
-        return __builtin_convertvector(bits, host::truth<L, M>) ? one : zero;
+        return host::by_halves<host::truth<L, M>, M>(bits) ? one : zero;
       },
       m.data, host::as_vector<T, N>(a).data, host::as_vector<T, N>(b).data));
 }

@@ -192,11 +192,15 @@ template <unsigned N>
 AIE_HOST_INLINE lanes<std::uint16_t, N> narrow_even(const lanes<float, N>& value) {
 #if defined(VNPU_BF16_DOTS)
   // One instruction, which takes numbers below 2^-126 for zero.
+  constexpr int subnormal = 0x20;
+  if constexpr (N == 16) {
+    if (_mm512_fpclass_ps_mask((__m512)value, subnormal)) [[unlikely]] return narrow_even_in_steps<N>(value);
+    return (lanes<std::uint16_t, N>)_mm512_cvtneps_pbh((__m512)value);
+  }
   if constexpr (N % 32 == 0) {
     lanes<std::uint16_t, N> out;
     for (unsigned i = 0; i < N; i += 32) {
       const auto low = (__m512)part_of<16>(value, i / 16), high = (__m512)part_of<16>(value, i / 16 + 1);
-      constexpr int subnormal = 0x20;
       if (_mm512_fpclass_ps_mask(low, subnormal) | _mm512_fpclass_ps_mask(high, subnormal)) [[unlikely]]
         return narrow_even_in_steps<N>(value);
       const auto both = _mm512_cvtne2ps_pbh(high, low);
