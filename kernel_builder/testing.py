@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import hashlib
-import shutil
-import tempfile
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -17,30 +11,19 @@ from kernel_builder.arguments import Role
 from kernel_builder.module import KernelModule
 from kernel_builder.spec import Array, Difference, KernelSpec, Parameters
 from virtual_npu.options import BuildOptions
+from virtual_npu.program import Program
 
 READ = (Role.INPUT, Role.WEIGHT, Role.LUT)
 """Roles of arguments that a kernel reads."""
 
 
-@cache
-def _folder() -> Path:
-    """Where kernels are built; removed when the process ends."""
-    path = Path(tempfile.mkdtemp(prefix="aerie-kernels-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
-
-
 def library(kernel: KernelModule, options: BuildOptions | None = None) -> virtual_npu.Library:
-    """The kernel built for the virtual NPU; built once per text, options and process.
+    """The kernel built for the virtual NPU; kept in its cache of built programs.
 
     Without `options`, those that the environment asks for hold.
     """
     options = options or BuildOptions.from_knobs()
-    digest = hashlib.sha256(f"{options} {kernel.text}".encode()).hexdigest()[:16]
-    path = _folder() / f"{kernel.name}-{digest}.so"
-    if not path.exists():
-        virtual_npu.build(kernel.text, path, options=options)
-    return virtual_npu.Library(path)
+    return Program.from_text(kernel.text, kernel.name, options=options).library
 
 
 def run(

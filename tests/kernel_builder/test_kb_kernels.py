@@ -10,7 +10,8 @@ import pytest
 from kernel_builder.errors import IllegalShapeError
 from kernel_builder.kernels import eltwise_add, gemm, registry, rms_norm
 from kernel_builder.spec import Tolerance
-from kernel_builder.testing import random_arrays
+from kernel_builder.testing import library, random_arrays
+from virtual_npu import toolchain
 from virtual_npu.static import check
 
 
@@ -148,3 +149,12 @@ def test_a_slightly_wrong_result_is_noticed(name: str) -> None:
     right = spec.reference(spec.cases[0], arrays)
     wrong = spec.reference(spec.cases[0], WRONG[name](arrays))
     assert all(spec.tolerance.excess(wrong[out], right[out]) > 1 for out in right)
+
+
+def test_a_kernel_is_built_once_and_kept(monkeypatch, tmp_path):
+    """Also for the next process: nothing of it is in this one."""
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path))
+    kernel = eltwise_add.build(None, 16)
+    library(kernel)
+    monkeypatch.setattr(toolchain, "build", None)  # would be called
+    assert library(kernel).path.parent == tmp_path
