@@ -73,7 +73,7 @@ def identities(session: Session, case: Case, reopen: Reopen) -> Iterator[Identit
         "after other prompts, and in a fresh session": lambda name: case.compare(name, session),
         "with another padding token": lambda name: case.compare(name, _padded_otherwise(session)),
         "compiled for half the length": lambda name: _other_length(name, session, case, reopen),
-        "on one thread": lambda name: _one_thread(name, session, case),
+        "on one thread": lambda name: _one_thread(name, session, case, reopen),
         "a chat turn by turn, and at once": lambda name: _turn_by_turn(name, session),
     }
     for name, way in ways.items():
@@ -110,18 +110,22 @@ def _other_length(name: str, session: Session, case: Case, reopen: Reopen) -> Id
     half = legal_seq_len(session.model.config.shape, max(1, length // 2))
     if half >= length or half < needed:
         return Identity(name, skipped=f"the kernels have no shorter length for a prompt of {needed} tokens")
-    shorter = reopen(half)
-    try:
-        return case.compare(name, shorter)
-    finally:
-        shorter.cache.close()
+    return _compare_reopened(name, case, reopen, half)
 
 
-def _one_thread(name: str, session: Session, case: Case) -> Identity:
+def _one_thread(name: str, session: Session, case: Case, reopen: Reopen) -> Identity:
     if session.backend != "virtual":
         return Identity(name, skipped="threads are the virtual NPU's")
-    with _environment(THREADS, "1"):
-        return case.compare(name, session)
+    with _environment(THREADS, "1"):  # which a session asks for once, when it is opened
+        return _compare_reopened(name, case, reopen, session.model.seq_len)
+
+
+def _compare_reopened(name: str, case: Case, reopen: Reopen, seq_len: int) -> Identity:
+    other = reopen(seq_len)
+    try:
+        return case.compare(name, other)
+    finally:
+        other.cache.close()
 
 
 @contextmanager

@@ -134,8 +134,9 @@ class _Listening:
         sampler: Sampler,  # noqa: ARG002 (as greedy as the one that records)
         interrupted: Callable[[], bool] = never,
     ) -> Generation:
-        self._recorders.append(Recorder())
-        generation = self._session.generate(prompt_ids, max_new_tokens, self._recorders[-1], interrupted)
+        recorder = Recorder()
+        generation = self._session.generate(prompt_ids, max_new_tokens, recorder, interrupted)
+        self._recorders.append(recorder)  # what was refused is no answer
         self._generations.append(generation)
         self._heard.append([])
         return generation

@@ -15,6 +15,7 @@ from verify.gate import STEPS, steps_of, verify
 from verify.identity import Case, Identity, compare, identities
 from verify.prompts import Prompt, choose_prompts
 from verify.subject import Subject
+from virtual_npu import knobs
 
 
 @pytest.fixture(scope="module")
@@ -182,18 +183,25 @@ def test_numerics_choose_the_bounds(demo_session):
 # Bit identity
 
 
-def test_all_ways_give_the_same_bits(demo_session, open_session, demo_checkpoint, prompts):
+def test_all_ways_give_the_same_bits(demo_session, open_session, demo_checkpoint, prompts, monkeypatch):
+    monkeypatch.setenv("VNPU_THREADS", "2")
     case = Case.take(demo_session, prompts[0])
     opened = []
 
     def reopen(seq_len):
-        opened.append(seq_len)
+        opened.append((seq_len, knobs.threads()))
         return open_session(demo_checkpoint, seq_len)
 
     found = list(identities(demo_session, case, reopen))
     assert [(identity.differing, identity.skipped) for identity in found] == [(0, "")] * 5
     assert all(identity.compared > 10000 for identity in found)
-    assert opened == [64]
+    assert opened == [(64, 2), (demo_session.model.seq_len, 1)]
+
+
+def test_a_chat_that_grows_too_long_ends_there(open_session, demo_checkpoint):
+    session = open_session(demo_checkpoint, 64)
+    (first,) = Subject(session).chat(["Who are you?", "What is 3 plus 4? " * 9], 4)
+    assert first.token_ids
 
 
 def test_one_bit_is_a_failure():
