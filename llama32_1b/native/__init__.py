@@ -69,12 +69,16 @@ class LayerCode:
     """The functions of decode_attention.cc on the arrays of one layer, which stay where they are.
 
     query and out are (heads * head_dim,), key_row and value_row (kv_heads * head_dim,), keys and values
-    (kv_heads, capacity, head_dim), all bf16 and contiguous.
+    (kv_heads, capacity, head_dim), all bf16 and contiguous. Raises ValueError for others.
     """
 
     def __init__(self, native: NativeAttention, seen: Seen, threads: int, **arrays: BF16Array) -> None:
         kv_heads, capacity, head_dim = arrays["keys"].shape
         sizes = arrays["query"].size // head_dim, kv_heads, head_dim, capacity, threads
+        row, whole = kv_heads * head_dim, arrays["query"].size
+        expected = {"key_row": row, "value_row": row, "values": row * capacity, "out": whole}
+        for name, array in arrays.items():
+            _check(name, array, expected.get(name, array.size))
         pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
         self._native = native
         self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(seen))
@@ -95,6 +99,13 @@ class LayerCode:
 
     def _do(self, function: Any) -> None:
         self._native.timed(function, self._in_c)
+
+
+def _check(name: str, array: BF16Array, size: int) -> None:
+    if array.size != size or array.dtype != bf16 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} is {array.shape} {array.dtype}; decode attention reads {size} elements of bf16 in a row"
+        )
 
 
 class NativeAttention:

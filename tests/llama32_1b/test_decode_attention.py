@@ -10,7 +10,7 @@ from llama32_1b.attention import decode_attention, reference_attention
 from llama32_1b.cli import main
 from llama32_1b.decode import decode_step
 from llama32_1b.lm_head import next_token_logits
-from llama32_1b.native import NativeAttention, native_attention, prepare_native
+from llama32_1b.native import LayerCode, NativeAttention, Seen, native_attention, prepare_native
 from llama32_1b.numerics import bf16
 from llama32_1b.prefill import prefill
 from virtual_npu.errors import ToolchainError
@@ -156,6 +156,29 @@ def test_the_cache_is_not_copied(monkeypatch):
     assert (layer.query, layer.keys, layer.values) == tuple(
         array.ctypes.data for array in (query, keys, values)
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            {"key_row": np.zeros(64, bf16)},
+            r"key_row is \(64,\) bfloat16; .* reads 128 elements of bf16 in a row",
+        ),
+        (
+            {"value_row": np.zeros(128, np.float16)},
+            r"value_row is \(128,\) float16; decode attention reads 128",
+        ),
+        ({"out": np.zeros(512, bf16)[::2]}, r"out is \(256,\) bfloat16; .* in a row"),
+    ],
+)
+def test_arrays_that_c_would_leave_are_refused(wrong, told):
+    query, keys, values = drawn(4, 2, 64)
+    rows = {name: np.zeros(128, bf16) for name in ("key_row", "value_row")}
+    arrays = {"query": query, "keys": keys, "values": values, "out": np.zeros(256, bf16), **rows}
+    LayerCode(native_attention(), Seen(), 1, **arrays)
+    with pytest.raises(ValueError, match=told):
+        LayerCode(native_attention(), Seen(), 1, **(arrays | wrong))
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):
