@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,9 +52,10 @@ def measure(arguments: argparse.Namespace) -> int:
     """Measure, print the table, write the figures."""
     report = Reporter()
     require_torch()
+    require_writable(arguments.out)
     folder = find_checkpoint(arguments.model) if arguments.model else synthetic_checkpoint(report)
     plan = bench.make_plan(folder, arguments.rounds, arguments.tokens)
-    model = arguments.model or "synthetic Llama-3.2-1B"
+    model = Path(arguments.model).resolve().name if arguments.model else "synthetic Llama-3.2-1B"
     found, samples = bench.run(plan, model, BUILD / "bench", report)
     print_whole(table(found, samples), Console())
     load = found["load_average"]
@@ -72,7 +76,23 @@ def write_record(found: Mapping[str, Any], out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, lambda file: file.write(text.encode()))
     except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror}); name another file with --out") from None
+        raise _unwritable(out, error) from None
+
+
+def require_writable(out: Path) -> None:
+    """UserError where `out` cannot be written, before anything is measured."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {out} ({error.strerror}); name another file with --out")
 
 
 def require_torch() -> None:

@@ -16,7 +16,8 @@ from benchmarks.figures import OURS, THEIRS, Samples, record
 from benchmarks.machine import describe, load_average
 from benchmarks.sides import WARM_UP
 from benchmarks.worker import Worker, working
-from llama32_1b.config import LlamaConfig, load_config
+from llama32_1b.checkpoint import open_checkpoint
+from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import UserError
 from llama32_1b.footprint import footprint, require
 from llama32_1b.progress import Reporter, Step
@@ -31,7 +32,6 @@ LONGEST = 2048
 SHORT_CONTEXT = 128
 
 STEPS_BEFORE = 4
-STEPS_OF_ROUND = 4
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,18 @@ class Plan:
         """Positions after the prompt that will be decoded, the warm-up included."""
         return self.tokens + WARM_UP
 
+    @property
+    def steps_of_round(self) -> int:
+        """The first token, prefill, and decode at each context."""
+        return 2 + len(self.contexts)
+
 
 def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
-    """The plan for a checkpoint: 2048 tokens, or as many as the model has positions for."""
-    config = load_config(folder)
+    """The plan for a checkpoint: 2048 tokens, or as many as the model has positions for.
+
+    Raises CheckpointError for one that is not whole, and UserError for one with too few positions.
+    """
+    config = open_checkpoint(folder).config
     positions = config.max_position_embeddings - tokens - WARM_UP
     if positions < SHORT_CONTEXT:
         needed = SHORT_CONTEXT + tokens + WARM_UP
@@ -94,7 +102,7 @@ def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str,
     work.mkdir(parents=True)
     samples = Samples(nbytes, weight_bytes_per_token(plan.config), plan.prefill, plan.contexts)
     load_before = load_average()
-    with _bar(report, STEPS_BEFORE + STEPS_OF_ROUND * plan.rounds) as step:
+    with _bar(report, STEPS_BEFORE + plan.steps_of_round * plan.rounds) as step:
         programs = _measure(plan, work, samples, step)
     about = {
         "model": model,
@@ -166,7 +174,7 @@ def _start(plan: Plan, samples: Samples, name: str, worker: Worker) -> None:
 def _round(plan: Plan, samples: Samples, sides: Mapping[str, Worker], number: int, step: Step) -> None:
     """Both sides, measure by measure; who goes first changes from round to round."""
     order = list(sides.items()) if number % 2 == 0 else list(sides.items())[::-1]
-    done = STEPS_BEFORE + STEPS_OF_ROUND * number
+    done = STEPS_BEFORE + plan.steps_of_round * number
     where = f"round {number + 1} of {plan.rounds}"
     step(f"{where}: first token", done)
     for name, worker in order:

@@ -19,6 +19,7 @@ from typing import Any
 
 from llama32_1b.cli import USER_ERRORS
 from llama32_1b.errors import UserError
+from virtual_npu.commands.crash import end_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -102,6 +103,7 @@ def serve(side: Any) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     from benchmarks.sides import SIDES
 
     serve(SIDES[sys.argv[1]](**json.loads(sys.argv[2])))

@@ -125,6 +125,14 @@ def test_the_table_is_whole_on_a_narrow_terminal():
     assert row(text, "compiling")[1:] == ["70.0", "", "", "<= 60 not met"]
 
 
+def test_one_context_has_one_row():
+    found, samples = whole(judged=False)
+    samples.contexts = (128,)
+    labels = [str(cell) for cell in table(found, samples).columns[0].cells]
+    assert labels.count("decode at context 128, ms/token") == 1
+    assert not [label for label in labels if "the same at" in label]
+
+
 def test_another_model_is_not_judged():
     assert row(printed(judged=False), "decode at context 128")[-1] == ""
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +19,7 @@ from benchmarks import bench, machine, worker
 from benchmarks.bandwidth import MemoryReader
 from benchmarks.worker import working
 from llama32_1b import footprint
-from llama32_1b.errors import UserError
+from llama32_1b.errors import CheckpointError, UserError
 from llama32_1b.synthetic.__main__ import main as synthesise
 from llama32_1b.synthetic.shape import LLAMA_3_2_1B
 
@@ -132,6 +136,31 @@ def test_a_worker_that_is_killed(side, tmp_path):
         side("add", a=1, b=1)
 
 
+ABANDONED = """
+import sys
+from pathlib import Path
+from benchmarks.worker import Worker
+folder = Path(sys.argv[1])
+side = {"folder": sys.argv[2], "seq_len": 64, "cache_dir": str(folder / "programs")}
+worker = Worker("ours", side, folder / "ours.log", {"VNPU_CACHE": str(folder / "vnpu")})
+print(worker._process.pid, flush=True)
+worker("compile")
+"""
+
+
+@pytest.mark.long
+def test_a_side_ends_with_a_benchmark_that_is_killed(tiny, tmp_path):
+    command_line = [sys.executable, "-c", ABANDONED, str(tmp_path), str(tiny)]
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True, cwd=worker.REPOSITORY) as parent:
+        of_side = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+        while "compiling" not in (tmp_path / "ours.log").read_text():
+            assert parent.poll() is None
+            time.sleep(0.05)
+        parent.kill()
+    time.sleep(1)
+    assert not of_side.exists() or of_side.read_text().split()[2] == "Z"
+
+
 def test_plans(tiny):
     plan = bench.make_plan(tiny, rounds=2, tokens=8)
     assert (plan.prefill, plan.contexts, plan.room) == (448, (128, 448), 10)
@@ -141,6 +170,21 @@ def test_plans(tiny):
         f"{tiny} has 512 positions; measuring 400 tokens after a context of 128 takes 530: measure fewer "
         "--tokens, or another model"
     )
+
+
+def test_a_plan_for_few_positions_has_one_context(tiny, tmp_path):
+    few = shutil.copytree(tiny, tmp_path / "few")
+    config = json.loads((few / "config.json").read_text())
+    (few / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 140}))
+    plan = bench.make_plan(few, rounds=1, tokens=2)
+    assert (plan.prefill, plan.contexts, plan.steps_of_round) == (128, (128,), 3)
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_at_once(tiny, tmp_path):
+    broken = shutil.copytree(tiny, tmp_path / "broken")
+    os.truncate(broken / "model.safetensors", 100_000)
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        bench.make_plan(broken, rounds=1, tokens=2)
 
 
 def test_bytes_of_a_token():
@@ -193,6 +237,15 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert found["ours"]["python_ms"] < found["ours"]["decode_128_ms"]
     assert found["targets"] == {}
     assert len(found["samples"]["ours.decode_448"]) == 2
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tiny, tmp_path, capsys):
+    pytest.importorskip("torch")
+    assert command.main(["--model", str(tiny), "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: cannot write {tmp_path} (Is a directory); name another file with --out"
+    assert command.main(["--model", str(tiny), "--out", "/proc/none/bench.json"]) == 2
+    assert "cannot write /proc/none/bench.json (" in capsys.readouterr().err
 
 
 def test_a_result_that_cannot_be_written(tmp_path):

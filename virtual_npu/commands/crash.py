@@ -22,7 +22,7 @@ def watch() -> None:
         return
     child = os.fork()
     if child == 0:
-        _end_with_parent()
+        end_with_parent()
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(child, number))
@@ -30,8 +30,8 @@ def watch() -> None:
     sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _ended_by(os.WTERMSIG(status)))
 
 
-def _end_with_parent() -> None:
-    """Not even a parent that is killed leaves the program running."""
+def end_with_parent() -> None:
+    """Not even a parent that is killed leaves this process running."""
     if sys.platform == "linux":
         set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
