@@ -29,6 +29,7 @@ class Offsets {
   }
   i64 operator[](i64 i) const { return at_[i]; }
   bool is_run() const { return are_runs_of(count); }
+  bool lie_in_lines() const { return run_ == 32; }
   // At most so many from the value `first` on, a multiple of them.
   Places some(i64 first, i64 most) const { return {at_ + first, int(most < count - first ? most : count - first), run_}; }
 
@@ -129,8 +130,10 @@ class Driver {
 
   static Places panel_of(const Offsets &columns, i64 panel) { return columns.some(panel * Kernel::kColumns, Kernel::kColumns); }
 
+  // Columns that are runs of k the CPU foresees by itself, as pack takes 16 of them at a time from end to end.
   Ahead panel_at(i64 panel, i64 k, i64 turns) const {
-    return k < k_ ? Ahead(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, panel), turns) : Ahead();
+    if (k >= k_ || b_steps_.lie_in_lines()) return Ahead();
+    return Ahead(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, panel), turns);
   }
   Ahead rows_at(i64 m, i64 k, i64 turns) const {
     return k < k_ ? Ahead(product_.a, a_steps_.some(k, kDepth), a_rows_.some(m, kMostRows), turns) : Ahead();
