@@ -27,6 +27,16 @@ class WeightsError(CheckpointError):
     """A safetensors file or tensor that is missing, damaged, misshapen or of the wrong type."""
 
 
+class NotFiniteError(UserError, FloatingPointError):
+    """Logits that are no numbers: a checkpoint's weights are damaged, or the forward pass is broken."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the logits hold values that are not finite: weights of the checkpoint are damaged, or do not "
+            "fit bf16, or the forward pass is broken; `make diagnosis` names the first step that is wrong"
+        )
+
+
 class PromptError(UserError):
     """A prompt that cannot be run: empty, or made of tokens the model does not have."""
 

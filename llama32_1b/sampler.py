@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from llama32_1b.errors import UserError
+from llama32_1b.errors import NotFiniteError, UserError
 from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
 
 F64Array: TypeAlias = npt.NDArray[np.float64]
@@ -50,14 +50,14 @@ class Sampler:
     def __call__(self, logits: F32Array | BF16Array) -> int:
         """The next token for logits of shape (vocab_size,), float32 or bf16.
 
-        Equal logits: the lowest id, when greedy. FloatingPointError where one is not finite.
+        Equal logits: the lowest id, when greedy. NotFiniteError where one is not finite.
         """
         if logits.dtype == bf16:
             if self.greedy and (token := _most_likely(logits.view(np.uint16))) is not None:
                 return token
             logits = widen(logits)
         if not np.isfinite(logits).all():
-            raise FloatingPointError("the logits hold values that are not finite; the forward pass is broken")
+            raise NotFiniteError
         if self.greedy:
             return int(np.argmax(logits))
         order = np.argsort(-logits, kind="stable")

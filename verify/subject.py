@@ -25,7 +25,7 @@ from runtime import AerieRuntimeError
 UNWRITTEN = 1000.0
 """Far from any key and value, and finite, so that what it does to the logits can be told in numbers."""
 
-BROKEN = (FloatingPointError, AerieRuntimeError, UserError)
+BROKEN = (AerieRuntimeError, UserError)
 """What a forward pass may raise that gets no further: logits that are no numbers, a program that fails."""
 
 

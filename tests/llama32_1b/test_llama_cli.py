@@ -10,7 +10,9 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llama32_1b import checkpoint as checkpoint_module
 from llama32_1b import commands
@@ -23,6 +25,7 @@ from llama32_1b.generate import Generation
 from llama32_1b.model import assemble, preload
 from llama32_1b.running import Running
 from llama32_1b.session import Session
+from llama32_1b.weights import FINAL_NORM
 from runtime import Profiler
 
 
@@ -267,6 +270,18 @@ def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
         timeout=120,
     )
     check_refused((done.returncode, done.stdout, done.stderr), "the prompt is 204 tokens long")
+
+
+def test_weights_that_are_no_numbers(run, damaged):
+    path = damaged / "model.safetensors"
+    weights = load_file(path)
+    save_file({**weights, FINAL_NORM: np.full_like(weights[FINAL_NORM], np.nan)}, path)
+    code, out, err = run("--prompt", "Hi", model=damaged)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "error: the logits hold values that are not finite: weights of the checkpoint are damaged, or do not "
+        "fit bf16, or the forward pass is broken; `make diagnosis` names the first step that is wrong"
+    )
 
 
 def test_prompt_of_the_compiled_length_is_run(run):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from llama32_1b.errors import PromptTooLongError, UserError
+from llama32_1b.errors import NotFiniteError, PromptTooLongError, UserError
 from llama32_1b.generate import Figures, FinishReason, Generation
 from llama32_1b.sampler import Sampler
 
@@ -110,5 +110,5 @@ def test_refused_before_anything_runs(model):
 
 def test_broken_logits_end_it(model):
     broken = dataclasses.replace(model, final_norm=np.full_like(model.final_norm, np.nan))
-    with pytest.raises(FloatingPointError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         list(Generation(broken, PROMPT, 5, Sampler()))

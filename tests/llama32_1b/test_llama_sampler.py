@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llama32_1b.errors import UserError
+from llama32_1b.errors import NotFiniteError, UserError
 from llama32_1b.numerics import bf16
 from llama32_1b.sampler import Sampler
 
@@ -40,7 +40,7 @@ def test_random_bf16_logits_give_the_same_token():
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, -np.nan])
 def test_bf16_logits_that_are_not_finite_are_refused(bad):
-    with pytest.raises(FloatingPointError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         Sampler()(np.array([1, bad, 2], np.float32).astype(bf16))
 
 
@@ -101,5 +101,5 @@ def test_out_of_range(settings, message):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_broken_logits_are_not_sampled(bad):
-    with pytest.raises(FloatingPointError, match="the logits hold values that are not finite"):
+    with pytest.raises(NotFiniteError, match="the logits hold values that are not finite"):
         Sampler()(np.array([0.0, bad], np.float32))
