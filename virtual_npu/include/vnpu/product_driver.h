@@ -1,7 +1,8 @@
 // How a matrix product is cut for a micro-kernel (product_kernels.h).
 //
 // kDepth steps of k at a time: the rows of a are packed, one after the other, to stay in L2 of the CPU; then panels of
-// kColumns columns of b are packed, each to stay in L1 while all rows pass by, and meanwhile the next one is fetched.
+// kColumns columns of b are packed, each to stay in L1 while all rows pass by. Meanwhile what comes next is fetched, but for
+// what the CPU foresees by itself.
 // Panels are independent of each other and go to all threads.
 #pragma once
 
