@@ -64,6 +64,8 @@ def measure(arguments: argparse.Namespace) -> int:
         f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} before, "
         f"{load['after']} after"
     )
+    if found["knobs"]:
+        report.note("with " + ", ".join(f"{name}={value}" for name, value in found["knobs"].items()))
     write_record(found, arguments.out)
     report.note(f"written to {arguments.out}")
     return 0

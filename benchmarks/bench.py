@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from llama32_1b.weights import EMBED, expected_shapes
 from multi_launch_builder.limits import SEQ_LEN_STEP
 from runtime.memory import size
+from runtime.npu.knobs import LOCK
 from verify.reference import reference_bytes
 from virtual_npu import knobs
 
@@ -33,6 +35,9 @@ SHORT_CONTEXT = 128
 
 STEPS_BEFORE = 4
 
+FOLDERS = {knobs.CACHE.name, knobs.KEEP.name, LOCK.name}
+"""Knobs that name a place, which is nobody's business."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -40,10 +45,16 @@ class Plan:
 
     folder: Path
     config: LlamaConfig
+    files: Sequence[Path]
     rounds: int
     tokens: int
     prefill: int
     contexts: tuple[int, ...]
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of the files with weights."""
+        return sum(path.stat().st_size for path in self.files)
 
     @property
     def room(self) -> int:
@@ -61,7 +72,8 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
 
     Raises CheckpointError for one that is not whole, and UserError for one with too few positions.
     """
-    config = open_checkpoint(folder).config
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
     positions = config.max_position_embeddings - tokens - WARM_UP
     if positions < SHORT_CONTEXT:
         needed = SHORT_CONTEXT + tokens + WARM_UP
@@ -71,7 +83,7 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
         )
     longest = min(LONGEST, positions) // SEQ_LEN_STEP * SEQ_LEN_STEP
     contexts = tuple(sorted({SHORT_CONTEXT, longest}))
-    return Plan(folder, config, rounds, tokens, longest, contexts)
+    return Plan(folder, config, checkpoint.weights.files, rounds, tokens, longest, contexts)
 
 
 def weight_bytes_per_token(config: LlamaConfig) -> int:
@@ -82,9 +94,10 @@ def weight_bytes_per_token(config: LlamaConfig) -> int:
     return BF16_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 
-def checkpoint_bytes(folder: Path) -> int:
-    """Bytes of the files with weights."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+def knobs_set() -> dict[str, str]:
+    """Our environment variables that are set, but for folders: a figure is nothing without them."""
+    ours = sorted(name for name in os.environ if name.startswith(("VNPU_", "AERIE_")))
+    return {name: os.environ[name] for name in ours if name not in FOLDERS and os.environ[name]}
 
 
 def check_memory(config: LlamaConfig, seq_len: int, nbytes: int) -> None:
@@ -96,7 +109,7 @@ def check_memory(config: LlamaConfig, seq_len: int, nbytes: int) -> None:
 
 def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str, Any], Samples]:
     """Measure, and give what build/bench.json holds. `work` is a folder for programs and logs, made anew."""
-    nbytes = checkpoint_bytes(plan.folder)
+    nbytes = plan.checkpoint_bytes
     check_memory(plan.config, plan.prefill, nbytes)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -109,6 +122,7 @@ def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str,
         "machine": describe(),
         "load_average": {"before": load_before, "after": load_average()},
         "settings": {"rounds": plan.rounds, "tokens": plan.tokens, "prefill_tokens": plan.prefill},
+        "knobs": knobs_set(),
         "checkpoint_bytes": nbytes,
         "programs": programs,
     }
@@ -145,7 +159,7 @@ def _measure(plan: Plan, work: Path, samples: Samples, step: Step) -> dict[str, 
     with working(OURS, ours, work / "compile.log", env) as worker:
         samples.add(OURS, "compile", worker("compile")["seconds"])
     step("reading the checkpoint into the page cache", 1)
-    read_files(plan.folder)
+    read_files(plan.files)
     with contextlib.ExitStack() as open_sides:
         sides = {}
         for number, (name, arguments) in enumerate({OURS: ours, THEIRS: theirs}.items(), start=2):
@@ -213,9 +227,9 @@ def with_rates(programs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[st
     }
 
 
-def read_files(folder: Path) -> None:
+def read_files(files: Sequence[Path]) -> None:
     """Read the weights once, so that neither side waits for the disk."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in files:
         with path.open("rb", buffering=0) as file:
             piece = bytearray(1 << 24)
             while file.readinto(piece):

@@ -97,9 +97,14 @@ class Weights:
         """Output projection, (vocab_size, hidden_size): the embeddings themselves where they are tied."""
         return self._tensors[EMBED if self._config.tie_word_embeddings else LM_HEAD]
 
+    @property
+    def files(self) -> list[Path]:
+        """Those that hold its tensors."""
+        return sorted({tensor.path for tensor in self._tensors.values()})
+
     def reading_ahead(self) -> AbstractContextManager[None]:
         """While this is open, the files come from the disk into the system's cache."""
-        return reading_ahead(sorted({tensor.path for tensor in self._tensors.values()}))
+        return reading_ahead(self.files)
 
 
 def _checked(found: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> Tensor:
@@ -149,6 +154,8 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
 
     That all of it is there and in order is for the safetensors library to check, which maps it meanwhile.
     """
+    if path.exists() and not path.is_file():
+        raise WeightsError(f"{path} is no file; fetch the checkpoint again")
     try:
         with safe_open(path, framework="np"), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -87,15 +87,15 @@ class ArtifactStore:
             raise self._unusable(error) from error
         self._manifest = Manifest(directory / "manifest.json", self._lock("manifest"), report)
 
-    def find(self, recipe: Recipe) -> Artifact | None:
-        """The artifact of this recipe if it is there and whole."""
+    def find(self, recipe: Recipe, report: Report | None = None) -> Artifact | None:
+        """The artifact of this recipe if it is there and whole; `report` is told of one that is not whole."""
         entry = self._manifest.read().get(recipe.stem)
         if entry is None:
             return None
         path = self.directory / entry.file
         damage = _damage(path, entry)
         if damage:
-            self._report(f"artifact {path.name} is damaged ({damage}); compiling it again")
+            (report or self._report)(f"artifact {path.name} is damaged ({damage}); compiling it again")
             return None
         return Artifact(recipe.name, recipe.key, path, entry.seconds, reused=True)
 
@@ -116,13 +116,16 @@ class ArtifactStore:
         return f"changed: {', '.join(changed)}"
 
     def build(self, recipe: Recipe, compile_in: Compile) -> Artifact:
-        """The artifact of this recipe: the one that is there, or a new one.
+        """The artifact of this recipe: the one that is there, or a new one. For the one that is there nothing
+        is written, so that a read-only directory which holds it will do.
 
         Raises what `compile_in` raises, DiskFullError when there is no space, and AerieRuntimeError for a
         directory that cannot be used.
         """
         work = self.directory / "unfinished" / recipe.stem
         try:
+            if found := self.find(recipe, report=_silent):
+                return found
             with self._held(recipe):
                 return self.find(recipe) or self._build_in(work, recipe, compile_in)
         except OSError as error:
@@ -194,6 +197,10 @@ class ArtifactStore:
             f"{self.directory}); what is compiled already stays usable; free some space or choose another "
             "cache directory, then repeat"
         )
+
+
+def _silent(line: str) -> None:
+    """Whoever looks again will tell."""
 
 
 def _keep_text(recipe: Recipe, work: Path, target: Path) -> None:

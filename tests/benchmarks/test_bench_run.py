@@ -211,6 +211,28 @@ def test_torch_is_missed_before_anything_is_done(monkeypatch, capsys):
     )
 
 
+def test_knobs_are_told_and_folders_are_not(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("VNPU_", "AERIE_"))]:
+        monkeypatch.delenv(name)
+    assert bench.knobs_set() == {}
+    for name, value in {
+        "VNPU_FAST": "0",
+        "VNPU_CACHE": "/home/me",
+        "AERIE_NPU_LOCK": "/home/me/lock",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AERIE_HOST_CODE", "")
+    assert bench.knobs_set() == {"VNPU_FAST": "0"}
+
+
+def test_files_that_no_tensor_is_in_are_not_weighed(tiny, tmp_path):
+    folder = shutil.copytree(tiny, tmp_path / "more")
+    (folder / "other.safetensors").write_bytes(b"other")
+    plan = bench.make_plan(folder, rounds=1, tokens=8)
+    assert [path.name for path in plan.files] == ["model.safetensors"]
+    assert plan.checkpoint_bytes == (tiny / "model.safetensors").stat().st_size
+
+
 @pytest.mark.long
 def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     """Both sides, in their own processes, on a tiny model: every figure is there and is a time or a size."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import threading
 import time
@@ -289,3 +290,11 @@ def test_prefill_and_decode_share_a_layers_weights_and_nothing_else(make_checkpo
     wanted = [{(layer, name)} for layer in "01" for name in LAYER_TENSORS]
     for stage in places.values():
         assert sorted(map(list, (stage[place] for place in shared))) == sorted(map(list, wanted))
+
+
+def test_a_pipe_in_the_place_of_a_file(damaged):
+    """Opening one would wait for ever."""
+    (damaged / "model.safetensors").unlink()
+    os.mkfifo(damaged / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model\.safetensors is no file; fetch the checkpoint again"):
+        Weights(damaged, load_config(damaged))

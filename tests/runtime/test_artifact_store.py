@@ -242,6 +242,21 @@ def test_two_processes_share_a_cache(tmp_path):
     assert len(json.loads((tmp_path / "manifest.json").read_text())["artifacts"]) == 2
 
 
+def test_a_read_only_cache_that_has_the_program(open_cache, program, variant, monkeypatch):
+    """As in a container's image: what is there is run, and only what is not needs a place."""
+    made = open_cache().compile_and_cache(program)
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a lock")
+
+    monkeypatch.setattr("runtime.artifacts.FileLock.acquire", read_only)
+    cache = open_cache()
+    found = cache.compile_and_cache(program)
+    assert (found.path, found.reused) == (made.path, True)
+    with pytest.raises(AerieRuntimeError, match=r"cannot be used \(.*Read-only file system: 'a lock'\)"):
+        cache.compile_and_cache(variant(name="more"))
+
+
 def test_waiting_for_another_process_is_said(tmp_path):
     other = start(tmp_path, "same")
     while not (tmp_path / "started-same").exists():
