@@ -6,6 +6,7 @@ cache, the mask, the programs themselves, the answer. Nothing of the gate and of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -154,9 +155,13 @@ def weights_fault(layer, change):
     return inject
 
 
+SESSIONS = itertools.count()
+"""Each has buffer sets of its own: an object's id may be another's later."""
+
+
 def preloaded(model, healthy, weights):
     """A session of `model` on buffer sets that hold `weights`."""
-    label = f"{id(weights)}/"
+    label = f"{next(SESSIONS)}/"
     faulty = replace(model, runner=Renaming(model.runner, label.__add__))
     list(preload(faulty, weights))
     return replace(healthy.session, model=faulty)
