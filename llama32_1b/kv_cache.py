@@ -17,9 +17,10 @@ Layers: TypeAlias = Sequence[KeysAndValues]
 class KVCache:
     """Keys (after RoPE) and values, each (layers, kv_heads, capacity, head_dim) in bf16.
 
-    Head-major, so that attention reads one head's positions as one contiguous block. `length` is the
-    number of positions that every layer holds; a decode step writes its position in each layer and
-    then calls `advance`. `token_pass` is decode's, which keeps there what is the same for all tokens.
+    Head-major, so that attention reads one head's positions as one contiguous block. `layers` are keys and
+    values of each layer. `length` is the number of positions that every layer holds; a decode step writes its
+    position in each layer and then calls `advance`. `token_pass` is decode's, which keeps there what is the
+    same for all tokens.
     """
 
     def __init__(self, config: LlamaConfig, capacity: int) -> None:
@@ -29,10 +30,6 @@ class KVCache:
         self.capacity = capacity
         self.length = 0
         self.token_pass: object = None
-
-    def layer(self, layer: int) -> KeysAndValues:
-        """Keys and values of one layer, each (kv_heads, capacity, head_dim), not copied."""
-        return self.layers[layer]
 
     def write(self, layer: int, position: int, keys: BF16Array, values: BF16Array) -> None:
         """Store rows for positions from `position` on; keys and values are (rows, kv_heads * head_dim)."""

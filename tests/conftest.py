@@ -11,6 +11,7 @@ import pytest
 
 from runtime.npu.device import missing_device
 from runtime.npu.tools import missing_compile_tools
+from virtual_npu.pyxrt.batch import Batch
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +28,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = [*missing_device(), *missing_compile_tools()] if wanting else []
     for item in wanting if missing else []:
         item.add_marker(pytest.mark.skip(reason=f"no board: {'; '.join(missing)}"))
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """Every batch as often as it is executed."""
+    executed: list[Batch] = []
+    real = Batch.execute
+
+    def execute(batch: Batch) -> None:
+        executed.append(batch)
+        real(batch)
+
+    monkeypatch.setattr(Batch, "execute", execute)
+    return executed
 
 
 def load_stand_in(name: str) -> ModuleType:

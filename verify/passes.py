@@ -100,7 +100,7 @@ def _joined(before: StepValues, values: StepValues) -> StepValues:
 def _add_keys(values: StepValues, made: StepValues, cache: KVCache, layer: int, count: int) -> None:
     """Keys and values of all `count` positions: as the programs `made` them, and as the cache holds them."""
     values.update({name: made[step] for name, step in (("keys", "rope_k"), ("values", "v")) if step in made})
-    for step, held in zip(("cache_k", "cache_v"), cache.layer(layer), strict=True):
+    for step, held in zip(("cache_k", "cache_v"), cache.layers[layer], strict=True):
         values[step] = _rows(np.ascontiguousarray(held[:, :count].transpose(1, 0, 2)), count)
 
 

@@ -102,7 +102,7 @@ class Subject:
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
         for layer in range(model.config.num_hidden_layers):
-            for array in cache.layer(layer):
+            for array in cache.layers[layer]:
                 array.fill(UNWRITTEN)
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]

@@ -46,7 +46,7 @@ def forward(model, prompt, tokens):
     kept = model.new_cache(len(prompt) + len(tokens))
     rows = prefill(model, prompt, kept)
     logits = [next_token_logits(model, decode_step(model, token, kept)) for token in tokens]
-    layers = [array for number in range(model.config.num_hidden_layers) for array in kept.layer(number)]
+    layers = [array for number in range(model.config.num_hidden_layers) for array in kept.layers[number]]
     return [rows, *layers, *logits]
 
 

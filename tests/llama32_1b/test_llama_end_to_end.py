@@ -136,7 +136,7 @@ def test_padding_changes_no_bit(session):
     for model in (session.model, longer.model):
         cache = model.new_cache(len(prompt))
         rows = prefill(model, prompt, cache)
-        results.append([rows, *(array for n in range(6) for array in cache.layer(n))])
+        results.append([rows, *(array for n in range(6) for array in cache.layers[n])])
     for short, long in zip(*results, strict=True):
         np.testing.assert_array_equal(short.view(np.uint16), long.view(np.uint16))
 

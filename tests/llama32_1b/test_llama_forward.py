@@ -115,7 +115,7 @@ def test_padding_changes_no_bit(folder, numpy_model):
         model = numpy_model(folder, seq_len)
         cache = model.new_cache(len(PROMPT) + 1)
         hidden = prefill(model, PROMPT, cache)
-        keys, values = cache.layer(model.config.num_hidden_layers - 1)
+        keys, values = cache.layers[model.config.num_hidden_layers - 1]
         results.append((hidden, keys.copy(), values.copy(), decode_step(model, 5, cache)))
     for short, long in zip(*results, strict=True):
         np.testing.assert_array_equal(short, long)
@@ -209,11 +209,11 @@ def test_cache_layout_and_limit(numpy_model, make_checkpoint):
     cache = KVCache(config, 8)
     rows = np.arange(3 * 128).reshape(3, 128).astype(bf16)
     cache.write(1, 4, rows, -rows)
-    keys, values = cache.layer(1)
+    keys, values = cache.layers[1]
     assert keys.shape == values.shape == (2, 8, 64)
     np.testing.assert_array_equal(keys[1, 5], rows[1, 64:])
     np.testing.assert_array_equal(values[0, 6], -rows[2, :64])
-    assert not cache.layer(0)[0].any()
+    assert not cache.layers[0][0].any()
     with pytest.raises(IndexError, match=r"positions 6\.\.8 in a cache of 8"):
         cache.write(1, 6, rows, rows)
 

@@ -9,6 +9,7 @@ from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.decode import TokenPass, decode_step
+from llama32_1b.numerics import bf16, widen
 from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.session import prepare_runtime
@@ -63,15 +64,6 @@ def made(monkeypatch):
     return passes
 
 
-@pytest.fixture
-def batches(monkeypatch):
-    """How often a batch was executed."""
-    counted = []
-    real = Batch.execute
-    monkeypatch.setattr(Batch, "execute", lambda batch: (counted.append(batch), real(batch))[1])
-    return counted
-
-
 def test_one_recording_and_one_native_call_per_token(begun, made, batches):
     decoded(*begun)
     assert len(made) == 1
@@ -111,9 +103,9 @@ def test_a_mask_that_only_numpy_serves_is_recorded_anew(begun, made, batches, fi
     assert len(made) == len(TOKENS)
     assert len(batches) == len(TOKENS) // 2
     plain = decoded(model, begin(model))
-    np.testing.assert_allclose(
-        mixed.view(plain.dtype).astype(np.float32), plain.astype(np.float32), rtol=0.05
-    )
+    ours, theirs = (widen(rows.view(bf16)) for rows in (mixed, plain))
+    apart = np.abs(ours - theirs).sum() / np.abs(theirs).sum()
+    assert apart < 2**-8  # the order of sums in half of the tokens' attention: less than a rounding to bf16
 
 
 def test_the_form_of_attention_may_change_between_tokens(begun, made, monkeypatch):

@@ -22,7 +22,6 @@ from runtime import (
 from runtime.access import VirtualAccess
 from runtime.replay import BETWEEN
 from virtual_npu.host_code import load_host_code
-from virtual_npu.pyxrt.batch import Batch
 
 WIDTH = 8
 ROLES = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}
@@ -99,15 +98,6 @@ def cache(artifacts):
         for key, weights in WEIGHTS.items():
             cache.preload(FIRST if key == "L0" else SECOND, key, w=weights)
         yield cache
-
-
-@pytest.fixture
-def batches(monkeypatch):
-    """How often a batch was executed."""
-    counted = []
-    real = Batch.execute
-    monkeypatch.setattr(Batch, "execute", lambda batch: (counted.append(batch), real(batch))[1])
-    return counted
 
 
 HOST_CODE = """
