@@ -94,8 +94,14 @@ bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against tran
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
 
-test: lint ## lint, types, imports between rooms, and every test but the long ones and the board's
-	@$(PY) -m pytest -m "not long and not board" $(SPREAD)
+test: $(TEST) ## lint, types, imports between rooms, and every test but the long ones and the board's
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	  trap 'kill $$lint 2>/dev/null; exit 130' INT TERM; \
+	  $(PY) -m pytest -m "not long and not board" $(SPREAD); tests=$$?; \
+	  wait $$lint; linted=$$?; cat build/lint.log; \
+	  [ $$linted -eq 0 ] || echo "error: make lint failed (above)" >&2; \
+	  exit $$((tests ? tests : linted))
 
 test-long: $(TEST) ## the long tests
 	@$(PY) -m pytest -m long $(SPREAD)

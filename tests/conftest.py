@@ -1,9 +1,14 @@
-"""What all tests share."""
+"""What all tests share: the cache of built programs, command lines in this process, stand-ins."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Iterator
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -13,13 +18,67 @@ from runtime.npu.device import missing_device
 from runtime.npu.tools import missing_compile_tools
 from virtual_npu.pyxrt.batch import Batch
 
+TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
+"""Where programs that tests build are kept, from run to run: they are found by what made them."""
+
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs that tests build are kept as long as they run, and apart from the user's."""
+def own_cache() -> Iterator[Path]:
+    """The cache of built programs, apart from the user's; tests of the cache itself have one of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VNPU_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+        patch.setenv("VNPU_CACHE", str(TEST_CACHE))
+        yield TEST_CACHE
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command line left: its exit status and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+CommandLine = Callable[..., Finished]
+
+
+@pytest.fixture
+def command_line(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """command_line("virtual_npu", "run p.mlir", cwd=None, stdin="", **environment) -> Finished.
+
+    `python -m ROOM` in this process: the words, a string that is split or a list, are its arguments. The
+    current folder, the environment, the arguments and standard input are as before afterwards.
+    """
+
+    def run(
+        room: str, words: str | list[str], cwd: Path | None = None, stdin: str = "", **environment: str
+    ) -> Finished:
+        main = importlib.import_module(f"{room}.__main__").main
+        arguments = words.split() if isinstance(words, str) else [str(word) for word in words]
+        capsys.readouterr()  # what was printed before is not the command's
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [f"{room}/__main__.py", *arguments])
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+            patch.chdir(cwd or os.getcwd())
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            status = _status(main)
+        printed = capsys.readouterr()
+        return Finished(status, printed.out, printed.err)
+
+    return run
+
+
+def _status(main: Callable[[], int | None]) -> int:
+    """The exit status that a process with this `main` has, which reads its arguments from sys.argv."""
+    try:
+        code: object = main()
+    except SystemExit as ended:
+        code = ended.code
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,6 +27,6 @@ def faulty_npu() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of compiled programs that all these tests share."""
-    return tmp_path_factory.mktemp("programs")
+def programs(own_cache: Path) -> Path:
+    """The cache of compiled programs that all tests share."""
+    return own_cache / "programs"

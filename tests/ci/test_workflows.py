@@ -102,14 +102,15 @@ def test_scripts_and_files_that_are_named_are_there() -> None:
             assert (PROJECT / path).is_file()
 
 
-def test_folders_that_are_kept_are_the_ones_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VNPU_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     built = cache_folder()
     assert built is not None
     compiled = default_cache_dir().relative_to(PROJECT)
-    written = {str(compiled), f"~/{built.relative_to(Path.home())}", "~/.cache/huggingface"}
-    assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written]
+    tests = str(own_cache.relative_to(PROJECT))
+    written = {str(compiled), tests, f"~/{built.relative_to(Path.home())}", "~/.cache/huggingface"}
+    assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written, written]
     uploads = uses("actions/upload-artifact")
     assert len(uploads) == 3
     assert all(step["if"] == "always()" for step in uploads)
@@ -188,3 +189,37 @@ def test_why_board_tests_are_skipped(
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_parse(path: Path) -> None:
     subprocess.run(["bash", "-n", path], check=True)
+
+
+STUB = """#!/bin/sh
+case "$*" in
+  *pytest*) echo "tests ran"; exit $TESTS ;;
+  *mypy*) echo "types are wrong"; exit $LINT ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("tests", "lint", "status"), [(0, 0, 0), (1, 0, 2), (0, 1, 2), (1, 1, 2)])
+def test_make_test_runs_lint_beside_the_tests(tmp_path: Path, tests: int, lint: int, status: int) -> None:
+    """Both are run and heard whatever becomes of the other, and either makes it fail."""
+    for tool in ("python", "lint-imports"):
+        path = tmp_path / ".venv" / "bin" / tool
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STUB)
+        path.chmod(0o755)
+    for made in ("pyproject.toml", ".venv/.stamp-venv", ".venv/.stamp-test"):
+        (tmp_path / made).touch()
+    (tmp_path / "Makefile").symlink_to(PROJECT / "Makefile")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "test"],
+        cwd=tmp_path,
+        env={**outside, "TESTS": str(tests), "LINT": str(lint)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    assert "tests ran" in done.stdout
+    assert "types are wrong" in done.stdout
+    assert ("error: make lint failed" in done.stderr) == (lint != 0)

@@ -92,5 +92,5 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
         "VNPU_OPT": "0",
-        "VNPU_CACHE": str(folder / "cache"),
+        "VNPU_CACHE": os.environ["VNPU_CACHE"],
     }

@@ -1,8 +1,8 @@
 """The lit suite: `make lit`, or `lit -v tests/lit`. lit defines `config` and `lit_config`.
 
 -D refresh=1 writes golden texts anew; -D long=1 also runs what takes minutes; -D board=0 leaves a board
-alone that is there; -D out=DIR is where outputs go (default: build/lit). Features are decided in
-support/features.py.
+alone that is there; -D out=DIR is where outputs go (default: build/lit). Built programs are kept in
+build/test-cache, as pytest's are. Features are decided in support/features.py.
 """
 
 # ruff: noqa: F821, E402
@@ -24,6 +24,7 @@ from features import available, forwarded, summary
 refresh, long = (lit_config.params.get(name) == "1" for name in ("refresh", "long"))
 board = lit_config.params.get("board") != "0"
 out = Path(lit_config.params.get("out", PROJECT / "build" / "lit")).resolve()
+cache = PROJECT / "build" / "test-cache"
 python = sys.executable
 
 config.name = "aerie"
@@ -40,7 +41,7 @@ config.environment |= forwarded(os.environ)
 config.environment["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
 config.environment["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
 config.environment["VNPU_OPT"] = "0"  # these programs are small: compiling them takes longer than running
-config.environment["VNPU_CACHE"] = str(out / "cache")
+config.environment["VNPU_CACHE"] = str(cache)
 
 config.substitutions += [
     ("%python", python),
@@ -51,5 +52,5 @@ config.substitutions += [
     ("%programs", f"{python} -m multi_launch_builder"),
     ("%golden", f"{python} {SUPPORT / 'golden.py'}{' --refresh' if refresh else ''}"),
     ("%board", f"{python} -m board"),
-    ("%against_reference", f"{python} {SUPPORT / 'against_reference.py'} --cache-dir {out / 'programs'}"),
+    ("%against_reference", f"{python} {SUPPORT / 'against_reference.py'} --cache-dir {cache / 'programs'}"),
 ]

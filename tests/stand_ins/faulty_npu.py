@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ from runtime.errors import CompileError, RunError
 from runtime.npu.device import NpuAccess
 from runtime.toolchain import VirtualToolchain
 from virtual_npu import pyxrt
+from virtual_npu.fingerprint import file_digest
 
 Array = np.ndarray[Any, Any]
 
@@ -140,6 +142,10 @@ class FlooringToolchain(VirtualToolchain):
     @property
     def options(self) -> Any:
         return replace(super().options, rounding="floor")
+
+    def ingredients(self, program: Any) -> dict[str, str]:
+        """What is built depends on this file too."""
+        return {**super().ingredients(program), "stand-in": file_digest(Path(__file__))}
 
 
 def flooring_backend() -> Backend:

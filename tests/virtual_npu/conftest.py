@@ -10,28 +10,27 @@ import numpy as np
 import pytest
 
 import virtual_npu
+from virtual_npu import cache
 
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., virtual_npu.Library]:
-    """build(text) -> Library, at a low optimisation level: it compiles in half the time."""
-    folder = tmp_path_factory.mktemp("programs")
-    count = 0
+@pytest.fixture(scope="session")
+def program() -> Callable[..., virtual_npu.Library]:
+    """build(text) -> Library, at a low optimisation level: it compiles in half the time.
+
+    It comes from the tests' cache of built programs where an earlier run built the same.
+    """
 
     def build(
         text: str,
         kernel_dirs: tuple[Path, ...] = (),
         options: virtual_npu.BuildOptions | None = None,
     ) -> virtual_npu.Library:
-        nonlocal count
-        count += 1
-        path = folder / f"program{count}.so"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_OPT", "1")
-            virtual_npu.build(text, path, kernel_dirs=kernel_dirs, options=options)
-        return virtual_npu.Library(path)
+            chosen = options or virtual_npu.BuildOptions.from_knobs()
+            return cache.load(cache.Source(text, "<string>", kernel_dirs, chosen))
 
     return build
 
