@@ -13,7 +13,7 @@ import pytest
 import virtual_npu
 from virtual_npu import pyxrt
 from virtual_npu.pyxrt import XrtError, ert_cmd_state
-from virtual_npu.pyxrt.buffers import FROM_DEVICE, TO_DEVICE
+from virtual_npu.pyxrt.objects import FROM_DEVICE, TO_DEVICE
 from virtual_npu.pyxrt.runs import itemsize
 
 N = 16

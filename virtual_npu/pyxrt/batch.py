@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virtual_npu.errors import VirtualNpuError
-from virtual_npu.pyxrt.enums import ert_cmd_state
-from virtual_npu.pyxrt.errors import XrtError
+from virtual_npu.pyxrt.objects import XrtError, ert_cmd_state
 from virtual_npu.pyxrt.runs import Run
 
 SLICE_NS = 200_000_000

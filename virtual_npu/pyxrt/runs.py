@@ -1,11 +1,12 @@
-"""Runs and lists of runs: an entry with its arguments, started and waited for."""
+"""Kernels, runs and lists of runs: an entry of a program with its arguments, started and waited for."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import cast
 
@@ -13,12 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from virtual_npu.library import Call
-from virtual_npu.pyxrt.buffers import BufferObject
-from virtual_npu.pyxrt.enums import ert_cmd_state
-from virtual_npu.pyxrt.errors import XrtError
-from virtual_npu.pyxrt.holding import hold
-from virtual_npu.pyxrt.objects import HwContext, Kernel
-from virtual_npu.pyxrt.queue import RunQueue
+from virtual_npu.pyxrt.objects import BufferObject, HwContext, RunQueue, XrtError, ert_cmd_state, hold
+
+KERNEL_PREFIX = "main:"
+"""A full ELF has one device named `main`; its runtime sequences are XRT's kernels `main:SEQUENCE`."""
 
 NEW = ert_cmd_state.ERT_CMD_STATE_NEW
 QUEUED = ert_cmd_state.ERT_CMD_STATE_QUEUED
@@ -33,6 +32,38 @@ INTEGER = re.compile(r"u?i\d+$|index$")
 def itemsize(dtype: str) -> int:
     """Bytes of an MLIR scalar type: `bf16`, `f32`, `ui8`, `i1`, `index`, ..."""
     return 8 if dtype == "index" else max(8, int(dtype.lstrip("buif"))) // 8
+
+
+class Kernel:
+    """An entry of the program, named `main:ENTRY`."""
+
+    def __init__(self, context: HwContext, name: str) -> None:
+        if not isinstance(context, HwContext):
+            raise XrtError(f"kernel wants (pyxrt.hw_context, name), not a {type(context).__name__}")
+        self.get_context = hold(
+            context,
+            context.strict,
+            f"the hw_context of kernel '{name}' was destroyed while the kernel is in use; destroy buffers, "
+            "then kernel, then context, then elf, then device",
+        )
+        entries = context.get_elf().library.entries
+        self.entry = name[len(KERNEL_PREFIX) :]
+        if not name.startswith(KERNEL_PREFIX) or self.entry not in entries:
+            raise XrtError(_no_such_kernel(name, entries))
+        self.name = name
+        self.arguments = entries[self.entry].arguments
+
+    def __call__(self, *arguments: BufferObject) -> Run:
+        """A started run with these arguments."""
+        run = Run(self)
+        for index, argument in enumerate(arguments):
+            run.set_arg(index, argument)
+        run.start()
+        return run
+
+
+class ExtKernel(Kernel):
+    """`ext.kernel(context, "main:ENTRY")`: the kernel of the ELF flow."""
 
 
 class Run:
@@ -220,3 +251,12 @@ class RunList:
                 raise XrtError(f"run {position} of the list ('{run._name}') has not ended within {timeout}")
             if state != COMPLETED:
                 raise XrtError(f"run {position} of the list failed: {run._failure}") from run._failure
+
+
+def _no_such_kernel(name: str, entries: Iterable[str]) -> str:
+    names = [KERNEL_PREFIX + entry for entry in entries]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4) or names[:1]
+    return (
+        f"no kernel '{name}' in this elf; it has: {', '.join(names)}. "
+        f"Write '{near[0]}' (the real device answers a wrong name with a timeout)"
+    )
