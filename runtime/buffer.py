@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_builder.arguments import STATIC_ROLES, Argument
-from runtime import knobs
 from runtime.errors import ArrayError
+from virtual_npu.knobs import is_plain
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -29,8 +29,8 @@ Static: TypeAlias = Array | Callable[[Array], None]
 
 
 def in_force(sharing: Sharing) -> Sharing:
-    """The table, or nothing where AERIE_SHARE_BUFFERS is 0."""
-    return sharing if knobs.SHARE_BUFFERS.get() == "1" else NOTHING_SHARED
+    """The table, or nothing where AERIE_PLAIN holds buffers."""
+    return NOTHING_SHARED if is_plain("buffers") else sharing
 
 
 class Buffer:
@@ -53,7 +53,7 @@ class Buffers:
     """The buffers of one device: new ones from `buffer_object`, shared ones while a set holds them.
 
     `buffer_object(label, argument)` gives a buffer object for an argument of the set `label`. Nothing is
-    shared where AERIE_SHARE_BUFFERS is 0.
+    shared where AERIE_PLAIN holds buffers.
     """
 
     def __init__(self, buffer_object: Callable[[str, Argument], Any], sharing: Sharing) -> None:

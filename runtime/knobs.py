@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from virtual_npu.knobs import Knob
+from virtual_npu.knobs import PLAIN, Knob
 
 
 def _is_gibibytes(text: str) -> bool:
@@ -30,23 +30,6 @@ COMPILE_TIMEOUT = Knob(
     _is_seconds,
 )
 
-SHARE_BUFFERS = Knob(
-    "AERIE_SHARE_BUFFERS",
-    "1",
-    "1: a program reads where it lies what another one made; 0: each has buffers of its own, and the host "
-    "copies",
-    "0 or 1",
-    ("0", "1").__contains__,
-)
-
-BATCH_CALLS = Knob(
-    "AERIE_BATCH_CALLS",
-    "1",
-    "1: the virtual NPU runs the programs of all layers of a token in one call; 0: one by one",
-    "0 or 1",
-    ("0", "1").__contains__,
-)
-
 CHECK_MEMORY = Knob(
     "AERIE_CHECK_MEMORY",
     "1",
@@ -55,8 +38,7 @@ CHECK_MEMORY = Knob(
     ("0", "1").__contains__,
 )
 
-COMPILING = (COMPILE_MEMORY, COMPILE_TIMEOUT)
-TABLE = (*COMPILING, SHARE_BUFFERS, BATCH_CALLS, CHECK_MEMORY)
+TABLE = (COMPILE_MEMORY, COMPILE_TIMEOUT, PLAIN, CHECK_MEMORY)
 
 
 def check() -> None:

@@ -15,8 +15,7 @@ from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
 from kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
 from runtime.buffer import Sharing, in_force
-from runtime.knobs import SHARE_BUFFERS
-from virtual_npu.knobs import STRICT
+from virtual_npu.knobs import PLAIN, STRICT, is_plain
 
 ROOT = Path("/")
 """Where /proc and /sys lie."""
@@ -136,7 +135,7 @@ def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, co
     """What the buffers of these sets (bo_key, arguments) take, in bytes, where they share as `sharing` says.
 
     copies: how often a device keeps each buffer (DeviceAccess.copies); an intermediate, which never comes to
-    the host, takes memory once all the same. AERIE_SHARE_BUFFERS counts.
+    the host, takes memory once all the same. AERIE_PLAIN=buffers counts.
     """
     shared, places = in_force(sharing), set()
     taken = {True: 0, False: 0}
@@ -152,5 +151,5 @@ def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, co
 
 def ways_to_save(copies: int = 1) -> list[str]:
     """What could be set otherwise so that buffers, of which a device keeps so many copies, take less."""
-    costly = {SHARE_BUFFERS.name: SHARE_BUFFERS.get() == "0", STRICT.name: copies > 1}
+    costly = {PLAIN.name: is_plain("buffers"), STRICT.name: copies > 1}
     return [f"unset {name}" for name, is_set in costly.items() if is_set]

@@ -13,8 +13,8 @@ from runtime.access import DeviceAccess, let_go
 from runtime.buffers import BufferSet
 from runtime.calls import HostCall, ProgramCall, Step
 from runtime.errors import RunError
-from runtime.knobs import BATCH_CALLS
 from runtime.profiler import Profiler
+from virtual_npu.knobs import is_plain
 from virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
 
 BETWEEN = "between recorded calls"
@@ -103,11 +103,11 @@ class NativeReplay:
 
 def native_replay(steps: Sequence[Step], access: DeviceAccess) -> NativeReplay | None:
     """The steps as one native call; None where work of the host, arrays or the device do not allow it, and
-    where AERIE_BATCH_CALLS is 0.
+    where AERIE_PLAIN holds calls.
 
     Loads the programs: raises RunError.
     """
-    if BATCH_CALLS.get() == "0":
+    if is_plain("calls"):
         return None
     native = _Steps()
     if access.batches and all(native.add(step) for step in steps) and can_be_one(native.steps):

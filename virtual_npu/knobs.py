@@ -27,9 +27,20 @@ class Knob:
     meaning: str
     wanted: str = ""
     accepts: Callable[[str], bool] = _anything
+    replaces: tuple[tuple[str, str], ...] = ()
+    """Variables that this one has replaced, each with the value that does now what they did."""
 
     def get(self) -> str:
-        """The value in the environment, else the default. Raises KnobError for one that makes no sense."""
+        """The value in the environment, else the default.
+
+        Raises KnobError for one that makes no sense, and where a variable is set that this one has replaced.
+        """
+        for old, value in self.replaces:
+            if os.environ.get(old):
+                raise KnobError(
+                    f"{old} is not read any more: {self.name}={value} does the plain way what {old} turned "
+                    f"off; unset {old}"
+                )
         text = os.environ.get(self.name) or self.default
         if text != self.default and not self.accepts(text):
             unset = f"unset it for the default ({self.default})" if self.default else "or unset it"
@@ -109,15 +120,33 @@ ROUNDING = Knob(
     "conv_even or floor",
     {"conv_even", "floor"}.__contains__,
 )
-FAST = Knob(
-    "VNPU_FAST",
-    "1",
-    "0: no fast paths; every block, tile copy and product is made one by one, as the program says",
-    "1 for fast paths, 0 for none",
-    {"0", "1"}.__contains__,
+PLAIN_PARTS = ("products", "calls", "buffers", "host_code")
+
+
+def _are_plain_parts(text: str) -> bool:
+    return {"all", *PLAIN_PARTS}.issuperset(_parts(text))
+
+
+def _parts(text: str) -> set[str]:
+    return {part.strip() for part in text.split(",")}
+
+
+PLAIN = Knob(
+    "AERIE_PLAIN",
+    "",
+    "parts that are done the plain way, to compare with: products, calls, buffers, host_code, or all; empty: "
+    "none",
+    f"some of {', '.join(PLAIN_PARTS)} with commas between, or all",
+    _are_plain_parts,
+    replaces=(
+        ("VNPU_FAST", "products"),
+        ("AERIE_BATCH_CALLS", "calls"),
+        ("AERIE_SHARE_BUFFERS", "buffers"),
+        ("AERIE_HOST_CODE", "host_code"),
+    ),
 )
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING, FAST)
+TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING, PLAIN)
 
 
 def check() -> None:
@@ -141,6 +170,11 @@ def threads() -> int:
 def strict() -> bool:
     """Whether host and device memory are separate. Raises KnobError when VNPU_STRICT is neither 0 nor 1."""
     return STRICT.get() == "1"
+
+
+def is_plain(part: str) -> bool:
+    """Whether this one of PLAIN_PARTS is to be done the plain way. Raises KnobError."""
+    return not _parts(PLAIN.get()).isdisjoint({part, "all"})
 
 
 def is_usable(folder: Path) -> bool:

@@ -36,7 +36,9 @@ class BuildOptions:
     @classmethod
     def from_knobs(cls) -> BuildOptions:
         """The options that the environment asks for. Raises KnobError for a value that makes no sense."""
-        return cls(numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get(), fast=knobs.FAST.get() == "1")
+        return cls(
+            numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get(), fast=not knobs.is_plain("products")
+        )
 
     @property
     def is_fast(self) -> bool:

@@ -1,7 +1,7 @@
 """Decode attention in C++ (decode_attention.cc): compiled where there is a compiler, else done without.
 
 The compiler, its flags and the cache folder are those of the virtual NPU's programs; so is the number of
-threads. AERIE_HOST_CODE=numpy turns it off.
+threads. AERIE_PLAIN=host_code turns it off.
 """
 
 from __future__ import annotations
@@ -21,17 +21,9 @@ from runtime import HostCode, HostWork
 from virtual_npu import VirtualNpuError
 from virtual_npu.errors import KnobError
 from virtual_npu.host_code import load_host_code
-from virtual_npu.knobs import Knob
+from virtual_npu.knobs import PLAIN, is_plain
 
 SOURCE = Path(__file__).parent / "decode_attention.cc"
-
-HOST_CODE = Knob(
-    "AERIE_HOST_CODE",
-    "native",
-    "decode attention on the CPU: native (C++, compiled once) or numpy",
-    "native or numpy",
-    {"native", "numpy"}.__contains__,
-)
 
 ELEMENTS = 32
 """A head's width must be a multiple of this: of two of the widest vectors."""
@@ -142,7 +134,7 @@ class NativeAttention:
 
 def native_attention() -> NativeAttention | None:
     """The C++ form, or None where it is not wanted or cannot be had. Compiled at the first call."""
-    if HOST_CODE.get() != "native":
+    if is_plain("host_code"):
         return None
     found = _load()
     return found if isinstance(found, NativeAttention) else None
@@ -151,11 +143,11 @@ def native_attention() -> NativeAttention | None:
 def prepare_native() -> str:
     """Compile, so that no token waits for it; a line to tell the user, or "". UserError for a bad knob."""
     try:
-        wanted = HOST_CODE.get() == "native"
+        is_wanted = not is_plain("host_code")
     except KnobError as error:
         raise UserError(str(error)) from None
-    if not wanted:
-        return f"decode attention: numpy ({HOST_CODE.name} asks for it)"
+    if not is_wanted:
+        return f"decode attention: numpy ({PLAIN.name} asks for it)"
     found = _load()
     return found if isinstance(found, str) else ""
 

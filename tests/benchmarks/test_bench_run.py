@@ -216,13 +216,13 @@ def test_knobs_are_told_and_folders_are_not(monkeypatch):
         monkeypatch.delenv(name)
     assert bench.knobs_set() == {}
     for name, value in {
-        "VNPU_FAST": "0",
+        "VNPU_OPT": "0",
         "VNPU_CACHE": "/home/me",
         "AERIE_NPU_LOCK": "/home/me/lock",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AERIE_HOST_CODE", "")
-    assert bench.knobs_set() == {"VNPU_FAST": "0"}
+    monkeypatch.setenv("AERIE_PLAIN", "")
+    assert bench.knobs_set() == {"VNPU_OPT": "0"}
 
 
 def test_files_that_no_tensor_is_in_are_not_weighed(tiny, tmp_path):

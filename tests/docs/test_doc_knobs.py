@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, table
 
-from virtual_npu.knobs import Knob
+from virtual_npu.knobs import PLAIN_PARTS, Knob
 
 PAGE = "usage.md"
 PROJECT = DOCS.parent
@@ -31,19 +31,12 @@ OF_OTHERS = {
 """Environment variables that are not ours, and who looks at each."""
 
 BOTH_WAYS = {
-    "VNPU_FAST": ("tests/virtual_npu/test_vnpu_products.py", "tests/llama32_1b/test_bit_identities.py"),
-    "AERIE_SHARE_BUFFERS": (
-        "tests/runtime/test_shared_buffers.py",
-        "tests/llama32_1b/test_bit_identities.py",
-    ),
-    "AERIE_BATCH_CALLS": (
-        "tests/runtime/test_recording.py",
-        "tests/llama32_1b/test_bit_identities.py",
-    ),
-    "AERIE_HOST_CODE": ("tests/llama32_1b/test_decode_attention.py",),
-    "VNPU_THREADS": ("tests/llama32_1b/test_bit_identities.py",),
+    "products": ("tests/virtual_npu/test_vnpu_products.py", "tests/llama32_1b/test_bit_identities.py"),
+    "buffers": ("tests/runtime/test_shared_buffers.py", "tests/llama32_1b/test_bit_identities.py"),
+    "calls": ("tests/runtime/test_recording.py", "tests/llama32_1b/test_bit_identities.py"),
+    "host_code": ("tests/llama32_1b/test_decode_attention.py", "tests/llama32_1b/test_bit_identities.py"),
 }
-"""Knobs of what is done faster, with the tests that compare the results with and without."""
+"""Parts that AERIE_PLAIN names, with the tests that compare the results with and without."""
 
 CHANGES_SOMETHING_ELSE = {
     "VNPU_STRICT", "VNPU_CXX", "VNPU_MARCH", "VNPU_OPT", "VNPU_KEEP", "VNPU_CACHE", "VNPU_NUMERICS",
@@ -108,10 +101,13 @@ def cpp_sources(folder: Path) -> Iterator[Path]:
 
 
 def test_every_fast_path_is_tested_both_ways(knobs: dict[str, Knob]) -> None:
-    """A new knob has to be put into one of the two tables above, and its tests have to set it."""
-    assert BOTH_WAYS.keys() | CHANGES_SOMETHING_ELSE == knobs.keys()
-    for name, files in BOTH_WAYS.items():
+    """A new knob, or part of AERIE_PLAIN, has to be put into a table above, and its tests have to set it."""
+    assert {*CHANGES_SOMETHING_ELSE, "AERIE_PLAIN", "VNPU_THREADS"} == knobs.keys()
+    assert BOTH_WAYS.keys() == set(PLAIN_PARTS)
+    assert [part for part, _, _ in table(PAGE, "part", "the plain way", "otherwise")] == list(PLAIN_PARTS)
+    for part, files in BOTH_WAYS.items():
         for file in files:
-            assert re.search(rf'"{name}": "|"{name}",|{name}="', (PROJECT / file).read_text()), (
-                f"{file} says nothing of {name}"
-            )
+            text = (PROJECT / file).read_text()
+            assert "AERIE_PLAIN" in text, f"{file} says nothing of AERIE_PLAIN"
+            assert re.search(rf'"{part}"', text), f"{file} says nothing of {part}"
+    assert '"VNPU_THREADS": "' in (PROJECT / "tests/llama32_1b/test_bit_identities.py").read_text()

@@ -26,10 +26,10 @@ from runtime import Profiler, select_backend
 SAME_BITS = {
     "one thread": {"VNPU_THREADS": "1"},
     "three threads": {"VNPU_THREADS": "3"},
-    "buffers apart": {"AERIE_SHARE_BUFFERS": "0"},
-    "calls one by one": {"AERIE_BATCH_CALLS": "0"},
+    "buffers apart": {"AERIE_PLAIN": "buffers"},
+    "calls one by one": {"AERIE_PLAIN": "calls"},
     "strict memory": {"VNPU_STRICT": "1"},
-    "strict memory, buffers apart": {"VNPU_STRICT": "1", "AERIE_SHARE_BUFFERS": "0"},
+    "strict memory, buffers apart": {"VNPU_STRICT": "1", "AERIE_PLAIN": "buffers"},
 }
 
 
@@ -139,7 +139,7 @@ def check_as_near_to_exact(case, other):
 
 def check_no_fast_paths(case):
     """Compiled for fewer tokens: padding changes nothing, and every block is made one by one."""
-    other = case.run(64, VNPU_FAST="0")
+    other = case.run(64, AERIE_PLAIN="products")
     assert bits(other) != bits(case.expected)
     check_as_near_to_exact(case, other)
 
@@ -162,10 +162,10 @@ def prompt_bits(arrays, prompt_tokens, steps):
 
 def check_attention_in_numpy(case):
     """Only what it makes may differ, and that by the order of sums."""
-    with environment({"AERIE_HOST_CODE": "numpy"}):
+    with environment({"AERIE_PLAIN": "host_code"}):
         assert native_attention() is None
     assert native_attention() is not None
-    other = case.run(case.seq_len, AERIE_HOST_CODE="numpy")
+    other = case.run(case.seq_len, AERIE_PLAIN="host_code")
     check_as_near_to_exact(case, other)
     sizes = len(case.prompt), len(case.tokens)
     assert prompt_bits(other, *sizes) == prompt_bits(case.expected, *sizes)

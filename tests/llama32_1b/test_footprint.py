@@ -51,7 +51,7 @@ def test_full_size():
 def test_without_sharing_and_in_strict_memory(monkeypatch):
     shared = footprint(LLAMA_3_2_1B, 2048)
     assert footprint(LLAMA_3_2_1B, 2048, copies=2).weights == 2 * shared.weights
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "0")
+    monkeypatch.setenv("AERIE_PLAIN", "buffers")
     apart = footprint(LLAMA_3_2_1B, 2048)
     assert apart.weights > 1.7 * shared.weights
     assert apart.activations > 10 * shared.activations
@@ -107,7 +107,7 @@ def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
     assert synthesise([str(tmp_path / "one"), "--layers", "1"]) == 0
     shared = check_measured(tmp_path / "one", tmp_path / "cache")
     assert shared > 100 * MIB
-    assert check_measured(tmp_path / "one", tmp_path / "cache", AERIE_SHARE_BUFFERS="0") > 1.15 * shared
+    assert check_measured(tmp_path / "one", tmp_path / "cache", AERIE_PLAIN="buffers") > 1.15 * shared
     assert shared < check_measured(tmp_path / "one", tmp_path / "cache", VNPU_STRICT="1") < 2 * shared
 
 
@@ -149,8 +149,8 @@ def test_no_advice_that_does_not_help(have):
 
 def test_what_makes_buffers_large_is_named(have, monkeypatch):
     have(3 << 30)
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "0")
-    with pytest.raises(TooLittleMemoryError, match="unset AERIE_SHARE_BUFFERS, unset VNPU_STRICT, take a sm"):
+    monkeypatch.setenv("AERIE_PLAIN", "buffers")
+    with pytest.raises(TooLittleMemoryError, match="unset AERIE_PLAIN, unset VNPU_STRICT, take a sm"):
         check_memory(LLAMA_3_2_1B, 2048, copies=2)
 
 

@@ -9,6 +9,7 @@ from runtime import BackendError, select_backend
 from runtime import backend as backend_module
 from runtime.npu.toolchain import NpuToolchain
 from runtime.toolchain import VirtualToolchain
+from virtual_npu.knobs import PLAIN, is_plain
 
 
 @pytest.fixture
@@ -29,6 +30,36 @@ def no_tools(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("PEANO_INSTALL_DIR", raising=False)
     monkeypatch.delenv("MLIR_AIE_INSTALL_DIR", raising=False)
+
+
+@pytest.mark.parametrize("value", ["fast", "1", "calls,", "calls buffers", "All"])
+def test_parts_that_have_no_plain_way(monkeypatch, value):
+    monkeypatch.setenv("AERIE_PLAIN", value)
+    with pytest.raises(BackendError) as told:
+        select_backend("virtual")
+    assert str(told.value) == (
+        f"AERIE_PLAIN='{value}' cannot be used: give some of products, calls, buffers, host_code with commas "
+        "between, or all; or unset it"
+    )
+
+
+@pytest.mark.parametrize("choice", ["virtual", "npu"])
+@pytest.mark.parametrize(("old", "part"), PLAIN.replaces)
+def test_a_variable_that_aerie_plain_has_replaced(monkeypatch, pyxrt, npu_tools, choice, old, part):
+    monkeypatch.setenv(old, "0")
+    with pytest.raises(
+        BackendError, match=f"^{old} is not read any more: AERIE_PLAIN={part} does .*; unset {old}$"
+    ):
+        select_backend(choice)
+
+
+@pytest.mark.parametrize("value", ["calls", "buffers, calls", "all"])
+def test_parts_that_are_done_the_plain_way(monkeypatch, value):
+    monkeypatch.setenv("AERIE_PLAIN", value)
+    select_backend("virtual")
+    assert is_plain("calls")
+    assert is_plain("buffers") is (value != "calls")
+    assert is_plain("products") is (value == "all")
 
 
 def test_virtual():

@@ -146,12 +146,12 @@ SHARING = {("one", "w"): "w", ("two", "w"): "w", ("one", "y"): "between", ("two"
 
 
 @pytest.mark.parametrize(
-    ("share", "copies", "expected"),
-    [("1", 1, BufferBytes(128 + 2 * 8, 5 * 64)), ("0", 1, BufferBytes(2 * 136, 6 * 64)),
-     ("0", 2, BufferBytes(4 * 136, 10 * 64))],
+    ("plain", "copies", "expected"),
+    [("", 1, BufferBytes(128 + 2 * 8, 5 * 64)), ("buffers", 1, BufferBytes(2 * 136, 6 * 64)),
+     ("all", 2, BufferBytes(4 * 136, 10 * 64))],
 )  # fmt: skip
-def test_what_buffers_take(monkeypatch, share, copies, expected):
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", share)
+def test_what_buffers_take(monkeypatch, plain, copies, expected):
+    monkeypatch.setenv("AERIE_PLAIN", plain)
     assert buffer_bytes(SETS, SHARING, copies) == expected
 
 
@@ -175,8 +175,8 @@ def test_what_is_made_is_what_was_counted(open_cache, program, monkeypatch):
 
 def test_ways_to_save(monkeypatch):
     assert ways_to_save() == []
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "0")
-    assert ways_to_save(copies=2) == ["unset AERIE_SHARE_BUFFERS", "unset VNPU_STRICT"]
+    monkeypatch.setenv("AERIE_PLAIN", "buffers")
+    assert ways_to_save(copies=2) == ["unset AERIE_PLAIN", "unset VNPU_STRICT"]
 
 
 @pytest.mark.parametrize(("nbytes", "words"), [(3 << 29, "1.5 GiB"), (900 << 20, "900 MiB")])

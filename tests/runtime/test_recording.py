@@ -77,10 +77,10 @@ def fake_library():
 
 MODES = {
     "native": {},
-    "apart": {"AERIE_SHARE_BUFFERS": "0"},
-    "one by one": {"AERIE_BATCH_CALLS": "0"},
+    "apart": {"AERIE_PLAIN": "buffers"},
+    "one by one": {"AERIE_PLAIN": "calls"},
     "strict": {"VNPU_STRICT": "1"},
-    "strict apart": {"VNPU_STRICT": "1", "AERIE_SHARE_BUFFERS": "0"},
+    "strict apart": {"VNPU_STRICT": "1", "AERIE_PLAIN": "buffers"},
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kernel_builder.arguments import Argument, ArgumentTable, Role
 from kernel_builder.dtypes import f32
-from runtime import ArrayError, BackendError, Profiler, select_backend
+from runtime import ArrayError, Profiler
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.full((4, 8), 2, np.float32)
@@ -21,9 +21,9 @@ SHARING = {
 }
 
 
-@pytest.fixture(params=["1", "0"], ids=["shared", "apart"])
+@pytest.fixture(params=["", "buffers"], ids=["shared", "apart"])
 def knob(request, monkeypatch):
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", request.param)
+    monkeypatch.setenv("AERIE_PLAIN", request.param)
     return request.param
 
 
@@ -47,7 +47,7 @@ def test_the_next_program_reads_what_the_first_made(strict, sharing_cache):
 
 
 def test_what_is_lent_through_one_set_the_other_takes_over(strict, monkeypatch, sharing_cache):
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "1")
+    monkeypatch.delenv("AERIE_PLAIN", raising=False)
     sharing_cache.preload("scale", "first", w=W)
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
     for factor in (3, 5):
@@ -58,13 +58,13 @@ def test_what_is_lent_through_one_set_the_other_takes_over(strict, monkeypatch, 
 
 def test_nothing_of_it_passes_through_the_host(knob, sharing_cache):
     sharing_cache.preload("scale", "first", w=W)
-    if knob == "0":
+    if knob == "buffers":
         sharing_cache.preload("scale", "second", w=W)
     sharing_cache.run("scale", bo_key="first", x=X)
     sharing_cache.run("scale", bo_key="second", x=X)
     sharing_cache.profiler.reset()
     pass_through(sharing_cache, x=X)
-    transfers = {"1": 2, "0": 4}[knob]  # x in and y out; without sharing also what is between them
+    transfers = {"": 2, "buffers": 4}[knob]  # x in and y out; without sharing also what is between them
     assert sharing_cache.profiler.moved == transfers * X.nbytes
 
 
@@ -138,7 +138,7 @@ def test_a_shared_weight_is_filled_once(knob, strict, sharing_cache):
         missing = sharing_cache.unfilled("scale", bo_key=bo_key)
         sharing_cache.preload("scale", bo_key, **dict.fromkeys(missing, fill))
         assert sharing_cache.unfilled("scale", bo_key=bo_key) == []
-    assert filled == [(4, 8)] * {"1": 1, "0": 2}[knob]
+    assert filled == [(4, 8)] * {"": 1, "buffers": 2}[knob]
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
 
 
@@ -152,9 +152,3 @@ def test_a_weight_that_could_not_be_filled_is_not_taken_for_one(sharing_cache):
     assert sharing_cache.unfilled("scale", bo_key="second") == ["w"]
     with pytest.raises(ArrayError, match="w never written"):
         sharing_cache.run("scale", bo_key="first", x=X)
-
-
-def test_a_knob_that_makes_no_sense(monkeypatch):
-    monkeypatch.setenv("AERIE_SHARE_BUFFERS", "yes")
-    with pytest.raises(BackendError, match="AERIE_SHARE_BUFFERS='yes' cannot be used: give 0 or 1"):
-        select_backend("virtual")
