@@ -115,7 +115,7 @@ test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, t
 report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
 	@$(PY) -m board report
 
-lint: $(TEST) ## ruff, mypy --strict, and the order of the rooms
+lint: $(TEST) ## ruff, mypy --strict, the order of the rooms, no circles inside them
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy

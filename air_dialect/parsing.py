@@ -30,8 +30,7 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from air_dialect.assembly import RESULT_SEGMENTS, SEGMENTS
 from air_dialect.ops import AIR
-from air_dialect.schedules import TRANSFORM
-from air_dialect.upstream import BUILTIN, DIALECTS
+from air_dialect.upstream.dialects import DIALECTS
 from air_dialect.verification import AirParseError, location, one_line, verify
 
 
@@ -57,7 +56,7 @@ def _unknown_attribute(name: str) -> type[Attribute]:
 def context() -> Context:
     """A fresh context with the AIR dialect and every upstream dialect an AIR program uses."""
     ctx = _Context()
-    for dialect in (BUILTIN, AIR, TRANSFORM, *DIALECTS):
+    for dialect in (AIR, *DIALECTS):
         ctx.load_dialect(dialect)
     return ctx
 

@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.attributes import AttributePrinter
-from air_dialect.upstream import ADDED
+from air_dialect.upstream.dialects import ADDED
 
 _NUMBERING = re.compile(r"(_\d+)+$")
 

@@ -15,7 +15,8 @@ from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
 from xdsl.ir import Attribute, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
-from air_dialect import upstream_arith, upstream_vector
+from air_dialect.upstream import arith as upstream_arith
+from air_dialect.upstream import vector as upstream_vector
 from kernel_builder.buffers import element_type
 from kernel_builder.dtypes import DType, i1
 from kernel_builder.errors import DslError

@@ -16,7 +16,7 @@ from xdsl.ir import Operation, SSAValue, Use
 from xdsl.traits import SymbolTable
 
 from air_dialect.ops import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp, HierarchyOp
-from air_dialect.upstream_memref import ReshapeOp, TransposeOp
+from air_dialect.upstream.memref import ReshapeOp, TransposeOp
 from multi_launch_builder.submodule import SubModule
 
 READ = "read"

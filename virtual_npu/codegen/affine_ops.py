@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerType
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
-from air_dialect.upstream_affine_linear import DelinearizeIndexOp, LinearizeIndexOp
+from air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
 from virtual_npu.codegen import affine_text, arith, types
 from virtual_npu.codegen.body import Body, Scalar, emits, grouped, plus, times, unsupported
 from virtual_npu.codegen.gathers import combined

@@ -8,8 +8,8 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.upstream_assembly import ATOMIC_KINDS
-from air_dialect.upstream_memref_access import AtomicRMWOp
+from air_dialect.upstream.assembly import ATOMIC_KINDS
+from air_dialect.upstream.memref import AtomicRMWOp
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, Scalar, emits, plus
 from virtual_npu.codegen.vector import shape_of

@@ -10,7 +10,7 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
-from air_dialect import upstream_linalg_named
+from air_dialect.upstream import linalg_named
 from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
 from virtual_npu.codegen.intervals import of_expression
@@ -19,7 +19,7 @@ from virtual_npu.codegen.memory import access, address, whole
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
     "linalg.log", "linalg.sqrt", "linalg.select", "linalg.reduce", "linalg.map", "linalg.quantized_matmul",
-    *(op.name for op in upstream_linalg_named.OPERATIONS),
+    *(op.name for op in linalg_named.OPERATIONS),
 ]  # fmt: skip
 
 

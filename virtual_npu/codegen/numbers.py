@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.dialects.builtin import IntegerAttr, VectorType
 from xdsl.ir import Operation
 
-from air_dialect.upstream_math import PREDICATES
+from air_dialect.upstream.index import PREDICATES
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, Scalar, attribute, emits
 

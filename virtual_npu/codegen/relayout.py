@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation
 
-from air_dialect.upstream_pack import PackOp, UnpackOp
+from air_dialect.upstream.linalg import PackOp, UnpackOp
 from virtual_npu.codegen import memory
 from virtual_npu.codegen.body import Body, MemRef, emits, grouped, times, unsupported
 from virtual_npu.codegen.memory import address

@@ -11,7 +11,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr
 
 from air_dialect.ops import HerdOp, HierarchyOp, SegmentOp
-from air_dialect.upstream_scf import ForallOp
+from air_dialect.upstream.scf import ForallOp
 from virtual_npu.static.values import constant, origin
 
 Bound = SSAValue | int | None

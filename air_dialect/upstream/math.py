@@ -1,4 +1,4 @@
-"""What MLIR's arith, math and index dialects have and xDSL lacks."""
+"""What MLIR's math dialect has and xDSL lacks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from typing_extensions import Self
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     AnyFloat,
-    BoolAttr,
-    IndexType,
-    IntegerAttr,
-    IntegerType,
     TensorType,
     VectorType,
     i1,
-    i64,
 )
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
-    prop_def,
     result_def,
     traits_def,
 )
@@ -33,10 +27,6 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream_arith import IndexConversionOp
-from air_dialect.upstream_index import BinaryOp
-
-# ------------------------------------------------------------------------------------------ math
 
 
 def _like(type_: Attribute, element: Attribute) -> Attribute:
@@ -204,152 +194,6 @@ class ClampFOp(IRDLOperation):
         printer.print_attribute(self.value.type)
 
 
-# ----------------------------------------------------------------------------------------- index
-
-
-@irdl_op_definition
-class AndOp(BinaryOp):
-    """Bitwise and."""
-
-    name = "index.and"
-
-
-@irdl_op_definition
-class OrOp(BinaryOp):
-    """Bitwise or."""
-
-    name = "index.or"
-
-
-@irdl_op_definition
-class XOrOp(BinaryOp):
-    """Bitwise exclusive or."""
-
-    name = "index.xor"
-
-
-@irdl_op_definition
-class ShlOp(BinaryOp):
-    """Shift to the left."""
-
-    name = "index.shl"
-
-
-@irdl_op_definition
-class ShrSOp(BinaryOp):
-    """Shift to the right that keeps the sign."""
-
-    name = "index.shrs"
-
-
-@irdl_op_definition
-class ShrUOp(BinaryOp):
-    """Shift to the right that brings in zeros."""
-
-    name = "index.shru"
-
-
-@irdl_op_definition
-class MaxUOp(BinaryOp):
-    """The larger of two unsigned values."""
-
-    name = "index.maxu"
-
-
-@irdl_op_definition
-class MinUOp(BinaryOp):
-    """The smaller of two unsigned values."""
-
-    name = "index.minu"
-
-
-@irdl_op_definition
-class CeilDivUOp(BinaryOp):
-    """Unsigned division, rounded up."""
-
-    name = "index.ceildivu"
-
-
-@irdl_op_definition
-class SizeOfOp(IRDLOperation):
-    """`index.sizeof`: the bits of an index, 64 here."""
-
-    name = "index.sizeof"
-    result = result_def(IndexType)
-    traits = traits_def(Pure())
-    assembly_format = "attr-dict"
-
-
-@irdl_op_definition
-class BoolConstantOp(IRDLOperation):
-    """`index.bool.constant true`."""
-
-    name = "index.bool.constant"
-    value = prop_def(BoolAttr)
-    result = result_def(i1)
-    traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        value = BoolAttr.from_bool(parser.parse_boolean())
-        return cls.create(
-            result_types=[i1], properties={"value": value}, attributes=parser.parse_optional_attr_dict()
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" true" if self.value.value.data else " false")
-        printer.print_op_attributes(self.attributes)
-
-
-PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
-
-
-@irdl_op_definition
-class CmpOp(IRDLOperation):
-    """`index.cmp slt(%a, %b)`; the predicates are those of arith.cmpi."""
-
-    name = "index.cmp"
-    pred = prop_def(IntegerAttr[IntegerType])
-    lhs = operand_def(IndexType)
-    rhs = operand_def(IndexType)
-    result = result_def(i1)
-    traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        start = parser.pos
-        word = parser.parse_identifier()
-        if word not in PREDICATES:
-            parser.raise_error(f"no comparison is called {word}: write one of {', '.join(PREDICATES)}", start)
-        names = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
-        values: list[SSAValue] = [parser.resolve_operand(name, IndexType()) for name in names]
-        return cls.create(
-            operands=values,
-            result_types=[i1],
-            properties={"pred": IntegerAttr(PREDICATES.index(word), i64)},
-            attributes=parser.parse_optional_attr_dict(),
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {PREDICATES[self.pred.value.data]}(")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_string(")")
-        printer.print_op_attributes(self.attributes)
-
-
-# ----------------------------------------------------------------------------------------- arith
-
-
-@irdl_op_definition
-class IndexCastUIOp(IndexConversionOp):
-    """`arith.index_castui`: between index and an unsigned integer."""
-
-    name = "arith.index_castui"
-    input = operand_def()
-    result = result_def()
-    traits = traits_def(Pure())
-
-
 OPERATIONS: tuple[type[Operation], ...] = (
     ErfcOp,
     SinCosOp,
@@ -358,17 +202,4 @@ OPERATIONS: tuple[type[Operation], ...] = (
     IsNaNOp,
     IsNormalOp,
     ClampFOp,
-    AndOp,
-    OrOp,
-    XOrOp,
-    ShlOp,
-    ShrSOp,
-    ShrUOp,
-    MaxUOp,
-    MinUOp,
-    CeilDivUOp,
-    SizeOfOp,
-    BoolConstantOp,
-    CmpOp,
-    IndexCastUIOp,
 )

@@ -23,14 +23,14 @@ from xdsl.dialects.builtin import (
     i1,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_op_definition, traits_def
+from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, result_def, traits_def
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream_assembly import Conversion
+from air_dialect.upstream.assembly import Conversion
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")
 
@@ -346,6 +346,16 @@ class IndexCastOp(IndexConversionOp, arith.IndexCastOp):
     """`arith.index_cast`: between index and a signed integer."""
 
 
+@irdl_op_definition
+class IndexCastUIOp(IndexConversionOp):
+    """`arith.index_castui`: between index and an unsigned integer."""
+
+    name = "arith.index_castui"
+    input = operand_def()
+    result = result_def()
+    traits = traits_def(Pure())
+
+
 # ---------------------------------------------------------------------------------------- arithmetic
 
 
@@ -372,4 +382,5 @@ OPERATIONS: tuple[type[Operation], ...] = (
     UIToFPOp,
     IndexCastOp,
     RemfOp,
+    IndexCastUIOp,
 )

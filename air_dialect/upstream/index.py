@@ -1,11 +1,11 @@
-"""The basics of MLIR's index dialect, which xDSL does not have."""
+"""MLIR's index dialect, which xDSL does not have."""
 
 from __future__ import annotations
 
 from abc import ABC
 
 from typing_extensions import Self
-from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType
+from xdsl.dialects.builtin import BoolAttr, IndexType, IntegerAttr, IntegerType, i1, i64
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
 from xdsl.parser import Parser
@@ -152,6 +152,136 @@ class CastUOp(CastOp):
     name = "index.castu"
 
 
+@irdl_op_definition
+class AndOp(BinaryOp):
+    """Bitwise and."""
+
+    name = "index.and"
+
+
+@irdl_op_definition
+class OrOp(BinaryOp):
+    """Bitwise or."""
+
+    name = "index.or"
+
+
+@irdl_op_definition
+class XOrOp(BinaryOp):
+    """Bitwise exclusive or."""
+
+    name = "index.xor"
+
+
+@irdl_op_definition
+class ShlOp(BinaryOp):
+    """Shift to the left."""
+
+    name = "index.shl"
+
+
+@irdl_op_definition
+class ShrSOp(BinaryOp):
+    """Shift to the right that keeps the sign."""
+
+    name = "index.shrs"
+
+
+@irdl_op_definition
+class ShrUOp(BinaryOp):
+    """Shift to the right that brings in zeros."""
+
+    name = "index.shru"
+
+
+@irdl_op_definition
+class MaxUOp(BinaryOp):
+    """The larger of two unsigned values."""
+
+    name = "index.maxu"
+
+
+@irdl_op_definition
+class MinUOp(BinaryOp):
+    """The smaller of two unsigned values."""
+
+    name = "index.minu"
+
+
+@irdl_op_definition
+class CeilDivUOp(BinaryOp):
+    """Unsigned division, rounded up."""
+
+    name = "index.ceildivu"
+
+
+@irdl_op_definition
+class SizeOfOp(IRDLOperation):
+    """`index.sizeof`: the bits of an index, 64 here."""
+
+    name = "index.sizeof"
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class BoolConstantOp(IRDLOperation):
+    """`index.bool.constant true`."""
+
+    name = "index.bool.constant"
+    value = prop_def(BoolAttr)
+    result = result_def(i1)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        value = BoolAttr.from_bool(parser.parse_boolean())
+        return cls.create(
+            result_types=[i1], properties={"value": value}, attributes=parser.parse_optional_attr_dict()
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" true" if self.value.value.data else " false")
+        printer.print_op_attributes(self.attributes)
+
+
+PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
+
+
+@irdl_op_definition
+class CmpOp(IRDLOperation):
+    """`index.cmp slt(%a, %b)`; the predicates are those of arith.cmpi."""
+
+    name = "index.cmp"
+    pred = prop_def(IntegerAttr[IntegerType])
+    lhs = operand_def(IndexType)
+    rhs = operand_def(IndexType)
+    result = result_def(i1)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        start = parser.pos
+        word = parser.parse_identifier()
+        if word not in PREDICATES:
+            parser.raise_error(f"no comparison is called {word}: write one of {', '.join(PREDICATES)}", start)
+        names = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
+        values: list[SSAValue] = [parser.resolve_operand(name, IndexType()) for name in names]
+        return cls.create(
+            operands=values,
+            result_types=[i1],
+            properties={"pred": IntegerAttr(PREDICATES.index(word), i64)},
+            attributes=parser.parse_optional_attr_dict(),
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {PREDICATES[self.pred.value.data]}(")
+        printer.print_list(self.operands, printer.print_operand)
+        printer.print_string(")")
+        printer.print_op_attributes(self.attributes)
+
+
 OPERATIONS: tuple[type[Operation], ...] = (
     ConstantOp,
     AddOp,
@@ -167,4 +297,16 @@ OPERATIONS: tuple[type[Operation], ...] = (
     MinSOp,
     CastSOp,
     CastUOp,
+    AndOp,
+    OrOp,
+    XOrOp,
+    ShlOp,
+    ShrSOp,
+    ShrUOp,
+    MaxUOp,
+    MinUOp,
+    CeilDivUOp,
+    SizeOfOp,
+    BoolConstantOp,
+    CmpOp,
 )

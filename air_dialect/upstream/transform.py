@@ -11,7 +11,7 @@ import re
 
 from typing_extensions import Self
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Dialect
+from xdsl.ir import Operation
 from xdsl.irdl import IRDLOperation, irdl_op_definition, prop_def, traits_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
@@ -70,4 +70,4 @@ def _end_of_parameters(source: str, position: int) -> int:
     return position
 
 
-TRANSFORM = Dialect("transform", [NamedSequenceOp])
+OPERATIONS: tuple[type[Operation], ...] = (NamedSequenceOp,)

@@ -42,7 +42,7 @@ from xdsl.traits import (
     ensure_terminator,
 )
 
-from air_dialect.upstream_assembly import (
+from air_dialect.upstream.assembly import (
     index_arguments,
     index_operands,
     optional_result_types,

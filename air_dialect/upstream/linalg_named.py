@@ -37,9 +37,9 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect import upstream_arith
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream_linalg import TypeFnAttr, shape_of
+from air_dialect.upstream import arith as upstream_arith
+from air_dialect.upstream.linalg import TypeFnAttr, shape_of
 
 Scalars = Sequence[SSAValue]
 """The elements of the operands at one point of the loops, the output's last."""

@@ -1,0 +1,992 @@
+"""Operations of MLIR's vector dialect that xDSL lacks, in upstream assembly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    ArrayAttr,
+    BoolAttr,
+    DenseArrayBase,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+    MemRefType,
+    StringAttr,
+    VectorType,
+    i1,
+    i64,
+)
+from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
+from xdsl.ir import Attribute, Data, Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr, AffineMap
+from xdsl.irdl import (
+    AnyAttr,
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    ParsePropInAttrDict,
+    VarConstraint,
+    base,
+    irdl_attr_definition,
+    irdl_op_definition,
+    lazy_traits_def,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import AttrParser, Parser
+from xdsl.printer import Printer
+from xdsl.traits import (
+    HasParent,
+    IsTerminator,
+    MemoryReadEffect,
+    MemoryWriteEffect,
+    NoTerminator,
+    Pure,
+    RecursiveMemoryEffect,
+)
+from xdsl.utils.exceptions import VerifyException
+
+from air_dialect.attributes import attribute_text
+from air_dialect.upstream.assembly import optional_result_types
+
+ITERATORS = ("parallel", "reduction")
+ADD = CombiningKindAttr(CombiningKindFlag.ADD)
+
+
+def vector_shape(value: SSAValue) -> tuple[int, ...]:
+    """The shape of a vector, () for a scalar."""
+    return value.type.get_shape() if isinstance(value.type, VectorType) else ()
+
+
+def element_type(value: SSAValue) -> Attribute:
+    """The element type of a vector, the type itself for a scalar."""
+    return value.type.element_type if isinstance(value.type, VectorType) else value.type
+
+
+@irdl_attr_definition
+class IteratorTypeAttr(Data[str]):
+    """`#vector.iterator_type<parallel>`: how the generic form of `vector.contract` names an iterator."""
+
+    name = "vector.iterator_type"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> str:
+        with parser.in_angle_brackets():
+            word = parser.parse_identifier()
+        if word not in ITERATORS:
+            parser.raise_error(f"#vector.iterator_type<{word}>: write one of {', '.join(ITERATORS)}")
+        return word
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.data}>")
+
+    def as_string(self) -> StringAttr:
+        """The iterator type as the custom form names it."""
+        return StringAttr(self.data)
+
+
+@irdl_op_definition
+class ContractOp(IRDLOperation):
+    """`vector.contract {indexing_maps, iterator_types, kind} %a, %b, %acc : A, B into C`.
+
+    A sum of products over the reduction iterators, added to `acc`. `iterator_types` holds "parallel"
+    and "reduction"; each indexing map (a projected permutation) says which iterators a side's
+    dimensions follow.
+    """
+
+    name = "vector.contract"
+    lhs = operand_def(VectorType)
+    rhs = operand_def(VectorType)
+    acc = operand_def()
+    result = result_def()
+    indexing_maps = prop_def(ArrayAttr[AffineMapAttr])
+    iterator_types = prop_def(ArrayAttr[StringAttr])
+    kind = opt_prop_def(CombiningKindAttr)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        lhs: SSAValue | Operation,
+        rhs: SSAValue | Operation,
+        acc: SSAValue | Operation,
+        indexing_maps: Sequence[AffineMap],
+        iterator_types: Sequence[str],
+        kind: CombiningKindAttr = ADD,
+    ) -> None:
+        super().__init__(
+            operands=[lhs, rhs, acc],
+            result_types=[SSAValue.get(acc).type],
+            properties={
+                "indexing_maps": ArrayAttr(AffineMapAttr(affine_map) for affine_map in indexing_maps),
+                "iterator_types": ArrayAttr(StringAttr(kind_) for kind_ in iterator_types),
+                "kind": kind,
+            },
+        )
+
+    @classmethod
+    def create(cls, *, properties: Mapping[str, Attribute] = MappingProxyType({}), **others: Any) -> Self:
+        """Build from parts; iterator types of the generic form, `#vector.iterator_type`, become strings."""
+        iterators = properties.get("iterator_types")
+        if isinstance(iterators, ArrayAttr):
+            words = [it.as_string() if isinstance(it, IteratorTypeAttr) else it for it in iterators]
+            properties = {**properties, "iterator_types": ArrayAttr(words)}
+        return super().create(properties=properties, **others)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        start = parser.pos
+        attributes = parser.parse_optional_attr_dict()
+        operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        trailing = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        position = parser.pos
+        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+        parser.parse_keyword("into")
+        types.append(parser.parse_type())
+        own = {"indexing_maps", "iterator_types", "kind"}
+        missing = sorted({"indexing_maps", "iterator_types"} - attributes.keys())
+        if missing:
+            parser.raise_error(
+                f"vector.contract lacks {' and '.join(missing)} in its attribute dictionary", start
+            )
+        return cls.create(
+            operands=parser.resolve_operands(operands, types, position),
+            result_types=[types[-1]],
+            properties={"kind": ADD, **{key: attributes[key] for key in own & attributes.keys()}},
+            attributes={**{key: attributes[key] for key in attributes.keys() - own}, **trailing},
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        kind = self.kind or ADD
+        printer.print_attr_dict(
+            {"indexing_maps": self.indexing_maps, "iterator_types": self.iterator_types, "kind": kind}
+        )
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_operand)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_list([self.lhs.type, self.rhs.type], printer.print_attribute)
+        printer.print_string(" into ")
+        printer.print_attribute(self.acc.type)
+
+    def verify_(self) -> None:
+        maps = [attribute.data for attribute in self.indexing_maps]
+        if len(maps) != 3:
+            raise VerifyException(f"vector.contract needs 3 indexing maps (lhs, rhs, acc), got {len(maps)}")
+        extents: dict[int, int] = {}
+        for side, affine_map, value in zip(("lhs", "rhs", "acc"), maps, self.operands, strict=True):
+            shape = vector_shape(value)
+            if affine_map.num_dims != len(self.iterator_types) or len(affine_map.results) != len(shape):
+                raise VerifyException(
+                    f"vector.contract {side} has shape {list(shape)}, {len(self.iterator_types)} iterators "
+                    f"and map {affine_map}: write one dimension per iterator, one result per vector dimension"
+                )
+            for expr, extent in zip(affine_map.results, shape, strict=True):
+                if not isinstance(expr, AffineDimExpr):
+                    raise VerifyException(
+                        f"vector.contract {side} map {affine_map} is no projected permutation"
+                    )
+                if extents.setdefault(expr.position, extent) != extent:
+                    raise VerifyException(
+                        f"vector.contract {side} gives iterator d{expr.position} extent {extent}, another "
+                        f"side {extents[expr.position]}: they must agree"
+                    )
+
+
+@irdl_op_definition
+class TransposeOp(IRDLOperation):
+    """`vector.transpose %v, [1, 0] : vector<2x3xf32> to vector<3x2xf32>`."""
+
+    name = "vector.transpose"
+    vector = operand_def(VectorType)
+    permutation = prop_def(DenseArrayBase.constr(i64))
+    result = result_def(VectorType)
+    irdl_options = (ParsePropInAttrDict(),)
+    traits = traits_def(Pure())
+    assembly_format = "$vector `,` $permutation attr-dict `:` type($vector) `to` type($result)"
+
+    def __init__(self, vector: SSAValue | Operation, permutation: Sequence[int]) -> None:
+        source = SSAValue.get(vector, type=VectorType)
+        shape = source.type.get_shape()
+        super().__init__(
+            operands=[vector],
+            properties={"permutation": DenseArrayBase.from_list(i64, permutation)},
+            result_types=[VectorType(source.type.element_type, [shape[axis] for axis in permutation])],
+        )
+
+    def verify_(self) -> None:
+        shape, order = vector_shape(self.vector), self.permutation.get_values()
+        if sorted(order) != list(range(len(shape))):
+            raise VerifyException(
+                f"vector.transpose permutation {list(order)} is no permutation of 0..{len(shape) - 1}"
+            )
+        expected = tuple(shape[axis] for axis in order)
+        if vector_shape(self.result) != expected:
+            raise VerifyException(
+                f"vector.transpose of {list(shape)} by {list(order)} gives {list(expected)}, "
+                f"not {list(vector_shape(self.result))}"
+            )
+
+
+@irdl_op_definition
+class ShapeCastOp(IRDLOperation):
+    """`vector.shape_cast %v : vector<1x8xf32> to vector<8xf32>`: same elements, another shape."""
+
+    name = "vector.shape_cast"
+    source = operand_def(VectorType)
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+    assembly_format = "$source attr-dict `:` type($source) `to` type($result)"
+
+    def __init__(self, source: SSAValue | Operation, result_type: VectorType) -> None:
+        super().__init__(operands=[source], result_types=[result_type])
+
+    def verify_(self) -> None:
+        if element_type(self.source) != element_type(self.result) or prod(vector_shape(self.source)) != prod(
+            vector_shape(self.result)
+        ):
+            raise VerifyException(
+                f"vector.shape_cast from {self.source.type} to {self.result.type} changes the element type "
+                "or the number of elements"
+            )
+
+
+@irdl_op_definition
+class MultiDimReductionOp(IRDLOperation):
+    """`vector.multi_reduction <add>, %v, %acc [1] : vector<4x8xf32> to vector<4xf32>`."""
+
+    name = "vector.multi_reduction"
+    ACC: ClassVar = VarConstraint("ACC", AnyAttr())
+
+    source = operand_def(VectorType)
+    acc = operand_def(ACC)
+    kind = prop_def(CombiningKindAttr)
+    reduction_dims = prop_def(DenseArrayBase.constr(i64))
+    dest = result_def(ACC)
+    irdl_options = (ParsePropInAttrDict(),)
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$kind `,` $source `,` $acc attr-dict $reduction_dims `:` type($source) `to` type($dest)"
+    )
+
+    def __init__(
+        self,
+        source: SSAValue | Operation,
+        acc: SSAValue | Operation,
+        reduction_dims: Sequence[int],
+        kind: CombiningKindAttr = ADD,
+    ) -> None:
+        super().__init__(
+            operands=[source, acc],
+            properties={"kind": kind, "reduction_dims": DenseArrayBase.from_list(i64, reduction_dims)},
+            result_types=[SSAValue.get(acc).type],
+        )
+
+    def verify_(self) -> None:
+        shape, dims = vector_shape(self.source), self.reduction_dims.get_values()
+        kept = tuple(extent for axis, extent in enumerate(shape) if axis not in dims)
+        if vector_shape(self.dest) != kept:
+            raise VerifyException(
+                f"vector.multi_reduction of {list(shape)} over {list(dims)} gives {list(kept)}, "
+                f"not {list(vector_shape(self.dest))}"
+            )
+
+
+@irdl_op_definition
+class FromElementsOp(IRDLOperation):
+    """`vector.from_elements %a, %b : vector<2xf32>`: row-major."""
+
+    name = "vector.from_elements"
+    elements = var_operand_def()
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, elements: Sequence[SSAValue | Operation], result_type: VectorType) -> None:
+        super().__init__(operands=[elements], result_types=[result_type])
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        elements = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        start = parser.pos
+        result_type = parser.parse_type()
+        if not isinstance(result_type, VectorType):
+            parser.raise_error(f"vector.from_elements gives a vector, not {result_type}", start)
+        op = cls([parser.resolve_operand(value, result_type.element_type) for value in elements], result_type)
+        op.attributes.update(attributes)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.elements, printer.print_operand)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.result.type)
+
+    def verify_(self) -> None:
+        wanted = prod(vector_shape(self.result))
+        if len(self.elements) != wanted:
+            raise VerifyException(
+                f"vector.from_elements has {len(self.elements)} elements for {self.result.type}, which "
+                f"holds {wanted}"
+            )
+
+
+@irdl_op_definition
+class ExtractStridedSliceOp(IRDLOperation):
+    """`vector.extract_strided_slice %v {offsets = [0], sizes = [4], strides = [1]} : A to B`."""
+
+    name = "vector.extract_strided_slice"
+    source = operand_def(VectorType)
+    offsets = prop_def(ArrayAttr[IntegerAttr])
+    sizes = prop_def(ArrayAttr[IntegerAttr])
+    strides = prop_def(ArrayAttr[IntegerAttr])
+    result = result_def(VectorType)
+    irdl_options = (ParsePropInAttrDict(),)
+    traits = traits_def(Pure())
+    assembly_format = "$source attr-dict `:` type($source) `to` type($result)"
+
+
+@irdl_op_definition
+class InsertStridedSliceOp(IRDLOperation):
+    """`vector.insert_strided_slice %s, %v {offsets = [0], strides = [1]} : A into B`."""
+
+    name = "vector.insert_strided_slice"
+    source = operand_def(VectorType)
+    dest = operand_def(VectorType)
+    offsets = prop_def(ArrayAttr[IntegerAttr])
+    strides = prop_def(ArrayAttr[IntegerAttr])
+    result = result_def(VectorType)
+    irdl_options = (ParsePropInAttrDict(),)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        source: SSAValue | Operation,
+        dest: SSAValue | Operation,
+        offsets: Sequence[int],
+        strides: Sequence[int],
+    ) -> None:
+        super().__init__(
+            operands=[source, dest],
+            properties={
+                "offsets": ArrayAttr(IntegerAttr(value, i64) for value in offsets),
+                "strides": ArrayAttr(IntegerAttr(value, i64) for value in strides),
+            },
+            result_types=[SSAValue.get(dest).type],
+        )
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source = parser.parse_unresolved_operand()
+        parser.parse_punctuation(",")
+        dest = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        source_type = parser.parse_type()
+        parser.parse_keyword("into")
+        dest_type = parser.parse_type()
+        own = ("offsets", "strides")
+        return cls.create(
+            operands=[
+                parser.resolve_operand(source, source_type),
+                parser.resolve_operand(dest, dest_type),
+            ],
+            result_types=[dest_type],
+            properties={key: attributes[key] for key in own if key in attributes},
+            attributes={key: value for key, value in attributes.items() if key not in own},
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_operand)
+        printer.print_op_attributes({**self.properties, **self.attributes})
+        printer.print_string(" : ")
+        printer.print_attribute(self.source.type)
+        printer.print_string(" into ")
+        printer.print_attribute(self.dest.type)
+
+
+# ------------------------------------------------------------------------------- making vectors
+
+
+@irdl_op_definition
+class StepOp(IRDLOperation):
+    """`vector.step : vector<4xindex>`: 0, 1, 2, 3."""
+
+    name = "vector.step"
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict `:` type($result)"
+
+    def verify_(self) -> None:
+        if len(vector_shape(self.result)) != 1 or element_type(self.result) != IndexType():
+            raise VerifyException(
+                f"vector.step gives a 1-d vector of indices, not {attribute_text(self.result.type)}"
+            )
+
+
+@irdl_op_definition
+class ConstantMaskOp(IRDLOperation):
+    """`vector.constant_mask [3, 2] : vector<4x3xi1>`: true below these bounds."""
+
+    name = "vector.constant_mask"
+    mask_dim_sizes = prop_def(DenseArrayBase.constr(i64))
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        bounds = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        return cls.create(
+            result_types=[parser.parse_type()],
+            properties={"mask_dim_sizes": DenseArrayBase.from_list(i64, bounds)},
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {list(self.mask_dim_sizes.get_values())}")
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.result.type)
+
+    def verify_(self) -> None:
+        bounds, shape = self.mask_dim_sizes.get_values(), vector_shape(self.result)
+        is_inside = all(0 <= bound <= extent for bound, extent in zip(bounds, shape, strict=False))
+        if element_type(self.result) != i1 or len(bounds) != max(len(shape), 1) or not is_inside:
+            raise VerifyException(
+                f"vector.constant_mask {list(bounds)} of {attribute_text(self.result.type)}: write a bound, "
+                "from 0 to the extent, per dimension of a vector of i1"
+            )
+
+
+@irdl_op_definition
+class SplatOp(IRDLOperation):
+    """`vector.splat %x : vector<8xf32>`: the older name of a broadcast of a scalar."""
+
+    name = "vector.splat"
+    input = operand_def()
+    aggregate = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operand = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = _vector_type(parser)
+        value = parser.resolve_operand(operand, type_.element_type)
+        return cls.create(operands=[value], result_types=[type_], attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        _print_typed(printer, self, self.operands, self.aggregate.type)
+
+
+def _vector_type(parser: Parser) -> VectorType:
+    position = parser.pos
+    type_ = parser.parse_type()
+    if not isinstance(type_, VectorType):
+        parser.raise_error(f"a vector type is wanted here, not {attribute_text(type_)}", position)
+    return type_
+
+
+def _print_typed(printer: Printer, op: Operation, values: Sequence[SSAValue], type_: Attribute) -> None:
+    """Print ` %a, %b {attributes} : type`."""
+    printer.print_string(" ")
+    printer.print_list(values, printer.print_operand)
+    printer.print_op_attributes(op.attributes)
+    printer.print_string(" : ")
+    printer.print_attribute(type_)
+
+
+# -------------------------------------------------------------------------------------- elements
+
+
+@irdl_op_definition
+class ToElementsOp(IRDLOperation):
+    """`%e:4 = vector.to_elements %v : vector<4xf32>`: row-major."""
+
+    name = "vector.to_elements"
+    source = operand_def(VectorType)
+    elements = var_result_def()
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operand = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = _vector_type(parser)
+        count = prod(type_.get_shape())
+        return cls.create(
+            operands=[parser.resolve_operand(operand, type_)],
+            result_types=[type_.element_type] * count,
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        _print_typed(printer, self, self.operands, self.source.type)
+
+    def verify_(self) -> None:
+        if len(self.elements) != prod(vector_shape(self.source)):
+            raise VerifyException(
+                f"vector.to_elements has {len(self.elements)} results for {attribute_text(self.source.type)}"
+            )
+
+
+@irdl_op_definition
+class ExtractElementOp(IRDLOperation):
+    """`vector.extractelement %v[%i : i32] : vector<16xf32>`: the older form of vector.extract."""
+
+    name = "vector.extractelement"
+    vector = operand_def(VectorType)
+    position = opt_operand_def(base(IndexType) | base(IntegerType))
+    result = result_def()
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        vector = parser.parse_unresolved_operand()
+        position = _parse_position(parser)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = _vector_type(parser)
+        return cls.create(
+            operands=[parser.resolve_operand(vector, type_), *position],
+            result_types=[type_.element_type],
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_operand(self.vector)
+        _print_position(printer, self.position)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.vector.type)
+
+
+@irdl_op_definition
+class InsertElementOp(IRDLOperation):
+    """`vector.insertelement %x, %v[%i : i32] : vector<16xf32>`: the older form of vector.insert."""
+
+    name = "vector.insertelement"
+    source = operand_def()
+    dest = operand_def(VectorType)
+    position = opt_operand_def(base(IndexType) | base(IntegerType))
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source = parser.parse_unresolved_operand()
+        parser.parse_punctuation(",")
+        dest = parser.parse_unresolved_operand()
+        position = _parse_position(parser)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = _vector_type(parser)
+        value = parser.resolve_operand(source, type_.element_type)
+        return cls.create(
+            operands=[value, parser.resolve_operand(dest, type_), *position],
+            result_types=[type_],
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands[:2], printer.print_operand)
+        _print_position(printer, self.position)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.dest.type)
+
+
+def _parse_position(parser: Parser) -> list[SSAValue]:
+    """Parse `[%i : i32]` or `[]`."""
+    with parser.in_square_brackets():
+        operand = parser.parse_optional_unresolved_operand()
+        if operand is None:
+            return []
+        parser.parse_punctuation(":")
+        return [parser.resolve_operand(operand, parser.parse_type())]
+
+
+def _print_position(printer: Printer, position: SSAValue | None) -> None:
+    with printer.in_square_brackets():
+        if position is not None:
+            printer.print_operand(position)
+            printer.print_string(" : ")
+            printer.print_attribute(position.type)
+
+
+# ----------------------------------------------------------------------------- lanes of two vectors
+
+
+@irdl_op_definition
+class InterleaveOp(IRDLOperation):
+    """`vector.interleave %a, %b : vector<4xi32> -> vector<8xi32>`: a0, b0, a1, b1, ... ."""
+
+    name = "vector.interleave"
+    lhs = operand_def(VectorType)
+    rhs = operand_def(VectorType)
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = parser.parse_type()
+        parser.parse_punctuation("->")
+        return cls.create(
+            operands=[parser.resolve_operand(name, type_) for name in names],
+            result_types=[parser.parse_type()],
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        _print_typed(printer, self, self.operands, self.lhs.type)
+        printer.print_string(" -> ")
+        printer.print_attribute(self.result.type)
+
+    def verify_(self) -> None:
+        *outer, last = vector_shape(self.lhs) or (1,)
+        if self.lhs.type != self.rhs.type or vector_shape(self.result) != (*outer, 2 * last):
+            raise VerifyException(
+                f"vector.interleave of {attribute_text(self.lhs.type)} and {attribute_text(self.rhs.type)} "
+                f"gives {[*outer, 2 * last]}, not {attribute_text(self.result.type)}"
+            )
+
+
+@irdl_op_definition
+class DeinterleaveOp(IRDLOperation):
+    """`%even, %odd = vector.deinterleave %v : vector<8xi8> -> vector<4xi8>`."""
+
+    name = "vector.deinterleave"
+    source = operand_def(VectorType)
+    even = result_def(VectorType)
+    odd = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        source = parser.resolve_operand(name, parser.parse_type())
+        parser.parse_punctuation("->")
+        return cls.create(operands=[source], result_types=[parser.parse_type()] * 2, attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        _print_typed(printer, self, self.operands, self.source.type)
+        printer.print_string(" -> ")
+        printer.print_attribute(self.even.type)
+
+    def verify_(self) -> None:
+        *outer, last = vector_shape(self.source) or (1,)
+        if last % 2 or vector_shape(self.even) != (*outer, last // 2) or self.even.type != self.odd.type:
+            raise VerifyException(
+                f"vector.deinterleave of {attribute_text(self.source.type)} gives two halves of the last "
+                f"dimension, not {attribute_text(self.even.type)}"
+            )
+
+
+@irdl_op_definition
+class OuterProductOp(IRDLOperation):
+    """`vector.outerproduct %a, %b, %acc {kind = #vector.kind<add>} : vector<4xf32>, vector<8xf32>`.
+
+    With a scalar on the right it is a scaled vector. Without `%acc` the products themselves result.
+    """
+
+    name = "vector.outerproduct"
+    lhs = operand_def(VectorType)
+    rhs = operand_def()
+    acc = opt_operand_def(VectorType)
+    kind = prop_def(CombiningKindAttr)
+    result = result_def(VectorType)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        left = _vector_type(parser)
+        parser.parse_punctuation(",")
+        right = parser.parse_type()
+        columns = right.get_shape() if isinstance(right, VectorType) else ()
+        result = VectorType(left.element_type, [*left.get_shape(), *columns])
+        types = [left, right, result]
+        kind = attributes.pop("kind", ADD)
+        return cls.create(
+            operands=[parser.resolve_operand(name, type_) for name, type_ in zip(names, types, strict=False)],
+            result_types=[result],
+            properties={"kind": kind},
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_operand)
+        printer.print_op_attributes({"kind": self.kind, **self.attributes})
+        printer.print_string(" : ")
+        printer.print_list([self.lhs.type, self.rhs.type], printer.print_attribute)
+
+    def verify_(self) -> None:
+        wanted = (*vector_shape(self.lhs), *vector_shape(self.rhs))
+        if vector_shape(self.result) != wanted or element_type(self.lhs) != element_type(self.rhs):
+            raise VerifyException(
+                f"vector.outerproduct of {attribute_text(self.lhs.type)} and {attribute_text(self.rhs.type)} "
+                f"gives {list(wanted)} of one element type, not {attribute_text(self.result.type)}"
+            )
+
+
+@irdl_op_definition
+class ScanOp(IRDLOperation):
+    """`%all, %last = vector.scan <add>, %v, %init {inclusive = false, reduction_dim = 1 : i64} : A, B`.
+
+    Running totals along a dimension, from `%init`, and the last of them.
+    """
+
+    name = "vector.scan"
+    source = operand_def(VectorType)
+    initial_value = operand_def(VectorType)
+    kind = prop_def(CombiningKindAttr)
+    reduction_dim = prop_def(IntegerAttr[IntegerType])
+    inclusive = prop_def(BoolAttr)
+    dest = result_def(VectorType)
+    accumulated_value = result_def(VectorType)
+    irdl_options = (ParsePropInAttrDict(),)
+    traits = traits_def(Pure())
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        kind = CombiningKindAttr(CombiningKindAttr.parse_parameter(parser))
+        parser.parse_punctuation(",")
+        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        position = parser.pos
+        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+        own: dict[str, Attribute] = {
+            key: attributes.pop(key) for key in ("reduction_dim", "inclusive") if key in attributes
+        }
+        return cls.create(
+            operands=parser.resolve_operands(names, types, position),
+            result_types=types,
+            properties={"kind": kind, **own},
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        self.kind.print_parameter(printer)
+        printer.print_string(", ")
+        printer.print_list(self.operands, printer.print_operand)
+        shown: dict[str, Attribute] = {"inclusive": self.inclusive, "reduction_dim": self.reduction_dim}
+        printer.print_op_attributes(shown | self.attributes)
+        printer.print_string(" : ")
+        printer.print_list([self.source.type, self.initial_value.type], printer.print_attribute)
+
+    def verify_(self) -> None:
+        shape, dim = list(vector_shape(self.source)), self.reduction_dim.value.data
+        kept = tuple(shape[:dim] + shape[dim + 1 :])
+        if not 0 <= dim < len(shape) or vector_shape(self.initial_value) != kept:
+            raise VerifyException(
+                f"vector.scan of {attribute_text(self.source.type)} along dimension {dim} starts from "
+                f"{list(kept)}, not {attribute_text(self.initial_value.type)}"
+            )
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+_ACCESS = "$base `[` $offsets `]`"
+
+
+@irdl_op_definition
+class GatherOp(IRDLOperation):
+    """`vector.gather %m[%i][%where], %mask, %other : memref, indices, mask, vector into vector`."""
+
+    name = "vector.gather"
+    base = operand_def(MemRefType)
+    offsets = var_operand_def(IndexType)
+    index_vec = operand_def(VectorType)
+    mask = operand_def(VectorType)
+    pass_thru = operand_def(VectorType)
+    result = result_def(VectorType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = (
+        _ACCESS + " `[` $index_vec `]` `,` $mask `,` $pass_thru attr-dict `:` type($base) `,` "
+        "type($index_vec) `,` type($mask) `,` type($pass_thru) `into` type($result)"
+    )
+
+
+@irdl_op_definition
+class ScatterOp(IRDLOperation):
+    """`vector.scatter %m[%i][%where], %mask, %v : memref, indices, mask, vector`: later lanes win."""
+
+    name = "vector.scatter"
+    base = operand_def(MemRefType)
+    offsets = var_operand_def(IndexType)
+    index_vec = operand_def(VectorType)
+    mask = operand_def(VectorType)
+    value_to_store = operand_def(VectorType)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = (
+        _ACCESS + " `[` $index_vec `]` `,` $mask `,` $value_to_store attr-dict `:` type($base) `,` "
+        "type($index_vec) `,` type($mask) `,` type($value_to_store)"
+    )
+
+
+@irdl_op_definition
+class ExpandLoadOp(IRDLOperation):
+    """`vector.expandload %m[%i], %mask, %other : memref, mask, vector into vector`: consecutive elements."""
+
+    name = "vector.expandload"
+    base = operand_def(MemRefType)
+    offsets = var_operand_def(IndexType)
+    mask = operand_def(VectorType)
+    pass_thru = operand_def(VectorType)
+    result = result_def(VectorType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = (
+        _ACCESS + " `,` $mask `,` $pass_thru attr-dict `:` type($base) `,` type($mask) `,` "
+        "type($pass_thru) `into` type($result)"
+    )
+
+
+@irdl_op_definition
+class CompressStoreOp(IRDLOperation):
+    """`vector.compressstore %m[%i], %mask, %v : memref, mask, vector`: the lanes that are on."""
+
+    name = "vector.compressstore"
+    base = operand_def(MemRefType)
+    offsets = var_operand_def(IndexType)
+    mask = operand_def(VectorType)
+    value_to_store = operand_def(VectorType)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = (
+        _ACCESS + " `,` $mask `,` $value_to_store attr-dict `:` type($base) `,` type($mask) `,` "
+        "type($value_to_store)"
+    )
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """`vector.yield %v : vector<8xf32>`: the results of a masked operation."""
+
+    name = "vector.yield"
+    arguments = var_operand_def()
+    traits = lazy_traits_def(lambda: (HasParent(MaskOp), IsTerminator()))
+    assembly_format = "attr-dict ($arguments^ `:` type($arguments))?"
+
+
+@irdl_op_definition
+class MaskOp(IRDLOperation):
+    """`%r = vector.mask %m, %other { vector.transfer_read ... } : vector<8xi1> -> vector<8xf32>`.
+
+    The body holds one operation, whose results are the mask's. `%other` are the lanes that are off.
+    """
+
+    name = "vector.mask"
+    mask = operand_def(VectorType)
+    passthru = opt_operand_def(VectorType)
+    res = var_result_def()
+    body = region_def("single_block")
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(RecursiveMemoryEffect(), NoTerminator())
+
+    @property
+    def masked(self) -> Operation | None:
+        """The operation inside, None where values are only handed on."""
+        first = self.body.block.first_op
+        return None if isinstance(first, YieldOp) else first
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        body = parser.parse_region(())
+        last = body.block.last_op
+        if not isinstance(last, YieldOp):
+            body.block.add_op(YieldOp(operands=[last.results if last is not None else []]))
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        types = [parser.parse_type()]
+        results = optional_result_types(parser)
+        operands: list[SSAValue] = [parser.resolve_operand(names[0], types[0])]
+        operands += [parser.resolve_operand(name, results[0]) for name in names[1:] if results]
+        return cls.build(
+            operands=[operands[0], operands[1:]],
+            result_types=[results],
+            regions=[body],
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_operand)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_block_terminators=self.masked is None)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.mask.type)
+        if self.results:
+            printer.print_string(" -> ")
+            printer.print_list(self.result_types, printer.print_attribute)
+
+    def verify_(self) -> None:
+        end = self.body.block.last_op
+        yielded = [] if end is None else [value.type for value in end.operands]
+        if len(self.body.block.ops) > 2 or yielded != list(self.result_types):
+            raise VerifyException(
+                f"vector.mask holds {len(self.body.block.ops)} operations and gives "
+                f"{', '.join(map(attribute_text, yielded)) or 'nothing'}: write one operation, whose "
+                "results are the mask's"
+            )
+        if not isinstance(self.mask.type, VectorType) or self.mask.type.element_type != i1:
+            raise VerifyException(f"vector.mask takes a vector of i1, not {attribute_text(self.mask.type)}")
+
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    ContractOp,
+    TransposeOp,
+    ShapeCastOp,
+    MultiDimReductionOp,
+    FromElementsOp,
+    ExtractStridedSliceOp,
+    InsertStridedSliceOp,
+    StepOp,
+    ConstantMaskOp,
+    SplatOp,
+    ToElementsOp,
+    ExtractElementOp,
+    InsertElementOp,
+    InterleaveOp,
+    DeinterleaveOp,
+    OuterProductOp,
+    ScanOp,
+    GatherOp,
+    ScatterOp,
+    ExpandLoadOp,
+    CompressStoreOp,
+    YieldOp,
+    MaskOp,
+)
