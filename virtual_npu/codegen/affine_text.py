@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from xdsl.ir.affine import AffineBinaryOpKind, AffineConstraintKind, AffineExpr, AffineMap, AffineSet
 
 from virtual_npu.codegen.algebra import Algebra
-from virtual_npu.codegen.body import grouped, plus, times
+from virtual_npu.codegen.text import grouped, plus, times
 
 
 def _call(function: str) -> Callable[[str, str], str]:

@@ -16,23 +16,16 @@ from air_dialect.ops import (
     HierarchyOp,
     WaitAllOp,
 )
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import (
-    Body,
-    Mode,
-    Scalar,
-    attribute,
-    emits,
-    grouped,
-    line_of,
-    plus,
-    quotable,
-    times,
-    unsupported,
-)
+from virtual_npu.codegen import products, types
+from virtual_npu.codegen.body import Body, Scalar, emits
 from virtual_npu.codegen.borrowed import is_borrowed
-from virtual_npu.codegen.effects import channels_used, operand_effects
-from virtual_npu.codegen.memory import access, whole
+from virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
+from virtual_npu.codegen.effects import channels_used
+from virtual_npu.codegen.execution import Mode, takes_turns
+from virtual_npu.codegen.functions import captured_arguments, hierarchy_function
+from virtual_npu.codegen.memory import access, uses_of, whole
+from virtual_npu.codegen.refusals import attribute, line_of, unsupported
+from virtual_npu.codegen.text import grouped, plus, quotable, times
 from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
 
 # ---- tokens ----
@@ -63,7 +56,7 @@ def _execute(body: Body, op: Operation) -> None:
         body.put(f"const vnpu::Token {name} = sequencer.close_group();")
         body.values[op.async_token] = Scalar(name)
     else:
-        with in_order(body, op, op.async_dependencies, ", ".join(hierarchy_uses(body, op))):
+        with in_order(body, op, op.async_dependencies, ", ".join(uses_of(body, op))):
             body.operations(block)
     assert block.last_op is not None
     for result, value in zip(op.values, block.last_op.operands, strict=True):
@@ -141,7 +134,7 @@ def _transfer(body: Body, op: Operation) -> None:
     is_put = op.name == "air.channel.put"
     side = _pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
     side = _padded(body, op, side, len(op.sizes) or len(body.memref(op.memref).sizes))
-    channel = f"channels.{body.unit.channel_field(op)}"
+    channel = f"channels.{channel_field(body.unit, op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
     name = "put" if is_put else "get"
@@ -165,7 +158,7 @@ def _transfer(body: Body, op: Operation) -> None:
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
     """C++ text of the flat index into a bundle, checked at run time against its extents."""
-    extents = body.unit.bundle(op.chan_name, is_put)
+    extents = bundle(body.unit, op.chan_name, is_put)
     texts = [
         "0" if extent == 1 and _is_coordinate(value) else body.text(value)
         for value, extent in zip_longest(op.indices, extents[: len(op.indices)])
@@ -192,10 +185,10 @@ def _hierarchy(body: Body, op: Operation) -> None:
     if not op.has_body:
         _without_body(body, op)
         return
-    if not body.unit.takes_turns(op):
+    if not takes_turns(op, body.unit.options):
         _grid(body, op)
         return
-    function = body.unit.hierarchy_function(body, op)
+    function = hierarchy_function(body, op)
     body.comment(op)
     if body.mode is Mode.SEQUENCER:
         _spawn(body, op, function)
@@ -233,7 +226,7 @@ def _grid(body: Body, op: HierarchyOp) -> None:
 
 def _issue_grid(body: Body, op: HierarchyOp) -> None:
     """Issue a hierarchy without channels: one task that runs every point."""
-    uses = ", ".join(hierarchy_uses(body, op))
+    uses = ", ".join(uses_of(body, op))
     order = after(body, op, op.async_dependencies)
     call = f"sequencer.run({body.site(op, label(op))}, {order}, {{{uses}}}, [=]"
     if op.async_token is not None:
@@ -250,7 +243,7 @@ def label(op: HierarchyOp) -> str:
 
 
 def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequence[str] = ()) -> str:
-    return ", ".join([*leading, *ids, *body.unit.captured_arguments(body, op)])
+    return ", ".join([*leading, *ids, *captured_arguments(body, op)])
 
 
 def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
@@ -268,12 +261,12 @@ def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
 
 def _plain_grid(body: Body, op: HierarchyOp, capture: str) -> None:
     """Call a plain body for every point, over all threads."""
-    if not body.unit.emit_product(body, op, lambda: _points_of_grid(body, op, capture)):
+    if not products.emit(body, op, lambda: _points_of_grid(body, op, capture)):
         _points_of_grid(body, op, capture)
 
 
 def _points_of_grid(body: Body, op: HierarchyOp, capture: str) -> None:
-    function = body.unit.hierarchy_function(body, op)
+    function = hierarchy_function(body, op)
     body.comment(op)
     count, ids = _points(body, op)
     if count == "1":
@@ -292,12 +285,12 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
     if body.mode is Mode.PROCESS and channels_used(op):
         raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
     count, ids = _points(body, op)
-    owns = body.unit.owns_channels(op)
+    owns = owns_channels(op)
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.put("(void)flat;")
         body.put("vnpu::Island island;")
         if not owns:
-            body.put(f"{body.unit.channel_struct(body.root or op)} channels(island);")
+            body.put(f"{channel_struct(body.unit, body.root or op)} channels(island);")
         channels = [] if owns else ["channels"]
         call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
         body.put(f"island.run({function}({call}));")
@@ -310,31 +303,19 @@ def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     x, y = (*ids, "0", "0")[:2]
     name = quotable(f"{op.name.removeprefix('air.')} {label(op)}".strip())
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
-    ports = body.unit.ports(op)
-    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {ports}, {line_of(op)}}}'
+    table = ports(body.unit, op)
+    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}'
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     """Issue a hierarchy with channels: one process per point."""
     count, ids = _points(body, op)
-    uses = ", ".join(hierarchy_uses(body, op))
-    channels = [] if body.unit.owns_channels(op) else ["channels"]
+    uses = ", ".join(uses_of(body, op))
+    channels = [] if owns_channels(op) else ["channels"]
     call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     order = after(body, op, op.async_dependencies)
     site = body.site(op, label(op))
-    ports = body.unit.ports(op, within=True)
-    call = f"sequencer.spawn({site}, {order}, {{{uses}}}, {ports}, {count}, {make})"
+    table = ports(body.unit, op, within=True)
+    call = f"sequencer.spawn({site}, {order}, {{{uses}}}, {table}, {count}, {make})"
     define_token(body, op.async_token, call)
-
-
-def hierarchy_uses(body: Body, op: Operation) -> list[str]:
-    """C++ text of what an operation reads and writes, as `vnpu::Use` values."""
-    uses = []
-    for value, writes, span in operand_effects(op):
-        view = body.memref(value)
-        first, count = view.pointer, view.footprint
-        if span is not None and view.copies == 1:
-            first, count = plus(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
-        uses.append(f"vnpu::{'writes' if writes else 'reads'}({first}, {count})")
-    return uses

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import struct
-
 from xdsl.dialects.arith import CmpfOp, CmpiOp, ConstantOp
 from xdsl.dialects.builtin import (
     DenseIntOrFPElementsAttr,
@@ -20,7 +17,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, Scalar, emits, unsupported
+from virtual_npu.codegen.body import Body, Scalar, emits
+from virtual_npu.codegen.refusals import unsupported
 
 _BINARY = {
     "arith.addf": "add", "arith.subf": "sub", "arith.mulf": "mul", "arith.divf": "divf",
@@ -207,54 +205,15 @@ def _bitcast(body: Body, op: Operation) -> None:
 # ---- constants ----
 
 
-def literal(type_: Attribute, value: int | float) -> str:
-    """C++ text of a scalar constant."""
-    name = types.dtype_name(type_)
-    if isinstance(value, float):
-        return _float_literal(name, value)
-    if name == "i1":
-        return "true" if value else "false"
-    if name == "index":
-        return str(value)
-    if value == -(1 << 63):
-        return "INT64_MIN"
-    return f"{types.scalar(type_)}({value})"
-
-
-def _float_literal(name: str, value: float) -> str:
-    if name in ("bf16", "f16"):
-        return f"vnpu::{name}{{{_narrow_bits(name, value):#06x}}}"
-    if math.isnan(value):
-        text = '__builtin_nan("")'
-    elif math.isinf(value):
-        text = "__builtin_inf()" if value > 0 else "-__builtin_inf()"
-    else:
-        text = value.hex()
-    return f"float({text})" if name == "f32" else text
-
-
-def _narrow_bits(name: str, value: float) -> int:
-    """The 16 bits of a constant, rounded to nearest even."""
-    if name == "f16":
-        return int.from_bytes(struct.pack("<e", value), "little")
-    try:
-        bits = int.from_bytes(struct.pack("<f", value), "little")
-    except OverflowError:
-        return 0x7F80 if value > 0 else 0xFF80
-    if math.isnan(value):
-        return 0x7FC0
-    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-
-
 @emits("arith.constant", "index.constant")
 def _constant(body: Body, op: Operation) -> None:
     value = op.properties["value"] if "value" in op.properties else op.attributes["value"]
     result = op.results[0]
     if isinstance(value, IntegerAttr):
         number = value.value.data
-        body.values[result] = Scalar(literal(result.type, number), number)
+        body.values[result] = Scalar(types.literal(result.type, number), number)
     elif isinstance(value, FloatAttr):
-        body.values[result] = Scalar(literal(result.type, float(value.value.data)))
+        body.values[result] = Scalar(types.literal(result.type, float(value.value.data)))
     elif isinstance(op, ConstantOp) and isinstance(value, DenseIntOrFPElementsAttr):
         _dense(body, op, value)
     else:
@@ -274,11 +233,10 @@ def _dense(body: Body, op: Operation, value: DenseIntOrFPElementsAttr) -> None:
     count, scalar_type = types.lanes(type_), types.scalar(type_.element_type)
     numbers = [number for number in value.get_values() if not isinstance(number, tuple)]
     if value.is_splat():
-        body.define(
-            op.results[0], f"vnpu::splat<{scalar_type}, {count}>({literal(type_.element_type, numbers[0])})"
-        )
+        first = types.literal(type_.element_type, numbers[0])
+        body.define(op.results[0], f"vnpu::splat<{scalar_type}, {count}>({first})")
         return
     name = body.fresh("table")
-    text = ", ".join(literal(type_.element_type, number) for number in numbers)
+    text = ", ".join(types.literal(type_.element_type, number) for number in numbers)
     body.put(f"static const {scalar_type} {name}[{count}] = {{{text}}};")
     body.define(op.results[0], f"vnpu::load<{scalar_type}, {count}>({name})")

@@ -15,10 +15,11 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, grouped, plus, times
+from virtual_npu.codegen.body import Body
 from virtual_npu.codegen.effects import accesses, is_inside
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.spans import PLAIN
+from virtual_npu.codegen.text import grouped, plus, times
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,19 @@
-"""The state of emitting one C++ function: its lines, the C++ names of SSA values, the way it executes."""
+"""One C++ function under construction: its lines, the C++ names of SSA values, the way it executes."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import FileLineColLoc, MemRefType
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects.builtin import MemRefType
+from xdsl.ir import Block, Operation, SSAValue
 
-from virtual_npu.codegen import refusals, types
-from virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError, VirtualNpuError
-
-if TYPE_CHECKING:
-    from virtual_npu.codegen.module import Unit
-
-
-class Mode(enum.Enum):
-    """How the body of a function, launch, segment or herd executes."""
-
-    STRAIGHT = "straight"
-    """Program order, without suspension: a plain C++ function."""
-    PROCESS = "process"
-    """Program order with channel operations that may suspend: a coroutine. Herd tiles."""
-    SEQUENCER = "sequencer"
-    """Issues engine operations in program order and lets them finish in any legal order: a coroutine."""
+from virtual_npu.codegen import types
+from virtual_npu.codegen.execution import Mode
+from virtual_npu.codegen.refusals import line_of, reason, unsupported
+from virtual_npu.codegen.text import grouped, is_integer, local_name, plus, quotable, times
+from virtual_npu.codegen.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -63,48 +50,6 @@ class MemRef:
 Value = Scalar | MemRef
 
 
-def _is_integer(text: str) -> bool:
-    return text.lstrip("-").isdigit()
-
-
-def times(left: str, right: str) -> str:
-    """C++ text of a product; integer literals are multiplied here."""
-    if _is_integer(left) and _is_integer(right):
-        return str(int(left) * int(right))
-    if "0" in (left, right):
-        return "0"
-    if left == "1":
-        return right
-    return left if right == "1" else f"{left} * {right}"
-
-
-def plus(*terms: str) -> str:
-    """C++ text of a sum; integer literals are added here."""
-    literal = sum(int(term) for term in terms if _is_integer(term))
-    open_terms = [term for term in terms if not _is_integer(term)]
-    return " + ".join(open_terms + ([str(literal)] if literal or not open_terms else []))
-
-
-def grouped(text: str) -> str:
-    """The text in parentheses, unless it is one identifier or number."""
-    return text if text.isidentifier() or _is_integer(text) else f"({text})"
-
-
-_KEYWORDS = frozenset([
-    "alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
-    "const", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export",
-    "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable",
-    "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return",
-    "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true",
-    "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while",
-    "xor",
-    # names that generated code uses itself
-    "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane", "vnpu",
-])  # fmt: skip
-
-_FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")
-"""How the names of generated functions and globals begin."""
-
 Emit = Callable[["Body", Operation], None]
 _REGISTRY: dict[str, Emit] = {}
 
@@ -120,47 +65,17 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
     return register
 
 
+def emitter_of(op: Operation) -> Emit:
+    """The emitter of an operation. Raises UnsupportedOpError that says why there is none."""
+    emit = _REGISTRY.get(op.name)
+    if emit is None:
+        raise unsupported(op, reason(op.name))
+    return emit
+
+
 def supported_operations() -> list[str]:
     """The names of all operations that can be emitted."""
     return sorted(_REGISTRY)
-
-
-def line_of(op: Operation) -> int:
-    """The line of an operation in its source text, 0 for one that was built in Python."""
-    return op.location.line.data if isinstance(op.location, FileLineColLoc) else 0
-
-
-def quotable(name: str) -> str:
-    """A name as it stands in a C++ string: a symbol may have quotes and backslashes of its own."""
-    return name.replace("\\", "/").replace('"', "'")
-
-
-def attribute(op: Operation, name: str) -> Attribute | None:
-    """A property or discardable attribute by name."""
-    return op.properties.get(name, op.attributes.get(name))
-
-
-def unsupported(op: Operation, what: str) -> UnsupportedOpError:
-    """An error that names the operation and its line."""
-    return UnsupportedOpError(f"line {line_of(op)}: {op.name}: {what}")
-
-
-_OVERSIGHTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-
-
-@contextmanager
-def naming(op: Operation) -> Iterator[None]:
-    """Every error of emitting an operation names it and its line, also an oversight of its emitter."""
-    try:
-        yield
-    except UnsupportedTypeError as error:
-        raise unsupported(op, str(error)) from error
-    except VirtualNpuError:
-        raise
-    except _OVERSIGHTS as error:
-        reason = " ".join(str(error).split()) or "no reason given"
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise unsupported(op, f"this form is not supported: {kind}{reason}") from error
 
 
 @dataclass
@@ -213,14 +128,8 @@ class Body:
 
     def fresh(self, hint: str | None) -> str:
         """A C++ identifier that this function does not use yet."""
-        base = "".join(char if char.isalnum() else "_" for char in hint or "v")
-        # A local name must not hide a function that the body calls.
-        if (
-            not base[0].isalpha()
-            or base in _KEYWORDS
-            or base in self.unit.symbols
-            or base.startswith(_FUNCTIONS)
-        ):
+        base = local_name(hint)
+        if base in self.unit.symbols:  # it must not hide a function that the body calls
             base = f"v{base}"
         name, count = base, 1
         while name in self.names:
@@ -302,7 +211,7 @@ class Body:
 
     def hold(self, text: str, hint: str) -> str:
         """A name for an integer expression, or the text itself where it is already simple."""
-        if text.isidentifier() or _is_integer(text):
+        if text.isidentifier() or is_integer(text):
             return text
         name = self.fresh(hint)
         self.put(f"const vnpu::i64 {name} = {text};")
@@ -328,18 +237,7 @@ class Body:
 
     def operation(self, op: Operation) -> None:
         """Emit one operation."""
-        emit = _REGISTRY.get(op.name)
-        if emit is None:
-            raise unsupported(op, refusals.reason(op.name))
-        with naming(op):
-            if self.mode is Mode.SEQUENCER and self.unit.is_memory_work(op):
-                self.unit.issue_memory_work(self, op, emit)
-            elif op.name == "scf.for" and self.unit.emit_product(self, op, lambda: emit(self, op)):
-                return
-            elif (self.checked or self.mode is Mode.PROCESS) and self.unit.is_nest(self, op):
-                self.unit.emit_nest(self, op, emit)
-            else:
-                emit(self, op)
+        self.unit.dispatch(self, op)
 
     def comment(self, op: Operation) -> None:
         """Carry the source line of an operation over as a comment."""

@@ -23,8 +23,10 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, Mode
+from virtual_npu.codegen.body import Body
 from virtual_npu.codegen.effects import accesses
+from virtual_npu.codegen.execution import Mode
+from virtual_npu.codegen.functions import unwritten_parameters
 from virtual_npu.codegen.memory import origin
 from virtual_npu.codegen.windows import covers, refined, walked
 
@@ -101,7 +103,7 @@ def _is_allocated(value: SSAValue) -> bool:
 
 def written_by(body: Body, op: Operation) -> Iterator[SSAValue]:
     """The memrefs that an operation writes, or of which it makes views, through which others might."""
-    constant = body.unit.constant_parameters(op) if isinstance(op, func.CallOp) else frozenset()
+    constant = unwritten_parameters(body.unit, op) if isinstance(op, func.CallOp) else frozenset()
     for value, is_written in accesses(op):
         positions = [i for i, operand in enumerate(op.operands) if operand is value]
         if is_written and not all(i in constant for i in positions):

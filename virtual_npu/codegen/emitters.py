@@ -1,11 +1,10 @@
 """Every file of emitters, by importing them: each registers what it emits."""
 
 from virtual_npu.codegen import (
-    affine_ops,
+    affine,
     air,
     arith,
-    branches,
-    control,
+    functions,
     gathers,
     lanes,
     linalg,
@@ -13,16 +12,16 @@ from virtual_npu.codegen import (
     memref,
     numbers,
     relayout,
+    scf,
     tokens,
     vector,
 )
 
 __all__ = [
-    "affine_ops",
+    "affine",
     "air",
     "arith",
-    "branches",
-    "control",
+    "functions",
     "gathers",
     "lanes",
     "linalg",
@@ -30,6 +29,7 @@ __all__ = [
     "memref",
     "numbers",
     "relayout",
+    "scf",
     "tokens",
     "vector",
 ]

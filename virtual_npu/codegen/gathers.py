@@ -11,7 +11,8 @@ from xdsl.ir import Operation, SSAValue
 from air_dialect.upstream.assembly import ATOMIC_KINDS
 from air_dialect.upstream.memref import AtomicRMWOp
 from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, Scalar, emits, plus
+from virtual_npu.codegen.body import Body, Scalar, emits
+from virtual_npu.codegen.text import plus
 from virtual_npu.codegen.vector import shape_of
 
 # ---- lanes anywhere in memory ----

@@ -12,7 +12,7 @@ from xdsl.ir import Operation
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import unsupported
+from virtual_npu.codegen.refusals import unsupported
 
 
 def inline_calls(module: ModuleOp) -> None:

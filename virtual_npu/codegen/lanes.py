@@ -9,7 +9,8 @@ from xdsl.dialects.builtin import IntegerAttr, VectorType
 from xdsl.ir import Operation
 
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, attribute, emits
+from virtual_npu.codegen.body import Body, emits
+from virtual_npu.codegen.refusals import attribute
 from virtual_npu.codegen.vector import (
     combine,
     coordinates,

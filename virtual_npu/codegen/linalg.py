@@ -12,9 +12,10 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 
 from air_dialect.upstream import linalg_named
 from virtual_npu.codegen import affine_text, memory, types
-from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
+from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from virtual_npu.codegen.intervals import of_expression
 from virtual_npu.codegen.memory import access, address, whole
+from virtual_npu.codegen.refusals import attribute, unsupported
 
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",

@@ -16,8 +16,9 @@ from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import ChannelTransferOp
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, Mode
+from virtual_npu.codegen.body import Body
 from virtual_npu.codegen.borrowed import is_l1_of_a_tile, written_by
+from virtual_npu.codegen.execution import Mode
 
 
 def takes_loans(body: Body, buffer: SSAValue) -> bool:

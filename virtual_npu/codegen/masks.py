@@ -10,8 +10,9 @@ from xdsl.ir import Operation, SSAValue
 
 from air_dialect.upstream.vector import MaskOp
 from virtual_npu.codegen import types
-from virtual_npu.codegen.affine_ops import start_of
-from virtual_npu.codegen.body import Body, Scalar, emits, unsupported
+from virtual_npu.codegen.affine import start_of
+from virtual_npu.codegen.body import Body, Scalar, emits
+from virtual_npu.codegen.refusals import unsupported
 from virtual_npu.codegen.vector import reduction_kind
 
 _SEGMENTS = "operandSegmentSizes"

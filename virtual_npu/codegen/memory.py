@@ -13,23 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import TYPE_CHECKING
 
-from xdsl.dialects import func, memref
+from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType
-from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp, HierarchyOp
 from virtual_npu.codegen import affine_text, types
-from virtual_npu.codegen.body import Body, MemRef, grouped, line_of, plus, times
+from virtual_npu.codegen.body import Body, MemRef
+from virtual_npu.codegen.buffers import value_name
+from virtual_npu.codegen.effects import operand_effects
 from virtual_npu.codegen.intervals import Interval, interval, of_map
 from virtual_npu.codegen.reaches import Reach, of_indices
-
-if TYPE_CHECKING:
-    from virtual_npu.codegen.module import Unit
+from virtual_npu.codegen.refusals import line_of
+from virtual_npu.codegen.text import grouped, plus, quoted, times
 
 # ---- addresses ----
 
@@ -67,30 +66,9 @@ def place(body: Body, op: Operation, value: SSAValue) -> str:
     assert isinstance(value.type, MemRefType)
     made = _maker(value)
     origin = f" ({made})" if made else ""
-    texts = [name_of(value), attribute_text(value.type), origin]
-    fields = ", ".join([f"{{{_quoted(op.name)}, {line_of(op)}}}", *map(_quoted, texts)])
+    texts = [value_name(value), attribute_text(value.type), origin]
+    fields = ", ".join([f"{{{quoted(op.name)}, {line_of(op)}}}", *map(quoted, texts)])
     return body.unit.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
-
-
-def label(
-    unit: Unit, name: str, type_: Attribute, op: Operation, how: str, ends_with_body: bool = False
-) -> str:
-    """C++ name of the `vnpu::Label` of a buffer that `op` makes."""
-    site = f"{{{_quoted(op.name)}, {line_of(op)}}}"
-    texts = [_quoted(name), _quoted(attribute_text(type_)), site, _quoted(how), str(ends_with_body).lower()]
-    return unit.constant(
-        "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
-    )
-
-
-def name_of(value: SSAValue) -> str:
-    """The name of a value in its program; nothing for one that has a number only."""
-    return f"%{value.name_hint}" if value.name_hint else ""
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _maker(value: SSAValue) -> str:
@@ -270,39 +248,16 @@ def raw(body: Body, view: MemRef) -> MemRef:
     return replace(view, pointer=name)
 
 
-# ---- buffers that are there before the program runs ----
+# ---- uses ----
 
 
-def checked_arguments(unit: Unit, op: func.FuncOp, unpacked: Sequence[str]) -> tuple[list[str], list[str]]:
-    """C++ of an entry with checks: statements that make a buffer of every memref, and what to pass."""
-    statements, arguments = [], []
-    for index, (value, text) in enumerate(zip(op.body.block.args, unpacked, strict=True)):
-        if not isinstance(value.type, MemRefType):
-            arguments.append(text)
-            continue
-        known = label(unit, name_of(value), value.type, op, f"argument {index} of @{op.sym_name.data}")
-        name = f"buffer_{index}"
-        statements.append(
-            f"  vnpu::Buffer {name}({_buffer(known, f'arguments[{index}]', value.type, 'nullptr')});"
-        )
-        arguments.append(f"vnpu::all_of<{types.scalar(value.type.element_type)}>({name})")
-    return statements, arguments
-
-
-def checked_global(unit: Unit, op: memref.GlobalOp, data: str, is_written: bool) -> str:
-    """C++ declarations of the buffer of a global; gives a pointer to it."""
-    assert isinstance(op.type, MemRefType)
-    written = "nullptr"
-    if not is_written:
-        written = f"written_{data}"
-        unit.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
-    known = label(unit, f"@{op.sym_name.data}", op.type, op, "declared")
-    unit.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
-    return f"vnpu::all_of<{types.scalar(op.type.element_type)}>(buffer_{data})"
-
-
-def _buffer(known: str, data: str, type_: MemRefType, written: str) -> str:
-    """C++ text of the arguments of a vnpu::Buffer."""
-    shape = type_.get_shape()
-    extents = ", ".join(map(str, shape))
-    return f"{known}, {data}, {types.byte_width(type_.element_type)}, {{{extents}}}, {prod(shape)}, {written}"
+def uses_of(body: Body, op: Operation) -> list[str]:
+    """C++ text of what an operation reads and writes, as `vnpu::Use` values."""
+    uses = []
+    for value, writes, span in operand_effects(op):
+        view = body.memref(value)
+        first, count = view.pointer, view.footprint
+        if span is not None and view.copies == 1:
+            first, count = plus(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
+        uses.append(f"vnpu::{'writes' if writes else 'reads'}({first}, {count})")
+    return uses

@@ -12,12 +12,16 @@ from xdsl.ir.affine import AffineDimExpr
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp
 from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, MemRef, Mode, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen.body import Body, MemRef, emits
 from virtual_npu.codegen.borrowed import is_borrowed
+from virtual_npu.codegen.buffers import global_pointer, label, value_name
+from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.l1_copies import tile_copies
 from virtual_npu.codegen.loans import takes_loans
 from virtual_npu.codegen.memory import access, at, whole
+from virtual_npu.codegen.refusals import unsupported
+from virtual_npu.codegen.text import grouped, plus, times
 
 
 @emits("memref.alloc", "memref.alloca")
@@ -40,10 +44,8 @@ def _alloc(body: Body, op: Operation) -> None:
     element = types.scalar(type_.element_type)
     count = view.footprint
     if body.checked:
-        label = memory.label(
-            body.unit, memory.name_of(op.memref), type_, op, "allocated", op.name == "memref.alloca"
-        )
-        count = f"{label}, {{{', '.join(sizes)}}}, {count}"
+        known_as = label(body.unit, value_name(op.memref), type_, op, "allocated", op.name == "memref.alloca")
+        count = f"{known_as}, {{{', '.join(sizes)}}}, {count}"
     body.values[op.memref] = view
     if is_borrowed(body, op.memref):
         body.put(f"{element} *{name} = nullptr;")
@@ -345,5 +347,5 @@ def _get_global(body: Body, op: Operation) -> None:
     type_ = op.memref.type
     assert isinstance(type_, MemRefType)
     strides = [str(s) for s in types.memref_strides(type_)]
-    pointer = body.unit.global_pointer(op.name_.root_reference.data)
+    pointer = global_pointer(body.unit, op.name_.root_reference.data)
     body.define_memref(op.memref, pointer, [str(n) for n in type_.get_shape()], strides)

@@ -17,9 +17,11 @@ from xdsl.ir import Operation, SSAValue
 from air_dialect.ops import AsyncTokenType
 from virtual_npu.codegen import types
 from virtual_npu.codegen.blocks import touched_block
-from virtual_npu.codegen.body import Body, Emit, Mode, Nest, Scalar, grouped
+from virtual_npu.codegen.body import Body, Emit, Nest, Scalar
 from virtual_npu.codegen.effects import accesses, is_inside
+from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.reaches import reach
+from virtual_npu.codegen.text import grouped
 
 _LOOPS = frozenset(["scf.for", "scf.parallel", "scf.forall", "scf.while", "affine.for", "affine.parallel"])
 _NOT_INSIDE = frozenset([

@@ -7,7 +7,8 @@ from xdsl.ir import Operation
 
 from air_dialect.upstream.index import PREDICATES
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, Scalar, attribute, emits
+from virtual_npu.codegen.body import Body, Scalar, emits
+from virtual_npu.codegen.refusals import attribute
 
 _UNARY = {
     **{f"math.{name}": name for name in ("erfc", "asinh", "acosh", "atanh", "ctlz", "cttz", "ctpop")},

@@ -39,11 +39,13 @@ from xdsl.ir.affine import AffineDimExpr
 
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, MemRef, Mode, grouped, plus, times
+from virtual_npu.codegen.body import Body, MemRef
 from virtual_npu.codegen.effects import is_inside
+from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.linear import Linear, weighted
 from virtual_npu.codegen.loops import Loop, Nest
 from virtual_npu.codegen.memory import origin
+from virtual_npu.codegen.text import grouped, plus, times
 from virtual_npu.codegen.turned import Turned
 from virtual_npu.codegen.vector import contract_extents, contract_maps, reduction_kind, shape_of
 from virtual_npu.codegen.windows import READS, Windows, itself
@@ -110,6 +112,7 @@ def emit(body: Body, op: Operation, otherwise: Otherwise) -> bool:
     product = of_loops(op, with_herds=isinstance(op, HerdOp) or body.mode is Mode.STRAIGHT)
     if product is None or _has_copies(body, product):
         return False
+    body.unit.needs.add("product")
     body.comment(op)
     turned = _declare_turned(body, product)
     if not turned:
@@ -136,7 +139,7 @@ def _declare_turned(body: Body, product: Product) -> dict[str, str]:
     found = {}
     for side, operand, outer in (("a", product.a, "m"), ("b", product.b, "n")):
         if operand.turned is not None:
-            body.unit.needs_turned = True
+            body.unit.needs.add("turned")
             name = found[side] = body.fresh(f"turned_{side}")
             axes = [
                 _axes([(axis.extent, getattr(axis, f"{side}_within"), 0) for axis in product.along(index)])

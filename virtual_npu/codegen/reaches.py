@@ -14,9 +14,11 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineBinaryOpKind, AffineMap
 
 from virtual_npu.codegen.algebra import Algebra
-from virtual_npu.codegen.body import Body, attribute, grouped, plus, times
+from virtual_npu.codegen.body import Body
 from virtual_npu.codegen.effects import is_inside
 from virtual_npu.codegen.intervals import interval
+from virtual_npu.codegen.refusals import attribute
+from virtual_npu.codegen.text import grouped, plus, times
 
 _FIRST_INDEX = {
     "memref.load": 1, "memref.store": 2, "affine.load": 1, "affine.store": 2, "vector.load": 1,

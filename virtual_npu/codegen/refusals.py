@@ -1,6 +1,14 @@
-"""Why the virtual NPU does not execute an operation that an AIR module may hold."""
+"""Operations in error messages: their line, and why the virtual NPU does not execute them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from xdsl.dialects.builtin import FileLineColLoc
+from xdsl.ir import Attribute, Operation
+
+from virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError, VirtualNpuError
 
 _TENSORS = "tensors are not supported: bufferize the module to memrefs first (one-shot-bufferize)"
 _BLOCKS = "branches between blocks are not supported: write scf.if, scf.for or scf.while"
@@ -26,3 +34,36 @@ _DEFAULT = (
 def reason(operation: str) -> str:
     """What to say about an operation without an emitter, by its name or that of its dialect."""
     return _REASONS.get(operation) or _REASONS.get(operation.split(".")[0], _DEFAULT)
+
+
+def line_of(op: Operation) -> int:
+    """The line of an operation in its source text, 0 for one that was built in Python."""
+    return op.location.line.data if isinstance(op.location, FileLineColLoc) else 0
+
+
+def attribute(op: Operation, name: str) -> Attribute | None:
+    """A property or discardable attribute by name."""
+    return op.properties.get(name, op.attributes.get(name))
+
+
+def unsupported(op: Operation, what: str) -> UnsupportedOpError:
+    """An error that names the operation and its line."""
+    return UnsupportedOpError(f"line {line_of(op)}: {op.name}: {what}")
+
+
+_OVERSIGHTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextmanager
+def naming(op: Operation) -> Iterator[None]:
+    """Every error of emitting an operation names it and its line, also an oversight of its emitter."""
+    try:
+        yield
+    except UnsupportedTypeError as error:
+        raise unsupported(op, str(error)) from error
+    except VirtualNpuError:
+        raise
+    except _OVERSIGHTS as error:
+        reason = " ".join(str(error).split()) or "no reason given"
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise unsupported(op, f"this form is not supported: {kind}{reason}") from error

@@ -9,8 +9,10 @@ from xdsl.ir import Operation
 
 from air_dialect.upstream.linalg import PackOp, UnpackOp
 from virtual_npu.codegen import memory
-from virtual_npu.codegen.body import Body, MemRef, emits, grouped, times, unsupported
+from virtual_npu.codegen.body import Body, MemRef, emits
 from virtual_npu.codegen.memory import address
+from virtual_npu.codegen.refusals import unsupported
+from virtual_npu.codegen.text import grouped, times
 
 
 @emits("linalg.pack")

@@ -12,8 +12,8 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen import refusals, types
-from virtual_npu.codegen.body import unsupported
+from virtual_npu.codegen import types
+from virtual_npu.codegen.refusals import reason, unsupported
 
 
 def check_single_blocks(module: ModuleOp) -> None:
@@ -22,7 +22,7 @@ def check_single_blocks(module: ModuleOp) -> None:
         for region in op.regions:
             if len(region.blocks) > 1:
                 branch = region.blocks[0].last_op or op
-                raise unsupported(branch, refusals.reason(branch.name))
+                raise unsupported(branch, reason(branch.name))
 
 
 def results_to_arguments(function: func.FuncOp) -> None:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen.body import Body, Mode, Scalar
+from virtual_npu.codegen.body import Body, Scalar
+from virtual_npu.codegen.execution import Mode
 
 
 def marks(body: Body) -> bool:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from virtual_npu.codegen.body import Body
+from virtual_npu.codegen.functions import callee
 from virtual_npu.codegen.linear import Linear
 from virtual_npu.codegen.windows import Turn
-
-if TYPE_CHECKING:
-    from virtual_npu.codegen.body import Body
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Turned:
     def declaration(self, body: Body, name: str, axes: Sequence[str]) -> str:
         """The C++ declaration of the vnpu::Turned; `axes`: of m or n, and of k, in the buffer."""
         call = self.turn.call
-        function = body.unit.callee(call, call.callee.root_reference.data)
+        function = callee(body.unit, call, call.callee.root_reference.data)
         pairs = zip(self.turn.shape, self.filled, strict=True)
         dims = ", ".join(f"{{{extent}, {step}, 0}}" for extent, step in pairs)
         buffer = f"{{{len(self.filled)}, {{{dims}}}}}"

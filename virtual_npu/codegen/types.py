@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+import math
+import struct
 
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
@@ -89,7 +90,7 @@ def byte_width(type_: Attribute) -> int:
 
 def lanes(type_: VectorType) -> int:
     """How many elements a vector has over all its dimensions."""
-    return prod(type_.get_shape())
+    return math.prod(type_.get_shape())
 
 
 def element(type_: Attribute) -> Attribute:
@@ -164,3 +165,45 @@ def _coefficients(expr: AffineExpr) -> dict[int, int]:
     factor = expr.rhs if left else expr.lhs
     by = factor.value if isinstance(factor, AffineConstantExpr) else DYNAMIC
     return {dim: by * c if DYNAMIC not in (by, c) else DYNAMIC for dim, c in (left or right).items()}
+
+
+# ---- constants ----
+
+
+def literal(type_: Attribute, value: int | float) -> str:
+    """C++ text of a scalar constant."""
+    name = dtype_name(type_)
+    if isinstance(value, float):
+        return _float_literal(name, value)
+    if name == "i1":
+        return "true" if value else "false"
+    if name == "index":
+        return str(value)
+    if value == -(1 << 63):
+        return "INT64_MIN"
+    return f"{scalar(type_)}({value})"
+
+
+def _float_literal(name: str, value: float) -> str:
+    if name in ("bf16", "f16"):
+        return f"vnpu::{name}{{{_narrow_bits(name, value):#06x}}}"
+    if math.isnan(value):
+        text = '__builtin_nan("")'
+    elif math.isinf(value):
+        text = "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+    else:
+        text = value.hex()
+    return f"float({text})" if name == "f32" else text
+
+
+def _narrow_bits(name: str, value: float) -> int:
+    """The 16 bits of a constant, rounded to nearest even."""
+    if name == "f16":
+        return int.from_bytes(struct.pack("<e", value), "little")
+    try:
+        bits = int.from_bytes(struct.pack("<f", value), "little")
+    except OverflowError:
+        return 0x7F80 if value > 0 else 0xFF80
+    if math.isnan(value):
+        return 0x7FC0
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -21,8 +21,10 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 
 from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, MemRef, attribute, emits, grouped, plus, unsupported
+from virtual_npu.codegen.body import Body, MemRef, emits
 from virtual_npu.codegen.memory import at
+from virtual_npu.codegen.refusals import attribute, unsupported
+from virtual_npu.codegen.text import grouped, plus
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:

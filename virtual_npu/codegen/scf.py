@@ -1,16 +1,18 @@
-"""Emitters of scf, affine and func: loops, branches and calls."""
+"""Emitters of scf, and of cf's assertion: loops and branches, and the values that they carry."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from xdsl.dialects import affine, func, scf
-from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseArrayBase, IntegerType, MemRefType
+from xdsl.dialects import cf, scf
+from xdsl.dialects.builtin import DenseArrayBase, MemRefType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen import affine_text, memory, types
-from virtual_npu.codegen.body import Body, MemRef, Scalar, attribute, emits, unsupported
+from virtual_npu.codegen import types
+from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
+from virtual_npu.codegen.refusals import attribute, unsupported
 from virtual_npu.codegen.tokens import token_type
 
 # ---- values that loops carry ----
@@ -88,10 +90,10 @@ def region(body: Body, block: Block, names: Sequence[str]) -> None:
 def _for(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.ForOp)
     low, high, step = body.texts([op.lb, op.ub, op.step])
-    _loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
+    counted_loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
 
 
-def _loop(
+def counted_loop(
     body: Body,
     op: Operation,
     bounds: tuple[str, str, str],
@@ -116,10 +118,10 @@ def _loop(
 @emits("scf.if")
 def _if(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.IfOp)
-    _branch(body, op, body.text(op.cond), op.true_region, op.false_region)
+    branch(body, op, body.text(op.cond), op.true_region, op.false_region)
 
 
-def _branch(body: Body, op: Operation, condition: str, yes: Region, no: Region) -> None:
+def branch(body: Body, op: Operation, condition: str, yes: Region, no: Region) -> None:
     body.comment(op)
     names = declare(body, op, op.results, [None] * len(op.results))
     with body.block(f"if ({condition})"):
@@ -221,120 +223,12 @@ def _execute_region(body: Body, op: Operation) -> None:
         body.values[result] = body.values[value]
 
 
-# ---- affine ----
+# ---- cf ----
 
 
-def _map(op: Operation, name: str) -> AffineMapAttr:
-    found = attribute(op, name)
-    assert isinstance(found, AffineMapAttr)
-    return found
-
-
-@emits("affine.apply")
-def _apply(body: Body, op: Operation) -> None:
-    known = [body.const(value) for value in op.operands]
-    map_ = _map(op, "map").data
-    if all(value is not None for value in known):
-        numbers = [value for value in known if value is not None]
-        (result,) = map_.eval(numbers[: map_.num_dims], numbers[map_.num_dims :])
-        body.values[op.results[0]] = Scalar(str(result), result)
-        return
-    (text,) = affine_text.results(map_, body.texts(op.operands))
-    body.define(op.results[0], text)
-
-
-def _extreme(map_: AffineMapAttr, operands: Sequence[str], function: str) -> str:
-    first, *rest = affine_text.results(map_.data, operands)
-    for text in rest:
-        first = f"vnpu::{function}<vnpu::i64>({first}, {text})"
-    return first
-
-
-@emits("affine.min", "affine.max")
-def _min_max(body: Body, op: Operation) -> None:
-    function = "minsi" if op.name == "affine.min" else "maxsi"
-    body.define(op.results[0], _extreme(_map(op, "map"), body.texts(op.operands), function))
-
-
-@emits("affine.for")
-def _affine_for(body: Body, op: Operation) -> None:
-    assert isinstance(op, affine.ForOp)
-    low = _extreme(op.lowerBoundMap, body.texts(op.lowerBoundOperands), "maxsi")
-    high = _extreme(op.upperBoundMap, body.texts(op.upperBoundOperands), "minsi")
-    bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
-    _loop(body, op, bounds, op.body.block, op.inits, op.results)
-
-
-@emits("affine.if")
-def _affine_if(body: Body, op: Operation) -> None:
-    condition = attribute(op, "condition")
-    assert isinstance(condition, AffineSetAttr)
-    yes, no = op.regions
-    _branch(body, op, affine_text.condition(condition.data, body.texts(op.operands)), yes, no)
-
-
-@emits("affine.load")
-def _affine_load(body: Body, op: Operation) -> None:
-    body.define(op.results[0], memory.read(body, op, op.operands[0], op.operands[1:], _map(op, "map").data))
-
-
-@emits("affine.store")
-def _affine_store(body: Body, op: Operation) -> None:
-    value, target, *indices = op.operands
-    body.put(memory.write(body, op, target, indices, body.text(value), _map(op, "map").data))
-
-
-# ---- calls ----
-
-
-@emits("func.call")
-def _call(body: Body, op: Operation) -> None:
-    assert isinstance(op, func.CallOp)
-    callee = op.callee.root_reference.data
-    arguments = [_argument(body, op, value) for value in op.arguments]
-    body.comment(op)
-    call = f"{body.unit.callee(op, callee)}({', '.join(arguments)})"
-    if body.checked and callee in body.unit.kernels:
-        call = _kernel_call(body, op, call)
-    if body.unit.options.checks and callee in body.unit.kernels:
-        body.put(f'if (vnpu::record::on()) vnpu::record::called({body.site(op)}, "{callee}");')
-    if not op.results:
-        body.put(f"{call};")
-    elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):
-        body.define(op.results[0], call)
-    else:
-        raise unsupported(op, "an external function that returns a memref or several values is not supported")
-
-
-def _argument(body: Body, op: Operation, value: SSAValue) -> str:
-    """An argument of a call: a bare pointer for a memref."""
-    found = body.value(value)
-    if isinstance(found, Scalar):
-        if isinstance(value.type, IntegerType) and found.const is not None:
-            return f"{types.cpp(value.type)}({found.const})"
-        return found.text
-    shape = found.type.get_shape()
-    if types.DYNAMIC in (*shape, *types.memref_strides(found.type)):
-        raise unsupported(op, f"cannot pass {found.type} as a bare pointer: cast it to a static memref type")
-    return f"vnpu::raw({found.pointer})" if _is_checked_kernel(body, op) else found.pointer
-
-
-def _is_checked_kernel(body: Body, op: Operation) -> bool:
-    """Whether a call goes to a function in C++, which takes plain pointers."""
-    assert isinstance(op, func.CallOp)
-    callee = body.unit.symbols.get(op.callee.root_reference.data)
-    return body.checked and callee is not None and not callee.body.blocks
-
-
-def _kernel_call(body: Body, op: Operation, call: str) -> str:
-    """The call of an external kernel, with checks of the memrefs that it gets."""
-    assert isinstance(op, func.CallOp)
-    memrefs = [
-        f"vnpu::argument({position}, {body.memref(value).pointer}, {body.memref(value).extent})"
-        for position, value in enumerate(op.arguments)
-        if isinstance(value.type, MemRefType)
-    ]
-    site = body.site(op, f"@{op.callee.root_reference.data}")
-    scalars = [_argument(body, op, value) for value in op.arguments if not isinstance(value.type, MemRefType)]
-    key = f"vnpu::scalars({', '.join(scalars)})"
-    return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', key, *memrefs])})"
+@emits("cf.assert")
+def _assert(body: Body, op: Operation) -> None:
+    """Ends the run with the message of the assertion where it does not hold."""
+    assert isinstance(op, cf.AssertOp)
+    message = json.dumps(f"the assertion does not hold: {op.msg.data}")
+    body.put(f'if (!{body.text(op.arg)}) vnpu::fail({body.site(op)}, "%s", {message});')

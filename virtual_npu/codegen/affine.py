@@ -1,4 +1,4 @@
-"""Emitters of affine.parallel, and of the conversions between one position and one per dimension."""
+"""Emitters of affine: maps, loops, branches, elements, and positions made of one index per dimension."""
 
 from __future__ import annotations
 
@@ -6,14 +6,80 @@ from collections.abc import Sequence
 from itertools import islice
 
 from xdsl.dialects import affine
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerType
+from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseIntOrFPElementsAttr, IntegerType
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
 from air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
-from virtual_npu.codegen import affine_text, arith, types
-from virtual_npu.codegen.body import Body, Scalar, emits, grouped, plus, times, unsupported
+from virtual_npu.codegen import affine_text, memory, types
+from virtual_npu.codegen.body import Body, Scalar, emits
 from virtual_npu.codegen.gathers import combined
+from virtual_npu.codegen.refusals import attribute, unsupported
+from virtual_npu.codegen.scf import branch, counted_loop
+from virtual_npu.codegen.text import grouped, plus, times
+
+# ---- maps, loops and branches ----
+
+
+def _map(op: Operation, name: str) -> AffineMapAttr:
+    found = attribute(op, name)
+    assert isinstance(found, AffineMapAttr)
+    return found
+
+
+@emits("affine.apply")
+def _apply(body: Body, op: Operation) -> None:
+    known = [body.const(value) for value in op.operands]
+    map_ = _map(op, "map").data
+    if all(value is not None for value in known):
+        numbers = [value for value in known if value is not None]
+        (result,) = map_.eval(numbers[: map_.num_dims], numbers[map_.num_dims :])
+        body.values[op.results[0]] = Scalar(str(result), result)
+        return
+    (text,) = affine_text.results(map_, body.texts(op.operands))
+    body.define(op.results[0], text)
+
+
+def _extreme(map_: AffineMapAttr, operands: Sequence[str], function: str) -> str:
+    first, *rest = affine_text.results(map_.data, operands)
+    for text in rest:
+        first = f"vnpu::{function}<vnpu::i64>({first}, {text})"
+    return first
+
+
+@emits("affine.min", "affine.max")
+def _min_max(body: Body, op: Operation) -> None:
+    function = "minsi" if op.name == "affine.min" else "maxsi"
+    body.define(op.results[0], _extreme(_map(op, "map"), body.texts(op.operands), function))
+
+
+@emits("affine.for")
+def _affine_for(body: Body, op: Operation) -> None:
+    assert isinstance(op, affine.ForOp)
+    low = _extreme(op.lowerBoundMap, body.texts(op.lowerBoundOperands), "maxsi")
+    high = _extreme(op.upperBoundMap, body.texts(op.upperBoundOperands), "minsi")
+    bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
+    counted_loop(body, op, bounds, op.body.block, op.inits, op.results)
+
+
+@emits("affine.if")
+def _affine_if(body: Body, op: Operation) -> None:
+    condition = attribute(op, "condition")
+    assert isinstance(condition, AffineSetAttr)
+    yes, no = op.regions
+    branch(body, op, affine_text.condition(condition.data, body.texts(op.operands)), yes, no)
+
+
+@emits("affine.load")
+def _affine_load(body: Body, op: Operation) -> None:
+    body.define(op.results[0], memory.read(body, op, op.operands[0], op.operands[1:], _map(op, "map").data))
+
+
+@emits("affine.store")
+def _affine_store(body: Body, op: Operation) -> None:
+    value, target, *indices = op.operands
+    body.put(memory.write(body, op, target, indices, body.text(value), _map(op, "map").data))
+
 
 # ---- positions ----
 
@@ -111,7 +177,7 @@ def _total(body: Body, op: Operation, kind: str, type_: Attribute) -> str:
 def start_of(op: Operation, kind: str, type_: Attribute) -> str:
     """C++ text of what a reduction of this kind leaves every value as it is."""
     if kind in _FLOAT_STARTS:
-        return arith.literal(type_, _FLOAT_STARTS[kind])
+        return types.literal(type_, _FLOAT_STARTS[kind])
     if kind == "assign":
         raise unsupported(op, "reduces by assign: which iteration comes last is not defined")
     width = type_.width.data if isinstance(type_, IntegerType) else 64
@@ -119,4 +185,4 @@ def start_of(op: Operation, kind: str, type_: Attribute) -> str:
         "addi": 0, "maxu": 0, "ori": 0, "xori": 0, "muli": 1, "andi": -1, "minu": -1,
         "maxs": -(1 << (width - 1)), "mins": (1 << (width - 1)) - 1,
     }  # fmt: skip
-    return arith.literal(type_, starts[kind])
+    return types.literal(type_, starts[kind])

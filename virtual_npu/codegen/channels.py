@@ -1,0 +1,175 @@
+"""Channels in C++: the struct of those that a launch or function uses, and the table of its puts and gets.
+
+The table is for the report of a deadlock: who could still do what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from xdsl.dialects.arith import CmpiOp
+from xdsl.dialects.builtin import AffineMapAttr
+from xdsl.ir import Operation, OpResult, SSAValue
+
+from air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
+from virtual_npu.abi import identifier
+from virtual_npu.codegen import affine_text
+from virtual_npu.codegen.effects import channels_used
+from virtual_npu.codegen.execution import function_around
+from virtual_npu.codegen.intervals import interval
+from virtual_npu.codegen.refusals import attribute, line_of, unsupported
+from virtual_npu.codegen.text import quotable
+from virtual_npu.codegen.unit import Unit
+
+# ---- the struct ----
+
+
+def channel_field(unit: Unit, op: ChannelTransferOp) -> str:
+    """The C++ name of a channel inside its struct."""
+    if op.chan_name not in unit.channels:
+        raise unsupported(
+            op, f"channel @{op.chan_name} is not declared: add air.channel @{op.chan_name} [..]"
+        )
+    return f"ch_{identifier(op.chan_name)}"
+
+
+def channel_struct(unit: Unit, root: Operation) -> str:
+    """The C++ struct with the channels that a launch or function uses; emitted on first use."""
+    if root in unit.channel_structs:
+        return unit.channel_structs[root]
+    name = unit.fresh("Channels")
+    unit.channel_structs[root] = name
+    channels = channels_used(root)
+    fields = [f"  vnpu::Channel {_channel(unit, channel)};" for channel in channels]
+    ends = " ".join(f"ch_{identifier(channel)}.refuse_leftovers();" for channel in channels)
+    lines = [
+        f"struct {name} {{",
+        f"  explicit {name}(vnpu::Island &island) : island(island) {{}}",
+        "  // Refuses blocks that nobody took.",
+        f"  void finish() const {{ {ends} }}",
+        "  vnpu::Island &island;",
+        *fields,
+        "};",
+    ]
+    unit.declarations.append("\n".join(lines))
+    return name
+
+
+def _channel(unit: Unit, name: str) -> str:
+    extents = [", ".join(map(str, bundle(unit, name, is_put))) for is_put in (True, False)]
+    return f'ch_{identifier(name)}{{island, "@{quotable(name)}", {{{extents[0]}}}, {{{extents[1]}}}}}'
+
+
+def bundle(unit: Unit, name: str, is_put: bool) -> list[int]:
+    """The extents of a channel, as the putting or the getting side has them."""
+    op = unit.channels[name]
+    size = op.size or [1]
+    return list(size if is_put else op.broadcast_shape or size)
+
+
+def owns_channels(op: HierarchyOp) -> bool:
+    """Whether every point of a launch has channels of its own: where nothing else uses them."""
+    function = function_around(op)
+    if not isinstance(op, LaunchOp) or function is None:
+        return False
+    own, inside = set(channels_used(op)), set(op.walk())
+    others = (t for t in function.walk() if isinstance(t, ChannelTransferOp) and t not in inside)
+    return all(other.chan_name not in own for other in others)
+
+
+# ---- the table of puts and gets ----
+
+_MOST_DIMENSIONS = 4
+"""`Port::kMaxRank` in include/vnpu/base.h."""
+_LINES = ",\n  "
+
+
+def ports(unit: Unit, op: Operation, within: bool = False) -> str:
+    """C++ text of a pointer to the puts and gets that the body of an operation has; emitted on first use.
+
+    within: also those of what it starts.
+    """
+    key = (op, within)
+    if key not in unit.port_tables:
+        transfers = _all_transfers(op) if within else _own_transfers(op)
+        found = [_port(op, transfer) for transfer in transfers]
+        unit.port_tables[key] = _port_table(unit, found) if found else "nullptr"
+    return unit.port_tables[key]
+
+
+def _port_table(unit: Unit, found: Sequence[str]) -> str:
+    name = unit.fresh("ports")
+    unit.declarations.append(
+        f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(found)},\n}};\n"
+        f"static const vnpu::Ports {name} = {{{name}_list, {len(found)}}};"
+    )
+    return f"&{name}"
+
+
+def _all_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
+    yield from (inner for inner in op.walk() if isinstance(inner, ChannelTransferOp))
+
+
+def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.ops:
+                if isinstance(inner, ChannelTransferOp):
+                    yield inner
+                elif not isinstance(inner, HierarchyOp):
+                    yield from _own_transfers(inner)
+
+
+def _port(op: Operation, transfer: ChannelTransferOp) -> str:
+    indices = ", ".join(_index(op, value) for value in transfer.indices[:_MOST_DIMENSIONS])
+    is_put = str(transfer.name == "air.channel.put").lower()
+    return f'{{"@{quotable(transfer.chan_name)}", {line_of(transfer)}, {is_put}, {{{indices}}}}}'
+
+
+def _index(op: Operation, value: SSAValue) -> str:
+    """C++ text of a `vnpu::Port::Index`: whether the index is fixed, and the function that gives it."""
+    text = _text(op, value)
+    if text is None:
+        return "{}"
+    is_fixed = not re.search(r"\b[xy]\b", text)
+    function = f"[](vnpu::i64 x, vnpu::i64 y) -> vnpu::i64 {{ (void)x, (void)y; return {text}; }}"
+    return f"{{{str(is_fixed).lower()}, {function}}}"
+
+
+_OPERATORS = {
+    "arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.andi": "&", "arith.ori": "|",
+    "arith.xori": "^", "index.add": "+", "index.sub": "-", "index.mul": "*",
+}  # fmt: skip
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
+"""By the number of an arith.cmpi predicate. Coordinates are not negative, so the sign makes no difference."""
+
+
+def _text(op: Operation, value: SSAValue) -> str | None:
+    """C++ text of an index in terms of x and y of the point that executes; None where it takes more."""
+    if isinstance(op, HierarchyOp) and value in op.ids:
+        return "x" if value is op.ids[0] else "y"
+    found = interval(value)
+    if found is not None and found[0] == found[1]:
+        return str(found[0])
+    if not isinstance(value, OpResult):
+        return None
+    operands = [_text(op, operand) for operand in value.op.operands]
+    known = [operand for operand in operands if operand is not None]
+    return _of_result(value.op, known) if len(known) == len(operands) else None
+
+
+def _of_result(op: Operation, operands: Sequence[str]) -> str | None:
+    map_ = attribute(op, "map")
+    if op.name == "affine.apply" and isinstance(map_, AffineMapAttr):
+        return f"({affine_text.results(map_.data, operands)[0]})"
+    if op.name in _OPERATORS:
+        return f"({operands[0]} {_OPERATORS[op.name]} {operands[1]})"
+    if isinstance(op, CmpiOp):
+        return f"({operands[0]} {_COMPARISONS[op.predicate.value.data]} {operands[1]})"
+    if op.name == "arith.select":
+        return f"({operands[0]} ? {operands[1]} : {operands[2]})"
+    divides = {"arith.remui": "%", "arith.remsi": "%", "arith.divui": "/", "arith.divsi": "/"}
+    if op.name in divides and operands[1].isdigit() and operands[1] != "0":
+        return f"({operands[0]} {divides[op.name]} {operands[1]})"
+    return operands[0] if op.name.startswith("arith.index_cast") else None

@@ -1,0 +1,117 @@
+"""How the bodies of a program execute: in a plain C++ function, or in a coroutine that takes turns."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+from xdsl.dialects import func
+from xdsl.dialects.builtin import BFloat16Type
+from xdsl.ir import Operation
+
+from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
+from virtual_npu.codegen import types
+from virtual_npu.codegen.effects import channels_used
+from virtual_npu.options import BuildOptions
+
+
+class Mode(enum.Enum):
+    """How the body of a function, launch, segment or herd executes."""
+
+    STRAIGHT = "straight"
+    """Program order, without suspension: a plain C++ function."""
+    PROCESS = "process"
+    """Program order with channel operations that may suspend: a coroutine. Herd tiles."""
+    SEQUENCER = "sequencer"
+    """Issues engine operations in program order and lets them finish in any legal order: a coroutine."""
+
+
+def takes_turns(op: HierarchyOp, options: BuildOptions) -> bool:
+    """Whether the points of a launch, segment or herd are coroutines: with checks, all are."""
+    return options.checks or bool(channels_used(op))
+
+
+def hierarchy_mode(op: HierarchyOp, options: BuildOptions) -> Mode:
+    """How the body of a launch, segment or herd executes."""
+    if not takes_turns(op, options):
+        return Mode.STRAIGHT
+    return Mode.PROCESS if isinstance(op, HerdOp) else Mode.SEQUENCER
+
+
+def function_mode(op: func.FuncOp, options: BuildOptions) -> Mode:
+    """A function needs a sequencer when a channel is used outside launches, or by more than one.
+
+    With checks, also when it has operations of its own that run side by side.
+    """
+    if options.checks and any(_is_engine(inner) for inner in _outside_launches(op)):
+        return Mode.SEQUENCER
+    known: set[str] = set()
+    inside: set[Operation] = set()
+    for launch in [inner for inner in op.walk() if isinstance(inner, LaunchOp)]:
+        used = set(channels_used(launch))
+        if used & known:
+            return Mode.SEQUENCER
+        known |= used
+        inside.update(launch.walk())
+    outside = [t for t in op.walk() if isinstance(t, ChannelTransferOp) and t not in inside]
+    return Mode.SEQUENCER if outside else Mode.STRAIGHT
+
+
+def _outside_launches(op: Operation) -> Iterator[Operation]:
+    """The operations in a function that are in no launch, and the launches."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.ops:
+                yield inner
+                if not isinstance(inner, LaunchOp):
+                    yield from _outside_launches(inner)
+
+
+def _is_engine(op: Operation) -> bool:
+    """Whether an operation of a function runs beside others: a launch only with a token."""
+    if isinstance(op, LaunchOp):
+        return op.async_token is not None
+    return op.name.startswith("air.") and not op.name.endswith("_terminator")
+
+
+def function_around(op: Operation) -> func.FuncOp | None:
+    """The function that an operation is in."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, func.FuncOp):
+        parent = parent.parent_op()
+    return parent
+
+
+# ---- rounding ----
+
+
+def mode_registers(herd: HerdOp, mode: Mode, options: BuildOptions) -> str:
+    """The C++ declaration of the registers that say how a core rounds; empty where the body needs none.
+
+    By default generated code rounds to nearest even, and the registers matter to external kernels alone. A
+    build with rounding `floor` follows the core throughout: generated code and kernels share one register, in
+    which a core starts with `floor` and which a kernel may set. mlir-aie's compiler sets it to `conv_even`
+    first on every core with a matrix product of bf16 (AIECoreToStandard, pull requests 2984 and 2993), and so
+    it is here; other cores are told by a function (kernel_builder's rounding.py).
+    """
+    follows = options.rounding == "floor"
+    first = "vnpu::kConvEven" if follows and any(map(_multiplies_bf16, _on_same_cores(herd))) else ""
+    if mode is Mode.PROCESS:  # the scheduler puts the registers in place
+        return f"vnpu::exchange_modes({first});" if first else ""
+    if follows or any(isinstance(inner, func.CallOp) for inner in herd.walk()):
+        return f"const vnpu::CoreModes modes{{{first}}};"
+    return ""
+
+
+def _on_same_cores(herd: HerdOp) -> Iterator[HerdOp]:
+    """The herd, and all of its name in the same function: they are phases of the same cores."""
+    for op in (function_around(herd) or herd).walk():
+        if isinstance(op, HerdOp) and (op is herd or (herd.sym_name and op.sym_name == herd.sym_name)):
+            yield op
+
+
+def _multiplies_bf16(herd: HerdOp) -> bool:
+    return any(
+        op.name == "vector.contract" and isinstance(types.element(op.operands[0].type), BFloat16Type)
+        for op in herd.walk()
+    )

@@ -1,0 +1,65 @@
+"""C++ text: sums, products, names and strings."""
+
+from __future__ import annotations
+
+
+def is_integer(text: str) -> bool:
+    """Whether a text is an integer literal."""
+    return text.lstrip("-").isdigit()
+
+
+def times(left: str, right: str) -> str:
+    """C++ text of a product; integer literals are multiplied here."""
+    if is_integer(left) and is_integer(right):
+        return str(int(left) * int(right))
+    if "0" in (left, right):
+        return "0"
+    if left == "1":
+        return right
+    return left if right == "1" else f"{left} * {right}"
+
+
+def plus(*terms: str) -> str:
+    """C++ text of a sum; integer literals are added here."""
+    literal = sum(int(term) for term in terms if is_integer(term))
+    open_terms = [term for term in terms if not is_integer(term)]
+    return " + ".join(open_terms + ([str(literal)] if literal or not open_terms else []))
+
+
+def grouped(text: str) -> str:
+    """The text in parentheses, unless it is one identifier or number."""
+    return text if text.isidentifier() or is_integer(text) else f"({text})"
+
+
+def quotable(name: str) -> str:
+    """A name as it stands in a C++ string: a symbol may have quotes and backslashes of its own."""
+    return name.replace("\\", "/").replace('"', "'")
+
+
+def quoted(text: str) -> str:
+    """A C++ string literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+_KEYWORDS = frozenset([
+    "alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
+    "const", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export",
+    "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable",
+    "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return",
+    "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true",
+    "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while",
+    "xor",
+    # names that generated code uses itself
+    "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane", "vnpu",
+])  # fmt: skip
+
+_FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")
+"""How the names of generated functions and globals begin."""
+
+
+def local_name(hint: str | None) -> str:
+    """A C++ identifier for a local variable: no keyword, and no name that generated functions have."""
+    base = "".join(char if char.isalnum() else "_" for char in hint or "v")
+    is_taken = not base[0].isalpha() or base in _KEYWORDS or base.startswith(_FUNCTIONS)
+    return f"v{base}" if is_taken else base
