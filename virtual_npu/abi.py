@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FORMAT = 4
+FORMAT = 5
 """Version of the metadata and of the entries' calling convention."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from virtual_npu.errors import KnobError
 
 MOST_THREADS = 1024
+MOST_RACE_EVENTS = 1 << 29
 
 
 def _anything(_: str) -> bool:
@@ -51,6 +52,11 @@ class Knob:
 @functools.cache  # every call of a program asks
 def _is_thread_count(text: str) -> bool:
     return re.fullmatch("0*[0-9]{1,4}", text) is not None and 1 <= int(text) <= MOST_THREADS
+
+
+@functools.cache
+def _is_event_count(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= MOST_RACE_EVENTS
 
 
 def _is_march(text: str) -> bool:
@@ -120,6 +126,13 @@ ROUNDING = Knob(
     "conv_even or floor",
     {"conv_even", "floor"}.__contains__,
 )
+RACE_EVENTS = Knob(
+    "VNPU_RACE_EVENTS",
+    str(1 << 26),
+    "accesses that the race check remembers in a run, about 100 bytes each; a note tells of more",
+    f"a whole number from 1 to {MOST_RACE_EVENTS}",
+    _is_event_count,
+)
 PLAIN_PARTS = ("products", "calls", "buffers", "host_code")
 
 
@@ -146,7 +159,7 @@ PLAIN = Knob(
     ),
 )
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING, PLAIN)
+TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING, RACE_EVENTS, PLAIN)
 
 
 def check() -> None:
@@ -165,6 +178,11 @@ def threads() -> int:
     """How many threads a run uses. Raises KnobError when VNPU_THREADS is no number of threads."""
     text = THREADS.get()
     return int(text) if text else _cpus()
+
+
+def race_events() -> int:
+    """How many accesses the race check remembers. Raises KnobError where VNPU_RACE_EVENTS is no number."""
+    return int(RACE_EVENTS.get())
 
 
 def strict() -> bool:

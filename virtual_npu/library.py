@@ -26,6 +26,7 @@ class _RunOptions(ctypes.Structure):
         ("record", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("races_are_notes", ctypes.c_int32),
+        ("most_events", ctypes.c_int64),
     )
 
 
@@ -118,7 +119,8 @@ class Call:
         self._function = getattr(library, entry_symbol(entry))
         self._report = _RunReport()
         wanted = STATS * options.stats + TRACE * options.trace
-        asked = _RunOptions(knobs.threads(), wanted, options.seed, options.races == "note")
+        as_notes = options.races == "note"
+        asked = _RunOptions(knobs.threads(), wanted, options.seed, as_notes, knobs.race_events())
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 

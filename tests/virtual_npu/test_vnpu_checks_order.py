@@ -240,9 +240,41 @@ CLEAN = {
 }
 
 
+def transfers(count: int, chained: bool) -> str:
+    """Transfers that a loop starts side by side, each of its own elements, or one after the other."""
+    after = "[%t]" if chained else ""
+    return f"""
+      %n = arith.constant {count} : index
+      %c4 = arith.constant 4 : index
+      %ready = air.wait_all async
+      %last = scf.for %i = %c0 to %n step %c1 iter_args(%t = %ready) -> (!air.async.token) {{
+        %o = arith.muli %i, %c4 : index
+        %u = air.dma_memcpy_nd async {after} (%b[%o] [%c4] [%c1], %a[%o] [%c4] [%c1]) : ({L3}, {L3})
+        scf.yield %u : !air.async.token
+      }}"""
+
+
+CROWDS = {
+    "side_by_side_8": function("side_by_side_8", transfers(8, chained=False)),
+    "side_by_side_9": function("side_by_side_9", transfers(9, chained=False)),
+    "side_by_side_16": function("side_by_side_16", transfers(16, chained=False)),
+    "in_a_row_16": function("in_a_row_16", transfers(16, chained=True)),
+}
+
+LATE_RACE = function("late_race", f"""
+      %n = arith.constant 600 : index
+      scf.for %i = %c0 to %n step %c1 {{
+        air.dma_memcpy_nd (%b[%c0] [%c32] [%c1], %a[%c0] [%c32] [%c1]) : ({L3}, {L3})
+      }}
+      %one = air.dma_memcpy_nd async (%b[%c32] [%c32] [%c1], %a[%c0] [%c32] [%c1]) : ({L3}, {L3})
+      %two = air.dma_memcpy_nd async (%b[%c16] [%c32] [%c1], %a[%c0] [%c32] [%c1]) : ({L3}, {L3})""")  # fmt: skip
+"""1204 accesses; the two transfers that race make the last four."""
+
+
 @pytest.fixture(scope="module")
 def library(program):
-    texts = [text for text, *_ in (*RACES.values(), *MISSING.values())] + list(CLEAN.values())
+    texts = [text for text, *_ in (*RACES.values(), *MISSING.values())]
+    texts += [*CLEAN.values(), *CROWDS.values(), LATE_RACE]
     return program("module {" + "\n".join(texts) + "}", options=virtual_npu.BuildOptions(checks=True))
 
 
@@ -312,3 +344,38 @@ def test_races_may_be_notes(library):
     np.testing.assert_array_equal(y[:48], x[:48])
     with pytest.raises(virtual_npu.OptionError, match="races 'no' is not known; choose one of: error, note"):
         virtual_npu.RunOptions(races="no")
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond"),
+    [("side_by_side_8", 0), ("side_by_side_9", 1), ("side_by_side_16", 8), ("in_a_row_16", 0)],
+)
+def test_more_siblings_than_can_be_told_apart_are_noted(library, name, beyond):
+    x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
+    notes = library.run(name, [x.ctypes.data, y.ctypes.data]).notes
+    wanted = (
+        rf"line \d+: air.dma_memcpy_nd: {beyond} of these began while 8 others were under way, and nothing puts one "
+        "before the other: the race check tells 8 apart, so data races with the rest may be missed; let each "
+        "depend on the token of an earlier one, or wait for some before the next begin"
+    )
+    assert len(notes) == (beyond > 0)
+    assert all(re.fullmatch(wanted, note) for note in notes), notes
+
+
+def test_the_end_of_the_memory_for_accesses_is_noted(library, monkeypatch):
+    """A race that comes too late goes unseen, and the note says so; with enough memory it is found."""
+    monkeypatch.setenv("VNPU_THREADS", "1")
+    x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
+    late = [x.ctypes.data, y.ctypes.data]
+    monkeypatch.setenv("VNPU_RACE_EVENTS", "1024")
+    (note,) = library.run("late_race", late).notes
+    wanted = (
+        r"race check: (\d+) accesses came after the 1024 that it remembers were used up, so data races with them may "
+        r"be missed: run the program for a smaller shape, or set VNPU_RACE_EVENTS higher \(\d+ bytes of memory each\)"
+    )
+    told = re.fullmatch(wanted, note)
+    assert told, note
+    assert int(told[1]) == 2 * 600 + 4 - 1024
+    monkeypatch.delenv("VNPU_RACE_EVENTS")
+    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="data race"):
+        library.run("late_race", late)

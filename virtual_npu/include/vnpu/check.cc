@@ -410,7 +410,8 @@ char *take_notes() {
   size_t used = 0;
   for (int i = 0; i < note_count; ++i) {
     const Note &n = notes[i];
-    used += size_t(snprintf(text + used, capacity - used, "line %d: %s: %s", n.site.line, n.site.op, n.text));
+    if (n.site.line > 0) used += size_t(snprintf(text + used, capacity - used, "line %d: ", n.site.line));
+    used += size_t(snprintf(text + used, capacity - used, "%s: %s", n.site.op, n.text));
     if (n.count > 1) used += size_t(snprintf(text + used, capacity - used, " (%lld times)", ll(n.count)));
     used += size_t(snprintf(text + used, capacity - used, "\n"));
   }

@@ -46,6 +46,7 @@ struct RunOptions {
   int32_t record;  // what to collect: 1 statistics, 2 a trace
   uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
   int32_t races_are_notes;
+  int64_t most_events;  // accesses that the race check remembers
 };
 
 // What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.

@@ -39,30 +39,38 @@ void Clock::join(const Clock &other) {
 namespace {
 
 // Plain values that stay where they are until the run ends; numbered from 1. Threads add side by side.
-template <class T, int kBlock, int kBlocks>
+template <class T>
 class Store {
  public:
-  T &operator[](uint32_t number) { return blocks_[number / kBlock][number % kBlock]; }
+  T &operator[](uint32_t number) { return blocks_[(number - 1) / kBlock][(number - 1) % kBlock]; }
 
-  // Numbers are handed out to threads in blocks; 0 when all are used up.
-  uint32_t add(uint32_t &next) {
-    if (next % kBlock == 0) {
+  // The number after `last`, the thread's last one: threads take numbers in blocks. 0 when all are used up.
+  uint32_t add(uint32_t &last) {
+    if (last % kBlock == 0) {
+      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= most_) return 0;
       const int block = __atomic_fetch_add(&used_, 1, __ATOMIC_RELAXED);
-      if (block >= kBlocks) return 0;
-      __atomic_store_n(&blocks_[block], static_cast<T *>(malloc(sizeof(T) * kBlock)), __ATOMIC_RELEASE);
-      next = uint32_t(block) * kBlock + (block == 0);
+      T *const values = block < most_ ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
+      if (!values) return 0;
+      __atomic_store_n(&blocks_[block], values, __ATOMIC_RELEASE);
+      last = uint32_t(block) * kBlock;
     }
-    return next++;
+    return ++last;
   }
 
-  void clear() {
-    for (int block = 0; block < used_ && block < kBlocks; ++block) free(blocks_[block]);
+  // Forgets all; holds so many from now on, rounded up to whole blocks.
+  void clear(i64 most) {
+    for (int block = 0; block < used_ && block < kBlocks; ++block) {
+      free(blocks_[block]);
+      blocks_[block] = nullptr;
+    }
     used_ = 0;
+    most_ = most < i64(kBlocks) * kBlock ? int((most + kBlock - 1) / kBlock) : kBlocks;
   }
 
  private:
+  static constexpr int kBlock = 1024, kBlocks = 1 << 19;
   T *blocks_[kBlocks] = {};
-  int used_ = 0;
+  int used_ = 0, most_ = kBlocks;
 };
 
 // An access that happened.
@@ -74,36 +82,50 @@ struct Event {
   bool is_task;
 };
 
-Store<Event, 1024, 1 << 16> events;
-Store<Lineage, 1024, 1 << 16> lineages;
-Store<Where, 256, 1 << 14> roots;  // the launch point of an island
+Store<Event> events;
+Store<Lineage> lineages;
+Store<Where> roots;  // the launch point of an island
 uint32_t bodies = 0, processes = 0, phase = 0;
 bool races_are_notes = false;
+i64 most_events = 0;
+i64 unchecked = 0;         // accesses that came when there was no memory for them
+bool lost_track = false;   // no memory for what says which body and island a strand belongs to
 uint32_t generation = 0;  // of runs: the numbers that threads kept of an earlier one are stale
 
-struct Next {
+struct Last {
   uint32_t event = 0, lineage = 0, root = 0, generation = 0;
 };
-thread_local Next next_numbers;
+thread_local Last last_numbers;
 
-Next &mine() {
-  if (next_numbers.generation != generation) next_numbers = Next{0, 0, 0, generation};
-  return next_numbers;
+Last &mine() {
+  if (last_numbers.generation != generation) last_numbers = Last{0, 0, 0, generation};
+  return last_numbers;
 }
 
 }  // namespace
 
-void begin_order(bool as_notes) {
+void begin_order(bool as_notes, i64 most) {
   races_are_notes = as_notes;
+  most_events = most;
+  unchecked = 0;
+  lost_track = false;
   static thread_local Strand function;
   static thread_local Strand *slot = &function;
   strand_slot = &slot;
-  events.clear();
-  lineages.clear();
-  roots.clear();
+  events.clear(most);
+  lineages.clear(most);
+  roots.clear(most);
   bodies = processes = 0;
   phase = 1;
   ++generation;
+}
+
+void end_order() {
+  if (unchecked == 0) return;
+  note(Site{"race check", 0},
+       "%lld accesses came after the %lld that it remembers were used up, so data races with them may be missed: run the "
+       "program for a smaller shape, or set VNPU_RACE_EVENTS higher (%d bytes of memory each)",
+       (long long)unchecked, (long long)most_events, int(sizeof(Event)));
 }
 
 void next_phase() { ++phase; }
@@ -112,7 +134,10 @@ uint32_t new_body() { return __atomic_add_fetch(&bodies, 1, __ATOMIC_RELAXED); }
 
 const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async) {
   const uint32_t number = lineages.add(mine().lineage);
-  if (!number) return around;
+  if (!number) {
+    __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
+    return around;
+  }
   lineages[number] = Lineage{around, body, issue, is_async, around ? around->depth + 1 : 0};
   return &lineages[number];
 }
@@ -134,6 +159,13 @@ Chains::~Chains() {
   for (Family *family : buckets_) {
     while (family) {
       Family *const next = family->next;
+      if (family->merged && family->site.op[0]) {
+        note(family->site,
+             "%lld of these began while %d others were under way, and nothing puts one before the other: the race check "
+             "tells %d apart, so data races with the rest may be missed; let each depend on the token of an earlier one, "
+             "or wait for some before the next begin",
+             (long long)family->merged, kSiblings, kSiblings);
+      }
       delete family;
       family = next;
     }
@@ -158,12 +190,15 @@ uint32_t Chains::choose(uint32_t before, Site site, i64 flat, const Clock &clock
                     family->flat != flat)) {
     family = family->next;
   }
-  if (!family) bucket = family = new Family{before, site, flat, 0, {}, bucket};
+  if (!family) bucket = family = new Family{before, site, flat, 0, 0, {}, bucket};
   for (int i = 0; i < family->size; ++i) {
     const uint32_t chain = family->chains[i];
     if (clock.at(chain) >= times_[chain]) return chain;
   }
-  if (family->size == kSiblings) return family->chains[0];
+  if (family->size == kSiblings) {
+    ++family->merged;
+    return family->chains[0];
+  }
   return family->chains[family->size++] = add();
 }
 
@@ -191,6 +226,8 @@ void Strand::begin_island(Chains &own, const Where *root) {
   if (island) {
     roots[island] = *root;
     roots[island].around = nullptr;
+  } else {
+    __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
   }
   chains = &own;
   start();
@@ -384,9 +421,13 @@ Cells &cells_of(Buffer &buffer) {
   return *buffer.cells;
 }
 
+// 0: there is no memory for it.
 uint32_t new_event(Site site, const Strand &strand) {
-  const uint32_t number = events.add(mine().event);
-  if (!number) return 0;
+  const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(mine().event);
+  if (!number) {
+    __atomic_fetch_add(&unchecked, 1, __ATOMIC_RELAXED);
+    return 0;
+  }
   Where where = strand.where ? *strand.where : Where{"", 0, 0, 0};
   where.around = nullptr;
   events[number] = Event{site, where, strand.lineage, strand.phase, strand.island, strand.process, strand.chain,

@@ -94,13 +94,15 @@ class Chains {
   uint32_t advance(uint32_t chain) { return ++times_[chain]; }
 
  private:
-  // Where more strands than this are under way at once, one chain takes several: races among them go unseen.
+  // Where more strands than this are under way at once, one chain takes several: races among them go unseen, and a
+  // note says so.
   static constexpr int kSiblings = 8;
   struct Family {
     uint32_t before;
     Site site;
     i64 flat;
     int size;
+    i64 merged;  // strands that had to share a chain with others under way
     uint32_t chains[kSiblings];
     Family *next;
   };
@@ -229,8 +231,10 @@ bool holds_back(const Lineage *earlier, const Lineage *later);
 void observe(Site site, const Access &side, bool writes, Strand &strand);
 void observe(Site site, const Use &use, Strand &strand);
 
-// A run begins: forgets all of the last one. A function goes on after everything before has ended.
-void begin_order(bool races_are_notes);
+// A run begins: forgets all of the last one; `most_events` accesses are remembered from now on. It has ended: what was
+// not checked becomes a note. A function goes on after everything before has ended.
+void begin_order(bool races_are_notes, i64 most_events);
+void end_order();
 void next_phase();
 
 #else
@@ -273,7 +277,8 @@ inline bool holds_back(const Lineage *, const Lineage *) { return true; }
 inline void observe(Site, const Access &, bool, Strand &) {}
 inline void observe(Site, const Use &, Strand &) {}
 inline void next_phase() {}
-inline void begin_order(bool) {}
+inline void begin_order(bool, i64) {}
+inline void end_order() {}
 
 #endif
 

@@ -339,7 +339,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
   thread_limit = kChecks && options->record ? 1 : options->threads;
   run_seed = options->seed;
-  begin_order(options->races_are_notes);
+  begin_order(options->races_are_notes, options->most_events);
   const CoreModes modes;
   here = nullptr;
   int status = 0;
@@ -358,6 +358,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   report->nanoseconds = nanoseconds() - started;
   --workers.entries;
 #if VNPU_CHECKS
+  end_order();
   report->notes = take_notes();
   report->record = record::take();
 #endif
