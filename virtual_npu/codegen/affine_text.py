@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.ir.affine import AffineBinaryOpKind, AffineConstraintKind, AffineExpr, AffineMap, AffineSet
+from xdsl.ir.affine import AffineConstraintKind, AffineExpr, AffineMap, AffineSet
 
-from virtual_npu.codegen.algebra import Algebra
+from air_dialect.indices import Operator, Reading
 from virtual_npu.codegen.text import grouped, plus, times
 
 
@@ -14,14 +14,15 @@ def _call(function: str) -> Callable[[str, str], str]:
     return lambda left, right: f"vnpu::{function}({left}, {right})"
 
 
-_ALGEBRA: Algebra[str] = Algebra(
+_TEXTS: Reading[str] = Reading(
     str,
     {
-        AffineBinaryOpKind.Add: lambda left, right: grouped(plus(left, right)),
-        AffineBinaryOpKind.Mul: lambda left, right: grouped(times(left, right)),
-        AffineBinaryOpKind.Mod: _call("floor_mod"),
-        AffineBinaryOpKind.FloorDiv: _call("floor_div"),
-        AffineBinaryOpKind.CeilDiv: _call("ceil_div"),
+        **dict.fromkeys(Operator),
+        Operator.ADD: lambda left, right: grouped(plus(left, right)),
+        Operator.MULTIPLY: lambda left, right: grouped(times(left, right)),
+        Operator.MODULO: _call("floor_mod"),
+        Operator.FLOOR_DIVIDE: _call("floor_div"),
+        Operator.CEIL_DIVIDE: _call("ceil_div"),
     },
 )
 _CONSTRAINTS = {AffineConstraintKind.ge: ">=", AffineConstraintKind.le: "<=", AffineConstraintKind.eq: "=="}
@@ -29,7 +30,7 @@ _CONSTRAINTS = {AffineConstraintKind.ge: ">=", AffineConstraintKind.le: "<=", Af
 
 def expression(expr: AffineExpr, dims: Sequence[str], symbols: Sequence[str] = ()) -> str:
     """C++ text of an affine expression over given dimension and symbol texts."""
-    text = _ALGEBRA.value(expr, [*dims, *symbols], len(dims))
+    text = _TEXTS.expression(expr, [*dims, *symbols], len(dims))
     assert text is not None  # every operation has a text
     return text
 

@@ -14,11 +14,11 @@ from xdsl.dialects.builtin import MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
+from air_dialect.effects import ACCESSES, accesses
+from air_dialect.readings import interval
+from air_dialect.values import is_inside
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body
-from virtual_npu.codegen.effects import accesses, is_inside
-from virtual_npu.codegen.intervals import interval
-from virtual_npu.codegen.spans import PLAIN
 from virtual_npu.codegen.text import grouped, plus, times
 
 
@@ -45,13 +45,16 @@ def touched_block(body: Body, nest: Operation, value: SSAValue) -> Touched | Non
 
 
 def _place(body: Body, nest: Operation, op: Operation, value: SSAValue) -> tuple[str, int] | None:
-    if op.name not in PLAIN or not _always_runs(nest, op) or not _stays_inside(op):
+    if op.name not in ACCESSES or "map" in op.properties:
+        return None
+    if not _always_runs(nest, op) or not _stays_inside(op):
         return None
     assert isinstance(value.type, MemRefType)
     sizes, strides = value.type.get_shape(), types.memref_strides(value.type)
     if types.DYNAMIC in (*sizes, *strides):
         return None
-    indices = op.operands[PLAIN[op.name] : PLAIN[op.name] + len(sizes)]
+    first_index = ACCESSES[op.name][0] + 1
+    indices = op.operands[first_index : first_index + len(sizes)]
     moved = op.results[0].type if op.results else op.operands[0].type
     shape = moved.get_shape() if isinstance(moved, VectorType) else ()
     extents = [1] * (len(sizes) - len(shape)) + list(shape)

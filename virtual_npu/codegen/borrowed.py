@@ -21,10 +21,10 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
+from air_dialect.effects import accesses
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body
-from virtual_npu.codegen.effects import accesses
 from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.functions import unwritten_parameters
 from virtual_npu.codegen.memory import origin

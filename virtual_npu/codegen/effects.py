@@ -1,70 +1,31 @@
-"""What an operation reads and writes, seen from outside of it."""
+"""What an operation reads and writes, seen from outside of it: which memrefs, and which part of each.
+
+The part is known over all tiles and iterations, by the ranges of the indices (air_dialect.readings).
+"""
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import MemRefType
-from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
-from xdsl.ir import Block, Operation, OpResult, SSAValue
+from collections.abc import Sequence
 
-from air_dialect.ops import ChannelTransferOp, HierarchyOp
-from virtual_npu.codegen.intervals import Interval, add
-from virtual_npu.codegen.spans import joined, shift, span
+from xdsl.dialects import memref
+from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
+from xdsl.ir import Operation, OpResult, SSAValue
 
-_READS = frozenset([
-    "memref.load", "affine.load", "affine.vector_load", "vector.load", "vector.transfer_read",
-    "vector.maskedload", "vector.gather", "vector.expandload", "air.channel.put",
-])  # fmt: skip
-_WRITES = frozenset([
-    "memref.store", "affine.store", "affine.vector_store", "vector.store", "vector.transfer_write",
-    "vector.maskedstore", "vector.scatter", "vector.compressstore", "air.channel.get",
-])  # fmt: skip
-_VIEWS = frozenset([
-    "memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.view",
-    "memref.memory_space_cast", "memref.reinterpret_cast", "memref.assume_alignment", "memref.transpose",
-    "memref.reshape", "memref.extract_strided_metadata",
-])  # fmt: skip
-_NO_ACCESS = _VIEWS | {
-    "memref.dim", "memref.rank", "memref.dealloc", "memref.prefetch", "air.execute_terminator",
-    "memref.extract_aligned_pointer_as_index",
-}  # fmt: skip
-_CONTROL = ("scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return")
+from air_dialect.effects import ACCESSES, VIEWS, accesses
+from air_dialect.indices import mixed
+from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
+from air_dialect.readings import INTERVALS, Interval, add, interval, multiply
+from air_dialect.values import is_inside
+from virtual_npu.codegen import types
+
+Effect = tuple[SSAValue, bool, Interval | None]
+"""A memref, whether it is written, and its first and last element that is touched (None: any)."""
 
 
 def channels_used(op: Operation) -> list[str]:
     """The names of the channels that an operation and everything in it uses, in order of appearance."""
     names = {inner.chan_name: None for inner in op.walk() if isinstance(inner, ChannelTransferOp)}
     return list(names)
-
-
-def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
-    """(memref, writes) for every memref operand that this operation itself touches."""
-    memrefs = [value for value in op.operands if isinstance(value.type, MemRefType)]
-    if op.name in _NO_ACCESS or op.name.startswith(_CONTROL) or isinstance(op, HierarchyOp):
-        return []
-    if op.name in _READS:
-        return [(value, False) for value in memrefs]
-    if op.name in _WRITES:
-        return [(value, True) for value in memrefs]
-    if op.name == "air.dma_memcpy_nd":
-        return [(memrefs[0], True), (memrefs[1], False)]
-    if op.name in ("memref.copy", "linalg.copy", "linalg.transpose", "linalg.broadcast"):
-        return [(memrefs[0], False), (memrefs[-1], True)]
-    if isinstance(op, LinalgStructuredOperation):
-        return [(value, any(value is output for output in op.outputs)) for value in memrefs]
-    if op.name.startswith("linalg.") and memrefs:
-        return [(value, False) for value in memrefs[:-1]] + [(memrefs[-1], True)]
-    return [(value, True) for value in memrefs]
-
-
-def base(value: SSAValue) -> SSAValue:
-    """The memref that a chain of views looks at."""
-    while isinstance(value, OpResult) and value.op.name in _VIEWS:
-        value = value.op.operands[0]
-    return value
-
-
-Effect = tuple[SSAValue, bool, Interval | None]
-"""A memref, whether it is written, and its first and last element that is touched (None: any)."""
 
 
 def operand_effects(op: Operation) -> list[Effect]:
@@ -76,10 +37,10 @@ def operand_effects(op: Operation) -> list[Effect]:
             outside.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
     for inner in op.walk():
         for value, writes in accesses(inner):
-            root, touched = _outermost(op, value, span(inner, value, writes), outside)
+            root, touched = _outermost(op, value, _touched(inner, value, writes), outside)
             if inner is op or not is_inside(op, root):
                 key = root, writes
-                found[key] = joined(found[key], touched) if key in found else touched
+                found[key] = _joined(found[key], touched) if key in found else touched
     return [(root, writes, touched) for (root, writes), touched in found.items()]
 
 
@@ -87,11 +48,11 @@ def _outermost(
     op: Operation, value: SSAValue, touched: Interval | None, outside: dict[SSAValue, SSAValue]
 ) -> tuple[SSAValue, Interval | None]:
     """What a memref in `op` is, or looks at, outside of it, and what is touched counted from there."""
-    while not _is_operand(op, value):
+    while not any(operand is value for operand in op.operands):
         if value in outside:
             value = outside[value]
-        elif isinstance(value, OpResult) and value.op.name in _VIEWS and is_inside(op, value):
-            step = shift(value)
+        elif isinstance(value, OpResult) and value.op.name in VIEWS and is_inside(op, value):
+            step = _shift(value)
             touched = add(touched, step) if touched is not None and step is not None else None
             value = value.op.operands[0]
         else:
@@ -99,17 +60,101 @@ def _outermost(
     return value, touched
 
 
-def _is_operand(op: Operation, value: SSAValue) -> bool:
-    return any(operand is value for operand in op.operands)
+# ---- which elements are touched ----
 
 
-def is_inside(op: Operation, value: SSAValue) -> bool:
-    """Whether a value is defined in a region of `op`."""
-    owner = value.owner
-    parent = owner if isinstance(owner, Block) else owner.parent
-    while parent is not None:
-        holder = parent.parent_op()
-        if holder is op:
-            return True
-        parent = holder.parent if holder is not None else None
-    return False
+def _joined(left: Interval | None, right: Interval | None) -> Interval | None:
+    """The smallest interval around both; None, the whole buffer, if one of them is."""
+    if left is None or right is None:
+        return None
+    return min(left[0], right[0]), max(left[1], right[1])
+
+
+def _touched(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
+    """First and last element of a memref that an operation touches; None where that is not known."""
+    found = _of_access(op, buffer) if op.name in ACCESSES else _of_transfer(op, buffer, writes)
+    return _whole(buffer) if found is None else found
+
+
+def _whole(buffer: SSAValue) -> Interval | None:
+    """All of a memref whose type tells its extents and strides."""
+    assert isinstance(buffer.type, MemRefType)
+    sizes, strides = buffer.type.get_shape(), types.memref_strides(buffer.type)
+    if types.DYNAMIC in (*sizes, *strides):
+        return None
+    return 0, sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def _of_access(op: Operation, buffer: SSAValue) -> Interval | None:
+    type_ = buffer.type
+    assert isinstance(type_, MemRefType)
+    strides = types.memref_strides(type_)
+    begin = _walked(_index_ranges(op, len(strides)), strides)
+    moved = op.results[0].type if op.results else op.operands[0].type
+    shape = list(moved.get_shape()) if isinstance(moved, VectorType) else []
+    if begin is None or types.DYNAMIC in strides or len(shape) > len(strides):
+        return None
+    # Whatever the permutation, a transfer moves at most so far in every dimension, and stays in the memref.
+    if op.name.startswith("vector.transfer"):
+        shape = [max(shape, default=1)] * len(strides)
+    extents = [1] * (len(strides) - len(shape)) + shape
+    reach = sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
+    whole = _whole(buffer)
+    return (max(0, begin[0]), min(begin[1] + reach, whole[1])) if whole is not None else None
+
+
+def _index_ranges(op: Operation, rank: int) -> list[Interval | None]:
+    """The ranges of the indices of an access, one per dimension of its memref."""
+    first, map_ = ACCESSES[op.name][0] + 1, op.properties.get("map")
+    if isinstance(map_, AffineMapAttr):
+        return INTERVALS.of_map(map_.data, op.operands[first:])
+    return [interval(value) for value in op.operands[first : first + rank]]
+
+
+def _of_transfer(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
+    if isinstance(op, ChannelTransferOp):
+        return _of_pattern(op.offsets, op.sizes, op.strides)
+    if isinstance(op, DmaMemcpyNdOp) and writes and op.dst is buffer:
+        return _of_pattern(op.dst_offsets, op.dst_sizes, op.dst_strides)
+    if isinstance(op, DmaMemcpyNdOp) and not writes and op.src is buffer:
+        return _of_pattern(op.src_offsets, op.src_sizes, op.src_strides)
+    return None
+
+
+def _of_pattern(
+    offsets: Sequence[SSAValue], sizes: Sequence[SSAValue], strides: Sequence[SSAValue]
+) -> Interval | None:
+    lists = [[interval(value) for value in values] for values in (offsets, sizes, strides)]
+    if not sizes or len(offsets) > len(strides) or any(None in values for values in lists):
+        return None
+    known = [[value for value in values if value is not None] for values in lists]
+    found: Interval = (0, 0)
+    aligned = known[2][len(strides) - len(offsets) :]
+    for offset, stride in zip(known[0], aligned, strict=True):
+        found = add(found, multiply(offset, stride))
+    for (_, size), stride in zip(known[1], known[2], strict=True):
+        found = add(found, multiply((0, size - 1), stride))
+    return found
+
+
+def _shift(view: SSAValue) -> Interval | None:
+    """How far the first element of a view lies behind that of its source, in elements; None if not known."""
+    assert isinstance(view, OpResult)
+    op = view.op
+    if not isinstance(op, memref.SubviewOp):
+        is_same_place = op.name not in ("memref.view", "memref.reinterpret_cast", "memref.transpose")
+        return (0, 0) if is_same_place else None
+    assert isinstance(op.source.type, MemRefType)
+    offsets = mixed(op.static_offsets.get_values(), op.offsets)
+    ranges = [(each, each) if isinstance(each, int) else interval(each) for each in offsets]
+    return _walked(ranges, types.memref_strides(op.source.type))
+
+
+def _walked(offsets: Sequence[Interval | None], strides: Sequence[int]) -> Interval | None:
+    """Where an index per dimension leads; None where one of them is not known."""
+    found: Interval = (0, 0)
+    for offset, stride in zip(offsets, strides, strict=True):
+        if offset is None or stride == types.DYNAMIC:
+            return None
+        found = add(found, multiply(offset, (stride, stride)))
+    return found

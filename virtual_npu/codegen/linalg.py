@@ -10,10 +10,10 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
+from air_dialect.readings import INTERVALS
 from air_dialect.upstream import linalg_named
 from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from virtual_npu.codegen.intervals import of_expression
 from virtual_npu.codegen.memory import access, address, whole
 from virtual_npu.codegen.refusals import attribute, unsupported
 
@@ -134,7 +134,7 @@ def _indices(map_: AffineMap, indices: Sequence[str], extents: Sequence[str]) ->
     ranges = [(0, max(0, int(extent) - 1)) if extent.isdigit() else None for extent in extents]
     texts = affine_text.results(map_, indices)
     return [
-        memory.Index(f"({text})", of_expression(expr, ranges, map_.num_dims))
+        memory.Index(f"({text})", INTERVALS.expression(expr, ranges, map_.num_dims))
         for text, expr in zip(texts, map_.results, strict=True)
     ]
 

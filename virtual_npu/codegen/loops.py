@@ -10,8 +10,7 @@ from xdsl.dialects import func, scf
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from virtual_npu.codegen.intervals import interval
-from virtual_npu.codegen.linear import Linear, linear
+from air_dialect.readings import Linear, interval, linear
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from xdsl.ir.affine import AffineMap
 
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp, HierarchyOp
+from air_dialect.readings import INTERVALS, Interval, interval
 from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef
 from virtual_npu.codegen.buffers import value_name
 from virtual_npu.codegen.effects import operand_effects
-from virtual_npu.codegen.intervals import Interval, interval, of_map
 from virtual_npu.codegen.reaches import Reach, of_indices
 from virtual_npu.codegen.refusals import line_of
 from virtual_npu.codegen.text import grouped, plus, quoted, times
@@ -127,7 +127,7 @@ class Index:
 def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[Index]:
     """The indices that operands give, through an affine map where there is one."""
     texts = body.texts(operands)
-    values = [interval(value) for value in operands] if map_ is None else of_map(map_, operands)
+    values = [interval(value) for value in operands] if map_ is None else INTERVALS.of_map(map_, operands)
     if map_ is not None:
         texts = affine_text.results(map_, texts)
     reaches: list[Reach | None] = [None] * len(texts)

@@ -11,12 +11,12 @@ from xdsl.ir.affine import AffineDimExpr
 
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp
+from air_dialect.readings import interval
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, emits
 from virtual_npu.codegen.borrowed import is_borrowed
 from virtual_npu.codegen.buffers import global_pointer, label, value_name
 from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.l1_copies import tile_copies
 from virtual_npu.codegen.loans import takes_loans
 from virtual_npu.codegen.memory import access, at, whole

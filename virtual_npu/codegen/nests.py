@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, SSAValue
 
+from air_dialect.effects import accesses
 from air_dialect.ops import AsyncTokenType
+from air_dialect.values import is_inside
 from virtual_npu.codegen import types
 from virtual_npu.codegen.blocks import touched_block
 from virtual_npu.codegen.body import Body, Emit, Nest, Scalar
-from virtual_npu.codegen.effects import accesses, is_inside
 from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.reaches import reach
 from virtual_npu.codegen.text import grouped

@@ -38,11 +38,11 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp
+from air_dialect.readings import Linear, weighted
+from air_dialect.values import is_inside
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, MemRef
-from virtual_npu.codegen.effects import is_inside
 from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.linear import Linear, weighted
 from virtual_npu.codegen.loops import Loop, Nest
 from virtual_npu.codegen.memory import origin
 from virtual_npu.codegen.text import grouped, plus, times

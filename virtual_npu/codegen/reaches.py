@@ -6,26 +6,20 @@ index contains all that the loops touch, so where all of that is written, they c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from xdsl.dialects import affine, scf
 from xdsl.dialects.builtin import AffineMapAttr, VectorType
-from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
-from xdsl.ir.affine import AffineBinaryOpKind, AffineMap
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineMap
 
-from virtual_npu.codegen.algebra import Algebra
+from air_dialect.effects import ACCESSES
+from air_dialect.indices import Operator, Reading
+from air_dialect.readings import interval
+from air_dialect.values import is_inside
 from virtual_npu.codegen.body import Body
-from virtual_npu.codegen.effects import is_inside
-from virtual_npu.codegen.intervals import interval
 from virtual_npu.codegen.refusals import attribute
 from virtual_npu.codegen.text import grouped, plus, times
-
-_FIRST_INDEX = {
-    "memref.load": 1, "memref.store": 2, "affine.load": 1, "affine.store": 2, "vector.load": 1,
-    "vector.store": 2, "affine.vector_load": 1, "affine.vector_store": 2, "vector.transfer_read": 1,
-    "vector.transfer_write": 2,
-}  # fmt: skip
-"""Accesses whose first operands are the value to store, if any, and the memref; then come the indices."""
 
 Reach = tuple[str, str]
 """C++ text of the smallest and the largest value, both included."""
@@ -54,9 +48,9 @@ def _nested(function: str, texts: Sequence[str]) -> str:
 
 
 def _of_access(body: Body, nest: Operation, op: Operation, value: SSAValue) -> Reach | None:
-    view, first = body.memref(value), _FIRST_INDEX.get(op.name)
-    if first is None:
+    if op.name not in ACCESSES:
         return None
+    view, first = body.memref(value), ACCESSES[op.name][0] + 1
     map_ = attribute(op, "map")
     is_mapped = isinstance(map_, AffineMapAttr) and not op.name.startswith("vector.transfer")
     operands = op.operands[first:] if is_mapped else op.operands[first : first + len(view.sizes)]
@@ -77,8 +71,8 @@ def of_indices(
     body: Body, nest: Operation, operands: Sequence[SSAValue], map_: AffineMap | None
 ) -> list[Reach | None]:
     """The values of indices over all iterations of a nest."""
-    bounds = [_bounds(body, nest, operand) for operand in operands]
-    return bounds if map_ is None else [_ALGEBRA.value(expr, bounds, map_.num_dims) for expr in map_.results]
+    reading = _reading(body, nest)
+    return [reading.read(operand) for operand in operands] if map_ is None else reading.of_map(map_, operands)
 
 
 def _lanes(op: Operation, rank: int) -> list[int]:
@@ -91,47 +85,21 @@ def _lanes(op: Operation, rank: int) -> list[int]:
     return [1] * (rank - len(shape)) + shape if is_plain else [max([1, *shape])] * rank
 
 
-def _bounds(body: Body, nest: Operation, value: SSAValue) -> Reach | None:
-    """The values of an index over all iterations of a nest."""
-    known = interval(value)
-    if known is not None:
-        return str(known[0]), str(known[1])
-    if not is_inside(nest, value):
-        return body.text(value), body.text(value)
-    if isinstance(value, BlockArgument):
-        return _of_loop_variable(body, nest, value)
-    assert isinstance(value, OpResult)
-    map_ = value.op.properties.get("map")
-    bounds = [_bounds(body, nest, operand) for operand in value.op.operands]
-    if value.op.name == "affine.apply" and isinstance(map_, AffineMapAttr):
-        return _ALGEBRA.value(map_.data.results[0], bounds, map_.data.num_dims)
-    function = _FUNCTIONS.get(value.op.name)
-    known_bounds = [bound for bound in bounds if bound is not None]
-    return function(*known_bounds) if function and len(known_bounds) == len(bounds) else None
+def _reading(body: Body, nest: Operation) -> Reading[Reach]:
+    """Indices in a nest by their bounds: numbers, or what is made of values from outside."""
+
+    def number(value: SSAValue) -> Reach | None:
+        known = interval(value)
+        return None if known is None else (str(known[0]), str(known[1]))
+
+    def text(value: SSAValue) -> Reach | None:
+        return None if is_inside(nest, value) else (body.text(value), body.text(value))
+
+    return replace(_REACHES, given=lambda value: number(value) or text(value))
 
 
-def _of_loop_variable(body: Body, nest: Operation, value: BlockArgument) -> Reach | None:
-    loop = value.owner.parent_op()
-    if isinstance(loop, scf.ForOp) and value.index == 0:
-        low, high = _bounds(body, nest, loop.lb), _bounds(body, nest, loop.ub)
-    elif isinstance(loop, scf.ParallelOp):
-        low = _bounds(body, nest, loop.lowerBound[value.index])
-        high = _bounds(body, nest, loop.upperBound[value.index])
-    elif isinstance(loop, affine.ForOp) and value.index == 0:
-        low = _of_only_result(body, nest, loop.lowerBoundMap, loop.lowerBoundOperands)
-        high = _of_only_result(body, nest, loop.upperBoundMap, loop.upperBoundOperands)
-    else:
-        return None
+def _of_loop_variable(_: SSAValue, low: Reach | None, high: Reach | None, _step: object) -> Reach | None:
     return None if low is None or high is None else (low[0], plus(high[1], "-1"))
-
-
-def _of_only_result(
-    body: Body, nest: Operation, map_: AffineMapAttr, operands: Sequence[SSAValue]
-) -> Reach | None:
-    if len(map_.data.results) != 1:
-        return None
-    bounds = [_bounds(body, nest, operand) for operand in operands]
-    return _ALGEBRA.value(map_.data.results[0], bounds, map_.data.num_dims)
 
 
 def _add(left: Reach, right: Reach) -> Reach:
@@ -150,16 +118,14 @@ def _multiply(left: Reach, right: Reach) -> Reach | None:
     return times(grouped(other[0]), by[0]), times(grouped(other[1]), by[0])
 
 
-_ALGEBRA: Algebra[Reach] = Algebra(
+_REACHES: Reading[Reach] = Reading(
     lambda value: (str(value), str(value)),
-    {AffineBinaryOpKind.Add: _add, AffineBinaryOpKind.Mul: _multiply},
+    {
+        **dict.fromkeys(Operator),
+        Operator.ADD: _add,
+        Operator.SUBTRACT: _subtract,
+        Operator.MULTIPLY: _multiply,
+        Operator.CAST: lambda found: found,
+    },
+    variable=_of_loop_variable,
 )
-_FUNCTIONS: dict[str, Callable[..., Reach | None]] = {
-    "arith.addi": _add,
-    "arith.subi": _subtract,
-    "arith.muli": _multiply,
-    "arith.index_cast": lambda value: value,
-    "index.add": _add,
-    "index.sub": _subtract,
-    "index.mul": _multiply,
-}

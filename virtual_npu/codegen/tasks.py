@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xdsl.ir import Operation
 
+from air_dialect.effects import accesses
 from virtual_npu.codegen.body import Body, Emit
-from virtual_npu.codegen.effects import accesses
 from virtual_npu.codegen.memory import uses_of
 from virtual_npu.codegen.tokens import suspend
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from air_dialect.readings import Linear
 from virtual_npu.codegen.body import Body
 from virtual_npu.codegen.functions import callee
-from virtual_npu.codegen.linear import Linear
 from virtual_npu.codegen.windows import Turn
 
 

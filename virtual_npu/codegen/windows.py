@@ -26,9 +26,8 @@ from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp
+from air_dialect.readings import Linear, interval, weighted
 from virtual_npu.codegen import types
-from virtual_npu.codegen.intervals import interval
-from virtual_npu.codegen.linear import Linear, weighted
 from virtual_npu.codegen.loops import Nest
 
 

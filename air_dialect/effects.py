@@ -1,0 +1,140 @@
+"""What operations do to memory: one table of which memref operand is read, written, given back or looked at.
+
+`effects(op)` goes through the memref operands of an operation in their order. Operations of linalg follow a
+rule of their own: inputs are read, outputs are written, and read as well where the body uses what they held.
+What is in no table, such as a call, may read and may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Flag, auto
+
+from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
+from xdsl.ir import Operation, SSAValue
+
+
+class Effect(Flag):
+    """What becomes of a memref operand. Nothing, for one whose shape alone is asked for."""
+
+    NONE = 0
+    READ = auto()
+    WRITE = auto()
+    FREE = auto()
+    """It is given back."""
+    VIEW = auto()
+    """The result lies in the same memory."""
+    PASS = auto()
+    """The body, or the operation around, has it under another name."""
+    MAYBE = auto()
+    """What else is said can happen, and need not."""
+
+
+NONE, READ, WRITE, FREE, VIEW, PASS = (
+    Effect.NONE, Effect.READ, Effect.WRITE, Effect.FREE, Effect.VIEW, Effect.PASS,
+)  # fmt: skip
+UNKNOWN = Effect.READ | Effect.WRITE | Effect.MAYBE
+
+ACCESSES: Mapping[str, tuple[int, Effect]] = {
+    "memref.load": (0, READ), "affine.load": (0, READ), "affine.vector_load": (0, READ),
+    "vector.load": (0, READ), "vector.transfer_read": (0, READ),
+    "memref.store": (1, WRITE), "affine.store": (1, WRITE), "affine.vector_store": (1, WRITE),
+    "vector.store": (1, WRITE), "vector.transfer_write": (1, WRITE),
+}  # fmt: skip
+"""Operations of a core that touch elements from an index on: the position of the memref, which the indices
+follow, and what they do to it."""
+
+SCATTERED: Mapping[str, tuple[int, Effect]] = {
+    "vector.maskedload": (0, READ), "vector.gather": (0, READ), "vector.expandload": (0, READ),
+    "vector.maskedstore": (0, WRITE), "vector.scatter": (0, WRITE), "vector.compressstore": (0, WRITE),
+    "memref.atomic_rmw": (1, READ | WRITE), "memref.generic_atomic_rmw": (0, READ | WRITE),
+}  # fmt: skip
+"""The same for operations whose elements lie anywhere from there on, or that do more than read or write."""
+
+VIEWS = frozenset([
+    "memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.view",
+    "memref.memory_space_cast", "memref.reinterpret_cast", "memref.assume_alignment", "memref.transpose",
+    "memref.reshape", "memref.extract_strided_metadata",
+])  # fmt: skip
+"""Operations whose first result lies in the memory of their first operand."""
+
+ALLOCATIONS = frozenset(["memref.alloc", "memref.alloca"])
+"""Operations whose result is memory of its own."""
+
+_OPERANDS: Mapping[str, tuple[Effect, ...]] = {
+    **{name: (effect,) for name, (_, effect) in (*ACCESSES.items(), *SCATTERED.items())},
+    **dict.fromkeys(VIEWS, (VIEW,)),
+    "memref.reshape": (VIEW, READ),
+    "memref.copy": (READ, WRITE),
+    "memref.dealloc": (FREE,),
+    **dict.fromkeys(("memref.dim", "memref.rank", "memref.prefetch"), (NONE,)),
+    "memref.extract_aligned_pointer_as_index": (NONE,),
+    "air.dma_memcpy_nd": (WRITE, READ),
+    "air.channel.put": (READ,),
+    "air.channel.get": (WRITE,),
+    "arith.select": (UNKNOWN, UNKNOWN),
+}  # fmt: skip
+"""By the order of the memref operands."""
+
+_PASSING = (
+    "scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return", "air.launch",
+    "air.segment", "air.herd", "air.rank", "air.execute", "memref.alloca_scope", "memref.alloc",
+    "memref.get_global",
+)  # fmt: skip
+"""How the names begin of operations that touch nothing themselves: what is inside of them does."""
+
+_NO_MEMORY = ("arith.", "math.", "index.", "ub.", "cf.", "affine.", "vector.")
+"""Dialects whose operations compute on values, but for those that the tables name."""
+
+
+def effects(op: Operation) -> list[tuple[int, Effect]]:
+    """What an operation does to each of its memref operands: (position, effect), in their order."""
+    positions = [position for position, value in enumerate(op.operands) if is_memref(value)]
+    if not positions:
+        return []
+    if op.name in _OPERANDS:
+        return list(zip(positions, _OPERANDS[op.name], strict=False))
+    if op.name.startswith("linalg."):
+        return [(position, _of_linalg(op, position, position == positions[-1])) for position in positions]
+    return [(position, PASS if op.name.startswith(_PASSING) else UNKNOWN) for position in positions]
+
+
+def is_ruled(name: str) -> bool:
+    """Whether the effects of operations of this name are in a table, or follow a rule of their dialect."""
+    return name in _OPERANDS or name == "func.call" or name.startswith(("linalg.", *_PASSING, *_NO_MEMORY))
+
+
+def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
+    """(memref, writes) for every memref operand that an operation itself touches, or may touch."""
+    touched = [(op.operands[position], effect) for position, effect in effects(op)]
+    return [(value, WRITE in effect) for value, effect in touched if effect & (READ | WRITE)]
+
+
+def reads_only(op: Operation, value: SSAValue) -> bool:
+    """Whether an operation reads a memref, and does nothing else with it."""
+    found = [effect for position, effect in effects(op) if op.operands[position] is value]
+    return bool(found) and all(effect is READ for effect in found)
+
+
+def is_memref(value: SSAValue) -> bool:
+    """Whether a value is a memref, of any rank or of an unknown one."""
+    return isinstance(value.type, MemRefType | UnrankedMemRefType)
+
+
+def _of_linalg(op: Operation, position: int, is_last: bool) -> Effect:
+    """Outputs are those that the operation says it has, or else its last operand."""
+    outputs = getattr(op, "outputs", None)
+    if outputs is None:
+        return WRITE if is_last else READ
+    first = len(op.operands) - len(outputs)
+    if position < first:
+        return READ
+    return READ | WRITE if _uses_before(op, position) else WRITE
+
+
+def _uses_before(op: Operation, position: int) -> bool:
+    """Whether the body of a linalg operation uses the element that an output held before."""
+    blocks = [block for region in op.regions for block in region.blocks]
+    if len(blocks) != 1 or len(blocks[0].args) != len(op.operands):
+        return op.name not in ("linalg.copy", "linalg.transpose", "linalg.broadcast", "linalg.fill")
+    return bool(blocks[0].args[position].uses)

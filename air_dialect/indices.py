@@ -1,0 +1,465 @@
+"""How an index is made: one table of operations, and one walk that every reading of index expressions shares.
+
+`made(value)` says in one step how a value comes to be: as a number, as another value that passes through
+(`args(...)` of a hierarchy, results of `air.execute`), as a `Formula` (an `Operator` over such terms), or as
+the variable of a loop or a coordinate, which runs over a `Space`. A `Reading` tells what to make of that:
+constants, ranges, linear forms, multiples (air_dialect.readings), or C++ text (virtual_npu.codegen). It has a
+function for every operator, or None where it knows nothing; no reading looks at operations by itself.
+
+Integers are signed, also those of one bit: true is -1. Unsigned operators are of numbers that are not
+negative; a reading that cannot tell the sign knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from xdsl.dialects import affine, scf
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    AffineMapAttr,
+    DenseArrayBase,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+)
+from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir.affine import (
+    AffineBinaryOpExpr,
+    AffineBinaryOpKind,
+    AffineConstantExpr,
+    AffineDimExpr,
+    AffineExpr,
+    AffineMap,
+    AffineSymExpr,
+)
+
+from air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
+from air_dialect.values import captured, passed
+
+T = TypeVar("T")
+
+
+class Operator(Enum):
+    """What is made of operands. DIVIDE and REMAINDER round towards zero, MODULO is never negative."""
+
+    ADD = auto()
+    SUBTRACT = auto()
+    MULTIPLY = auto()
+    FLOOR_DIVIDE = auto()
+    CEIL_DIVIDE = auto()
+    DIVIDE = auto()
+    REMAINDER = auto()
+    MODULO = auto()
+    UNSIGNED_DIVIDE = auto()
+    UNSIGNED_CEIL_DIVIDE = auto()
+    UNSIGNED_REMAINDER = auto()
+    MIN = auto()
+    MAX = auto()
+    UNSIGNED_MIN = auto()
+    UNSIGNED_MAX = auto()
+    AND = auto()
+    OR = auto()
+    XOR = auto()
+    CAST = auto()
+    UNSIGNED_CAST = auto()
+    """Of a value and the bits of its type: what these bits are as an unsigned number."""
+    SELECT = auto()
+    EQUAL = auto()
+    UNEQUAL = auto()
+    LESS = auto()
+    LESS_EQUAL = auto()
+    GREATER = auto()
+    GREATER_EQUAL = auto()
+    UNSIGNED_LESS = auto()
+    UNSIGNED_LESS_EQUAL = auto()
+    UNSIGNED_GREATER = auto()
+    UNSIGNED_GREATER_EQUAL = auto()
+
+
+COMPARISONS = (
+    Operator.EQUAL, Operator.UNEQUAL, Operator.LESS, Operator.LESS_EQUAL, Operator.GREATER,
+    Operator.GREATER_EQUAL, Operator.UNSIGNED_LESS, Operator.UNSIGNED_LESS_EQUAL, Operator.UNSIGNED_GREATER,
+    Operator.UNSIGNED_GREATER_EQUAL,
+)  # fmt: skip
+"""By the number of the predicate of arith.cmpi and index.cmp."""
+
+OPERATIONS: Mapping[str, Operator] = {
+    "arith.addi": Operator.ADD, "index.add": Operator.ADD,
+    "arith.subi": Operator.SUBTRACT, "index.sub": Operator.SUBTRACT,
+    "arith.muli": Operator.MULTIPLY, "index.mul": Operator.MULTIPLY,
+    "arith.floordivsi": Operator.FLOOR_DIVIDE, "index.floordivs": Operator.FLOOR_DIVIDE,
+    "arith.ceildivsi": Operator.CEIL_DIVIDE, "index.ceildivs": Operator.CEIL_DIVIDE,
+    "arith.divsi": Operator.DIVIDE, "index.divs": Operator.DIVIDE,
+    "arith.remsi": Operator.REMAINDER, "index.rems": Operator.REMAINDER,
+    "arith.divui": Operator.UNSIGNED_DIVIDE, "index.divu": Operator.UNSIGNED_DIVIDE,
+    "arith.ceildivui": Operator.UNSIGNED_CEIL_DIVIDE, "index.ceildivu": Operator.UNSIGNED_CEIL_DIVIDE,
+    "arith.remui": Operator.UNSIGNED_REMAINDER, "index.remu": Operator.UNSIGNED_REMAINDER,
+    "arith.minsi": Operator.MIN, "index.mins": Operator.MIN,
+    "arith.maxsi": Operator.MAX, "index.maxs": Operator.MAX,
+    "arith.minui": Operator.UNSIGNED_MIN, "index.minu": Operator.UNSIGNED_MIN,
+    "arith.maxui": Operator.UNSIGNED_MAX, "index.maxu": Operator.UNSIGNED_MAX,
+    "arith.andi": Operator.AND, "index.and": Operator.AND,
+    "arith.ori": Operator.OR, "index.or": Operator.OR,
+    "arith.xori": Operator.XOR, "index.xor": Operator.XOR,
+    "arith.index_cast": Operator.CAST, "index.casts": Operator.CAST,
+    "arith.extsi": Operator.CAST, "arith.trunci": Operator.CAST,
+    "arith.index_castui": Operator.UNSIGNED_CAST, "index.castu": Operator.UNSIGNED_CAST,
+    "arith.extui": Operator.UNSIGNED_CAST,
+    "arith.select": Operator.SELECT,
+}  # fmt: skip
+"""Operations of integers and indices that are one operator over their operands; `made` knows some others."""
+
+AFFINE: Mapping[AffineBinaryOpKind, Operator] = {
+    AffineBinaryOpKind.Add: Operator.ADD,
+    AffineBinaryOpKind.Mul: Operator.MULTIPLY,
+    AffineBinaryOpKind.FloorDiv: Operator.FLOOR_DIVIDE,
+    AffineBinaryOpKind.CeilDiv: Operator.CEIL_DIVIDE,
+    AffineBinaryOpKind.Mod: Operator.MODULO,
+}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An operator over terms; MIN and MAX take any number of them, the others as many as they need."""
+
+    operator: Operator
+    operands: tuple[Term, ...]
+
+
+Term: TypeAlias = "SSAValue | int | Formula"
+
+
+class Space(NamedTuple):
+    """The values from `low` in steps of `step` up to, without, `high`; `parallel`: all at the same time."""
+
+    low: Term
+    high: Term
+    step: Term
+    parallel: bool
+
+
+# ---- readings ----
+
+
+def unknown(*_: object) -> None:
+    """What a reading says where it knows nothing."""
+    return None
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """What is made of an index: a T, or None where nothing is known.
+
+    constant: of a number.
+    operators: of what each operand is; None where the reading does not know the operator. Only the condition
+    of a SELECT may be None there.
+    variable: of the values that a loop variable or coordinate runs over, by what low, high and step are.
+    given: asked first, for every value.
+    leaf: asked for a value of which nothing follows from how it is made.
+    fitted: of a value and what was made of it: None where it may not fit its type, and so wrap around.
+    through_captures: whether what `args(...)` of a hierarchy hands in is the same inside.
+    """
+
+    constant: Callable[[int], T | None]
+    operators: Mapping[Operator, Callable[..., T | None] | None]
+    variable: Callable[[SSAValue, T | None, T | None, T | None], T | None] = unknown
+    given: Callable[[SSAValue], T | None] = unknown
+    leaf: Callable[[SSAValue], T | None] = unknown
+    fitted: Callable[[SSAValue, T], T | None] = lambda _, found: found
+    through_captures: bool = True
+
+    def read(self, value: SSAValue, found: dict[SSAValue, T | None] | None = None) -> T | None:
+        """What a value is. `found` keeps what is known of values, for other questions about the same."""
+        found = {} if found is None else found
+        opened: dict[SSAValue, Term | Space | None] = {}
+        pending = [value]
+        while pending:
+            current = pending[-1]
+            if current in found:
+                pending.pop()
+            elif current in opened:
+                found[current] = self._combined(current, opened[current], found)
+            else:
+                given = self.given(current)
+                if given is not None:
+                    found[current] = given
+                    continue
+                how = opened[current] = self._made(current)
+                pending += [source for source in sources(how) if source not in found and source not in opened]
+        return found[value]
+
+    def _made(self, value: SSAValue) -> Term | Space | None:
+        if not self.through_captures and isinstance(value, BlockArgument) and captured(value) is not None:
+            return None
+        return made(value)
+
+    def _combined(
+        self, value: SSAValue, how: Term | Space | None, found: Mapping[SSAValue, T | None]
+    ) -> T | None:
+        if isinstance(how, Space):
+            result = self.variable(value, *(self.term(bound, found) for bound in how[:3]))
+        else:
+            result = None if how is None else self.term(how, found)
+        if result is not None:
+            result = self.fitted(value, result)
+        return self.leaf(value) if result is None else result
+
+    def term(self, term: Term, found: Mapping[SSAValue, T | None]) -> T | None:
+        """What a term is, by what its values are."""
+        if isinstance(term, int):
+            return self.constant(term)
+        if isinstance(term, Formula):
+            return self.apply(term.operator, [self.term(operand, found) for operand in term.operands])
+        return found.get(term)
+
+    def apply(self, operator: Operator, operands: Sequence[T | None]) -> T | None:
+        """What an operator makes of operands."""
+        function = self.operators[operator]
+        needed = operands[1:] if operator is Operator.SELECT else operands
+        if function is None or any(operand is None for operand in needed):
+            return None
+        if operator not in (Operator.MIN, Operator.MAX):
+            return function(*operands)
+        result, *rest = operands
+        for operand in rest:
+            result = None if result is None else function(result, operand)
+        return result
+
+    def expression(self, expr: AffineExpr, operands: Sequence[T | None], dims: int) -> T | None:
+        """What an affine expression is; operands are the dimensions, then the symbols."""
+        if isinstance(expr, AffineConstantExpr):
+            return self.constant(expr.value)
+        if isinstance(expr, AffineDimExpr):
+            return operands[expr.position]
+        if isinstance(expr, AffineSymExpr):
+            return operands[dims + expr.position]
+        assert isinstance(expr, AffineBinaryOpExpr)
+        sides = [self.expression(side, operands, dims) for side in (expr.lhs, expr.rhs)]
+        return self.apply(AFFINE[expr.kind], sides)
+
+    def of_map(self, map_: AffineMap, operands: Sequence[SSAValue]) -> list[T | None]:
+        """What every result of an affine map is; operands are the dimensions, then the symbols."""
+        known = [self.read(operand) for operand in operands]
+        return [self.expression(expr, known, map_.num_dims) for expr in map_.results]
+
+
+def _over(operator: Operator) -> Callable[..., Term]:
+    return lambda *operands: Formula(operator, operands)
+
+
+_TERMS: Reading[Term] = Reading(lambda number: number, {operator: _over(operator) for operator in Operator})
+"""Affine expressions as terms."""
+
+
+# ---- how a value is made ----
+
+
+def sources(how: Term | Space | None) -> Iterator[SSAValue]:
+    """The values that a term, or the bounds of a space, are made of."""
+    if isinstance(how, SSAValue):
+        yield how
+    elif isinstance(how, Formula):
+        for operand in how.operands:
+            yield from sources(operand)
+    elif isinstance(how, Space):
+        for bound in how[:3]:
+            yield from sources(bound)
+
+
+def made(value: SSAValue) -> Term | Space | None:
+    """How a value is made, in one step; None where no known operation makes it."""
+    through = passed(value)
+    if through is not None:
+        return through
+    if isinstance(value, BlockArgument):
+        return space_of_variable(value)
+    assert isinstance(value, OpResult)
+    op = value.op
+    operator = OPERATIONS.get(op.name)
+    if operator is None:
+        function = _OTHERS.get(op.name)
+        return None if function is None else function(value)
+    if not isinstance(value.type, IndexType | IntegerType):
+        return None
+    if operator is Operator.UNSIGNED_CAST:
+        return Formula(operator, (op.operands[0], _width(op.operands[0])))
+    return Formula(operator, tuple(op.operands))
+
+
+def written_constant(value: SSAValue) -> int | None:
+    """The number that the operation of a value writes down itself, as a signed integer of its type."""
+    owner = value.owner
+    if isinstance(owner, Block) or owner.name not in (
+        "arith.constant",
+        "index.constant",
+        "index.bool.constant",
+    ):
+        return None
+    number = owner.properties.get("value", owner.attributes.get("value"))
+    if not isinstance(number, IntegerAttr):
+        return None
+    if not isinstance(value.type, IntegerType):
+        return int(number.value.data)
+    most = 1 << (value.type.width.data - 1)
+    return int((number.value.data + most) % (2 * most) - most)
+
+
+def _width(value: SSAValue) -> int:
+    return int(value.type.width.data) if isinstance(value.type, IntegerType) else 64
+
+
+def _compared(value: OpResult) -> Term | None:
+    predicate = value.op.properties.get("predicate", value.op.properties.get("pred"))
+    if not isinstance(predicate, IntegerAttr) or not isinstance(value.type, IntegerType):
+        return None
+    return Formula(COMPARISONS[predicate.value.data], tuple(value.op.operands))
+
+
+_SHIFTS: Mapping[str, Operator] = {
+    **dict.fromkeys(("arith.shli", "index.shl"), Operator.MULTIPLY),
+    **dict.fromkeys(("arith.shrsi", "index.shrs"), Operator.FLOOR_DIVIDE),
+    **dict.fromkeys(("arith.shrui", "index.shru"), Operator.UNSIGNED_DIVIDE),
+}
+
+
+def _shifted(value: OpResult) -> Term | None:
+    """A shift by a number is a product or a quotient."""
+    op = value.op
+    amount = written_constant(op.operands[1])
+    if amount is None or not 0 <= amount < _width(value):
+        return None
+    return Formula(_SHIFTS[op.name], (op.operands[0], 1 << amount))
+
+
+def _mapped(value: OpResult) -> Term | None:
+    map_ = value.op.properties.get("map")
+    if not isinstance(map_, AffineMapAttr):
+        return None
+    terms = terms_of(map_.data, value.op.operands)
+    if value.op.name == "affine.apply":
+        return terms[0]
+    return Formula(Operator.MIN if value.op.name == "affine.min" else Operator.MAX, tuple(terms))
+
+
+def terms_of(map_: AffineMap, operands: Sequence[SSAValue]) -> list[Term]:
+    """The results of an affine map over values, the dimensions first, then the symbols."""
+    terms = [_TERMS.expression(expr, operands, map_.num_dims) for expr in map_.results]
+    return [term for term in terms if term is not None]
+
+
+def _basis(op: Operation, dynamic: Sequence[SSAValue], count: int) -> list[SSAValue | int]:
+    """The extents of all dimensions but the first, which nothing bounds."""
+    basis = op.properties["static_basis"]
+    assert isinstance(basis, DenseArrayBase)
+    found = mixed(basis.get_values(), dynamic)
+    return found[len(found) - (count - 1) :]
+
+
+def _delinearized(value: OpResult) -> Term | None:
+    op = value.op
+    rest: Term = op.operands[0]
+    positions: list[Term] = []
+    for extent in reversed(_basis(op, op.operands[1:], len(op.results))):
+        positions.append(Formula(Operator.MODULO, (rest, extent)))
+        rest = Formula(Operator.FLOOR_DIVIDE, (rest, extent))
+    return [*positions, rest][len(op.results) - 1 - value.index]
+
+
+def _linearized(value: OpResult) -> Term | None:
+    op = value.op
+    basis = op.properties["static_basis"]
+    assert isinstance(basis, DenseArrayBase)
+    count = len(op.operands) - sum(extent == DYNAMIC_INDEX for extent in basis.get_values())
+    total: Term = op.operands[0]
+    for index, extent in zip(op.operands[1:count], _basis(op, op.operands[count:], count), strict=True):
+        total = Formula(Operator.ADD, (Formula(Operator.MULTIPLY, (total, extent)), index))
+    return total
+
+
+_OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
+    **dict.fromkeys(("arith.constant", "index.constant", "index.bool.constant"), written_constant),
+    **dict.fromkeys(("arith.cmpi", "index.cmp"), _compared),
+    **dict.fromkeys(_SHIFTS, _shifted),
+    **dict.fromkeys(("affine.apply", "affine.min", "affine.max"), _mapped),
+    "affine.delinearize_index": _delinearized,
+    "affine.linearize_index": _linearized,
+    "index.sizeof": lambda _: 64,
+}
+
+
+# ---- loop variables and coordinates ----
+
+
+def mixed(static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[SSAValue | int]:
+    """A list of numbers, in which a value stands wherever a number is left open."""
+    values = iter(dynamic)
+    return [next(values) if entry == DYNAMIC_INDEX else int(entry) for entry in static]
+
+
+def space_of_variable(value: SSAValue) -> Space | None:
+    """What the variable of a loop or a coordinate runs over; None for any other value."""
+    if not isinstance(value, BlockArgument):
+        return None
+    op = value.owner.parent_op()
+    spaces = [] if op is None else _spaces(op)
+    return spaces[value.index] if value.index < len(spaces) else None
+
+
+def _spaces(op: Operation) -> list[Space]:
+    """The spaces of the block arguments with which the body of an operation begins."""
+    if isinstance(op, HierarchyOp):
+        return [Space(0, size, 1, isinstance(op, HerdOp | SegmentOp)) for size in op.sizes]
+    if isinstance(op, scf.ForOp):
+        return [Space(op.lb, op.ub, op.step, False)]
+    if isinstance(op, affine.ForOp):
+        low = terms_of(op.lowerBoundMap.data, op.lowerBoundOperands)
+        high = terms_of(op.upperBoundMap.data, op.upperBoundOperands)
+        return [Space(_largest(low), _smallest(high), op.step.value.data, False)]
+    if isinstance(op, scf.ParallelOp):
+        return [Space(*bounds, True) for bounds in zip(op.lowerBound, op.upperBound, op.step, strict=True)]
+    if isinstance(op, affine.ParallelOp):
+        return _of_affine_parallel(op)
+    return _of_forall(op) if op.name == "scf.forall" else []
+
+
+def _of_affine_parallel(op: affine.ParallelOp) -> list[Space]:
+    lower, upper = op.lowerBoundsMap.data, op.upperBoundsMap.data
+    cut = lower.num_dims + lower.num_symbols
+    lows = _grouped(terms_of(lower, op.map_operands[:cut]), op.lowerBoundsGroups.get_values())
+    highs = _grouped(terms_of(upper, op.map_operands[cut:]), op.upperBoundsGroups.get_values())
+    steps = [step.value.data for step in op.steps]
+    return [
+        Space(_largest(low), _smallest(high), step, True)
+        for low, high, step in zip(lows, highs, steps, strict=True)
+    ]
+
+
+def _grouped(terms: Sequence[Term], groups: Sequence[int | float]) -> list[list[Term]]:
+    rest = iter(terms)
+    return [[next(rest) for _ in range(int(count))] for count in groups]
+
+
+def _of_forall(op: Operation) -> list[Space]:
+    static = [op.properties[f"static{part}"] for part in ("LowerBound", "UpperBound", "Step")]
+    operands = list(op.operands)
+    bounds: list[list[SSAValue | int]] = []
+    for part in static:
+        assert isinstance(part, DenseArrayBase)
+        entries = part.get_values()
+        count = sum(entry == DYNAMIC_INDEX for entry in entries)
+        bounds.append(mixed(entries, operands[:count]))
+        operands = operands[count:]
+    lows, highs, steps = bounds
+    return [Space(*each, True) for each in zip(lows, highs, steps, strict=True)]
+
+
+def _largest(terms: Sequence[Term]) -> Term:
+    return terms[0] if len(terms) == 1 else Formula(Operator.MAX, tuple(terms))
+
+
+def _smallest(terms: Sequence[Term]) -> Term:
+    return terms[0] if len(terms) == 1 else Formula(Operator.MIN, tuple(terms))
