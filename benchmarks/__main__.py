@@ -24,7 +24,7 @@ from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from virtual_npu.whole_files import write_whole
+from virtual_npu.store import write_whole
 
 BUILD = default_cache_dir().parent
 UNLIMITED = 10_000

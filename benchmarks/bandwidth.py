@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from virtual_npu import knobs
-from virtual_npu.host_code import load_host_code
+from virtual_npu.objects import load_host_code
 
 NBYTES = 1 << 28
 """Larger than any cache that a thread may have to itself."""

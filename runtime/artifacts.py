@@ -4,31 +4,29 @@
     CACHE/virtual/NAME-KEY.elf       the artifact of one backend
     CACHE/virtual/NAME-KEY.mlir      the program's text, also when they failed
     CACHE/virtual/NAME-KEY.log       what the tools printed, likewise
-    CACHE/locks/                     one lock per artifact, one for the manifest
-    CACHE/unfinished/                where compilations under way write
     CACHE/shared/                    parts that programs share: objects of the C++ kernels, for the NPU
+    CACHE/locks/, unfinished/        of the content store (virtual_npu/store.py)
 
-An artifact appears in one step (`os.replace`) once it is complete, and then in the manifest. Two processes
-may share a cache: who comes second waits for the artifact, and finds it. Nothing is ever removed: an artifact
-that no program asks for any more costs its file and nothing else, and `make clean` removes the whole cache.
+An artifact appears in one step once it is complete, and then in the manifest. Two processes may share a
+cache: who comes second waits for the artifact, and finds it. What no program asked for in a month is removed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import Any
 
 from runtime.errors import AerieRuntimeError, CompileError, DiskFullError
-from runtime.manifest import Entry, Manifest
 from virtual_npu.fingerprint import file_digest, key_of
+from virtual_npu.store import Store, mark_used
 
 Report = Callable[[str], None]
 
@@ -39,6 +37,7 @@ BUILD_LOG = "build.log"
 PROGRAM_TEXT = "program text"
 """The ingredient that tells apart programs of one name: a program is built for one shape."""
 
+FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -59,6 +58,11 @@ class Recipe:
     def stem(self) -> str:
         return f"{self.name}-{self.key}"
 
+    @property
+    def file(self) -> str:
+        """Where the artifact lies, relative to the cache."""
+        return f"{self.backend}/{self.stem}.elf"
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -71,6 +75,71 @@ class Artifact:
     reused: bool
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One artifact in the manifest. `file` is relative to the cache; `created` is UTC; `made_from` names
+    every ingredient."""
+
+    name: str
+    backend: str
+    file: str
+    nbytes: int
+    sha256: str
+    seconds: float
+    created: str
+    made_from: dict[str, str]
+
+
+class Manifest:
+    """`{"format": 1, "artifacts": {NAME-KEY: {...}}}` in one file: a readable list of what a cache holds."""
+
+    NAME = "manifest.json"
+
+    def __init__(self, store: Store, report: Report) -> None:
+        self._store = store
+        self._report = report
+        self._corruption_reported = False
+
+    def read(self) -> dict[str, Entry]:
+        """All entries. A manifest that cannot be read counts as empty, and that is reported."""
+        path = self._store.folder / self.NAME
+        try:
+            return _entries(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if not self._corruption_reported:
+                self._report(f"{path} is corrupt ({error}); starting a new one, programs are compiled again")
+            self._corruption_reported = True
+            return {}
+
+    def add(self, stem: str, entry: Entry) -> None:
+        """Add or replace one entry; what another process added meanwhile stays."""
+        self._rewrite(lambda entries: {**entries, stem: entry})
+
+    def forget_missing(self) -> None:
+        """Remove the entries of artifacts that are not there any more."""
+        folder = self._store.folder
+        self._rewrite(lambda entries: {s: e for s, e in entries.items() if (folder / e.file).exists()})
+
+    def _rewrite(self, change: Callable[[dict[str, Entry]], dict[str, Entry]]) -> None:
+        with self._store.making(self.NAME) as work:
+            entries = change(self.read())
+            document = {"format": FORMAT, "artifacts": {key: asdict(entries[key]) for key in sorted(entries)}}
+            (work / self.NAME).write_text(json.dumps(document, indent=1) + "\n")
+            self._store.place(work / self.NAME, self.NAME)
+
+
+def _entries(document: Any) -> dict[str, Entry]:
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']!r} instead of {FORMAT}")
+    names = [field.name for field in fields(Entry)]
+    return {
+        stem: Entry(**{name: stored[name] for name in names})
+        for stem, stored in document["artifacts"].items()
+    }
+
+
 class ArtifactStore:
     """The artifacts under one directory. `report` receives one line for everything unusual.
 
@@ -79,13 +148,13 @@ class ArtifactStore:
 
     def __init__(self, directory: Path, report: Report) -> None:
         self.directory = directory
-        self.shared = directory / "shared"
+        self.store = Store(directory)
         self._report = report
+        self._manifest = Manifest(self.store, report)
         try:
-            (directory / "locks").mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
-        self._manifest = Manifest(directory / "manifest.json", self._lock("manifest"), report)
 
     def find(self, recipe: Recipe, report: Report | None = None) -> Artifact | None:
         """The artifact of this recipe if it is there and whole; `report` is told of one that is not whole."""
@@ -97,6 +166,7 @@ class ArtifactStore:
         if damage:
             (report or self._report)(f"artifact {path.name} is damaged ({damage}); compiling it again")
             return None
+        mark_used(path)
         return Artifact(recipe.name, recipe.key, path, entry.seconds, reused=True)
 
     def why(self, recipe: Recipe) -> str:
@@ -122,12 +192,15 @@ class ArtifactStore:
         Raises what `compile_in` raises, DiskFullError when there is no space, and AerieRuntimeError for a
         directory that cannot be used.
         """
-        work = self.directory / "unfinished" / recipe.stem
+        waiting = partial(self._report, f"another process is compiling {recipe.name}; waiting for it")
         try:
             if found := self.find(recipe, report=_silent):
                 return found
-            with self._held(recipe):
-                return self.find(recipe) or self._build_in(work, recipe, compile_in)
+            with self.store.making(recipe.file, waiting) as work:
+                made = self.find(recipe) or self._build_in(work, recipe, compile_in)
+            if not made.reused:
+                self._prune()
+            return made
         except OSError as error:
             if error.errno not in FULL:
                 raise self._unusable(error) from error
@@ -138,52 +211,38 @@ class ArtifactStore:
             raise self._disk_full(recipe, "the compiler found no space") from error
 
     def _build_in(self, work: Path, recipe: Recipe, compile_in: Compile) -> Artifact:
-        target = self.directory / recipe.backend / f"{recipe.stem}.elf"
-        shutil.rmtree(work, ignore_errors=True)  # left behind by a process that was killed
+        beside = self.directory / recipe.file
+        beside.parent.mkdir(exist_ok=True)
+        started = time.perf_counter()
         try:
-            work.mkdir(parents=True, exist_ok=True)  # a compiler that outlived that one may yet write there
-            target.parent.mkdir(exist_ok=True)
-            started = time.perf_counter()
             made = compile_in(work)
-            return self._keep(recipe, work, made, target, time.perf_counter() - started)
+            return self._keep(recipe, work, made, time.perf_counter() - started)
         except CompileError as error:
-            _keep_text(recipe, work, target)
-            raise CompileError(error.program, error.cause, _keep_log(work, target)) from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+            _keep_text(recipe, work, beside)
+            raise CompileError(error.program, error.cause, _keep_log(work, beside)) from error
 
-    def _keep(self, recipe: Recipe, work: Path, made: Path, target: Path, seconds: float) -> Artifact:
+    def _prune(self) -> None:
+        """Remove what nobody used for long, and forget it."""
+        if self.store.prune_when_due():
+            self._manifest.forget_missing()
+
+    def _keep(self, recipe: Recipe, work: Path, made: Path, seconds: float) -> Artifact:
         entry = Entry(
             name=recipe.name,
             backend=recipe.backend,
-            file=target.relative_to(self.directory).as_posix(),
+            file=recipe.file,
             nbytes=made.stat().st_size,
             sha256=file_digest(made),
             seconds=round(seconds, 3),
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             made_from=dict(recipe.ingredients),
         )
-        _keep_log(work, target)
-        _keep_text(recipe, work, target)
-        os.replace(made, target)
+        path = self.directory / recipe.file
+        _keep_log(work, path)
+        _keep_text(recipe, work, path)
+        self.store.place(made, recipe.file)
         self._manifest.add(recipe.stem, entry)
-        return Artifact(recipe.name, recipe.key, target, seconds, reused=False)
-
-    def _lock(self, name: str) -> FileLock:
-        return FileLock(self.directory / "locks" / f"{name}.lock")
-
-    @contextlib.contextmanager
-    def _held(self, recipe: Recipe) -> Iterator[None]:
-        lock = self._lock(recipe.stem)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            self._report(f"another process is compiling {recipe.name}; waiting for it")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+        return Artifact(recipe.name, recipe.key, path, seconds, reused=False)
 
     def _unusable(self, error: OSError) -> AerieRuntimeError:
         return AerieRuntimeError(

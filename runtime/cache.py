@@ -89,7 +89,7 @@ class KernelCache:
 
         def compile_in(work: Path) -> Path:
             with begin(self._store.why(recipe)):
-                return toolchain.compile(program, work, self._store.shared)
+                return toolchain.compile(program, work, self._store.store)
 
         return self._store.build(recipe, compile_in)
 

@@ -11,8 +11,9 @@ import virtual_npu
 from runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
 from runtime.errors import CompileError
 from virtual_npu import compiler
+from virtual_npu.cache import ingredients
 from virtual_npu.fingerprint import files_digest, text_digest, with_includes
-from virtual_npu.recipe import ingredients
+from virtual_npu.store import Store
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject, Program
@@ -37,11 +38,10 @@ class Toolchain(Protocol):
     def ingredients(self, program: Program) -> Mapping[str, str]:
         """Everything that the artifact depends on, by name, as hashes or short texts."""
 
-    def compile(self, program: Program, work: Path, shared: Path) -> Path:
+    def compile(self, program: Program, work: Path, shared: Store) -> Path:
         """Compile in the empty folder `work`, leaving the tools' output in BUILD_LOG; the artifact's path.
 
-        `shared` lasts, and is for parts that several programs need. Raises CompileError with the tool's own
-        lines.
+        `shared` is for parts that several programs need. Raises CompileError with the tool's own lines.
         """
 
     @property
@@ -99,8 +99,8 @@ class VirtualToolchain:
     def memory_bytes(self) -> int:
         return MEMORY_BYTES
 
-    def compile(self, program: Program, work: Path, shared: Path) -> Path:
-        del shared  # the virtual NPU has a cache of its own for what programs share
+    def compile(self, program: Program, work: Path, shared: Store) -> Path:
+        del shared  # the virtual NPU has a store of its own, for programs that others build too
         output = work / f"{program.name}.elf"
         try:
             virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,), options=self.options)

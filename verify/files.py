@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llama32_1b.errors import UserError
-from virtual_npu import whole_files
+from virtual_npu import store
 
 
 def make_folder(folder: Path) -> None:
@@ -21,4 +21,4 @@ def make_folder(folder: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write `text` to `path` in one step, its folder made if need be. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole_files.write_whole(path, lambda file: file.write(text.encode()))
+    store.write_whole(path, lambda file: file.write(text.encode()))

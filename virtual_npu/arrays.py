@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from virtual_npu import whole_files
+from virtual_npu import store
 from virtual_npu.errors import ArgumentError
 from virtual_npu.library import ArgumentType, Entry, Library, RunResult
 from virtual_npu.options import IN_ORDER, RunOptions
@@ -154,6 +154,6 @@ def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     if not folder.is_dir():
         raise ArgumentError(f"cannot write {path}: the folder {folder} does not exist")
     try:
-        whole_files.write_whole(path, fill)
+        store.write_whole(path, fill)
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}") from error

@@ -1,37 +1,68 @@
-"""Built programs on disk, found by the hash of everything that makes them.
+"""Built programs, found again by the hash of everything that makes them.
 
-    CACHE/PLAN.json      for a text and the options it is built with: the external kernels it calls
-    CACHE/PROGRAM.so     for a plan and the sources of those kernels: the shared object, then its sha256
-    CACHE/KEY-NAME.o     an object of the runtime (runtime_objects.py)
-    CACHE/PLAN.lock      held while it is built: a second process waits, and finds it
+    PLAN.json     for a text and all that turns it into C++ and compiles that: the external kernels it calls,
+                  what these were made from, and the shared object
+    PROGRAM.so    the shared object, under the hash of the C++ that made it (objects.py)
 
-So a program that is found needs neither parser nor compiler. Files appear in one step; one that is damaged
-is built again. What was not used for OLDEST_DAYS goes, and the least recently used beyond LARGEST_BYTES.
+So a program that is found needs neither parser nor compiler. Both lie in the content store (store.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
+import importlib.metadata
 import json
-import os
-import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from virtual_npu import knobs, sealed
+from virtual_npu.compiler import OWN_KERNELS, PACKAGE, find_compiler
+from virtual_npu.errors import ToolchainError
 from virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
-from virtual_npu.fingerprint import file_digest, key_of, text_digest, with_includes
+from virtual_npu.fingerprint import (
+    cpu_identity,
+    file_digest,
+    includes_digest,
+    key_of,
+    text_digest,
+    tool_version,
+    tree_digest,
+)
+from virtual_npu.knobs import kept_folder
 from virtual_npu.library import Library
 from virtual_npu.options import BuildOptions
-from virtual_npu.recipe import ingredients
+from virtual_npu.store import Store, kept_programs, sealed
 
-LARGEST_BYTES = 1 << 30
-OLDEST_DAYS = 30
+if TYPE_CHECKING:
+    from virtual_npu.toolchain import Cpp
 
-_DAY = 24 * 60 * 60
+_NOT_BUILT_IN = ("pyxrt", "static", "commands", "__main__.py")
+"""What of this package has no part in a built program."""
+
+
+def ingredients(options: BuildOptions) -> dict[str, str]:
+    """Everything of ours and of the machine that shapes a program, by name, as hashes or short texts.
+
+    Raises ToolchainError when there is no compiler.
+    """
+    compiler = find_compiler(options)
+    flags = (flag for flag in compiler.flags if flag not in options.defines)
+    identity = f"{tool_version(compiler.path)} {' '.join(flags)}"
+    chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
+    return {**_own(), "compiler": identity, **chosen}
+
+
+@functools.cache
+def _own() -> dict[str, str]:
+    return {
+        "air_dialect": tree_digest(PACKAGE.parent / "air_dialect"),
+        "virtual_npu": tree_digest(PACKAGE, skip=_NOT_BUILT_IN),
+        "AIE API for the host": tree_digest(OWN_KERNELS / "host"),
+        "xdsl": importlib.metadata.version("xdsl"),
+        "CPU": cpu_identity(),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +74,11 @@ class Source:
     kernel_dirs: tuple[Path, ...]
     options: BuildOptions
 
-    def build(self, output: Path, keep: Path | None = None) -> list[ExternalKernel]:
-        """Build it into `output`; gives the external kernels it calls."""
-        from virtual_npu.toolchain import build  # xDSL comes with it
+    def cpp(self, keep: Path | None) -> Cpp:
+        """All C++ of the program; `keep` is a folder for a copy of what is generated of it."""
+        from virtual_npu.toolchain import cpp_of  # xDSL comes with it
 
-        return build(
-            self.text,
-            output,
-            kernel_dirs=self.kernel_dirs,
-            filename=self.filename,
-            options=self.options,
-            keep=keep,
-        )
+        return cpp_of(self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep)
 
     @property
     def plan_key(self) -> str:
@@ -62,111 +86,73 @@ class Source:
         own = {**ingredients(self.options), "options": repr(self.options)}
         return key_of({**own, "text": text_digest(self.text)})
 
-
-def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) -> Library:
-    """The program, from the cache or newly built; `keep` is a folder for its C++, and asks for a new build.
-
-    Raises what building raises. A cache folder that cannot be written is done without.
-    """
-    keep = keep or (Path(knobs.KEEP.get()) if knobs.KEEP.get() else None)
-    folder = knobs.cache_folder() if use_cache else None
-    if folder is None or not knobs.is_usable(folder):
-        with tempfile.TemporaryDirectory(prefix="vnpu-") as scratch:
-            path = Path(scratch) / "program.so"
-            source.build(path, keep)
-            return Library(path)
-    return Library(_Entry(folder, source).path(keep))
-
-
-class _Entry:
-    """The place of one program in a cache folder."""
-
-    def __init__(self, folder: Path, source: Source) -> None:
-        self.folder = folder
-        self.source = source
-        self.plan = folder / f"{source.plan_key}.json"
-
-    def path(self, keep: Path | None) -> Path:
-        found = None if keep else self._find()
-        if found is None:
-            with self._held():
-                found = (None if keep else self._find()) or self._build(keep)
-            prune(self.folder)
-        return found
-
-    def _find(self) -> Path | None:
-        kernels = self._planned()
-        if kernels is None:
-            return None
-        path = self._program(kernels)
-        if sealed.content(path) is None:
-            return None
-        for used in (self.plan, path):
-            with contextlib.suppress(OSError):
-                os.utime(used)
-        return path
-
-    def _planned(self) -> list[ExternalKernel] | None:
-        try:
-            found = json.loads(self.plan.read_text())
-            return [ExternalKernel(**{**kernel, "defines": tuple(kernel["defines"])}) for kernel in found]
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def _program(self, kernels: Sequence[ExternalKernel]) -> Path:
-        objects = kernel_objects(kernels, self.source.kernel_dirs)
-        key = key_of({"plan": self.plan.stem, **{str(i): _made_from(o) for i, o in enumerate(objects)}})
-        return self.folder / f"{key}.so"
-
-    def _build(self, keep: Path | None) -> Path:
-        work = Path(tempfile.mkdtemp(dir=self.folder, prefix=".work-"))
-        try:
-            built, plan = work / "program.so", work / "plan.json"
-            kernels = self.source.build(built, keep)
-            sealed.seal(built)
-            plan.write_text(json.dumps([dataclasses.asdict(kernel) for kernel in kernels]))
-            path = self._program(kernels)
-            os.replace(built, path)
-            os.replace(plan, self.plan)
-            return path
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        from filelock import FileLock
-
-        with FileLock(self.plan.with_suffix(".lock")):
-            yield
+    def made_from(self, kernels: Sequence[ExternalKernel]) -> str:
+        """Changes with what makes the external kernels. Raises KernelSourceError."""
+        objects = kernel_objects(kernels, self.kernel_dirs)
+        return key_of({str(number): _made_from(kernel) for number, kernel in enumerate(objects)})
 
 
 def _made_from(kernel: KernelObject) -> str:
-    files = sorted(with_includes([kernel.source.resolve()]))
-    return " ".join([*kernel.flags, *(f"{path} {file_digest(path)}" for path in files)])
+    text = kernel.source.read_text(errors="replace")
+    included = includes_digest(text, [kernel.source.parent])
+    return " ".join([*kernel.flags, kernel.source.name, file_digest(kernel.source), included])
 
 
-def prune(folder: Path, largest_bytes: int = LARGEST_BYTES, oldest_days: float = OLDEST_DAYS) -> None:
-    """Remove what was not used for so long, and then the least recently used until the rest is so small."""
-    now, kept = time.time(), 0
-    for path, used, nbytes in sorted(_files(folder), key=lambda file: -file[1]):
-        kept += nbytes
-        if kept > largest_bytes or now - used > oldest_days * _DAY:
-            kept -= nbytes
-            _remove(path)
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is known of a program without building it: the contents of PLAN.json."""
+
+    kernels: list[ExternalKernel]
+    made_from: str
+    program: str
+
+    @staticmethod
+    def read(content: bytes) -> _Plan:
+        found: dict[str, Any] = json.loads(content)
+        kernels = [
+            ExternalKernel(**{**kernel, "defines": tuple(kernel["defines"])}) for kernel in found["kernels"]
+        ]
+        return _Plan(kernels, found["made_from"], found["program"])
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, float, int]]:
-    """What is in a cache folder: path, when it was used last, bytes."""
-    for path in folder.iterdir():
-        if path.suffix in (".so", ".o", ".json", ".lock") or path.name.startswith(".work-"):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                yield path, status.st_mtime, status.st_size
+def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) -> Library:
+    """The program, from the cache or newly built; `keep` is a folder for its C++, which is then made anew.
+
+    Raises what building raises. A cache folder that cannot be written is done without.
+    """
+    store, keep = kept_programs() if use_cache else None, keep or kept_folder()
+    try:
+        if store is not None:
+            return Library(_path(source, store, keep))
+        with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
+            return Library(source.cpp(keep).shared_object(None, Path(work)))
+    except OSError as error:
+        raise ToolchainError.of_system(source.filename, error) from error
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def _path(source: Source, store: Store, keep: Path | None) -> Path:
+    name = f"{source.plan_key}.json"
+    found = None if keep else _find(source, store, name)
+    if found is None:
+        with store.making(name) as work:
+            found = (None if keep else _find(source, store, name)) or _build(source, store, name, work, keep)
+    return found
+
+
+def _find(source: Source, store: Store, name: str) -> Path | None:
+    content = store.read(name)
+    plan = _Plan.read(content) if content else None
+    if plan is None or plan.made_from != source.made_from(plan.kernels):
+        return None
+    return store.find(plan.program)
+
+
+def _build(source: Source, store: Store, name: str, work: Path, keep: Path | None) -> Path:
+    cpp = source.cpp(keep)
+    made_from = source.made_from(cpp.kernels)
+    program = cpp.shared_object(store, work)
+    if source.made_from(cpp.kernels) == made_from:  # nobody edited a kernel meanwhile
+        plan = work / name
+        plan.write_text(json.dumps(dataclasses.asdict(_Plan(cpp.kernels, made_from, program.name))))
+        store.place(sealed(plan), name)
+    return program

@@ -63,6 +63,11 @@ class Compiler:
     path: str
     flags: tuple[str, ...]
 
+    @property
+    def names_sources(self) -> bool:
+        """Whether objects hold the paths of their sources: with line numbers, for what sanitizers report."""
+        return "-g1" in self.flags
+
     def compile(self, source: Path, target: Path, extra: Sequence[str] = ()) -> None:
         """Compile one file to an object. Raises ToolchainError with the compiler's own lines.
 

@@ -51,6 +51,11 @@ class ToolchainError(VirtualNpuError):
 
     kind = "toolchain"
 
+    @staticmethod
+    def of_system(what: object, error: OSError) -> ToolchainError:
+        """The system refused a file or a folder that building `what` takes."""
+        return ToolchainError(f"cannot build {what}: {error}. Free space, or choose another folder")
+
 
 class KernelSourceError(VirtualNpuError):
     """The source of an external kernel was not found."""

@@ -1,17 +1,21 @@
-"""Hashes of everything that makes an artifact: texts, source trees, tools, the CPU."""
+"""Hashes of everything that makes an artifact: texts, source trees, tools, the CPU.
+
+No hash depends on where a folder is, or on when a file was written: two checkouts of one content agree.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-SOURCE_SUFFIXES = frozenset({".py", ".cc", ".cpp", ".h", ".hpp", ".inc"})
+SOURCE_SUFFIXES = (".py", ".cc", ".cpp", ".h", ".hpp", ".inc")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
@@ -20,9 +24,10 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path | str) -> str:
     """sha256 of a file's content, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def key_of(ingredients: Mapping[str, str]) -> str:
@@ -32,30 +37,60 @@ def key_of(ingredients: Mapping[str, str]) -> str:
 
 def files_digest(files: Iterable[Path], root: Path) -> str:
     """One hash of the files' contents and of their paths relative to `root`; order does not matter."""
-    lines = [f"{path.relative_to(root).as_posix()} {file_digest(path)}" for path in set(files)]
-    return text_digest("\n".join(sorted(lines)))
+    return _digest_of((path.relative_to(root).as_posix(), str(path)) for path in set(files))
+
+
+def _digest_of(files: Iterable[tuple[str, str]]) -> str:
+    """One hash of files, each with what it is called in there and its path."""
+    return text_digest("\n".join(sorted(f"{name} {file_digest(path)}" for name, path in files)))
 
 
 def tree_digest(root: Path, skip: Sequence[str] = ()) -> str:
     """One hash of all source files below `root`, but for what `root` itself holds under a name in `skip`."""
-    files = (path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES and path.is_file())
-    return files_digest((path for path in files if path.relative_to(root).parts[0] not in skip), root)
+    return _digest_of(_tree(str(root), "", skip))
 
 
-def with_includes(sources: Iterable[Path]) -> set[Path]:
-    """The C++ files and all that they `#include` from next to the includer, or from a source's folder."""
+def _tree(folder: str, prefix: str, skip: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Source files, each with its path relative to the root and its path."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in skip:
+                continue
+            if entry.is_dir():
+                yield from _tree(entry.path, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(SOURCE_SUFFIXES) and entry.is_file():
+                yield prefix + entry.name, entry.path
+
+
+def with_includes(sources: Iterable[Path], folders: Iterable[Path] = ()) -> set[Path]:
+    """The C++ files and all that they include from beside the includer, a source's folder or `folders`."""
     waiting = [path for path in sources if path.is_file()]
-    folders = {path.parent for path in waiting}
+    known = {path.parent for path in waiting}
+    places = [*known, *(folder for folder in folders if folder not in known)]
     reached: set[Path] = set()
     while waiting:
         path = waiting.pop()
-        if path in reached:
-            continue
-        reached.add(path)
-        names = INCLUDE.findall(path.read_text(errors="replace"))
-        places = [folder / name for name in names for folder in (path.parent, *folders)]
-        waiting += [place for place in places if place.is_file()]
+        if path not in reached:
+            reached.add(path)
+            waiting += _found(path.read_text(errors="replace"), (path.parent, *places))
     return reached
+
+
+def _found(text: str, places: Sequence[Path]) -> list[Path]:
+    """What a text includes, wherever it is in `places`: in all of them, lest the compiler choose another."""
+    paths = (f"{place}/{name}" for name in INCLUDE.findall(text) for place in places)
+    return [Path(path) for path in paths if os.path.isfile(path)]
+
+
+def includes_digest(text: str, folders: Sequence[Path]) -> str:
+    """One hash of the files that C++ in `text` includes from `folders`, however deep, with their names."""
+    files = with_includes(_found(text, folders), folders)
+    return _digest_of((_name_below(path, folders), str(path)) for path in files)
+
+
+def _name_below(path: Path, folders: Sequence[Path]) -> str:
+    """A path relative to the first of the folders that it is in; of one that is in none, the last part."""
+    return next((path.relative_to(f).as_posix() for f in folders if path.is_relative_to(f)), path.name)
 
 
 @functools.cache

@@ -214,3 +214,9 @@ def cache_folder() -> Path | None:
         if text
         else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aerie-vnpu"
     )
+
+
+def kept_folder() -> Path | None:
+    """Where generated C++ is copied to, or None where it is not. Raises KnobError for a file."""
+    text = KEEP.get()
+    return Path(text) if text else None

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from board.compare.records import Status
 from board.report.parts import Part
 from board.report.scrubbing import Scrubber
-from virtual_npu import whole_files
+from virtual_npu import store
 
 INDEX = "index.md"
 RIGHT = {status.value for status in Status if status.is_right}
@@ -39,9 +39,7 @@ def write_archive(path: Path, parts: Iterable[Part], scrubber: Scrubber, headlin
     clean = [_scrubbed(part, scrubber) for part in parts]
     entries = [Entry(part.name, part.what, len(part.content.encode()), part.missing) for part in clean]
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole_files.write_whole(
-        path, lambda file: _fill(cast(IO[bytes], file), clean, index(entries, headline, clean))
-    )
+    store.write_whole(path, lambda file: _fill(cast(IO[bytes], file), clean, index(entries, headline, clean)))
     return entries
 
 

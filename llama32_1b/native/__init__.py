@@ -20,8 +20,8 @@ from llama32_1b.numerics import BF16Array, bf16
 from runtime import HostCode, HostWork
 from virtual_npu import VirtualNpuError
 from virtual_npu.errors import KnobError
-from virtual_npu.host_code import load_host_code
 from virtual_npu.knobs import PLAIN, is_plain
+from virtual_npu.objects import load_host_code
 
 SOURCE = Path(__file__).parent / "decode_attention.cc"
 

@@ -1,7 +1,7 @@
 """External kernels compiled by Peano for the cores of NPU2: command lines, and objects that programs share.
 
-An object lies in the cache's folder of shared parts under the hash of all that made it, so it is compiled
-once for all programs that link it, in whichever process. The flags are mlir-air's
+An object lies in the content store under the hash of all that made it, so it is compiled once for all
+programs that link it, in whichever process. The flags are mlir-air's
 (programming_examples/llms/shared/infra/external_kernels.py, `_PEANO_FLAGS`) and two more, each with its
 reason. None of this was run with Peano.
 """
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from runtime.npu.tools import NpuTools
 from runtime.toolchain import KERNEL_SOURCES, source_of
 from virtual_npu.fingerprint import (
@@ -25,7 +23,7 @@ from virtual_npu.fingerprint import (
     tree_digest,
     with_includes,
 )
-from virtual_npu.whole_files import write_whole
+from virtual_npu.store import Store, contents
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import ExternalObject
@@ -82,14 +80,12 @@ class Peano:
         own = {"source": sources, "defines": " ".join(external.defines), "optimize": level}
         return key_of({**own, **self.ingredients()})
 
-    def build(self, external: ExternalObject, shared: Path, run: Run) -> Path:
-        """The object in `shared`: the one that is there, or compiled now by `run`, which raises CompileError.
+    def build(self, external: ExternalObject, store: Store, run: Run) -> bytes:
+        """The object: the one that is in the store, or compiled now by `run`, which raises CompileError."""
 
-        It appears there whole or not at all. Who comes second, in whichever process, waits and finds it.
-        """
-        shared.mkdir(parents=True, exist_ok=True)
-        made = shared / f"{Path(external.name).stem}-{self.key(external)}.o"
-        with FileLock(made.with_suffix(".lock")):
-            if not made.is_file():
-                write_whole(made, lambda file: run(self.command(external, file.name)))
-        return made
+        def compile_in(work: Path) -> Path:
+            run(self.command(external, work / external.name))
+            return work / external.name
+
+        name = f"shared/{Path(external.name).stem}-{self.key(external)}.o"
+        return contents(store.made(name, compile_in))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from runtime.npu.tools import NpuTools, find_tools
 from runtime.processes import Children, TimeLimitError
 from runtime.toolchain import program_ingredients
 from virtual_npu.fingerprint import file_digest, text_digest
+from virtual_npu.store import Store
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
@@ -62,7 +62,7 @@ class NpuToolchain:
             "aircc flags": text_digest("\n".join(program.flags)),
         }
 
-    def compile(self, program: Program, work: Path, shared: Path) -> Path:
+    def compile(self, program: Program, work: Path, shared: Store) -> Path:
         """Check, then kernels and text into `work`, then aircc, which writes into its current folder."""
         text = work / f"{program.name}.mlir"
         text.write_text(program.text)
@@ -95,7 +95,7 @@ class NpuToolchain:
         if objection:
             raise CompileError(program.name, f"mlir-air's own bindings refuse its text:\n{objection}")
 
-    def _link(self, program: Program, work: Path, shared: Path) -> None:
+    def _link(self, program: Program, work: Path, shared: Store) -> None:
         """Objects into the current folder and aircc's: aiecc looks in both (mlir-aie tools/aiecc/Utils.h)."""
         for folder in (work / "tmp", work / PROJECT):
             folder.mkdir()
@@ -103,7 +103,7 @@ class NpuToolchain:
             compile_object = functools.partial(self._compile_object, program, work)
             made = self._peano.build(external, shared, compile_object)
             for folder in (work, work / PROJECT):
-                shutil.copyfile(made, folder / external.name)
+                (folder / external.name).write_bytes(made)
 
     def _compile_object(self, program: Program, work: Path, command: Sequence[str]) -> None:
         begin = _size(work / BUILD_LOG)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, blocks, check_command, session, table
 
-from virtual_npu import cache
+from virtual_npu import store
 from virtual_npu.__main__ import _parser
 from virtual_npu.errors import FAULTS
 
@@ -60,5 +60,5 @@ def test_every_option_is_listed() -> None:
 
 def test_the_limits_of_the_cache() -> None:
     text = (DOCS / PAGE).read_text()
-    assert f"at most {cache.LARGEST_BYTES >> 30} GiB" in text
-    assert re.search(rf"not used for {cache.OLDEST_DAYS}\s+days", text)
+    assert f"at most {store.LARGEST_BYTES >> 30} GiB" in text
+    assert re.search(rf"not used for {store.OLDEST_DAYS}\s+days", text)

@@ -14,7 +14,7 @@ from llama32_1b.native import LayerCode, NativeAttention, Seen, native_attention
 from llama32_1b.numerics import bf16
 from llama32_1b.prefill import prefill
 from virtual_npu.errors import ToolchainError
-from virtual_npu.host_code import load_host_code
+from virtual_npu.objects import load_host_code
 
 CAPACITY = 300
 SHAPES = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (32, 8, 64)]
@@ -226,7 +226,7 @@ def test_host_code_is_built_once(cached, monkeypatch, tmp_path):
     assert load_host_code(source).square(7) == 49
     if not cached:
         return
-    (kept,) = (tmp_path / "cache").iterdir()
+    (kept,) = (tmp_path / "cache").glob("*.so")
     made = kept.stat().st_ino
     assert load_host_code(source).square(8) == 64
     assert kept.stat().st_ino == made

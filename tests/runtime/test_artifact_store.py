@@ -28,6 +28,7 @@ def test_the_layout_is_the_documented_one(open_cache, program):
     assert artifact.path.with_suffix(".log").read_text() == "compiling scale\n"
     kept = sorted(path.name for path in cache.cache_dir.iterdir())
     assert kept == ["locks", "manifest.json", "unfinished", "virtual"]
+    assert [path.name for path in (cache.cache_dir / "locks").iterdir()] == ["pruned"]
     assert not list((cache.cache_dir / "unfinished").iterdir())
 
 
@@ -163,18 +164,18 @@ def test_a_disk_that_fills_while_the_manifest_is_written(open_cache, program, va
     cache = open_cache()
     cache.compile_and_cache(program)
     before = (cache.cache_dir / "manifest.json").read_bytes()
-    real = os.chmod
+    real = os.replace
 
-    def full(path, mode):
-        if Path(path).name.startswith(".manifest.json."):  # written, and not in its place yet
+    def full(made, place):
+        if Path(place).name == "manifest.json":  # written, and not in its place yet
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(path, mode)
+        real(made, place)
 
-    monkeypatch.setattr("virtual_npu.whole_files.os.chmod", full)
+    monkeypatch.setattr("virtual_npu.store.os.replace", full)
     with pytest.raises(DiskFullError):
         cache.compile_and_cache(variant(name="more"))
     assert (cache.cache_dir / "manifest.json").read_bytes() == before
-    assert not list(cache.cache_dir.glob(".manifest.json.*"))
+    assert not list((cache.cache_dir / "unfinished").iterdir())
     assert open_cache().compile_and_cache(program).reused
 
 
@@ -190,13 +191,12 @@ def test_a_part_of_the_cache_that_cannot_be_used(open_cache, program, name):
 
 def test_what_a_killed_process_left_is_cleared(open_cache, program):
     cache = open_cache()
-    key = cache.compile_and_cache(program).key
-    left = cache.cache_dir / "unfinished" / f"scale-{key}"
-    left.mkdir(parents=True)
-    (left / "half").write_text("x")
     cache.compile_and_cache(program).path.unlink()
+    for left in (f"virtual-scale-{'0' * 16}.elf", "manifest.json"):
+        (cache.cache_dir / "unfinished" / left).mkdir()
+        (cache.cache_dir / "unfinished" / left / "half").write_text("x")
     cache.compile_and_cache(program)
-    assert not left.exists()
+    assert not list((cache.cache_dir / "unfinished").iterdir())
 
 
 def test_a_cache_directory_that_cannot_be_used(tmp_path, open_cache):
@@ -249,7 +249,7 @@ def test_a_read_only_cache_that_has_the_program(open_cache, program, variant, mo
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a lock")
 
-    monkeypatch.setattr("runtime.artifacts.FileLock.acquire", read_only)
+    monkeypatch.setattr("virtual_npu.store._try_lock", read_only)
     cache = open_cache()
     found = cache.compile_and_cache(program)
     assert (found.path, found.reused) == (made.path, True)

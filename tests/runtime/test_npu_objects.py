@@ -10,6 +10,7 @@ from multi_launch_builder.program import ExternalObject
 from runtime import CompileError
 from runtime.npu.peano import Peano
 from runtime.npu.tools import find_tools
+from virtual_npu.store import Store
 
 MV = ExternalObject("mv_4x64_8.o", "mv.cc", ("DIM_M_OUTPUT=8",), ("matvec_vectorized_bf16_bf16",), "O2")
 
@@ -18,9 +19,10 @@ import pathlib, subprocess, sys
 from multi_launch_builder.program import ExternalObject
 from runtime.npu.peano import Peano
 from runtime.npu.tools import find_tools
+from virtual_npu.store import Store
 mv = ExternalObject(*{fields!r})
-made = Peano(find_tools()).build(mv, pathlib.Path(sys.argv[1]), lambda line: subprocess.run(line, check=True))
-print(made)
+run = lambda line: subprocess.run(line, check=True)
+print(Peano(find_tools()).build(mv, Store(pathlib.Path(sys.argv[1])), run))
 """
 
 
@@ -44,16 +46,29 @@ def test_two_processes_compile_an_object_once(npu_tools, tmp_path):
 
 
 def test_an_object_that_is_there_is_not_compiled(peano, tmp_path):
-    made = peano.build(MV, tmp_path, lambda line: subprocess.run(line, check=True))
-    assert peano.build(MV, tmp_path, refuse) == made
-    assert made.name.startswith("mv_4x64_8-")
+    made = peano.build(MV, Store(tmp_path), lambda line: subprocess.run(line, check=True))
+    assert peano.build(MV, Store(tmp_path), refuse) == made
+    (kept,) = (tmp_path / "shared").iterdir()
+    assert kept.name == f"mv_4x64_8-{peano.key(MV)}.o"
+
+
+def test_a_damaged_object_is_compiled_again(peano, tmp_path):
+    made = peano.build(MV, Store(tmp_path), lambda line: subprocess.run(line, check=True))
+    (kept,) = (tmp_path / "shared").iterdir()
+    kept.write_bytes(b"x" + kept.read_bytes()[1:])
+    with pytest.raises(CompileError):
+        peano.build(MV, Store(tmp_path), refuse)
+    assert peano.build(MV, Store(tmp_path), lambda line: subprocess.run(line, check=True)) == made
 
 
 def test_what_a_killed_process_left_is_no_object(peano, tmp_path):
-    (tmp_path / f".mv_4x64_8-{peano.key(MV)}.half.o").write_bytes(b"half")
+    left = tmp_path / "unfinished" / f"shared-mv_4x64_8-{peano.key(MV)}.o"
+    left.mkdir(parents=True)
+    (left / MV.name).write_bytes(b"half")
     with pytest.raises(CompileError):
-        peano.build(MV, tmp_path, refuse)
-    assert list(tmp_path.glob("mv*.o")) == []
+        peano.build(MV, Store(tmp_path), refuse)
+    assert not left.exists()
+    assert list(tmp_path.glob("**/*.o")) == []
 
 
 def test_the_key_is_of_content_not_of_time(peano, tmp_path):

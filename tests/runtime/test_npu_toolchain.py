@@ -21,6 +21,7 @@ from runtime.npu.preflight import preflight
 from runtime.npu.toolchain import NpuToolchain
 from runtime.toolchain import KERNEL_SOURCES
 from virtual_npu import pyxrt
+from virtual_npu.store import Store
 
 SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
 
@@ -45,7 +46,7 @@ def work(tmp_path):
 
 @pytest.fixture
 def shared(tmp_path):
-    return tmp_path / "shared"
+    return Store(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -177,14 +178,13 @@ def test_a_failed_object_is_not_kept(npu_tools, decode, work, shared):
     )
     assert "clang++ failed with exit code 1:\nmv.cc:7:1: error: no such type 'vec'" in said
     assert npu_tools.calls("aircc") == []
-    assert list(shared.glob("*.o")) == []
-    assert [path.name for path in shared.iterdir() if path.suffix != ".lock"] == []
+    assert list(shared.folder.glob("**/*.o")) == []
 
 
 def test_an_object_that_is_empty_is_not_kept(npu_tools, decode, work, shared):
     said = failing(npu_tools, decode, work, shared, "clang++", say="nothing to do", exit=0)
     assert "clang++ ended without an error and without an object:\n" in said
-    assert list(shared.glob("*.o")) == []
+    assert list(shared.folder.glob("*.o")) == []
 
 
 # what aircc makes, and how it fails

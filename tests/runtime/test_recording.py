@@ -21,7 +21,7 @@ from runtime import (
 )
 from runtime.access import VirtualAccess
 from runtime.replay import BETWEEN
-from virtual_npu.host_code import load_host_code
+from virtual_npu.objects import load_host_code
 
 WIDTH = 8
 ROLES = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from virtual_npu import BuildOptions, KernelSourceError, Program, cache
+import virtual_npu
+from virtual_npu import BuildOptions, KernelSourceError, Program, ToolchainError, cache
+from virtual_npu.compiler import Compiler
 
 DOUBLE = """
 func.func private @change(memref<4xf32>) attributes {link_with = "change.o"}
@@ -54,7 +55,7 @@ def never(*_arguments, **_options):
 
 def test_a_program_is_built_once(folder, monkeypatch):
     assert run(folder) == [2.0] * 4
-    monkeypatch.setattr(cache.Source, "build", never)
+    monkeypatch.setattr(cache.Source, "cpp", never)
     assert run(folder) == [2.0] * 4
     assert len(built(folder)) == 1
 
@@ -81,11 +82,74 @@ def test_a_found_program_needs_no_parser(folder):
 
 def test_whatever_makes_it_makes_it_another(folder, monkeypatch):
     run(folder)
-    run(folder, text=DOUBLE + "// more")
+    run(folder, text=DOUBLE.replace("@f", "@g"))
     run(folder, options=BuildOptions(numerics="bfp16"))
     monkeypatch.setenv("VNPU_OPT", "1")
     run(folder)
     assert len(built(folder)) == 4
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of the sources that are compiled, in any order."""
+    names: list[str] = []
+    real = Compiler.compile
+
+    def compile_one(compiler, source, *rest):
+        names.append(source.name)
+        real(compiler, source, *rest)
+
+    monkeypatch.setattr(Compiler, "compile", compile_one)
+    return names
+
+
+def test_python_that_generates_the_same_cpp_compiles_nothing(folder, compiled, monkeypatch):
+    run(folder)
+    assert sorted(compiled) == ["change.cc", "program.cc", "runtime.cc"]
+    compiled.clear()
+    monkeypatch.setattr(cache, "_own", lambda: {"virtual_npu": "edited"})
+    assert run(folder) == [2.0] * 4
+    assert run(folder, text=DOUBLE + "// more") == [2.0] * 4
+    assert compiled == []
+    (folder / "kernels" / "factor.h").write_text("constexpr float factor = 3;")
+    assert run(folder) == [3.0] * 4
+    assert compiled == ["change.cc"]
+
+
+def test_built_objects_share_what_was_compiled(folder, compiled):
+    run(folder)
+    compiled.clear()
+    virtual_npu.build(DOUBLE, folder / "p.so", kernel_dirs=[folder / "kernels"], options=EXACT)
+    assert compiled == []
+    x = np.ones(4, np.float32)
+    virtual_npu.Library(folder / "p.so").run("f", [x.ctypes.data])
+    assert list(x) == [2.0] * 4
+    virtual_npu.build(DOUBLE, folder / "p.so", kernel_dirs=[folder / "kernels"], use_cache=False)
+    assert sorted(compiled) == ["change.cc", "p.cc", "runtime.cc"]
+
+
+def test_two_checkouts_of_one_content_share_their_entries(folder, compiled):
+    run(folder)
+    compiled.clear()
+    plans = list((folder / "cache").glob("*.json"))
+    (folder / "kernels").rename(folder / "elsewhere")
+    found = Program.from_text(DOUBLE, kernel_dirs=[folder / "elsewhere"], options=EXACT)
+    assert list(found.run(np.ones(4, np.float32)).outputs[0]) == [2.0] * 4
+    assert (compiled, list((folder / "cache").glob("*.json"))) == ([], plans)
+
+
+def test_a_source_that_is_edited_while_it_is_compiled(folder, monkeypatch):
+    real = Compiler.compile
+
+    def edited(compiler, source, *rest):
+        real(compiler, source, *rest)
+        if source.name == "change.cc":
+            (folder / "kernels" / "factor.h").write_text("constexpr float factor = 3;")
+
+    monkeypatch.setattr(Compiler, "compile", edited)
+    with pytest.raises(ToolchainError, match=r"change\.cc, or what it includes, changed while it was compil"):
+        run(folder)
+    assert run(folder) == [3.0] * 4
 
 
 def test_sources_of_kernels_and_their_headers_count(folder):
@@ -151,17 +215,6 @@ def test_the_generated_code_is_kept_where_asked(folder):
     text = (folder / "kept" / "double.cc").read_text()
     assert "func_f(float *x)" in text
     assert "// 4: func.call @change(%x)" in text
-
-
-def test_pruning_keeps_what_was_used_last(folder):
-    place = folder / "cache"
-    place.mkdir()
-    day = 24 * 60 * 60
-    for name, age in (("old.so", 40), ("large.so", 3), ("fresh.so", 1), (".work-left", 40), ("mine.txt", 99)):
-        (place / name).write_bytes(b"x" * 100)
-        os.utime(place / name, (time.time() - age * day,) * 2)
-    cache.prune(place, largest_bytes=150)
-    assert sorted(path.name for path in place.iterdir()) == ["fresh.so", "mine.txt"]
 
 
 def test_where_the_cache_is(monkeypatch):

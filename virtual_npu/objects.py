@@ -1,0 +1,121 @@
+"""Objects and shared objects in the content store, under the hash of the C++ that made them.
+
+An object depends on its source, on all that this includes, on the compiler with its flags, and on the CPU; a
+shared object on its objects. Not on Python: a change of the code generator that gives the same C++ compiles
+nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler, stop
+from virtual_npu.errors import ToolchainError
+from virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest, tool_version
+from virtual_npu.store import Store, kept_programs
+
+HEADERS = (INCLUDE, OWN_KERNELS / "host")
+"""Where generated code, runtime and kernels find their headers."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A C++ file to compile, with the folders and further flags that it is compiled with.
+
+    text: of code that was generated and lies nowhere yet; `source` then is what it is to be called.
+    """
+
+    source: Path
+    text: str | None = None
+    folders: tuple[Path, ...] = HEADERS
+    flags: tuple[str, ...] = ()
+
+    def key(self, compiler: Compiler) -> str:
+        """Changes with all that makes the object."""
+        text = self.source.read_text(errors="replace") if self.text is None else self.text
+        own = () if self.text is not None else (self.source.parent,)
+        made_from = {
+            "C++": text_digest(text),
+            "headers": includes_digest(text, (*own, *self.folders)),
+            "flags": " ".join((*compiler.flags, *self.flags)),
+            "compiler": tool_version(compiler.path),
+            "CPU": cpu_identity(),
+        }
+        if compiler.names_sources:
+            made_from["names"] = " ".join(map(str, (self.source, *self.folders)))
+        return key_of(made_from)
+
+    def compile(self, compiler: Compiler, work: Path) -> Path:
+        """The object, made in the folder `work`. Raises ToolchainError with the compiler's own lines."""
+        source = self.source
+        if self.text is not None:
+            source = work / source.name
+            source.write_text(self.text)
+        made = work / f"{source.stem}.o"
+        compiler.compile(source, made, (*(f"-I{folder}" for folder in self.folders), *self.flags))
+        return made
+
+
+def shared_object(compiler: Compiler, units: Sequence[Unit], store: Store | None, work: Path) -> Path:
+    """The units in one shared object: from the store, or made in the folder `work` where there is no store.
+
+    Raises ToolchainError with the compiler's own lines, and OSError.
+    """
+    if store is None:
+        return _linked(compiler, [partial(_compile_apart, unit, compiler, work) for unit in units], work)
+    keys = [unit.key(compiler) for unit in units]
+    jobs = [
+        partial(store.made, f"{key}.o", partial(_compile_as, key, unit, compiler))
+        for key, unit in zip(keys, units, strict=True)
+    ]
+    name = f"{key_of({'objects': ' '.join(keys)})}.so"
+    return store.made(name, lambda own: _linked(compiler, jobs, own))
+
+
+def _compile_as(key: str, unit: Unit, compiler: Compiler, work: Path) -> Path:
+    """The object, if nobody edited its source meanwhile: it would be kept under the key of another text."""
+    made = unit.compile(compiler, work)
+    if unit.key(compiler) != key:
+        raise ToolchainError(
+            f"{unit.source.name}, or what it includes, changed while it was compiled: build again"
+        )
+    return made
+
+
+def _compile_apart(unit: Unit, compiler: Compiler, work: Path) -> Path:
+    return unit.compile(compiler, Path(tempfile.mkdtemp(dir=work)))
+
+
+def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) -> Path:
+    """What the jobs give, two of them at a time, in one shared object."""
+    made = work / "linked.so"
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        objects = [pool.submit(job) for job in jobs]
+        try:
+            compiler.link([found.result() for found in objects], made)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop()
+            raise
+    return made
+
+
+def load_host_code(source: Path) -> ctypes.CDLL:
+    """The shared object of one C++ file that includes nothing of ours, compiled where the store lacks it.
+
+    Raises ToolchainError where there is no compiler, where it refuses the file, and where nothing can be
+    written.
+    """
+    compiler = find_compiler()
+    try:
+        with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
+            made = shared_object(compiler, [Unit(source, folders=())], kept_programs(), Path(work))
+            return ctypes.CDLL(str(made))
+    except OSError as error:
+        raise ToolchainError.of_system(source.name, error) from error
