@@ -24,7 +24,7 @@ from llama32_1b.footprint import footprint, require
 from llama32_1b.progress import Reporter, Step
 from llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from llama32_1b.weights import EMBED, expected_shapes
-from multi_launch_builder.limits import SEQ_LEN_STEP
+from multi_launch_builder.shapes import SEQ_LEN_STEP
 from runtime.memory import size
 from runtime.npu.knobs import LOCK
 from verify.reference import reference_bytes

@@ -27,10 +27,9 @@ from rich.progress import Progress
 from air_dialect import AirParseError, parse
 from air_dialect.command_line import OneLineParser
 from kernel_builder import numerics
-from kernel_builder.errors import KernelBuilderError
+from kernel_builder.arguments import KernelBuilderError
 from kernel_builder.kernels import registry
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Difference, KernelSpec, Parameters
+from kernel_builder.spec import Difference, KernelModule, KernelSpec, Parameters
 from kernel_builder.testing import compare
 from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
 from virtual_npu.commands.reporting import print_table

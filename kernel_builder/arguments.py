@@ -1,7 +1,7 @@
-"""The argument table: what a kernel or program is called with, declared once.
+"""What kernels and programs are called with: element types and argument tables; and the errors of this room.
 
-Slots, static and intermediate sets are derived from roles here, so that no caller
-ever writes a slot number.
+Slots, static and intermediate sets are derived from roles here, so that no caller ever writes a slot number.
+Needs no IR, so that whoever runs programs need not load it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,54 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
-from kernel_builder.dtypes import DType
+import ml_dtypes
+import numpy as np
+
+
+class KernelBuilderError(Exception):
+    """Base of all errors raised here on purpose."""
+
+
+class DslError(KernelBuilderError):
+    """A kernel was written in a way that cannot become a legal program."""
+
+
+class IllegalShapeError(KernelBuilderError, ValueError):
+    """A shape or tile size that a kernel cannot serve; the message names a legal one."""
 
 
 class ArgumentError(ValueError):
     """An argument that is not in the table, or does not fit it."""
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type. `mlir` is its spelling in MLIR text, `itemsize` its width in bytes."""
+
+    name: str
+    numpy: Any
+    mlir: str
+
+    @property
+    def itemsize(self) -> int:
+        return int(np.dtype(self.numpy).itemsize)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+bf16 = DType("bf16", ml_dtypes.bfloat16, "bf16")
+f16 = DType("f16", np.float16, "f16")
+f32 = DType("f32", np.float32, "f32")
+i1 = DType("i1", np.bool_, "i1")
+i8 = DType("i8", np.int8, "i8")
+i16 = DType("i16", np.int16, "i16")
+i32 = DType("i32", np.int32, "i32")
+i64 = DType("i64", np.int64, "i64")
+
+DTYPES: tuple[DType, ...] = (bf16, f16, f32, i8, i16, i32, i64)
 
 
 class Role(enum.Enum):

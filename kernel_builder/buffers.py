@@ -2,6 +2,12 @@
 
 A view is a list of dimensions, each with an offset, a size and a stride in elements: what a DMA buffer
 descriptor holds. Slicing, `reshape`, `permute` and `blocks` only ever rewrite that list; no data moves.
+
+What a DMA engine can walk is checked where the transfer is written. The rules are those of a buffer
+descriptor (mlir-aie `AIEXDialect.cpp` `verifyStridesWraps` and `AIEDialect.cpp` `DMABDOp::verify`): lengths,
+strides and offsets are whole 4-byte granules, and elements narrower than 4 bytes move in runs of stride 1.
+So a bf16 transpose cannot be done element by element. How many dimensions and how large they may be depends
+on the tile; `virtual_npu.static` checks that.
 """
 
 from __future__ import annotations
@@ -23,9 +29,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 
-from kernel_builder.dtypes import DType
-from kernel_builder.errors import DslError
+from kernel_builder.arguments import DslError, DType
 from kernel_builder.index import Index, IndexLike
+from virtual_npu.static.device import NPU2, Device
 
 ElementType: TypeAlias = BFloat16Type | Float16Type | Float32Type | IntegerType
 
@@ -276,3 +282,48 @@ def _regroup(dims: list[Dim], shape: list[int], view: View) -> list[Dim]:
             right, shape = right + shape, []
         result += _split(_merge(left, view), right)
     return result
+
+
+def check_transfer(destination: View, source: View, device: Device = NPU2) -> None:
+    """Raises DslError where no DMA of the device can move `source` into `destination`."""
+    if destination.dtype != source.dtype:
+        raise DslError(
+            f"a DMA cannot convert {source} to {destination.dtype}; load, convert with .to and store"
+        )
+    if destination.size != source.size:
+        raise DslError(
+            f"a DMA moves as many elements out as in: {source} has {source.size}, "
+            f"{destination} has {destination.size}"
+        )
+    if destination.buffer.type.space == source.buffer.type.space:
+        raise DslError(
+            f"a DMA moves between memories, but {source} and {destination} are both in "
+            f"{source.buffer.type.space}"
+        )
+    check_pattern(destination, device)
+    check_pattern(source, device)
+
+
+def check_pattern(view: View, device: Device = NPU2) -> None:
+    """Raises DslError where no buffer descriptor of the device can walk `view`."""
+    width, granule = view.dtype.itemsize, device.granule_bytes
+    dims = [dim for dim in view.dims if dim.size != 1]
+    innermost = dims[-1] if dims else Dim(Index({}), 1, 1)
+    if width < granule and innermost.stride != 1:
+        raise DslError(
+            f"the innermost stride of {view} is {innermost.stride}: elements narrower than {granule} bytes "
+            f"move only in runs of stride 1; move whole blocks and transpose in the kernel"
+        )
+    if innermost.stride == 1 and innermost.size * width % granule:
+        raise DslError(
+            f"{view} moves in runs of {innermost.size} elements, {innermost.size * width} bytes: a DMA moves "
+            f"multiples of {granule} bytes; make the run a multiple of {granule // width} elements"
+        )
+    places = [("a stride", dim.stride * width) for dim in dims[:-1]]
+    places += [("an offset", dim.offset.multiple * dim.stride * width) for dim in view.dims]
+    for what, nbytes in places:
+        if nbytes % granule:
+            raise DslError(
+                f"{view} has {what} that is a multiple of only {math.gcd(nbytes, granule)} bytes: a DMA "
+                f"addresses whole {granule}-byte words; use an even number of {view.dtype} elements"
+            )

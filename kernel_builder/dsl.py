@@ -27,6 +27,7 @@ core computes. The whole of eltwise add:
 - A value that a loop carries: `total = k.carried(zero)`, `for j in k.loop(..., carry=[total])`,
   `total.set(...)`, then `total.value`.
 - C++ functions: `f = k.external("f", "f.o", [L1((64,), bf16), i32])`, then `f(buffer, 64)`.
+- `k.round_to_even(buffer)` before the first rounding of a kernel with neither C++ nor matrix products.
 - Channels: `c = k.channel("c", 4, 4)`, `k.put(c[tx, ty], view)`, `k.get(c[tx, ty], view)`.
 
 The result is synchronous AIR (no tokens): mlir-air's `air-dependency` pass makes the asynchronous form.
@@ -42,22 +43,34 @@ from xdsl.dialects.builtin import AffineMapAttr, ArrayAttr, BoolAttr, FunctionTy
 from xdsl.dialects.vector import TransferReadOp, TransferWriteOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
+from xdsl.rewriter import Rewriter
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, DmaMemcpyNdOp
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.buffers import L1, L2, L3, Buffer, BufferType, Dim, Space, View
-from kernel_builder.dtypes import DType, bf16, f32, i32
-from kernel_builder.errors import DslError
-from kernel_builder.external import ArgumentType, External, Optimize, declaration
+from kernel_builder.arguments import Argument, ArgumentTable, DslError, DType, Role, bf16, f32, i32
+from kernel_builder.buffers import (
+    L1,
+    L2,
+    L3,
+    Buffer,
+    BufferType,
+    Dim,
+    Space,
+    View,
+    check_pattern,
+    check_transfer,
+)
 from kernel_builder.index import Index, IndexLike
-from kernel_builder.module import KernelModule
-from kernel_builder.movement import check_pattern, check_transfer
 from kernel_builder.regions import Carried, Regions
 from kernel_builder.scopes import LEFT_EARLY
-from kernel_builder.values import Value, contract, fma
+from kernel_builder.spec import KernelModule
+from kernel_builder.values import ArgumentType, External, Optimize, Value, contract, declaration, fma
+from virtual_npu.static.device import NPU2, Device
 
 __all__ = ["L1", "L2", "L3", "Index", "Kernel", "Role", "Value", "bf16", "contract", "f32", "fma", "i32"]
+
+ROUND_TO_EVEN = "round_to_even"
+"""kernels_cc/round_to_even.cc, and how the symbols that are built of it begin."""
 
 
 class Channel:
@@ -90,10 +103,11 @@ class ChannelEnd:
 
 
 class Kernel(Regions):
-    """A kernel being written: one function `name` of the arguments declared, built region by region."""
+    """A kernel being written for a device: one function `name` of its arguments, built region by region."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: Device = NPU2) -> None:
         self.name = name
+        self.device = device
         self._block = Block()
         super().__init__(self._block)
         self._arguments: list[Argument] = []
@@ -135,7 +149,7 @@ class Kernel(Regions):
 
         DslError where sizes or types differ, both are in one memory, or a descriptor cannot walk a side.
         """
-        check_transfer(destination, source)
+        check_transfer(destination, source, self.device)
         (to, *to_pattern), (start, *start_pattern) = self._pattern(destination), self._pattern(source)
         self.scopes.emit(
             DmaMemcpyNdOp(
@@ -187,7 +201,7 @@ class Kernel(Regions):
         self._transfer(ChannelGetOp, end, destination)
 
     def _transfer(self, kind: type[ChannelPutOp] | type[ChannelGetOp], end: ChannelEnd, view: View) -> None:
-        check_pattern(view)
+        check_pattern(view, self.device)
         indices = self.scopes.indices(end.indices)
         (buffer,), *pattern = self._pattern(view)
         self.scopes.emit(kind(end.channel.name, indices, buffer, *pattern))
@@ -221,6 +235,22 @@ class Kernel(Regions):
             )
         self._declare(name, declaration(name, types, link_with, source, defines or {}, optimize))
         return External(name, tuple(types), self.scopes)
+
+    def round_to_even(self, first: Buffer) -> None:
+        """Have the core round f32 to nearest even from here on. first: the L1 buffer that it works on next.
+
+        A core rounds as a register says, which starts with floor: towards minus infinity. No operation of a
+        herd sets it. mlir-aie's compiler sets it when a core starts: to nearest even where it multiplies
+        matrices of bf16, and to floor, in the version we name, where f32 is only rounded
+        (lib/Dialect/AIE/Transforms/AIECoreToStandard.cpp; pull request 3587 is about that). So a kernel that
+        rounds without a C++ function of its own calls one for it, before the first rounding.
+
+        mlir-air orders what a core does by its buffers (air-dependency), so the call takes one. Where a loop
+        fills that buffer, call inside the loop: used outside as well it would no longer be double-buffered.
+        """
+        symbol = "_".join([ROUND_TO_EVEN, first.dtype.name, *map(str, first.type.shape)])
+        source, defines = f"{ROUND_TO_EVEN}.cc", {ROUND_TO_EVEN: symbol}
+        self.external(symbol, f"{symbol}.o", [first.type], source, defines)(first)
 
     def constant(self, value: float, dtype: DType, *shape: int) -> Value:
         """A scalar constant, or with a shape a vector of it."""
@@ -294,6 +324,20 @@ class Kernel(Regions):
                 f"the DSL built an invalid module for {self.name}, which is its own fault: {error}"
             ) from error
         return KernelModule(self.name, module, ArgumentTable(self._arguments))
+
+
+def without_rounding(module: ModuleOp) -> ModuleOp:
+    """A copy whose cores nobody tells how to round: as upstream's own, or ours if the call had no effect."""
+    copy = module.clone()
+    for op in [op for op in copy.walk() if _sets_rounding(op)]:
+        Rewriter.erase_op(op)
+    return copy
+
+
+def _sets_rounding(op: Operation) -> bool:
+    if isinstance(op, func.CallOp):
+        return op.callee.root_reference.data.startswith(f"{ROUND_TO_EVEN}_")
+    return isinstance(op, func.FuncOp) and op.sym_name.data.startswith(f"{ROUND_TO_EVEN}_")
 
 
 def _vector_type(view: View) -> VectorType[Attribute]:

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias, Union
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineExpr
 
-from kernel_builder.errors import DslError
+from kernel_builder.arguments import DslError
 
 
 @dataclass(frozen=True, eq=False)

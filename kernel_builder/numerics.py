@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernel_builder.dtypes import bf16
+from kernel_builder.arguments import bf16
+from kernel_builder.dsl import without_rounding
 from kernel_builder.kernels import eltwise_add, gemm, gemm_f32, narrow
-from kernel_builder.module import KernelModule
-from kernel_builder.rounding import without_rounding
-from kernel_builder.spec import Array
+from kernel_builder.spec import Array, KernelModule
 from kernel_builder.testing import run
 from virtual_npu.options import BuildOptions
 

@@ -12,7 +12,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineConstraintExpr, AffineConstraintKind, AffineExpr, AffineSet
 
 from air_dialect.ops import HerdOp, HierarchyOp, LaunchOp, SegmentOp
-from kernel_builder.errors import DslError
+from kernel_builder.arguments import DslError
 from kernel_builder.index import Comparison, Condition, Index, IndexLike, Variable
 from kernel_builder.scopes import Scope, Scopes
 from kernel_builder.values import Value

@@ -24,9 +24,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
+from kernel_builder.arguments import DslError, DType
 from kernel_builder.buffers import element_type
-from kernel_builder.dtypes import DType
-from kernel_builder.errors import DslError
 from kernel_builder.index import Index, Variable
 
 ISOLATED = ("launch", "segment", "herd")

@@ -1,19 +1,41 @@
-"""What makes a folder entry a kernel: its builder, its numpy reference, its cases and its tolerance."""
+"""What makes a file a kernel: its builder, its numpy reference, its cases and its tolerance.
+
+And what a builder needs beside the language: the finished module; sizes that are legal, and a refusal that
+names the nearest legal one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xdsl.dialects.builtin import ModuleOp
 
-from kernel_builder.module import KernelModule
+from air_dialect import print_module
+from kernel_builder.arguments import ArgumentTable, IllegalShapeError
+from virtual_npu.static.device import NPU2, Device
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """`module` holds one public func.func called `name`; `arguments` are its arguments in order."""
+
+    name: str
+    module: ModuleOp = field(repr=False)
+    arguments: ArgumentTable
+
+    @cached_property
+    def text(self) -> str:
+        """The module as AIR text."""
+        return print_module(self.module)
 
 
 @dataclass(frozen=True)
@@ -124,3 +146,43 @@ class KernelSpec:
     tolerance: Tolerance
     random_case: Callable[[np.random.Generator], dict[str, Any]]
     random_inputs: Callable[[Parameters, np.random.Generator], dict[str, Array]] | None = None
+
+
+def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
+    """The largest divisor of `value` that is at most `limit` and a multiple of `multiple_of`.
+
+    Raises IllegalShapeError where there is none.
+    """
+    for candidate in range(min(value, limit) // multiple_of * multiple_of, 0, -multiple_of):
+        if value % candidate == 0:
+            return candidate
+    raise IllegalShapeError(f"{value} has no divisor up to {limit} that is a multiple of {multiple_of}")
+
+
+def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> None:
+    """Raises IllegalShapeError, naming legal values, unless `value` is a positive multiple of `of`."""
+    if not isinstance(value, int):
+        raise IllegalShapeError(f"{kernel}: {name}={value} is no whole number; use a multiple of {of}")
+    if value > 0 and value % of == 0:
+        return
+    below, above = value // of * of, (value // of + 1) * of
+    legal = f"{below} or {above}" if below > 0 else str(max(above, of))
+    raise IllegalShapeError(f"{kernel}: {name}={value} is no positive multiple of {of} ({why}); use {legal}")
+
+
+def cores(kernel: str, unit: str, work: int, asked: int | None, device: Device = NPU2) -> int:
+    """How many cores in a row share `work` units evenly: `asked`, or the most where it is None.
+
+    Raises IllegalShapeError where `asked` does not divide the work or the device has fewer columns.
+    """
+    if work <= 0:
+        raise IllegalShapeError(f"{kernel}: {work} {unit} leave nothing to do; use at least 1")
+    most = largest_divisor(work, device.columns)
+    if asked is None:
+        return most
+    if not 1 <= asked <= device.columns or work % asked:
+        raise IllegalShapeError(
+            f"{kernel}: {asked} cores (herd_x) cannot share {work} {unit} evenly in "
+            f"{device.columns} columns; use {most}"
+        )
+    return asked

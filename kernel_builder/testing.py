@@ -8,8 +8,7 @@ import numpy as np
 
 import virtual_npu
 from kernel_builder.arguments import Role
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array, Difference, KernelSpec, Parameters
+from kernel_builder.spec import Array, Difference, KernelModule, KernelSpec, Parameters
 from virtual_npu.options import BuildOptions
 from virtual_npu.program import Program
 

@@ -20,7 +20,7 @@ from llama32_1b.prefill import check_prompt
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime
-from multi_launch_builder.export import write_mlir
+from multi_launch_builder.building import write_mlir
 from runtime import select_backend
 
 DONE = 0

@@ -13,7 +13,7 @@ from llama32_1b.native import prepare_native
 from llama32_1b.profiling import program_flops
 from llama32_1b.programs import sharing
 from llama32_1b.progress import Reporter, Step
-from multi_launch_builder import Program, build_programs, legal_seq_len
+from multi_launch_builder import Program, build_programs, check_shape, legal_seq_len
 from runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 
@@ -36,13 +36,14 @@ def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
     Raises UserError for more than the model's positions, UnsupportedShapeError for a model that the
     kernels do not accept. Whether `asked` is legal is for the program builders to say.
     """
-    most = legal_seq_len(config.shape, config.max_position_embeddings)
+    check_shape(config.shape)
+    most = legal_seq_len(config.max_position_embeddings)
     if asked is not None and asked > most:
         raise UserError(
             f"--seq-len {asked} is more than the model's {config.max_position_embeddings} positions "
             f"(max_position_embeddings); ask for at most {most}"
         )
-    return asked or legal_seq_len(config.shape, config.default_seq_len)
+    return asked or legal_seq_len(config.default_seq_len)
 
 
 def compile_programs(

@@ -108,7 +108,7 @@ def _with_held(held: int) -> int | None:
 def _shorter(config: LlamaConfig, seq_len: int, copies: int) -> Sequence[str]:
     """The longest of seq_len's halves that fits, as an advice."""
     half = seq_len // 2
-    while half and (length := legal_seq_len(config.shape, half)) < seq_len:
+    while half and (length := legal_seq_len(half)) < seq_len:
         needed = footprint(config, length, copies)
         if needed.total <= (_with_held(needed.held) or 0):
             return [f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"]

@@ -1,18 +1,38 @@
-"""Stitches kernel modules into multi-launch programs, and knows the six programs of a Llama-class model."""
+"""Stitches kernel modules into multi-launch programs, and knows the six programs of a Llama-class model.
 
-from multi_launch_builder.errors import (
-    ConfigError,
-    DataflowError,
-    StitchError,
-    SymbolConflictError,
-    UnsupportedShapeError,
-    WiringError,
-)
-from multi_launch_builder.limits import legal_seq_len, padded_vocab_size
+What a program is, which arguments it has and what shapes a model has need no IR: only what builds does.
+"""
+
+from typing import TYPE_CHECKING
+
+from air_dialect.lazy import on_first_use
 from multi_launch_builder.program import CompileOption, ExternalObject, Program
-from multi_launch_builder.programs import build_programs
-from multi_launch_builder.shapes import ModelShape
-from multi_launch_builder.stitcher import Stitcher
+from multi_launch_builder.shapes import (
+    ConfigError,
+    ModelShape,
+    UnsupportedShapeError,
+    legal_seq_len,
+    padded_vocab_size,
+)
+
+if TYPE_CHECKING:
+    from multi_launch_builder.building import build_programs
+    from multi_launch_builder.limits import check_shape
+    from multi_launch_builder.stitcher import Stitcher
+    from multi_launch_builder.submodule import DataflowError, StitchError, SymbolConflictError, WiringError
+else:
+    _HOMES = {
+        "multi_launch_builder.building": ["build_programs"],
+        "multi_launch_builder.limits": ["check_shape"],
+        "multi_launch_builder.stitcher": ["Stitcher"],
+        "multi_launch_builder.submodule": [
+            "DataflowError",
+            "StitchError",
+            "SymbolConflictError",
+            "WiringError",
+        ],
+    }
+    __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
 __all__ = [
     "CompileOption",
@@ -27,6 +47,7 @@ __all__ = [
     "UnsupportedShapeError",
     "WiringError",
     "build_programs",
+    "check_shape",
     "legal_seq_len",
     "padded_vocab_size",
 ]

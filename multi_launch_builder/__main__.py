@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from air_dialect.command_line import OneLineParser
-from multi_launch_builder.errors import ConfigError, UnsupportedShapeError
-from multi_launch_builder.export import write_mlir
-from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, ModelShape
+from multi_launch_builder.building import write_mlir
+from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, ConfigError, ModelShape, UnsupportedShapeError
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role
 from multi_launch_builder.dataflow import Access
-from multi_launch_builder.errors import DataflowError
+from multi_launch_builder.submodule import DataflowError
 from multi_launch_builder.wiring import Wire
 
 

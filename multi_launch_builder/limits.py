@@ -6,16 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernel_builder.kernels import gemm
-from multi_launch_builder.errors import UnsupportedShapeError
-from multi_launch_builder.shapes import ModelShape
+from multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
 from virtual_npu.static.device import NPU2
-
-LM_HEAD_PARTITIONS = 8
-"""Launches of lm_head_gemv."""
-LM_HEAD_ROWS = 64
-"""A partition is whole rounds of eight cores with eight rows each, so that every tile is full."""
-SEQ_LEN_STEP = 64
-"""Rows of the K and V tile of flash_attn: the same at every length, so that padding changes no bit."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +97,3 @@ def _check_multiple(name: str, value: int, step: int, why: str) -> None:
             f"{name}={value} is not a positive multiple of {step} ({why}); the nearest legal value is "
             f"{nearest}"
         )
-
-
-def legal_seq_len(shape: ModelShape, tokens: int) -> int:
-    """The smallest compiled prompt length, in tokens, that holds `tokens` tokens."""
-    check_shape(shape)
-    return max(1, -(-tokens // SEQ_LEN_STEP)) * SEQ_LEN_STEP
-
-
-def padded_vocab_size(shape: ModelShape) -> int:
-    """Rows of the LM head with padding: the vocabulary rounded up to whole partitions."""
-    unit = LM_HEAD_PARTITIONS * LM_HEAD_ROWS
-    return -(-shape.vocab_size // unit) * unit

@@ -1,16 +1,16 @@
-"""A compiled unit's source: MLIR text, its argument table, and what the toolchain must be told."""
+"""A program: as a plan (which kernels, wired how), and as what a toolchain is given. Loads no IR."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import FuncOp
-
-from air_dialect import print_module
-from air_dialect.ops import LaunchOp
 from kernel_builder.arguments import ArgumentTable
-from multi_launch_builder.symbols import OBJECT_ATTRIBUTE, symbol_name
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+    from xdsl.ir import Operation
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,26 @@ class CompileOption:
     flag: str
     reason: str
     source: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: the kernel's name and build parameters, and kernel argument -> program argument."""
+
+    label: str
+    kernel: str
+    parameters: Mapping[str, Any]
+    wiring: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """The steps of a program, in launch order, between its arguments; `options` are its own, for aircc."""
+
+    name: str
+    arguments: ArgumentTable
+    steps: tuple[Step, ...]
+    options: tuple[CompileOption, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,26 +85,28 @@ class Program:
         module: ModuleOp, arguments: ArgumentTable, name: str, options: tuple[CompileOption, ...] = ()
     ) -> Program:
         """The program in a verified module whose one public function is `name`."""
-        launches = tuple(symbol_name(op) or "" for op in module.walk() if isinstance(op, LaunchOp))
+        from air_dialect import print_module  # here, so that a program which is only run does not load xDSL
+
+        launches = tuple(_text(op, "sym_name") for op in module.walk() if op.name == "air.launch")
         return Program(name, print_module(module), arguments, launches, external_objects(module), options)
 
 
 def external_objects(module: ModuleOp) -> tuple[ExternalObject, ...]:
     """The object files that the module's external functions name in `link_with`, in order of appearance."""
-    declared: dict[str, list[FuncOp]] = {}
+    declared: dict[str, list[Operation]] = {}
     for op in module.body.block.ops:
-        if isinstance(op, FuncOp) and op.is_declaration and OBJECT_ATTRIBUTE in op.attributes:
-            declared.setdefault(_text(op, OBJECT_ATTRIBUTE), []).append(op)
+        if op.name == "func.func" and not op.regions[0].blocks and "link_with" in op.attributes:
+            declared.setdefault(_text(op, "link_with"), []).append(op)
     return tuple(_object(name, functions) for name, functions in declared.items())
 
 
-def _object(name: str, functions: list[FuncOp]) -> ExternalObject:
+def _object(name: str, functions: list[Operation]) -> ExternalObject:
     source = _text(functions[0], "link_source") or name.removesuffix(".o") + ".cc"
     defines = tuple(_text(functions[0], "link_defines").split())
-    symbols = tuple(op.sym_name.data for op in functions)
+    symbols = tuple(_text(op, "sym_name") for op in functions)
     return ExternalObject(name, source, defines, symbols, _text(functions[0], "link_optimize"))
 
 
-def _text(op: FuncOp, key: str) -> str:
-    value = op.attributes.get(key)
-    return value.data if isinstance(value, StringAttr) else ""
+def _text(op: Operation, key: str) -> str:
+    """The string in an attribute or property; empty where there is none."""
+    return str(getattr(op.get_attr_or_prop(key), "data", ""))

@@ -1,4 +1,7 @@
-"""What a program is parameterised by: the shape of the model and the compiled prompt length."""
+"""What a program is parameterised by: the shape of the model and the compiled prompt length.
+
+Needs no IR and no kernel. Which shapes the kernels accept is for `limits` to say.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multi_launch_builder.errors import ConfigError
+
+class UnsupportedShapeError(ValueError):
+    """A model shape or sequence length that the kernels do not accept."""
+
+
+class ConfigError(ValueError):
+    """A config.json that does not say what shape the model has."""
+
+
+LM_HEAD_PARTITIONS = 8
+"""Launches of lm_head_gemv."""
+LM_HEAD_ROWS = 64
+"""A partition is whole rounds of eight cores with eight rows each, so that every tile is full."""
+SEQ_LEN_STEP = 64
+"""Rows of the highest K and V tile of flash_attn: whole tiles at every length, so padding changes no bit."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +128,14 @@ LLAMA_3_2_1B = ModelShape(
     rms_norm_eps=1e-5,
 )
 """meta-llama/Llama-3.2-1B, from its config.json."""
+
+
+def legal_seq_len(tokens: int) -> int:
+    """The smallest compiled prompt length, in tokens, that holds `tokens` tokens."""
+    return max(1, -(-tokens // SEQ_LEN_STEP)) * SEQ_LEN_STEP
+
+
+def padded_vocab_size(shape: ModelShape) -> int:
+    """Rows of the LM head with padding: the vocabulary rounded up to whole partitions."""
+    unit = LM_HEAD_PARTITIONS * LM_HEAD_ROWS
+    return -(-shape.vocab_size // unit) * unit

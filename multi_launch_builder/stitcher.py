@@ -7,22 +7,28 @@ the other, in the order added; intermediates stay in L3 (DDR) and the host is no
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import MemRefType, ModuleOp
+from xdsl.dialects import memref
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, MemRefType, ModuleOp, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 
 from air_dialect import context, verify
 from kernel_builder.arguments import Argument, ArgumentTable
 from multi_launch_builder.dataflow import argument_accesses
-from multi_launch_builder.errors import StitchError, SymbolConflictError
 from multi_launch_builder.flow import Flow
-from multi_launch_builder.reshape import reshape as reshape_operations
-from multi_launch_builder.submodule import Source, SubModule, read_submodule
+from multi_launch_builder.submodule import (
+    Source,
+    StitchError,
+    SubModule,
+    SymbolConflictError,
+    read_submodule,
+)
 from multi_launch_builder.symbols import Externals, Namer, rename_symbols
 from multi_launch_builder.wiring import Wire, Wiring, resolve_wiring
 from multi_launch_builder.wrapping import wrap_bare_herds
@@ -122,9 +128,53 @@ def _append_body(function: FuncOp, sub: SubModule, wires: list[Wire], arguments:
         outer: SSAValue = block.args[arguments.slot(wire.argument.name)]
         if wire.reshaped:
             assert isinstance(inner.type, MemRefType)
-            views = reshape_operations(outer, inner.type)
+            views = _reshape(outer, inner.type)
             block.add_ops(views)
             outer = views[-1].results[0]
         inner.replace_all_uses_with(outer)
     for op in list(sub.entry.ops)[:-1]:
         block.add_op(sub.entry.detach_op(op))
+
+
+def _reshape(value: SSAValue, target: MemRefType[Attribute]) -> list[Operation]:
+    """Operations that show the contiguous memref `value` in the shape of `target`, the last one's result.
+
+    Row-major order stays: all dimensions collapse into one, which expands into the new ones.
+    """
+    source = value.type
+    assert isinstance(source, MemRefType)
+    operations: list[Operation] = []
+    if len(source.get_shape()) > 1:
+        operations.append(_collapse(value, source))
+        value = operations[-1].results[0]
+    if len(target.get_shape()) > 1:
+        operations.append(_expand(value, target))
+    return operations
+
+
+def _flat(kind: MemRefType[Attribute]) -> MemRefType[Attribute]:
+    return MemRefType(kind.element_type, [math.prod(kind.get_shape())])
+
+
+def _one_group(shape: Sequence[int]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
+    return ArrayAttr([ArrayAttr([IntegerAttr(dimension, i64) for dimension in range(len(shape))])])
+
+
+def _collapse(value: SSAValue, source: MemRefType[Attribute]) -> Operation:
+    return memref.CollapseShapeOp.build(
+        operands=[value],
+        result_types=[_flat(source)],
+        properties={"reassociation": _one_group(source.get_shape())},
+    )
+
+
+def _expand(value: SSAValue, target: MemRefType[Attribute]) -> Operation:
+    shape = target.get_shape()
+    return memref.ExpandShapeOp.build(
+        operands=[value, []],
+        result_types=[target],
+        properties={
+            "reassociation": _one_group(shape),
+            "static_output_shape": DenseArrayBase.from_list(i64, list(shape)),
+        },
+    )

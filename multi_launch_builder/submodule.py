@@ -17,7 +17,23 @@ from xdsl.traits import SymbolOpInterface
 
 from air_dialect import parse, verify
 from kernel_builder.arguments import ArgumentTable
-from multi_launch_builder.errors import StitchError
+
+
+class StitchError(ValueError):
+    """A module that cannot become part of a multi-launch program."""
+
+
+class WiringError(StitchError):
+    """A launch argument and a program argument that do not fit, or an argument without a wire."""
+
+
+class SymbolConflictError(StitchError):
+    """One symbol or object file with two meanings in one program."""
+
+
+class DataflowError(StitchError):
+    """A buffer read before it is written, written where it must not be, or never used."""
+
 
 NAME_ATTRIBUTE = "aerie.name"
 """Argument attribute that names a kernel argument in text: `%arg0: memref<...> {aerie.name = "x"}`."""

@@ -16,8 +16,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation
 
 from air_dialect.ops import HierarchyOp, LaunchOp
-from multi_launch_builder.errors import SymbolConflictError
-from multi_launch_builder.submodule import SubModule
+from multi_launch_builder.submodule import SubModule, SymbolConflictError
 
 OBJECT_ATTRIBUTE = "link_with"
 BUILD_ATTRIBUTES = ("link_source", "link_defines", "link_optimize")

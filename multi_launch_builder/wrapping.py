@@ -26,8 +26,7 @@ from air_dialect.ops import (
     WaitAllOp,
 )
 from air_dialect.types import AsyncTokenType, MemorySpace, memory_space
-from multi_launch_builder.errors import StitchError
-from multi_launch_builder.submodule import SubModule
+from multi_launch_builder.submodule import StitchError, SubModule
 
 _DEVICE_OPS = (HierarchyOp, ChannelPutOp, ChannelGetOp, DmaMemcpyNdOp, ExecuteOp, WaitAllOp)
 _REMADE = (ConstantOp, GetGlobalOp)

@@ -107,7 +107,7 @@ def _padded_otherwise(session: Session) -> Session:
 
 def _other_length(name: str, session: Session, case: Case, reopen: Reopen) -> Identity:
     length, needed = session.model.seq_len, len(case.prompt_ids)
-    half = legal_seq_len(session.model.config.shape, max(1, length // 2))
+    half = legal_seq_len(max(1, length // 2))
     if half >= length or half < needed:
         return Identity(name, skipped=f"the kernels have no shorter length for a prompt of {needed} tokens")
     return _compare_reopened(name, case, reopen, half)

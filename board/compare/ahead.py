@@ -11,7 +11,7 @@ from board.compare.items import Item, plan_of
 from board.compare.measuring import one_line
 from board.compare.records import Outcome, Status
 from board.compare.session import CompareOne
-from multi_launch_builder.plan import build_program
+from multi_launch_builder.building import build_program
 from runtime.backend import Backend
 from runtime.cache import KernelCache
 from runtime.compiling import memory_budget

@@ -14,7 +14,7 @@ import numpy as np
 from kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, Role
 from kernel_builder.kernels import registry
 from kernel_builder.spec import Array
-from multi_launch_builder.plan import ProgramPlan
+from multi_launch_builder.program import ProgramPlan
 
 LOUD_CHANNELS, LOUDNESS = 32, 8.0
 """One channel in so many is so many times larger, as in the residual streams of trained decoders."""

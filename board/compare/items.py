@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from kernel_builder.kernels import registry
 from llama32_1b.errors import UsageError
-from multi_launch_builder.plan import ProgramPlan, Step, build_kernel
+from multi_launch_builder.building import build_kernel
+from multi_launch_builder.program import ProgramPlan, Step
 from multi_launch_builder.programs import PLANS, plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 

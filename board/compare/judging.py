@@ -13,11 +13,11 @@ from board.compare.patterns import patterns, place
 from board.compare.records import Distance, Finding, Verdict, Worst
 from board.compare.virtual import FLOOR, NUMERICS, run_launch
 from board.compare.writers import say_writers
+from kernel_builder.dsl import without_rounding
 from kernel_builder.kernels import registry
-from kernel_builder.module import KernelModule
-from kernel_builder.rounding import without_rounding
-from kernel_builder.spec import Array, KernelSpec
-from multi_launch_builder.plan import ProgramPlan, Step, build_kernel
+from kernel_builder.spec import Array, KernelModule, KernelSpec
+from multi_launch_builder.building import build_kernel
+from multi_launch_builder.program import ProgramPlan, Step
 from virtual_npu import VirtualNpuError
 
 Arrays = Mapping[str, Array]

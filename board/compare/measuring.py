@@ -16,8 +16,8 @@ from board.compare.judging import judge
 from board.compare.records import Finding, Outcome, Status, Verdict
 from kernel_builder.arguments import OVERWRITTEN_ROLES, ArgumentTable, Role
 from kernel_builder.spec import Array
-from multi_launch_builder.plan import ProgramPlan, build_program
-from multi_launch_builder.program import Program
+from multi_launch_builder.building import build_program
+from multi_launch_builder.program import Program, ProgramPlan
 from runtime.backend import Backend
 from runtime.cache import KernelCache
 from runtime.errors import AerieRuntimeError, CompileError, RunError

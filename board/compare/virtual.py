@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array
+from kernel_builder.spec import Array, KernelModule
 from kernel_builder.testing import READ
 from virtual_npu import BuildOptions, Program
 

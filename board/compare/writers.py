@@ -30,8 +30,7 @@ from air_dialect.ops import (
 )
 from board.compare.patterns import ranges
 from board.compare.virtual import AS_WRITTEN
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array
+from kernel_builder.spec import Array, KernelModule
 from virtual_npu import Program
 from virtual_npu.static.device import NPU2
 

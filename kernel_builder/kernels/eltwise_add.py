@@ -14,10 +14,16 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.dsl import L1, Kernel, Role, bf16
-from kernel_builder.module import KernelModule
-from kernel_builder.rounding import round_to_even
-from kernel_builder.shapes import cores, largest_divisor, require_multiple
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import (
+    Array,
+    KernelModule,
+    KernelSpec,
+    Parameters,
+    Tolerance,
+    cores,
+    largest_divisor,
+    require_multiple,
+)
 
 LANES = 16
 """Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""
@@ -47,7 +53,7 @@ def build(rows: int | None, cols: int, herd_x: int | None = None) -> KernelModul
         for at in k.loop(0, share, run):
             k.dma(l1_a, a_share[tx, at : at + run])
             k.dma(l1_b, b_share[tx, at : at + run])
-            round_to_even(k, l1_out)
+            k.round_to_even(l1_out)
             for j in k.loop(0, run, LANES):
                 lanes = slice(j, j + LANES)
                 k.store(l1_out[lanes], k.load(l1_a[lanes]) + k.load(l1_b[lanes]))

@@ -40,14 +40,19 @@ from typing import Any
 
 import numpy as np
 
+from kernel_builder.arguments import DType, IllegalShapeError
 from kernel_builder.buffers import Buffer, View
 from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
-from kernel_builder.dtypes import DType
-from kernel_builder.errors import IllegalShapeError
-from kernel_builder.external import External, Optimize
-from kernel_builder.module import KernelModule
-from kernel_builder.shapes import largest_divisor, require_multiple
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import (
+    Array,
+    KernelModule,
+    KernelSpec,
+    Parameters,
+    Tolerance,
+    largest_divisor,
+    require_multiple,
+)
+from kernel_builder.values import External, Optimize
 from virtual_npu.static.device import NPU2
 
 BLOCK = 8

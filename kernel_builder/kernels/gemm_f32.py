@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 from kernel_builder.dsl import f32
 from kernel_builder.kernels import gemm
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters, Tolerance
 
 
 def build(

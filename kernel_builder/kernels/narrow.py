@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.dsl import L1, Kernel, Role, bf16, f32
-from kernel_builder.module import KernelModule
-from kernel_builder.rounding import round_to_even
-from kernel_builder.shapes import cores, largest_divisor, require_multiple
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import (
+    Array,
+    KernelModule,
+    KernelSpec,
+    Parameters,
+    Tolerance,
+    cores,
+    largest_divisor,
+    require_multiple,
+)
 
 LANES = 16
 """Elements rounded at a time: one 512-bit accumulator of f32."""
@@ -41,7 +47,7 @@ def build(rows: int, cols: int, herd_x: int | None = None) -> KernelModule:
         l1_x, l1_out = k.alloc(L1, (run,), f32, "l1_x"), k.alloc(L1, (run,), bf16, "l1_out")
         for at in k.loop(0, share, run):
             k.dma(l1_x, x_share[tx, at : at + run])
-            round_to_even(k, l1_out)
+            k.round_to_even(l1_out)
             for j in k.loop(0, run, LANES):
                 k.store(l1_out[j : j + LANES], k.load(l1_x[j : j + LANES]).to(bf16))
             k.dma(out_share[tx, at : at + run], l1_out)

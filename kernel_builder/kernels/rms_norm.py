@@ -25,14 +25,20 @@ from typing import Any
 
 import numpy as np
 
+from kernel_builder.arguments import IllegalShapeError
 from kernel_builder.buffers import Buffer, View
 from kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
-from kernel_builder.errors import IllegalShapeError
 from kernel_builder.index import Index
-from kernel_builder.module import KernelModule
-from kernel_builder.rounding import round_to_even
-from kernel_builder.shapes import cores, largest_divisor, require_multiple
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import (
+    Array,
+    KernelModule,
+    KernelSpec,
+    Parameters,
+    Tolerance,
+    cores,
+    largest_divisor,
+    require_multiple,
+)
 from virtual_npu.static.device import NPU2
 
 LANES = 16
@@ -130,7 +136,7 @@ def _sums(k: Kernel) -> Buffer:
     All that is rounded comes of them, so this is where the core is told how to round.
     """
     l1_sums = k.alloc(L1, (LANES,), f32, "l1_sums")
-    round_to_even(k, l1_sums)
+    k.round_to_even(l1_sums)
     k.store(l1_sums, k.constant(0.0, f32, LANES))
     return l1_sums
 

@@ -14,13 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from kernel_builder.arguments import IllegalShapeError
 from kernel_builder.buffers import View
 from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
-from kernel_builder.errors import IllegalShapeError
-from kernel_builder.external import ArgumentType, External, Optimize
-from kernel_builder.module import KernelModule
-from kernel_builder.shapes import cores, largest_divisor, require_multiple
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import (
+    Array,
+    KernelModule,
+    KernelSpec,
+    Parameters,
+    Tolerance,
+    cores,
+    largest_divisor,
+    require_multiple,
+)
+from kernel_builder.values import ArgumentType, External, Optimize
 from virtual_npu.static.device import NPU2
 
 OPTIMIZE = Optimize(

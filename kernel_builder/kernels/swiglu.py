@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
-from kernel_builder.external import External, Optimize
-from kernel_builder.module import KernelModule
-from kernel_builder.shapes import cores, largest_divisor, require_multiple
-from kernel_builder.spec import Array, KernelSpec, Parameters, Tolerance
+from kernel_builder.spec import (
+    Array,
+    KernelModule,
+    KernelSpec,
+    Parameters,
+    Tolerance,
+    cores,
+    largest_divisor,
+    require_multiple,
+)
+from kernel_builder.values import External, Optimize
 
 OPTIMIZE = Optimize(
     "O2",

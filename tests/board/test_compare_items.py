@@ -13,7 +13,7 @@ from board.compare.writers import NOBODY, say_writers, writers
 from kernel_builder.arguments import OVERWRITTEN_ROLES
 from kernel_builder.kernels import registry
 from llama32_1b.errors import UsageError
-from multi_launch_builder.plan import build_kernel
+from multi_launch_builder.building import build_kernel
 from multi_launch_builder.programs import PLANS
 
 

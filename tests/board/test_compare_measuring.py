@@ -14,10 +14,9 @@ from board.compare.judging import judge
 from board.compare.measuring import JUDGING, RUNNING, measure
 from board.compare.printing import details
 from board.compare.records import Outcome, Status, Verdict
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import bf16, f32
+from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
 from kernel_builder.kernels import registry
-from multi_launch_builder.plan import ProgramPlan, Step
+from multi_launch_builder.program import ProgramPlan, Step
 
 GEMM = Item("kernel", "gemm")
 """64 x 256 x 128, 32 cores with tiles of 8 x 32."""

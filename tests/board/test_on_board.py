@@ -14,7 +14,7 @@ from board.compare.inputs import draw
 from board.compare.items import Item, plan_of
 from kernel_builder.kernels import registry
 from kernel_builder.spec import Array
-from multi_launch_builder.plan import build_program
+from multi_launch_builder.building import build_program
 from runtime import KernelCache, select_backend
 
 pytestmark = pytest.mark.board

@@ -7,19 +7,13 @@ import re
 from doc_transcripts import table
 
 from kernel_builder.kernels import flash_attention, gemm, gemv, rope, swiglu
-from multi_launch_builder.compile_options import ATTENTION_GRID, GEMM_GRID, ONE_COPY, STACK
-from multi_launch_builder.programs import (
-    flash_attn,
-    lm_head_gemv,
-    o_ffn,
-    o_gemv_ffn,
-    rms_gemms_rope,
-    rms_gemv_rope,
-)
+from multi_launch_builder.building import build_programs, stack_option
+from multi_launch_builder.programs import ATTENTION_GRID, GEMM_GRID, ONE_COPY
+from multi_launch_builder.shapes import DEMO
 from runtime.npu.readings import READINGS
+from virtual_npu.static.device import NPU2
 
 PAGE = "hardware.md"
-PROGRAMS = (rms_gemms_rope, flash_attn, o_ffn, rms_gemv_rope, o_gemv_ffn, lm_head_gemv)
 
 
 def plain(*cells: str) -> tuple[str, ...]:
@@ -28,10 +22,10 @@ def plain(*cells: str) -> tuple[str, ...]:
 
 
 def test_options_of_the_programs() -> None:
-    expected = []
-    for option in (STACK, GEMM_GRID[0], ATTENTION_GRID[0], ONE_COPY):
-        users = [each.__name__.rsplit(".", 1)[1] for each in PROGRAMS if option in each.OPTIONS]
-        programs = "all" if len(users) == len(PROGRAMS) else ", ".join(users)
+    expected, built = [], build_programs(DEMO, 64)
+    for option in (stack_option(NPU2), GEMM_GRID[0], ATTENTION_GRID[0], ONE_COPY):
+        users = [name for name, program in built.items() if option in program.options]
+        programs = "all" if len(users) == len(built) else ", ".join(users)
         expected.append(plain(option.flag, programs, option.reason, option.source))
     assert table(PAGE, "option of aircc", "programs", "why", "source") == expected
 

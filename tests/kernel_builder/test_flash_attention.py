@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from air_dialect.ops import ChannelGetOp, ChannelPutOp
-from kernel_builder.errors import IllegalShapeError
+from kernel_builder.arguments import IllegalShapeError
 from kernel_builder.kernels import flash_attention as fa
 from kernel_builder.testing import random_arrays, run
 from virtual_npu.static import check

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernel_builder.errors import IllegalShapeError
+from kernel_builder.arguments import IllegalShapeError
 from kernel_builder.kernels import gemv
 from kernel_builder.testing import random_arrays, run
 from virtual_npu.static import check

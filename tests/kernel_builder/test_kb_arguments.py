@@ -5,16 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_builder import dtypes
-from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role
+from kernel_builder.arguments import (
+    DTYPES,
+    Argument,
+    ArgumentError,
+    ArgumentTable,
+    DType,
+    Role,
+    bf16,
+    f32,
+)
 
 TABLE = ArgumentTable(
     [
-        Argument("x", (4, 8), dtypes.bf16, Role.INPUT),
-        Argument("weight", (8, 8), dtypes.bf16, Role.WEIGHT),
-        Argument("rope_lut", (4, 2), dtypes.f32, Role.LUT),
-        Argument("scratch", (4, 8), dtypes.bf16, Role.INTERMEDIATE),
-        Argument("out", (4, 8), dtypes.bf16, Role.OUTPUT),
+        Argument("x", (4, 8), bf16, Role.INPUT),
+        Argument("weight", (8, 8), bf16, Role.WEIGHT),
+        Argument("rope_lut", (4, 2), f32, Role.LUT),
+        Argument("scratch", (4, 8), bf16, Role.INTERMEDIATE),
+        Argument("out", (4, 8), bf16, Role.OUTPUT),
     ]
 )
 
@@ -44,7 +52,7 @@ def test_a_name_stands_once() -> None:
         ArgumentTable([TABLE["x"], TABLE["x"]])
 
 
-@pytest.mark.parametrize("dtype", dtypes.ALL)
-def test_dtypes_agree_with_numpy(dtype: dtypes.DType) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_agree_with_numpy(dtype: DType) -> None:
     assert np.zeros(1, dtype.numpy).nbytes == dtype.itemsize
     assert str(dtype) == dtype.name == dtype.mlir

@@ -7,9 +7,8 @@ import pytest
 
 from air_dialect import parse, print_module
 from kernel_builder import dsl
+from kernel_builder.arguments import DslError, i1
 from kernel_builder.dsl import L1, L2, L3, Kernel, Role, bf16, contract, f32, fma, i32
-from kernel_builder.dtypes import i1
-from kernel_builder.errors import DslError
 from kernel_builder.kernels import eltwise_add
 from kernel_builder.testing import run
 

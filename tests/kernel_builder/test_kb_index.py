@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import IndexType
 from xdsl.ir import Block
 from xdsl.ir.affine import AffineExpr
 
-from kernel_builder.errors import DslError
+from kernel_builder.arguments import DslError
 from kernel_builder.index import Index, Variable
 
 BLOCK = Block(arg_types=[IndexType()] * 2)

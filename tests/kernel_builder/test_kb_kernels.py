@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernel_builder.errors import IllegalShapeError
+from kernel_builder.arguments import IllegalShapeError
 from kernel_builder.kernels import eltwise_add, gemm, registry, rms_norm
 from kernel_builder.spec import Tolerance
 from kernel_builder.testing import library, random_arrays

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kernel_builder.dsl import without_rounding
 from kernel_builder.kernels import registry
-from kernel_builder.module import KernelModule
-from kernel_builder.rounding import without_rounding
-from kernel_builder.spec import Array, KernelSpec
+from kernel_builder.spec import Array, KernelModule, KernelSpec
 from kernel_builder.testing import random_arrays, run
 from virtual_npu.options import BuildOptions
 

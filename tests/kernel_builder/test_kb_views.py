@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import Block
 
-from kernel_builder.buffers import L1, L3, Buffer, View
-from kernel_builder.dtypes import bf16, f32, i32
-from kernel_builder.errors import DslError
+from kernel_builder.arguments import DslError, bf16, f32, i32
+from kernel_builder.buffers import L1, L3, Buffer, View, check_pattern, check_transfer
 from kernel_builder.index import Index, Variable
-from kernel_builder.movement import check_pattern, check_transfer
 
 AT = Index({Variable(Block(arg_types=[IndexType()]).args[0], "loop", 0): 1})
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernel_builder.errors import IllegalShapeError
+from kernel_builder.arguments import IllegalShapeError
 from kernel_builder.kernels import rope
 from kernel_builder.testing import run
 from virtual_npu.static import check

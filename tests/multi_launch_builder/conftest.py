@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import bf16
+from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from air_dialect import parse
 from kernel_builder.kernels import registry
-from multi_launch_builder.plan import build_program
+from multi_launch_builder.building import build_program
 from multi_launch_builder.programs import PLANS, plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 from virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air

@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from air_dialect import parse
 from kernel_builder.kernels import registry
-from multi_launch_builder.plan import build_program
+from multi_launch_builder.building import build_program
 from multi_launch_builder.programs import plan_programs
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
 from virtual_npu.static.lowering import find, forms_of

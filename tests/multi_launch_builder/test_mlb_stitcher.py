@@ -13,10 +13,9 @@ from xdsl.dialects.memref import AllocOp
 import virtual_npu
 from air_dialect import parse, print_module
 from air_dialect.ops import ChannelOp, ChannelPutOp, HerdOp, LaunchOp, SegmentOp
-from kernel_builder.arguments import ArgumentTable
-from kernel_builder.dtypes import bf16
-from multi_launch_builder.errors import StitchError
+from kernel_builder.arguments import ArgumentTable, bf16
 from multi_launch_builder.stitcher import Stitcher
+from multi_launch_builder.submodule import StitchError
 
 
 def ops(module, kind):

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import virtual_npu
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import f32
+from kernel_builder.arguments import Argument, ArgumentTable, Role, f32
 from multi_launch_builder.program import CompileOption, Program
 from runtime import Backend, CompileError, KernelCache, Profiler
 from virtual_npu import pyxrt

@@ -7,8 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role
-from kernel_builder.dtypes import f32
+from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
 from runtime import AerieRuntimeError, ArrayError, RunError
 from runtime.buffers import BufferSet
 from runtime.contexts import Contexts

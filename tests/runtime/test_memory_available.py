@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import bf16, f32
+from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
 from runtime.memory import BufferBytes, available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
 
 NO_LIMIT_V1 = "9223372036854771712"

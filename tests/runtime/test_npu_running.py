@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import f32
+from kernel_builder.arguments import Argument, ArgumentTable, Role, f32
 from runtime import ArrayError, Backend, HostWork, KernelCache, RunError
 from runtime.npu.device import NpuAccess, check_command
 

@@ -6,8 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role
-from kernel_builder.dtypes import f32
+from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
 from multi_launch_builder.program import Program
 from runtime import (
     AerieRuntimeError,

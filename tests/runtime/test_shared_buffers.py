@@ -5,8 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import f32
+from kernel_builder.arguments import Argument, ArgumentTable, Role, f32
 from runtime import ArrayError, Profiler
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from kernel_builder.dtypes import f32, i32
+from kernel_builder.arguments import Argument, ArgumentTable, Role, f32, i32
 from multi_launch_builder.program import ExternalObject, Program
 from runtime import CompileError, KernelCache, RunError, select_backend
 from runtime import toolchain as toolchain_module

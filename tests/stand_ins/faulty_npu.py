@@ -18,7 +18,7 @@ import numpy as np
 
 from air_dialect import parse, print_module
 from kernel_builder.arguments import Argument
-from kernel_builder.rounding import without_rounding
+from kernel_builder.dsl import without_rounding
 from runtime.access import Failure, VirtualAccess
 from runtime.backend import Backend
 from runtime.errors import CompileError, RunError

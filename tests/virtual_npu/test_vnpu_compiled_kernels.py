@@ -19,8 +19,7 @@ import air_dialect
 import virtual_npu
 from kernel_builder.arguments import Role
 from kernel_builder.kernels import registry
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array, Parameters
+from kernel_builder.spec import Array, KernelModule, Parameters
 
 FORMS = Path(__file__).parent / "compiled_forms"
 SHAPES: dict[str, Parameters] = {

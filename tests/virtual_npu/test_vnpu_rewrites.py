@@ -13,8 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 import air_dialect
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from kernel_builder.kernels import registry
-from kernel_builder.module import KernelModule
-from kernel_builder.spec import Array, Parameters
+from kernel_builder.spec import Array, KernelModule, Parameters
 from kernel_builder.testing import random_arrays
 from virtual_npu import BuildOptions, RunOptions
 

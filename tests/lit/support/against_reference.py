@@ -18,7 +18,8 @@ from board.compare.judging import share
 from kernel_builder.arguments import OVERWRITTEN_ROLES
 from kernel_builder.kernels import registry
 from kernel_builder.spec import Array
-from multi_launch_builder.plan import ProgramPlan, build_program
+from multi_launch_builder.building import build_program
+from multi_launch_builder.program import ProgramPlan
 from runtime import KernelCache, select_backend
 
 SEED = 7

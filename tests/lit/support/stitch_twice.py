@@ -7,7 +7,7 @@ from pathlib import Path
 
 from air_dialect import print_module
 from kernel_builder.arguments import Role
-from multi_launch_builder.plan import bf16_table
+from multi_launch_builder.programs import bf16_table
 from multi_launch_builder.stitcher import Stitcher
 
 

@@ -1,0 +1,118 @@
+"""Programs and kernels of a model, built from their plans; and written as MLIR text for other toolchains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.arguments import ArgumentTable, IllegalShapeError
+from kernel_builder.kernels import registry
+from kernel_builder.spec import KernelModule
+from multi_launch_builder.limits import check_seq_len, check_shape
+from multi_launch_builder.program import CompileOption, Program, ProgramPlan, Step
+from multi_launch_builder.programs import plan_programs
+from multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
+from multi_launch_builder.stitcher import Stitcher
+from virtual_npu.static.device import NPU2, Device
+
+
+def stack_option(device: Device) -> CompileOption:
+    """How much of a core's memory is its stack: what the kernels leave free."""
+    return CompileOption(
+        f"--stack-size={device.program_stack_bytes}",
+        "the stack lies right below a core's buffers, and one that outgrows its size spoils them without a "
+        "word: 1024 bytes, aircc's default until September 2026, were too few for upstream's own attention "
+        "and matrix product with Peano 22, whose NaN came from there; 2048 is the default since",
+        "mlir-air pull requests 1547 and 1980, programming_examples/matrix_multiplication/bf16/run.py",
+    )
+
+
+def build_kernel(step: Step, program: str) -> KernelModule:
+    """The kernel of one step. Raises UnsupportedShapeError for parameters that the kernel does not accept."""
+    try:
+        return registry()[step.kernel].build(**step.parameters)
+    except IllegalShapeError as error:
+        raise UnsupportedShapeError(f"program {program}, launch {step.label}: {error}") from error
+
+
+def build_program(plan: ProgramPlan, device: Device = NPU2) -> Program:
+    """Builds every kernel of the plan and stitches them.
+
+    Raises StitchError for wrong wiring, UnsupportedShapeError for a shape that a kernel does not accept.
+    """
+    stitcher = Stitcher(plan.name, plan.arguments)
+    for step in plan.steps:
+        stitcher.add(build_kernel(step, plan.name), step.wiring, label=step.label)
+    options = (stack_option(device), *plan.options)
+    return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options)
+
+
+def build_programs(
+    shape: ModelShape, seq_len: int, only: Collection[str] | None = None, device: Device = NPU2
+) -> dict[str, Program]:
+    """The programs of a model for prompts of `seq_len` tokens, by name; `only` some of them.
+
+    Raises UnsupportedShapeError, naming the nearest legal value, for a shape the kernels do not accept,
+    and ValueError for a name in `only` that is no program.
+    """
+    plans = plan_programs(shape, seq_len, only)
+    check_shape(shape)
+    check_seq_len(seq_len)
+    return {name: build_program(plan, device) for name, plan in plans.items()}
+
+
+def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
+    """Writes kernels/NAME.mlir, programs/NAME.mlir and programs/NAME.args.json under `out`; their paths.
+
+    A kernel used at several shapes gets kernels/NAME.mlir for the first one and
+    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one; one that no program uses is written at the
+    first shape that it is tested at. Everything is built before anything is written. Raises
+    UnsupportedShapeError, and OSError where `out` cannot be written.
+    """
+    files = {}
+    for name, program in build_programs(shape, seq_len).items():
+        files[Path("programs") / f"{name}.mlir"] = program.text
+        files[Path("programs") / f"{name}.args.json"] = json.dumps(describe(program), indent=2) + "\n"
+    kernels = _kernels(shape, seq_len)
+    files = {Path("kernels") / f"{name}.mlir": text for name, text in kernels.items()} | files
+    for path, text in files.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_text(text)
+    return [out / path for path in files]
+
+
+def _kernels(shape: ModelShape, seq_len: int) -> dict[str, str]:
+    """The text of every kernel at every shape the programs use it at, else at one, by file name."""
+    seen: set[tuple[Any, ...]] = set()
+    texts: dict[str, str] = {}
+    for plan in plan_programs(shape, seq_len).values():
+        for step in plan.steps:
+            use = (step.kernel, *sorted(step.parameters.items()))
+            if use in seen:
+                continue
+            seen.add(use)
+            name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in texts else step.kernel
+            texts[name] = build_kernel(step, plan.name).text
+    unused = {name: spec for name, spec in registry().items() if name not in texts}
+    return texts | {name: spec.build(**spec.cases[0]).text for name, spec in unused.items()}
+
+
+def describe(program: Program) -> dict[str, Any]:
+    """The program's argument table and build needs, ready for JSON."""
+    return {
+        "name": program.name,
+        "arguments": _describe_arguments(program.arguments),
+        "launches": list(program.launches),
+        "objects": [asdict(external) for external in program.objects],
+        "options": [asdict(option) for option in program.options],
+    }
+
+
+def _describe_arguments(arguments: ArgumentTable) -> list[dict[str, Any]]:
+    return [
+        {"slot": slot, "name": a.name, "shape": list(a.shape), "dtype": a.dtype.name, "role": a.role.value}
+        for slot, a in enumerate(arguments)
+    ]

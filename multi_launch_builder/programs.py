@@ -1,0 +1,222 @@
+"""The six programs of a Llama-class model: their arguments, and their launches as tables of steps.
+
+Prefill works on the rows of a whole prompt, decode on one token. What a layer does before and after attention
+is the same in both, and described once: `rows` is the compiled prompt length (prefill, matrices, GEMMs) or
+None (decode, vectors, GEMVs). Attention is a program in prefill, and the host's work in decode.
+
+Reading the tables needs no IR and no kernel. All buffers are bf16; weights are in Hugging Face's (out, in)
+layout in all programs, so that one copy serves prefill and decode.
+
+What aircc is told beside the stack's size, which every program gives (`building.stack_option`), stands with
+its reason and its source. All is taken from upstream's practice; none of our programs has been compiled by
+aircc yet. Not given, and why. `--omit-while-true-loop`: a core's program runs again for every call, and
+upstream keeps the loop in every program of several launches (mlir-air programming_examples/llms/shared/infra/
+backend_presets.py). `--bf16-emulation`: it would round the operands of f32 vector arithmetic to bf16, and the
+kernels write none that needs it (docs/hardware.md, Forms). `--use-lock-race-condition-fix`: upstream's GEMV
+alone is built with it, in its own example and not in the decode programs (backend_presets.py says False).
+`--coalesce-shim-dma`: only for transfers marked `air.preserve_shim_dma_order`, and there are none.
+`--air-channel-multiplexing`, `--omit-auto-broadcast`: no launch needs more channels than there are.
+`--air-runtime-loop-tiling-sizes` for the decode programs: upstream gives 16 to tile a grid of launch steps.
+Ours are launches of one step, in which a core's rows of the weight are one run of memory: untiled, the loops
+around a transfer fold into its descriptor (mlir-air mlir/include/air/Transform/Passes.td,
+air-opt-shim-dma-bds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
+from multi_launch_builder.program import CompileOption, ProgramPlan, Step
+from multi_launch_builder.shapes import LM_HEAD_PARTITIONS, ModelShape, padded_vocab_size
+
+PREFILL = "mlir-air programming_examples/llms/llama32_1b/llama32_1b_prefill.py"
+
+
+def _tiled(*sizes: int, reason: str) -> tuple[CompileOption, ...]:
+    """How many steps of a launch's grid, outermost first, are sent to the shim before it is waited for."""
+    return tuple(CompileOption(f"--air-runtime-loop-tiling-sizes={size}", reason, PREFILL) for size in sizes)
+
+
+GEMM_GRID = _tiled(
+    2,
+    2,
+    reason="the transfers of a GEMM's grid need more descriptors than the shim's 16: two by two steps are "
+    "under way, then their descriptors are free again",
+)
+ATTENTION_GRID = _tiled(
+    1,
+    1,
+    reason="one step of the grid at a time: a step's own loops over the keys fill the shim's descriptors",
+)
+ONE_COPY = CompileOption(
+    "--omit-ping-pong-transform=all",
+    "K and V tiles alternate on one channel, so one is loaded while the other is computed on: a second copy "
+    "of each would take L1 and gain nothing; mlir-air's own attention kernels are built this way",
+    PREFILL,
+)
+
+
+def bf16_table(*rows: tuple[str, tuple[int, ...], Role]) -> ArgumentTable:
+    """An argument table of bf16 buffers, from (name, shape, role) per argument."""
+    return ArgumentTable(Argument(name, shape, bf16, role) for name, shape, role in rows)
+
+
+def _activation(rows: int | None, width: int) -> tuple[int, ...]:
+    """The shape of what has `width` elements for each token."""
+    return (width,) if rows is None else (rows, width)
+
+
+def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> Step:
+    """out = x @ weight.T, x k wide and out n wide: a GEMM of rows, or the GEMV of one token."""
+    if rows is None:
+        return Step(f"{name}_gemv", "gemv", {"m": n, "k": k}, {"weight": weight, "x": x, "out": out})
+    parameters = {"m": rows, "k": k, "n": n, "b_transposed": True}
+    return Step(f"{name}_gemm", "gemm", parameters, {"a": x, "b": weight, "c": out})
+
+
+def _norm(label: str, rows: int | None, shape: ModelShape, x: str, weight: str) -> Step:
+    """normed = RMSNorm of x."""
+    parameters = {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps}
+    return Step(label, "rms_norm", parameters, {"x": x, "weight": weight, "out": "normed"})
+
+
+def _grid(rows: int | None) -> tuple[CompileOption, ...]:
+    return () if rows is None else GEMM_GRID
+
+
+def _before_attention(name: str, shape: ModelShape, rows: int | None) -> ProgramPlan:
+    """RMSNorm, the Q, K and V projections, RoPE on Q and K, six launches: x -> q_roped, k_roped, v.
+
+    Prefill keeps the RoPE table of all positions on the device; decode is given the row of its position.
+    """
+    emb, q, kv = shape.emb_dim, shape.q_dim, shape.kv_dim
+    lut, lut_role = ("rope_row", Role.INPUT) if rows is None else ("rope_lut", Role.LUT)
+    arguments = bf16_table(
+        ("x", _activation(rows, emb), Role.INPUT),
+        ("attn_norm", (emb,), Role.WEIGHT),
+        ("normed", _activation(rows, emb), Role.INTERMEDIATE),
+        ("wq", (q, emb), Role.WEIGHT),
+        ("q", _activation(rows, q), Role.INTERMEDIATE),
+        ("wk", (kv, emb), Role.WEIGHT),
+        ("k", _activation(rows, kv), Role.INTERMEDIATE),
+        ("wv", (kv, emb), Role.WEIGHT),
+        ("v", _activation(rows, kv), Role.OUTPUT),
+        (lut, _activation(rows, shape.head_dim), lut_role),
+        ("q_roped", _activation(rows, q), Role.OUTPUT),
+        ("k_roped", _activation(rows, kv), Role.OUTPUT),
+    )
+
+    def rope(of: str, heads: int) -> Step:
+        parameters = {"rows": rows, "head_dim": shape.head_dim, "n_heads": heads}
+        return Step(f"{of}_rope", "rope", parameters, {"x": of, "lut": lut, "out": f"{of}_roped"})
+
+    steps = (
+        _norm("rms_norm", rows, shape, "x", "attn_norm"),
+        _projection("q", rows, emb, q, "normed", "wq", "q"),
+        _projection("k", rows, emb, kv, "normed", "wk", "k"),
+        _projection("v", rows, emb, kv, "normed", "wv", "v"),
+        rope("q", shape.n_heads),
+        rope("k", shape.n_kv_heads),
+    )
+    return ProgramPlan(name, arguments, steps, _grid(rows))
+
+
+def _after_attention(name: str, shape: ModelShape, rows: int | None) -> ProgramPlan:
+    """Output projection, residual, RMSNorm, SwiGLU FFN, residual, eight launches: attn_out, x -> x_next."""
+    emb, hidden, q = shape.emb_dim, shape.hidden_dim, shape.q_dim
+    arguments = bf16_table(
+        ("attn_out", _activation(rows, q), Role.INPUT),
+        ("wo", (emb, q), Role.WEIGHT),
+        ("proj", _activation(rows, emb), Role.INTERMEDIATE),
+        ("x", _activation(rows, emb), Role.INPUT),
+        ("res1", _activation(rows, emb), Role.INTERMEDIATE),
+        ("ffn_norm", (emb,), Role.WEIGHT),
+        ("normed", _activation(rows, emb), Role.INTERMEDIATE),
+        ("w_gate", (hidden, emb), Role.WEIGHT),
+        ("gate", _activation(rows, hidden), Role.INTERMEDIATE),
+        ("w_up", (hidden, emb), Role.WEIGHT),
+        ("up", _activation(rows, hidden), Role.INTERMEDIATE),
+        ("swiglu", _activation(rows, hidden), Role.INTERMEDIATE),
+        ("w_down", (emb, hidden), Role.WEIGHT),
+        ("down", _activation(rows, emb), Role.INTERMEDIATE),
+        ("x_next", _activation(rows, emb), Role.OUTPUT),
+    )
+    wide, narrow = ({"rows": rows, "cols": cols} for cols in (hidden, emb))
+    steps = (
+        _projection("o", rows, q, emb, "attn_out", "wo", "proj"),
+        Step("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
+        _norm("ffn_norm", rows, shape, "res1", "ffn_norm"),
+        _projection("gate", rows, emb, hidden, "normed", "w_gate", "gate"),
+        _projection("up", rows, emb, hidden, "normed", "w_up", "up"),
+        Step("swiglu", "swiglu", wide, {"gate": "gate", "up": "up", "out": "swiglu"}),
+        _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
+        Step("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
+    )
+    return ProgramPlan(name, arguments, steps, _grid(rows))
+
+
+def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
+    """Causal attention of a prompt, grouped query heads: q_roped, k_roped, v -> attn_out, as q_roped lies.
+
+    One launch, never stitched with others: its many channels make mlir-air's `air-opt-shim-dma-bds` pass grow
+    faster than linearly with the launches of a module (more than ten minutes at nine launches).
+    """
+    arguments = bf16_table(
+        ("q_roped", (rows, shape.q_dim), Role.INPUT),
+        ("k_roped", (rows, shape.kv_dim), Role.INPUT),
+        ("v", (rows, shape.kv_dim), Role.INPUT),
+        ("attn_out", (rows, shape.q_dim), Role.OUTPUT),
+    )
+    parameters = {
+        "lq": rows,
+        "lk": rows,
+        "n_heads": shape.n_heads,
+        "n_kv_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+    }
+    wiring = {"q": "q_roped", "k": "k_roped", "v": "v", "out": "attn_out"}
+    step = Step("flash_attention", "flash_attention", parameters, wiring)
+    return ProgramPlan(name, arguments, (step,), (*ATTENTION_GRID, ONE_COPY))
+
+
+def _lm_head(name: str, shape: ModelShape) -> ProgramPlan:
+    """The logits of one row: x (E), lm_head_i (Vp/8, E) -> logits_i (Vp/8), Vp the padded vocabulary.
+
+    Eight launches, as mlir-air runs its LM heads: one task of a shim DMA queue repeats at most 255 times.
+    """
+    rows, partitions = padded_vocab_size(shape) // LM_HEAD_PARTITIONS, range(LM_HEAD_PARTITIONS)
+    arguments = bf16_table(
+        ("x", (shape.emb_dim,), Role.INPUT),
+        *((f"lm_head_{i}", (rows, shape.emb_dim), Role.WEIGHT) for i in partitions),
+        *((f"logits_{i}", (rows,), Role.OUTPUT) for i in partitions),
+    )
+    parameters = {"m": rows, "k": shape.emb_dim}
+    wirings = ({"weight": f"lm_head_{i}", "x": "x", "out": f"logits_{i}"} for i in partitions)
+    steps = tuple(Step(f"partition_{i}", "gemv", parameters, wiring) for i, wiring in enumerate(wirings))
+    return ProgramPlan(name, arguments, steps)
+
+
+PLANS: dict[str, Callable[[ModelShape, int], ProgramPlan]] = {
+    "rms_gemms_rope": lambda shape, seq_len: _before_attention("rms_gemms_rope", shape, seq_len),
+    "flash_attn": lambda shape, seq_len: _attention("flash_attn", shape, seq_len),
+    "o_ffn": lambda shape, seq_len: _after_attention("o_ffn", shape, seq_len),
+    "rms_gemv_rope": lambda shape, _: _before_attention("rms_gemv_rope", shape, None),
+    "o_gemv_ffn": lambda shape, _: _after_attention("o_gemv_ffn", shape, None),
+    "lm_head_gemv": lambda shape, _: _lm_head("lm_head_gemv", shape),
+}
+"""Every program by name: from the model's shape and the compiled prompt length to its plan."""
+
+
+def plan_programs(
+    shape: ModelShape, seq_len: int, only: Collection[str] | None = None
+) -> dict[str, ProgramPlan]:
+    """The plans of a model's programs for prompts of `seq_len` tokens, by name; `only` some of them.
+
+    Raises ValueError for a name in `only` that is no program. Whether the kernels accept the shape is not
+    asked here (`limits`).
+    """
+    unknown = sorted(set(only or ()) - set(PLANS))
+    if unknown:
+        raise ValueError(f"no program named '{unknown[0]}'; there are: {', '.join(PLANS)}")
+    return {name: plan(shape, seq_len) for name, plan in PLANS.items() if only is None or name in only}
