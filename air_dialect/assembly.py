@@ -1,4 +1,4 @@
-"""Pieces of assembly that several AIR operations share: tokens, index lists, attribute dictionaries."""
+"""Pieces of assembly that several operations share: tokens, lists, block arguments, attributes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,41 @@ from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from typing_extensions import Self
 from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseArrayBase, IndexType, IntegerAttr, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation
-from xdsl.parser import Parser
+from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 
 from air_dialect.types import AsyncTokenType
 
 SEGMENTS = "operandSegmentSizes"
 RESULT_SEGMENTS = "resultSegmentSizes"
+
+
+Piece = str | SSAValue | Attribute | Mapping[str, Attribute] | Sequence[SSAValue] | Sequence[Attribute]
+
+
+def write(printer: Printer, *pieces: Piece) -> None:
+    """Print strings as they are, values by name, types and attributes as text.
+
+    A mapping is an attribute dictionary, left out where empty; other sequences have commas between.
+    """
+    for piece in pieces:
+        if isinstance(piece, str):
+            printer.print_string(piece)
+        elif isinstance(piece, SSAValue):
+            printer.print_operand(piece)
+        elif isinstance(piece, Attribute):
+            printer.print_attribute(piece)
+        elif isinstance(piece, Mapping):
+            printer.print_op_attributes(piece)
+        else:
+            printer.print_list(cast(Sequence[SSAValue | Attribute], piece), lambda item: write(printer, item))
 
 
 def parse_async(parser: Parser) -> tuple[bool, list[SSAValue]]:
@@ -41,9 +62,7 @@ def print_async(printer: Printer, token: SSAValue | None, dependencies: Sequence
     if token is not None:
         printer.print_string(" async")
     if dependencies:
-        printer.print_string(" [")
-        printer.print_list(dependencies, printer.print_operand)
-        printer.print_string("]")
+        write(printer, " [", dependencies, "]")
 
 
 def parse_index(parser: Parser) -> SSAValue:
@@ -71,8 +90,7 @@ def parse_index_list(parser: Parser) -> list[SSAValue]:
 
 def print_index_list(printer: Printer, values: Sequence[SSAValue]) -> None:
     """Print `[%a, %b]`."""
-    with printer.in_square_brackets():
-        printer.print_list(values, printer.print_operand)
+    write(printer, "[", values, "]")
 
 
 def print_pattern(printer: Printer, memref: SSAValue, *lists: Sequence[SSAValue]) -> None:
@@ -152,3 +170,67 @@ def print_attributes(
         reserved_attr_names=(SEGMENTS, *hidden),
         print_keyword=keyword,
     )
+
+
+def index_operands(parser: Parser) -> list[SSAValue]:
+    """Parse `(%a, %b)`."""
+    unresolved = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
+    return [parser.resolve_operand(operand, IndexType()) for operand in unresolved]
+
+
+def index_arguments(parser: Parser) -> list[Parser.Argument]:
+    """Parse `(%i, %j)` as block arguments of type index."""
+    arguments = parser.parse_comma_separated_list(
+        parser.Delimiter.PAREN, lambda: parser.parse_argument(expect_type=False)
+    )
+    return [argument.resolve(IndexType()) for argument in arguments]
+
+
+def optional_result_types(parser: Parser) -> list[Attribute]:
+    """Parse an optional `-> type` or `-> (type, ...)`."""
+    if parser.parse_optional_punctuation("->") is None:
+        return []
+    types = parser.parse_optional_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
+    if types is None:
+        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+    return [*types]
+
+
+def print_result_types(printer: Printer, op: Operation) -> None:
+    """Print ` -> (type, ...)`, nothing for an operation without results."""
+    if op.results:
+        write(printer, " -> (", op.result_types, ")")
+
+
+def parse_carried(parser: Parser, keyword: str) -> tuple[list[Parser.Argument], list[SSAValue]]:
+    """Parse an optional `keyword(%inner = %outer, ...) -> (type, ...)`: block arguments and operands."""
+    if parser.parse_optional_keyword(keyword) is None:
+        return [], []
+    pairs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: parse_binding(parser))
+    position = parser.pos
+    types = optional_result_types(parser)
+    values = parser.resolve_operands([operand for _, operand in pairs], types, position)
+    arguments = [argument.resolve(type_) for (argument, _), type_ in zip(pairs, types, strict=True)]
+    return arguments, list(values)
+
+
+def parse_binding(parser: Parser) -> tuple[Parser.UnresolvedArgument, UnresolvedOperand]:
+    """Parse `%inner = %outer`: a block argument and what it stands for."""
+    argument = parser.parse_argument(expect_type=False)
+    parser.parse_punctuation("=")
+    return argument, parser.parse_unresolved_operand()
+
+
+def print_bindings(
+    printer: Printer, arguments: Sequence[SSAValue], values: Sequence[SSAValue], sign: str = "="
+) -> None:
+    """Print `%inner=%outer, ...`."""
+    pairs = list(zip(arguments, values, strict=True))
+    printer.print_list(pairs, lambda pair: write(printer, pair[0], sign, pair[1]))
+
+
+def parse_reference(parser: Parser) -> tuple[UnresolvedOperand, list[SSAValue]]:
+    """Parse `%m[%i, %j]`: a buffer, whose type comes later, and indices."""
+    buffer = parser.parse_unresolved_operand()
+    indices = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_unresolved_operand)
+    return buffer, [parser.resolve_operand(index, IndexType()) for index in indices]

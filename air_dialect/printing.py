@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from typing import cast
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
+from xdsl.irdl import IRDLOperation
 
 from air_dialect.attributes import AttributePrinter
 from air_dialect.upstream.dialects import ADDED
+from air_dialect.upstream.formats import Formatted, program
 
 _NUMBERING = re.compile(r"(_\d+)+$")
 
@@ -47,4 +50,7 @@ class AirPrinter(AttributePrinter):
             self.print_list(op.results, self.print_ssa_value)
             self.print_string(" = ")
         self.print_string(op.name)
-        assembly.print(op, self)  # the same definition, so the same accessors
+        if issubclass(assembly, Formatted):
+            program(assembly).print(self, cast(IRDLOperation, op))
+        else:
+            assembly.print(op, self)  # the same definition, so the same accessors

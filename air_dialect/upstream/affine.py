@@ -49,13 +49,13 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.upstream.assembly import (
-    ATOMIC_KINDS,
+from air_dialect.assembly import (
     index_arguments,
     optional_result_types,
-    print_parens,
     print_result_types,
+    write,
 )
+from air_dialect.upstream.formats import ATOMIC_KINDS
 
 
 class IfOp(affine.IfOp):
@@ -94,8 +94,7 @@ class IfOp(affine.IfOp):
         return op
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_attribute(self.condition)
+        write(printer, " ", self.condition)
         _print_map_operands(printer, self.args, self.condition.data.num_dims)
         print_result_types(printer, self)
         printer.print_string(" ")
@@ -104,7 +103,7 @@ class IfOp(affine.IfOp):
         if self.else_region.blocks:
             printer.print_string(" else ")
             printer.print_region(self.else_region, print_empty_block=False, print_block_terminators=show)
-        printer.print_op_attributes(self.attributes)
+        write(printer, self.attributes)
 
     def verify_(self) -> None:
         super().verify_()
@@ -133,10 +132,9 @@ def _map_operands(parser: Parser) -> list[SSAValue]:
 
 
 def _print_map_operands(printer: Printer, operands: Sequence[SSAValue], dims: int) -> None:
-    print_parens(printer, operands[:dims])
+    write(printer, "(", operands[:dims], ")")
     if len(operands) > dims:
-        with printer.in_square_brackets():
-            printer.print_list(operands[dims:], printer.print_operand)
+        write(printer, "[", operands[dims:], "]")
 
 
 @irdl_op_definition
@@ -162,10 +160,9 @@ class MaxOp(IRDLOperation):
         return op
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_attribute(self.map)
+        write(printer, " ", self.map)
         _print_map_operands(printer, self.arguments, self.map.data.num_dims)
-        printer.print_op_attributes(self.attributes)
+        write(printer, self.attributes)
 
     def verify_(self) -> None:
         space = self.map.data
@@ -226,18 +223,14 @@ class ParallelOp(affine.ParallelOp):
         lower, upper = self.lowerBoundsMap.data, self.upperBoundsMap.data
         split = lower.num_dims + lower.num_symbols
         steps = [step.value.data for step in self.steps]
-        printer.print_string(" ")
-        print_parens(printer, self.body.block.args)
-        printer.print_string(" = ")
+        write(printer, " (", self.body.block.args, ") = ")
         _print_bounds(printer, "max", lower, self.lowerBoundsGroups, self.map_operands[:split])
         printer.print_string(" to ")
         _print_bounds(printer, "min", upper, self.upperBoundsGroups, self.map_operands[split:])
         if set(steps) != {1}:
             printer.print_string(f" step ({', '.join(map(str, steps))})")
         if self.reductions:
-            printer.print_string(" reduce (")
-            printer.print_list(self.reductions, printer.print_attribute)
-            printer.print_string(")")
+            write(printer, " reduce (", self.reductions.data, ")")
         print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(
@@ -246,7 +239,7 @@ class ParallelOp(affine.ParallelOp):
             print_empty_block=False,
             print_block_terminators=bool(self.results),
         )
-        printer.print_op_attributes(self.attributes)
+        write(printer, self.attributes)
 
     def verify_(self) -> None:
         counts = {len(self.body.block.args), len(self.steps)}
@@ -342,6 +335,9 @@ def _print_bounds(
         printer.print_list([size for size in sizes.get_values() if isinstance(size, int)], print_group)
 
 
+# ---- between one position and one per dimension ----
+
+
 @irdl_op_definition
 class DelinearizeIndexOp(IRDLOperation):
     """`%r:2 = affine.delinearize_index %i into (%n, 8) : index, index`: a position as one per dimension.
@@ -360,33 +356,20 @@ class DelinearizeIndexOp(IRDLOperation):
     def parse(cls, parser: Parser) -> Self:
         index = parser.parse_operand()
         parser.parse_keyword("into")
-        values, integers = parse_dynamic_index_list_without_types(
-            parser, DYNAMIC_INDEX, delimiter=parser.Delimiter.PAREN
-        )
+        values, basis = _parse_basis(parser)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
-        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
         return cls.create(
-            operands=[index, *(parser.resolve_operand(value, IndexType()) for value in values)],
-            result_types=types,
-            properties={"static_basis": DenseArrayBase.from_list(i64, integers)},
+            operands=[index, *values],
+            result_types=parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type),
+            properties={"static_basis": basis},
             attributes=attributes,
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_operand(self.linear_index)
-        printer.print_string(" into ")
-        print_dynamic_index_list(
-            printer,
-            DYNAMIC_INDEX,
-            self.dynamic_basis,
-            self.static_basis.get_values(),
-            delimiter=Parser.Delimiter.PAREN,
-        )
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_list(self.result_types, printer.print_attribute)
+        write(printer, " ", self.linear_index, " into ")
+        _print_basis(printer, self)
+        write(printer, self.attributes, " : ", self.result_types)
 
     def verify_(self) -> None:
         extents, results = len(self.static_basis), len(self.multi_index)
@@ -418,35 +401,20 @@ class LinearizeIndexOp(IRDLOperation):
         disjoint = UnitAttr() if parser.parse_optional_keyword("disjoint") is not None else None
         names = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_unresolved_operand)
         parser.parse_keyword("by")
-        values, integers = parse_dynamic_index_list_without_types(
-            parser, DYNAMIC_INDEX, delimiter=parser.Delimiter.PAREN
-        )
+        values, basis = _parse_basis(parser)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         return cls.build(
-            operands=[
-                [parser.resolve_operand(name, IndexType()) for name in names],
-                [parser.resolve_operand(value, IndexType()) for value in values],
-            ],
+            operands=[[parser.resolve_operand(name, IndexType()) for name in names], values],
             result_types=[parser.parse_type()],
-            properties={"static_basis": DenseArrayBase.from_list(i64, integers), "disjoint": disjoint},
+            properties={"static_basis": basis, "disjoint": disjoint},
             attributes=attributes,
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" disjoint [" if self.disjoint is not None else " [")
-        printer.print_list(self.multi_index, printer.print_operand)
-        printer.print_string("] by ")
-        print_dynamic_index_list(
-            printer,
-            DYNAMIC_INDEX,
-            self.dynamic_basis,
-            self.static_basis.get_values(),
-            delimiter=Parser.Delimiter.PAREN,
-        )
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.linear_index.type)
+        write(printer, " disjoint [" if self.disjoint is not None else " [", self.multi_index, "] by ")
+        _print_basis(printer, self)
+        write(printer, self.attributes, " : ", self.linear_index.type)
 
     def verify_(self) -> None:
         extents, indices = len(self.static_basis), len(self.multi_index)
@@ -455,6 +423,25 @@ class LinearizeIndexOp(IRDLOperation):
                 f"affine.linearize_index has {indices} indices and {extents} extents: write one extent per "
                 "index, or leave the first out"
             )
+
+
+def _parse_basis(parser: Parser) -> tuple[list[SSAValue], Attribute]:
+    """Parse `(%n, 8)`: the extents that are values, and all of them as an attribute."""
+    names, integers = parse_dynamic_index_list_without_types(
+        parser, DYNAMIC_INDEX, delimiter=parser.Delimiter.PAREN
+    )
+    values: list[SSAValue] = [parser.resolve_operand(name, IndexType()) for name in names]
+    return values, DenseArrayBase.from_list(i64, integers)
+
+
+def _print_basis(printer: Printer, op: DelinearizeIndexOp | LinearizeIndexOp) -> None:
+    print_dynamic_index_list(
+        printer,
+        DYNAMIC_INDEX,
+        op.dynamic_basis,
+        op.static_basis.get_values(),
+        delimiter=Parser.Delimiter.PAREN,
+    )
 
 
 OPERATIONS: tuple[type[Operation], ...] = (

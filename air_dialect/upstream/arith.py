@@ -6,9 +6,11 @@ subclasses of xDSL's, so `isinstance(op, arith.CmpiOp)` holds.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+import operator
+from abc import ABC
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import ClassVar, NamedTuple
 
 from typing_extensions import Self
 from xdsl.dialects import arith
@@ -24,13 +26,14 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, result_def, traits_def
-from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.assembly import write
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream.assembly import Conversion
+from air_dialect.upstream.formats import Formatted, element_type, truth_type
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")
 
@@ -40,26 +43,16 @@ def _shape(type_: Attribute) -> tuple[int, ...] | None:
     return type_.get_shape() if isinstance(type_, VectorType | TensorType) else None
 
 
-def _element(type_: Attribute) -> Attribute:
-    """The element type of a vector or tensor, the type itself for a scalar."""
-    if not isinstance(type_, VectorType | TensorType):
-        return type_
-    element: Attribute = type_.element_type
-    return element
-
-
-def _truth_type(type_: Attribute) -> Attribute:
-    """What a comparison of values of this type gives: i1, or one i1 per lane."""
-    if isinstance(type_, VectorType):
-        return VectorType(i1, type_.shape, type_.scalable_dims)
-    return TensorType(i1, type_.shape) if isinstance(type_, TensorType) else i1
-
-
 # ------------------------------------------------------------------------------ comparisons, choices
 
 
-class CmpiOp(arith.CmpiOp):
+class CmpiOp(Formatted, arith.CmpiOp):
     """`arith.cmpi slt, %a, %b : vector<8xi32>`, which gives a vector<8xi1>."""
+
+    FORMAT = (
+        "custom<Word>($predicate) `,` $lhs `,` $rhs attr-dict "
+        "`:` custom<Truth>(type(operands), type(results))"
+    )
 
     def __init__(self, lhs: SSAValue | Operation, rhs: SSAValue | Operation, predicate: str) -> None:
         """`predicate` is one of eq, ne, and s or u with lt, le, gt or ge."""
@@ -67,35 +60,22 @@ class CmpiOp(arith.CmpiOp):
         IRDLOperation.__init__(
             self,
             operands=[lhs, rhs],
-            result_types=[_truth_type(SSAValue.get(lhs).type)],
+            result_types=[truth_type(SSAValue.get(lhs).type)],
             properties={"predicate": IntegerAttr(number, 64)},
         )
 
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        predicate = _parse_predicate(parser, arith.CMPI_COMPARISON_OPERATIONS)
-        names = _parse_names(parser, 2)
-        attributes = parser.parse_optional_attr_dict()
-        lhs, rhs = _resolve_alike(parser, names)
-        op = cls(lhs, rhs, predicate)
-        op.attributes.update(attributes)
-        return op
-
-    def print(self, printer: Printer) -> None:
-        predicate = arith.CMPI_COMPARISON_OPERATIONS[self.predicate.value.data]
-        printer.print_string(f" {predicate}, ")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.lhs.type)
-
     def verify_(self) -> None:
-        is_integer = isinstance(_element(self.lhs.type), IntegerType | IndexType)
+        is_integer = isinstance(element_type(self.lhs.type), IntegerType | IndexType)
         _check_comparison(self, is_integer, "integers or indices")
 
 
-class CmpfOp(arith.CmpfOp):
+class CmpfOp(Formatted, arith.CmpfOp):
     """`arith.cmpf olt, %a, %b : vector<8xf32>`, which gives a vector<8xi1>."""
+
+    FORMAT = (
+        "custom<Word>($predicate) `,` $lhs `,` $rhs (`fastmath` `` $fastmath^)? attr-dict "
+        "`:` custom<Truth>(type(operands), type(results))"
+    )
 
     def __init__(
         self,
@@ -109,62 +89,12 @@ class CmpfOp(arith.CmpfOp):
         IRDLOperation.__init__(
             self,
             operands=[lhs, rhs],
-            result_types=[_truth_type(SSAValue.get(lhs).type)],
+            result_types=[truth_type(SSAValue.get(lhs).type)],
             properties={"predicate": IntegerAttr(number, 64), "fastmath": fastmath},
         )
 
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        predicate = _parse_predicate(parser, arith.CMPF_COMPARISON_OPERATIONS)
-        names = _parse_names(parser, 2)
-        fastmath = NO_FASTMATH
-        if parser.parse_optional_keyword("fastmath") is not None:
-            fastmath = arith.FastMathFlagsAttr(arith.FastMathFlagsAttr.parse_parameter(parser))
-        attributes = parser.parse_optional_attr_dict()
-        lhs, rhs = _resolve_alike(parser, names)
-        op = cls(lhs, rhs, predicate, fastmath)
-        op.attributes.update(attributes)
-        return op
-
-    def print(self, printer: Printer) -> None:
-        predicate = arith.CMPF_COMPARISON_OPERATIONS[self.predicate.value.data]
-        printer.print_string(f" {predicate}, ")
-        printer.print_list(self.operands, printer.print_operand)
-        if self.fastmath != NO_FASTMATH:
-            printer.print_string(" fastmath")
-            self.fastmath.print_parameter(printer)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.lhs.type)
-
     def verify_(self) -> None:
-        _check_comparison(self, isinstance(_element(self.lhs.type), AnyFloat), "floats")
-
-
-def _parse_predicate(parser: Parser, known: Sequence[str]) -> str:
-    """Parse a comparison's predicate and the comma after it."""
-    start = parser.pos
-    predicate = parser.parse_identifier()
-    if predicate not in known:
-        parser.raise_error(f"no comparison is called {predicate}: write one of {', '.join(known)}", start)
-    parser.parse_punctuation(",")
-    return predicate
-
-
-def _parse_names(parser: Parser, count: int) -> list[UnresolvedOperand]:
-    """Parse `%a, %b, ...`."""
-    names = [parser.parse_unresolved_operand()]
-    for _ in range(count - 1):
-        parser.parse_punctuation(",")
-        names.append(parser.parse_unresolved_operand())
-    return names
-
-
-def _resolve_alike(parser: Parser, names: Sequence[UnresolvedOperand]) -> list[SSAValue]:
-    """Parse `: type`, the type of all the operands."""
-    parser.parse_punctuation(":")
-    type_ = parser.parse_type()
-    return [parser.resolve_operand(name, type_) for name in names]
+        _check_comparison(self, isinstance(element_type(self.lhs.type), AnyFloat), "floats")
 
 
 def _check_comparison(op: Operation, is_comparable: bool, what: str) -> None:
@@ -174,9 +104,9 @@ def _check_comparison(op: Operation, is_comparable: bool, what: str) -> None:
             f"{op.name} of {attribute_text(left)} and {attribute_text(right)}: write {what}, or vectors of "
             "them, of one type"
         )
-    if op.results[0].type != _truth_type(left):
+    if op.results[0].type != truth_type(left):
         raise VerifyException(
-            f"{op.name} of {attribute_text(left)} gives {attribute_text(_truth_type(left))}, not "
+            f"{op.name} of {attribute_text(left)} gives {attribute_text(truth_type(left))}, not "
             f"{attribute_text(op.results[0].type)}"
         )
 
@@ -189,24 +119,21 @@ class SelectOp(arith.SelectOp):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        condition, then, otherwise = _parse_names(parser, 3)
+        names = [parser.parse_unresolved_operand()]
+        for _ in range(2):
+            parser.parse_punctuation(",")
+            names.append(parser.parse_unresolved_operand())
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-        op = cls(
-            parser.resolve_operand(condition, types[0] if len(types) > 1 else i1),
-            *(parser.resolve_operand(name, types[-1]) for name in (then, otherwise)),
-        )
+        condition = types[0] if len(types) > 1 else i1
+        op = cls(*map(parser.resolve_operand, names, (condition, types[-1], types[-1])))
         op.attributes.update(attributes)
         return op
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
         shown = [self.result.type] if self.cond.type == i1 else [self.cond.type, self.result.type]
-        printer.print_list(shown, printer.print_attribute)
+        write(printer, " ", self.operands, self.attributes, " : ", shown)
 
     def verify_(self) -> None:
         if not self.lhs.type == self.rhs.type == self.result.type:
@@ -214,59 +141,29 @@ class SelectOp(arith.SelectOp):
                 f"arith.select of {attribute_text(self.lhs.type)} or {attribute_text(self.rhs.type)} as "
                 f"{attribute_text(self.result.type)}: the three types must be equal"
             )
-        if self.cond.type not in (i1, _truth_type(self.result.type)):
+        if self.cond.type not in (i1, truth_type(self.result.type)):
             raise VerifyException(
                 f"arith.select of {attribute_text(self.result.type)} by {attribute_text(self.cond.type)}: "
-                f"the condition must be an i1 or a {attribute_text(_truth_type(self.result.type))}"
+                f"the condition must be an i1 or a {attribute_text(truth_type(self.result.type))}"
             )
 
 
 # --------------------------------------------------------------------------------------- conversions
 
 
-class _Conversion(Conversion, ABC):
-    """`arith.sitofp %v : vector<8xi32> to vector<8xf32>`: lane by lane, between shapes that are equal."""
+class _Rule(NamedTuple):
+    """Between which elements a conversion goes."""
 
-    RULE: ClassVar[str]
-    """What the elements must be, for messages."""
+    pairs: Sequence[tuple[type[Attribute] | UnionType, type[Attribute] | UnionType]]
+    """The types of source and target."""
+    widths: Callable[[int, int], bool] | None
+    """How the width of the source compares to the target's."""
+    words: str
 
-    def verify_(self) -> None:
-        source, target = self.operands[0].type, self.results[0].type
-        if _shape(source) != _shape(target) or not self._converts(_element(source), _element(target)):
-            raise VerifyException(
-                f"{self.name} from {attribute_text(source)} to {attribute_text(target)}: write {self.RULE}, "
-                "both scalars or both vectors of one shape"
-            )
-
-    @classmethod
-    @abstractmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        """Whether elements of the one type convert to the other."""
-
-
-class _IntegerExtension(_Conversion, ABC):
-    RULE = "an integer and a wider integer"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        integers = isinstance(source, IntegerType) and isinstance(target, IntegerType)
-        return integers and _width(source) < _width(target)
-
-
-class _FloatToInteger(_Conversion, ABC):
-    RULE = "a float and an integer"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        return isinstance(source, AnyFloat) and isinstance(target, IntegerType)
-
-
-class _IntegerToFloat(_Conversion, ABC):
-    RULE = "an integer and a float"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        return isinstance(source, IntegerType) and isinstance(target, AnyFloat)
+    def allows(self, source: Attribute, target: Attribute) -> bool:
+        if not any(isinstance(source, one) and isinstance(target, other) for one, other in self.pairs):
+            return False
+        return self.widths is None or self.widths(_width(source), _width(target))
 
 
 def _width(type_: Attribute) -> int:
@@ -275,85 +172,102 @@ def _width(type_: Attribute) -> int:
     return type_.bitwidth
 
 
-class ExtSIOp(_IntegerExtension, arith.ExtSIOp):
+_WIDER_INTEGER = _Rule([(IntegerType, IntegerType)], operator.lt, "an integer and a wider integer")
+_NARROWER_INTEGER = _Rule([(IntegerType, IntegerType)], operator.gt, "an integer and a narrower integer")
+_WIDER_FLOAT = _Rule([(AnyFloat, AnyFloat)], operator.lt, "a float and a wider float")
+_NARROWER_FLOAT = _Rule([(AnyFloat, AnyFloat)], operator.gt, "a float and a narrower float")
+_FLOAT_TO_INTEGER = _Rule([(AnyFloat, IntegerType)], None, "a float and an integer")
+_INTEGER_TO_FLOAT = _Rule([(IntegerType, AnyFloat)], None, "an integer and a float")
+_INDEX = _Rule(
+    [(IndexType, IntegerType), (IntegerType, IndexType)], None, "an index and an integer, in either order"
+)
+
+
+class _Conversion(Formatted, ABC):
+    """`arith.sitofp %v : vector<8xi32> to vector<8xf32>`: lane by lane, between shapes that are equal."""
+
+    FORMAT: ClassVar[str] = "$input attr-dict `:` type($input) `to` type($result)"
+    RULE: ClassVar[_Rule]
+
+    def verify_(self) -> None:
+        source, target = self.operands[0].type, self.results[0].type
+        is_allowed = self.RULE.allows(element_type(source), element_type(target))
+        if _shape(source) != _shape(target) or not is_allowed:
+            raise VerifyException(
+                f"{self.name} from {attribute_text(source)} to {attribute_text(target)}: write "
+                f"{self.RULE.words}, both scalars or both vectors of one shape"
+            )
+
+
+class ExtSIOp(_Conversion, arith.ExtSIOp):
     """`arith.extsi`: sign-extends."""
 
+    RULE = _WIDER_INTEGER
 
-class ExtUIOp(_IntegerExtension, arith.ExtUIOp):
+
+class ExtUIOp(_Conversion, arith.ExtUIOp):
     """`arith.extui`: zero-extends."""
+
+    RULE = _WIDER_INTEGER
 
 
 class TruncIOp(_Conversion, arith.TruncIOp):
     """`arith.trunci`: keeps the low bits."""
 
-    RULE = "an integer and a narrower integer"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        integers = isinstance(source, IntegerType) and isinstance(target, IntegerType)
-        return integers and _width(source) > _width(target)
+    RULE = _NARROWER_INTEGER
 
 
 class ExtFOp(_Conversion, arith.ExtFOp):
     """`arith.extf`: exact."""
 
-    RULE = "a float and a wider float"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        floats = isinstance(source, AnyFloat) and isinstance(target, AnyFloat)
-        return floats and _width(source) < _width(target)
+    RULE = _WIDER_FLOAT
 
 
 class TruncFOp(_Conversion, arith.TruncFOp):
     """`arith.truncf`: rounds to nearest even."""
 
-    RULE = "a float and a narrower float"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        floats = isinstance(source, AnyFloat) and isinstance(target, AnyFloat)
-        return floats and _width(source) > _width(target)
+    RULE = _NARROWER_FLOAT
 
 
-class FPToSIOp(_FloatToInteger, arith.FPToSIOp):
+class FPToSIOp(_Conversion, arith.FPToSIOp):
     """`arith.fptosi`: rounds towards zero to a signed integer."""
 
+    RULE = _FLOAT_TO_INTEGER
 
-class FPToUIOp(_FloatToInteger, arith.FPToUIOp):
+
+class FPToUIOp(_Conversion, arith.FPToUIOp):
     """`arith.fptoui`: rounds towards zero to an unsigned integer."""
 
+    RULE = _FLOAT_TO_INTEGER
 
-class SIToFPOp(_IntegerToFloat, arith.SIToFPOp):
+
+class SIToFPOp(_Conversion, arith.SIToFPOp):
     """`arith.sitofp`: from a signed integer."""
 
+    RULE = _INTEGER_TO_FLOAT
 
-class UIToFPOp(_IntegerToFloat, arith.UIToFPOp):
+
+class UIToFPOp(_Conversion, arith.UIToFPOp):
     """`arith.uitofp`: from an unsigned integer."""
 
-
-class IndexConversionOp(_Conversion, ABC):
-    """A conversion between index and an integer."""
-
-    RULE: ClassVar[str] = "an index and an integer, in either order"
-
-    @classmethod
-    def _converts(cls, source: Attribute, target: Attribute) -> bool:
-        return {type(source), type(target)} == {IndexType, IntegerType}
+    RULE = _INTEGER_TO_FLOAT
 
 
-class IndexCastOp(IndexConversionOp, arith.IndexCastOp):
+class IndexCastOp(_Conversion, arith.IndexCastOp):
     """`arith.index_cast`: between index and a signed integer."""
+
+    RULE = _INDEX
 
 
 @irdl_op_definition
-class IndexCastUIOp(IndexConversionOp):
+class IndexCastUIOp(_Conversion):
     """`arith.index_castui`: between index and an unsigned integer."""
 
     name = "arith.index_castui"
     input = operand_def()
     result = result_def()
     traits = traits_def(Pure())
+    RULE: ClassVar[_Rule] = _INDEX
 
 
 # ---------------------------------------------------------------------------------------- arithmetic

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC
+from typing import ClassVar
 
 from typing_extensions import Self
-from xdsl.dialects.builtin import BoolAttr, IndexType, IntegerAttr, IntegerType, i1, i64
+from xdsl.dialects.arith import CMPI_COMPARISON_OPERATIONS
+from xdsl.dialects.builtin import BoolAttr, IndexType, IntegerAttr, IntegerType, i1
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
+
+from air_dialect.assembly import write
+from air_dialect.upstream.formats import Formatted, regular_operation
 
 
 @irdl_op_definition
@@ -32,197 +37,7 @@ class ConstantOp(IRDLOperation):
         return op
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(f" {self.value.value.data}")
-        printer.print_op_attributes(self.attributes)
-
-
-class BinaryOp(IRDLOperation, ABC):
-    """`index.add %a, %b`: both operands and the result are of type index."""
-
-    lhs = operand_def(IndexType)
-    rhs = operand_def(IndexType)
-    result = result_def(IndexType)
-    traits = traits_def(Pure())
-    assembly_format = "$lhs `,` $rhs attr-dict"
-
-    def __init__(self, lhs: SSAValue | Operation, rhs: SSAValue | Operation) -> None:
-        super().__init__(operands=[lhs, rhs], result_types=[IndexType()])
-
-
-@irdl_op_definition
-class AddOp(BinaryOp):
-    """Sum."""
-
-    name = "index.add"
-
-
-@irdl_op_definition
-class SubOp(BinaryOp):
-    """Difference."""
-
-    name = "index.sub"
-
-
-@irdl_op_definition
-class MulOp(BinaryOp):
-    """Product."""
-
-    name = "index.mul"
-
-
-@irdl_op_definition
-class DivSOp(BinaryOp):
-    """Signed quotient, rounded towards zero."""
-
-    name = "index.divs"
-
-
-@irdl_op_definition
-class DivUOp(BinaryOp):
-    """Unsigned quotient."""
-
-    name = "index.divu"
-
-
-@irdl_op_definition
-class CeilDivSOp(BinaryOp):
-    """Signed quotient, rounded up."""
-
-    name = "index.ceildivs"
-
-
-@irdl_op_definition
-class FloorDivSOp(BinaryOp):
-    """Signed quotient, rounded down."""
-
-    name = "index.floordivs"
-
-
-@irdl_op_definition
-class RemSOp(BinaryOp):
-    """Remainder of the signed quotient."""
-
-    name = "index.rems"
-
-
-@irdl_op_definition
-class RemUOp(BinaryOp):
-    """Remainder of the unsigned quotient."""
-
-    name = "index.remu"
-
-
-@irdl_op_definition
-class MaxSOp(BinaryOp):
-    """The larger of two signed values."""
-
-    name = "index.maxs"
-
-
-@irdl_op_definition
-class MinSOp(BinaryOp):
-    """The smaller of two signed values."""
-
-    name = "index.mins"
-
-
-class CastOp(IRDLOperation, ABC):
-    """`index.casts %v : i32 to index`: between index and an integer type."""
-
-    input = operand_def(base(IndexType) | base(IntegerType))
-    result = result_def(base(IndexType) | base(IntegerType))
-    traits = traits_def(Pure())
-    assembly_format = "$input attr-dict `:` type($input) `to` type($result)"
-
-    def __init__(self, value: SSAValue | Operation, target: IndexType | IntegerType) -> None:
-        super().__init__(operands=[value], result_types=[target])
-
-
-@irdl_op_definition
-class CastSOp(CastOp):
-    """Sign-extends when it widens."""
-
-    name = "index.casts"
-
-
-@irdl_op_definition
-class CastUOp(CastOp):
-    """Zero-extends when it widens."""
-
-    name = "index.castu"
-
-
-@irdl_op_definition
-class AndOp(BinaryOp):
-    """Bitwise and."""
-
-    name = "index.and"
-
-
-@irdl_op_definition
-class OrOp(BinaryOp):
-    """Bitwise or."""
-
-    name = "index.or"
-
-
-@irdl_op_definition
-class XOrOp(BinaryOp):
-    """Bitwise exclusive or."""
-
-    name = "index.xor"
-
-
-@irdl_op_definition
-class ShlOp(BinaryOp):
-    """Shift to the left."""
-
-    name = "index.shl"
-
-
-@irdl_op_definition
-class ShrSOp(BinaryOp):
-    """Shift to the right that keeps the sign."""
-
-    name = "index.shrs"
-
-
-@irdl_op_definition
-class ShrUOp(BinaryOp):
-    """Shift to the right that brings in zeros."""
-
-    name = "index.shru"
-
-
-@irdl_op_definition
-class MaxUOp(BinaryOp):
-    """The larger of two unsigned values."""
-
-    name = "index.maxu"
-
-
-@irdl_op_definition
-class MinUOp(BinaryOp):
-    """The smaller of two unsigned values."""
-
-    name = "index.minu"
-
-
-@irdl_op_definition
-class CeilDivUOp(BinaryOp):
-    """Unsigned division, rounded up."""
-
-    name = "index.ceildivu"
-
-
-@irdl_op_definition
-class SizeOfOp(IRDLOperation):
-    """`index.sizeof`: the bits of an index, 64 here."""
-
-    name = "index.sizeof"
-    result = result_def(IndexType)
-    traits = traits_def(Pure())
-    assembly_format = "attr-dict"
+        write(printer, f" {self.value.value.data}", self.attributes)
 
 
 @irdl_op_definition
@@ -242,15 +57,21 @@ class BoolConstantOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" true" if self.value.value.data else " false")
-        printer.print_op_attributes(self.attributes)
-
-
-PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
+        write(printer, " true" if self.value.value.data else " false", self.attributes)
 
 
 @irdl_op_definition
-class CmpOp(IRDLOperation):
+class SizeOfOp(IRDLOperation):
+    """`index.sizeof`: the bits of an index, 64 here."""
+
+    name = "index.sizeof"
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class CmpOp(Formatted):
     """`index.cmp slt(%a, %b)`; the predicates are those of arith.cmpi."""
 
     name = "index.cmp"
@@ -259,54 +80,67 @@ class CmpOp(IRDLOperation):
     rhs = operand_def(IndexType)
     result = result_def(i1)
     traits = traits_def(Pure())
+    FORMAT: ClassVar[str] = "custom<Word>($pred) `(` $lhs `,` $rhs `)` attr-dict"
 
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        start = parser.pos
-        word = parser.parse_identifier()
-        if word not in PREDICATES:
-            parser.raise_error(f"no comparison is called {word}: write one of {', '.join(PREDICATES)}", start)
-        names = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
-        values: list[SSAValue] = [parser.resolve_operand(name, IndexType()) for name in names]
-        return cls.create(
-            operands=values,
-            result_types=[i1],
-            properties={"pred": IntegerAttr(PREDICATES.index(word), i64)},
-            attributes=parser.parse_optional_attr_dict(),
-        )
 
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {PREDICATES[self.pred.value.data]}(")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_string(")")
-        printer.print_op_attributes(self.attributes)
+PREDICATES = CMPI_COMPARISON_OPERATIONS
 
+
+class BinaryOp(IRDLOperation, ABC):
+    """`index.add %a, %b`: both operands and the result are of type index."""
+
+    lhs = operand_def(IndexType)
+    rhs = operand_def(IndexType)
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "$lhs `,` $rhs attr-dict"
+
+    def __init__(self, lhs: SSAValue | Operation, rhs: SSAValue | Operation) -> None:
+        super().__init__(operands=[lhs, rhs], result_types=[IndexType()])
+
+
+class CastOp(IRDLOperation, ABC):
+    """`index.casts %v : i32 to index`: between index and an integer type."""
+
+    input = operand_def(base(IndexType) | base(IntegerType))
+    result = result_def(base(IndexType) | base(IntegerType))
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `to` type($result)"
+
+    def __init__(self, value: SSAValue | Operation, target: IndexType | IntegerType) -> None:
+        super().__init__(operands=[value], result_types=[target])
+
+
+_REGULAR: tuple[tuple[str, type[IRDLOperation], str], ...] = (
+    ("add", BinaryOp, "Sum."),
+    ("sub", BinaryOp, "Difference."),
+    ("mul", BinaryOp, "Product."),
+    ("divs", BinaryOp, "Signed quotient, rounded towards zero."),
+    ("divu", BinaryOp, "Unsigned quotient."),
+    ("ceildivs", BinaryOp, "Signed quotient, rounded up."),
+    ("ceildivu", BinaryOp, "Unsigned quotient, rounded up."),
+    ("floordivs", BinaryOp, "Signed quotient, rounded down."),
+    ("rems", BinaryOp, "Remainder of the signed quotient."),
+    ("remu", BinaryOp, "Remainder of the unsigned quotient."),
+    ("maxs", BinaryOp, "The larger of two signed values."),
+    ("maxu", BinaryOp, "The larger of two unsigned values."),
+    ("mins", BinaryOp, "The smaller of two signed values."),
+    ("minu", BinaryOp, "The smaller of two unsigned values."),
+    ("and", BinaryOp, "Bitwise and."),
+    ("or", BinaryOp, "Bitwise or."),
+    ("xor", BinaryOp, "Bitwise exclusive or."),
+    ("shl", BinaryOp, "Shift to the left."),
+    ("shrs", BinaryOp, "Shift to the right that keeps the sign."),
+    ("shru", BinaryOp, "Shift to the right that brings in zeros."),
+    ("casts", CastOp, "Sign-extends when it widens."),
+    ("castu", CastOp, "Zero-extends when it widens."),
+)
+"""Word after `index.`, form, meaning."""
 
 OPERATIONS: tuple[type[Operation], ...] = (
     ConstantOp,
-    AddOp,
-    SubOp,
-    MulOp,
-    DivSOp,
-    DivUOp,
-    CeilDivSOp,
-    FloorDivSOp,
-    RemSOp,
-    RemUOp,
-    MaxSOp,
-    MinSOp,
-    CastSOp,
-    CastUOp,
-    AndOp,
-    OrOp,
-    XOrOp,
-    ShlOp,
-    ShrSOp,
-    ShrUOp,
-    MaxUOp,
-    MinUOp,
-    CeilDivUOp,
-    SizeOfOp,
     BoolConstantOp,
+    SizeOfOp,
     CmpOp,
+    *(regular_operation(f"index.{word}", form, meaning) for word, form, meaning in _REGULAR),
 )

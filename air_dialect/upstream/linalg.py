@@ -40,6 +40,7 @@ from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.assembly import split_properties, write
 from air_dialect.attributes import attribute_text
 
 CASTS = ("cast_signed", "cast_unsigned")
@@ -76,11 +77,7 @@ def parse_side(parser: Parser, word: str) -> Sequence[SSAValue]:
 
 def print_side(printer: Printer, word: str, values: Sequence[SSAValue]) -> None:
     """Print ` ins(%a : type)`, or `outs`."""
-    printer.print_string(f" {word}(")
-    printer.print_list(values, printer.print_operand)
-    printer.print_string(" : ")
-    printer.print_list([value.type for value in values], printer.print_attribute)
-    printer.print_string(")")
+    write(printer, f" {word}(", values, " : ", [value.type for value in values], ")")
 
 
 def _element(value: SSAValue) -> Attribute:
@@ -135,8 +132,7 @@ class _WithBody(LinalgStructuredOperation, ABC):
             print_side(printer, "ins", self.inputs)
         print_side(printer, "outs", self.outputs)
         self._print_properties(printer)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" (")
+        write(printer, self.attributes, " (")
         printer.print_list(self.body.block.args, printer.print_block_argument)
         printer.print_string(") ")
         printer.print_region(self.body, print_entry_block_args=False)
@@ -165,12 +161,12 @@ def _body_of(
     """A body with one operation on its arguments, whose result has the type of the last one."""
     op_type, attributes = payload
     block = Block(arg_types=types)
-    own = set(op_type.get_irdl_definition().properties)  # type: ignore[attr-defined]
+    properties, others = split_properties(op_type, attributes)
     op = op_type.create(
         operands=[*reversed(block.args)] if out_first else block.args,
         result_types=[types[-1]],
-        properties={key: value for key, value in attributes.items() if key in own},
-        attributes={key: value for key, value in attributes.items() if key not in own},
+        properties=properties,
+        attributes=others,
     )
     block.add_ops([op, ops.YieldOp(*op.results)])
     return Region(block)
@@ -293,8 +289,7 @@ class _RelayoutOp(IRDLOperation, ABC):
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_operand(self.source)
+        write(printer, " ", self.source)
         self._print_padding(printer)
         if self.outer_dims_perm.get_values():
             printer.print_string(f" outer_dims_perm = {list(self.outer_dims_perm.get_values())}")
@@ -302,13 +297,7 @@ class _RelayoutOp(IRDLOperation, ABC):
         print_dynamic_index_list(
             printer, DYNAMIC_INDEX, self.inner_tiles, self.static_inner_tiles.get_values()
         )
-        printer.print_string(" into ")
-        printer.print_operand(self.dest)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.source.type)
-        printer.print_string(" -> ")
-        printer.print_attribute(self.dest.type)
+        write(printer, " into ", self.dest, self.attributes, " : ", self.source.type, " -> ", self.dest.type)
 
     def sides(self) -> tuple[SSAValue, SSAValue]:
         """The plain and the packed side."""
@@ -391,13 +380,8 @@ class PackOp(_RelayoutOp):
             return ((parser.resolve_operand(value, parser.parse_type()),),)
 
     def _print_padding(self, printer: Printer) -> None:
-        if self.padding_value is None:
-            return
-        printer.print_string(" padding_value(")
-        printer.print_operand(self.padding_value)
-        printer.print_string(" : ")
-        printer.print_attribute(self.padding_value.type)
-        printer.print_string(")")
+        if self.padding_value is not None:
+            write(printer, " padding_value(", self.padding_value, " : ", self.padding_value.type, ")")
 
 
 @irdl_op_definition

@@ -32,13 +32,15 @@ from xdsl.dialects.linalg.abstract_ops import NamedOperation
 from xdsl.dialects.linalg.attrs import IteratorTypeAttr
 from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
-from xdsl.irdl import irdl_op_definition, opt_prop_def
+from xdsl.irdl import opt_prop_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.assembly import write
 from air_dialect.attributes import attribute_text
 from air_dialect.upstream import arith as upstream_arith
+from air_dialect.upstream.formats import regular_operation
 from air_dialect.upstream.linalg import TypeFnAttr, shape_of
 
 Scalars = Sequence[SSAValue]
@@ -255,8 +257,7 @@ class MatmulOp(ops.MatmulOp):
     def print(self, printer: Printer) -> None:
         default = ops.MatmulOp.get_irdl_definition().properties["indexing_maps"].default_value
         if self.indexing_maps != default:
-            printer.print_string(" indexing_maps = ")
-            printer.print_attribute(self.indexing_maps)
+            write(printer, " indexing_maps = ", self.indexing_maps)
         super().print(printer)
 
     @classmethod
@@ -332,16 +333,10 @@ _ELEMENTWISE: dict[str, Body] = {
 
 def _operation(word: str, subscripts: str, body: Body) -> type[StructuredOp]:
     """The class of `linalg.word`."""
-    members = {
-        "__annotations__": {},
-        "__doc__": f"`linalg.{word}`: {subscripts or 'element by element'}.",
-        "__module__": __name__,
-        "name": f"linalg.{word}",
-        "SUBSCRIPTS": subscripts,
-        "BODY": staticmethod(body),
-    }
-    members["__annotations__"] = {"SUBSCRIPTS": ClassVar[str], "BODY": ClassVar[Body]}
-    return irdl_op_definition(type(f"{word.title().replace('_', '')}Op", (StructuredOp,), members))
+    meaning = f"`linalg.{word}`: {subscripts or 'element by element'}."
+    return regular_operation(
+        f"linalg.{word}", StructuredOp, meaning, SUBSCRIPTS=subscripts, BODY=staticmethod(body)
+    )
 
 
 _CLASSES: dict[str, type[StructuredOp]] = {

@@ -42,13 +42,14 @@ from xdsl.traits import (
     ensure_terminator,
 )
 
-from air_dialect.upstream.assembly import (
+from air_dialect.assembly import (
     index_arguments,
     index_operands,
     optional_result_types,
     parse_carried,
-    print_parens,
+    print_bindings,
     print_result_types,
+    write,
 )
 
 Bound = SSAValue | int
@@ -107,18 +108,14 @@ class ParallelOp(scf.ParallelOp):
         return op
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        print_parens(printer, self.body.block.args)
-        for word, values in ((" = ", self.lowerBound), (" to ", self.upperBound), (" step ", self.step)):
-            printer.print_string(word)
-            print_parens(printer, values)
+        write(printer, " (", self.body.block.args, ") = (", self.lowerBound, ") to (", self.upperBound)
+        write(printer, ") step (", self.step, ")")
         if self.initVals:
-            printer.print_string(" init ")
-            print_parens(printer, self.initVals)
+            write(printer, " init (", self.initVals, ")")
             print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(self.body, print_entry_block_args=False)
-        printer.print_op_attributes(self.attributes)
+        write(printer, self.attributes)
 
 
 @irdl_op_definition
@@ -142,7 +139,7 @@ class InParallelOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_region(self.body, print_empty_block=False)
-        printer.print_op_attributes(self.attributes)
+        write(printer, self.attributes)
 
 
 @irdl_op_definition
@@ -215,8 +212,7 @@ class ForallOp(IRDLOperation):
 
     def print(self, printer: Printer) -> None:
         rank = len(self.static_upper)
-        printer.print_string(" ")
-        print_parens(printer, self.body.block.args[:rank])
+        write(printer, " (", self.body.block.args[:rank], ")")
         normalized = set(self.static_lower.get_values()) <= {0} and set(self.static_step.get_values()) <= {1}
         if normalized:
             printer.print_string(" in ")
@@ -228,7 +224,11 @@ class ForallOp(IRDLOperation):
         if not normalized:
             printer.print_string(" step ")
             _print_mixed(printer, self.dynamic_step, self.static_step)
-        self._print_shared_outs(printer, self.body.block.args[rank:])
+        if self.outputs:
+            printer.print_string(" shared_outs(")
+            print_bindings(printer, self.body.block.args[rank:], self.outputs, " = ")
+            printer.print_string(")")
+            print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(
             self.body,
@@ -237,21 +237,7 @@ class ForallOp(IRDLOperation):
             print_block_terminators=bool(self.outputs),
         )
         mapping = {} if self.mapping is None else {"mapping": self.mapping}
-        printer.print_op_attributes({**mapping, **self.attributes})
-
-    def _print_shared_outs(self, printer: Printer, arguments: Sequence[SSAValue]) -> None:
-        if not self.outputs:
-            return
-
-        def print_binding(pair: tuple[SSAValue, SSAValue]) -> None:
-            printer.print_ssa_value(pair[0])
-            printer.print_string(" = ")
-            printer.print_operand(pair[1])
-
-        printer.print_string(" shared_outs(")
-        printer.print_list(list(zip(arguments, self.outputs, strict=True)), print_binding)
-        printer.print_string(")")
-        print_result_types(printer, self)
+        write(printer, {**mapping, **self.attributes})
 
 
 def _mixed_bounds(parser: Parser) -> list[Bound]:

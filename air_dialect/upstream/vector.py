@@ -58,8 +58,9 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.assembly import optional_result_types, split_properties, write
 from air_dialect.attributes import attribute_text
-from air_dialect.upstream.assembly import optional_result_types
+from air_dialect.upstream.formats import Formatted, element_type, parse_vector_type
 
 ITERATORS = ("parallel", "reduction")
 ADD = CombiningKindAttr(CombiningKindFlag.ADD)
@@ -68,11 +69,6 @@ ADD = CombiningKindAttr(CombiningKindFlag.ADD)
 def vector_shape(value: SSAValue) -> tuple[int, ...]:
     """The shape of a vector, () for a scalar."""
     return value.type.get_shape() if isinstance(value.type, VectorType) else ()
-
-
-def element_type(value: SSAValue) -> Attribute:
-    """The element type of a vector, the type itself for a scalar."""
-    return value.type.element_type if isinstance(value.type, VectorType) else value.type
 
 
 @irdl_attr_definition
@@ -155,8 +151,8 @@ class ContractOp(IRDLOperation):
         types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
         parser.parse_keyword("into")
         types.append(parser.parse_type())
-        own = {"indexing_maps", "iterator_types", "kind"}
-        missing = sorted({"indexing_maps", "iterator_types"} - attributes.keys())
+        own, others = split_properties(cls, attributes)
+        missing = sorted({"indexing_maps", "iterator_types"} - own.keys())
         if missing:
             parser.raise_error(
                 f"vector.contract lacks {' and '.join(missing)} in its attribute dictionary", start
@@ -164,23 +160,20 @@ class ContractOp(IRDLOperation):
         return cls.create(
             operands=parser.resolve_operands(operands, types, position),
             result_types=[types[-1]],
-            properties={"kind": ADD, **{key: attributes[key] for key in own & attributes.keys()}},
-            attributes={**{key: attributes[key] for key in attributes.keys() - own}, **trailing},
+            properties={"kind": ADD, **own},
+            attributes={**others, **trailing},
         )
 
     def print(self, printer: Printer) -> None:
+        own = {
+            "indexing_maps": self.indexing_maps,
+            "iterator_types": self.iterator_types,
+            "kind": self.kind or ADD,
+        }
         printer.print_string(" ")
-        kind = self.kind or ADD
-        printer.print_attr_dict(
-            {"indexing_maps": self.indexing_maps, "iterator_types": self.iterator_types, "kind": kind}
-        )
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_list([self.lhs.type, self.rhs.type], printer.print_attribute)
-        printer.print_string(" into ")
-        printer.print_attribute(self.acc.type)
+        printer.print_attr_dict(own)
+        write(printer, " ", self.operands, self.attributes, " : ")
+        write(printer, [self.lhs.type, self.rhs.type], " into ", self.acc.type)
 
     def verify_(self) -> None:
         maps = [attribute.data for attribute in self.indexing_maps]
@@ -255,9 +248,10 @@ class ShapeCastOp(IRDLOperation):
         super().__init__(operands=[source], result_types=[result_type])
 
     def verify_(self) -> None:
-        if element_type(self.source) != element_type(self.result) or prod(vector_shape(self.source)) != prod(
-            vector_shape(self.result)
-        ):
+        source, result = self.source.type, self.result.type
+        assert isinstance(source, VectorType)
+        assert isinstance(result, VectorType)
+        if source.element_type != result.element_type or prod(source.get_shape()) != prod(result.get_shape()):
             raise VerifyException(
                 f"vector.shape_cast from {self.source.type} to {self.result.type} changes the element type "
                 "or the number of elements"
@@ -331,11 +325,7 @@ class FromElementsOp(IRDLOperation):
         return op
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.elements, printer.print_operand)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.result.type)
+        write(printer, " ", self.elements, self.attributes, " : ", self.result.type)
 
     def verify_(self) -> None:
         wanted = prod(vector_shape(self.result))
@@ -362,7 +352,7 @@ class ExtractStridedSliceOp(IRDLOperation):
 
 
 @irdl_op_definition
-class InsertStridedSliceOp(IRDLOperation):
+class InsertStridedSliceOp(Formatted):
     """`vector.insert_strided_slice %s, %v {offsets = [0], strides = [1]} : A into B`."""
 
     name = "vector.insert_strided_slice"
@@ -373,6 +363,9 @@ class InsertStridedSliceOp(IRDLOperation):
     result = result_def(VectorType)
     irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(Pure())
+    FORMAT: ClassVar[str] = (
+        "$source `,` $dest attr-dict `:` type($source) `into` custom<Twice>(type($dest), type($result))"
+    )
 
     def __init__(
         self,
@@ -390,36 +383,6 @@ class InsertStridedSliceOp(IRDLOperation):
             result_types=[SSAValue.get(dest).type],
         )
 
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        source = parser.parse_unresolved_operand()
-        parser.parse_punctuation(",")
-        dest = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        source_type = parser.parse_type()
-        parser.parse_keyword("into")
-        dest_type = parser.parse_type()
-        own = ("offsets", "strides")
-        return cls.create(
-            operands=[
-                parser.resolve_operand(source, source_type),
-                parser.resolve_operand(dest, dest_type),
-            ],
-            result_types=[dest_type],
-            properties={key: attributes[key] for key in own if key in attributes},
-            attributes={key: value for key, value in attributes.items() if key not in own},
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_op_attributes({**self.properties, **self.attributes})
-        printer.print_string(" : ")
-        printer.print_attribute(self.source.type)
-        printer.print_string(" into ")
-        printer.print_attribute(self.dest.type)
-
 
 # ------------------------------------------------------------------------------- making vectors
 
@@ -434,42 +397,26 @@ class StepOp(IRDLOperation):
     assembly_format = "attr-dict `:` type($result)"
 
     def verify_(self) -> None:
-        if len(vector_shape(self.result)) != 1 or element_type(self.result) != IndexType():
+        if len(vector_shape(self.result)) != 1 or element_type(self.result.type) != IndexType():
             raise VerifyException(
                 f"vector.step gives a 1-d vector of indices, not {attribute_text(self.result.type)}"
             )
 
 
 @irdl_op_definition
-class ConstantMaskOp(IRDLOperation):
+class ConstantMaskOp(Formatted):
     """`vector.constant_mask [3, 2] : vector<4x3xi1>`: true below these bounds."""
 
     name = "vector.constant_mask"
     mask_dim_sizes = prop_def(DenseArrayBase.constr(i64))
     result = result_def(VectorType)
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        bounds = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        return cls.create(
-            result_types=[parser.parse_type()],
-            properties={"mask_dim_sizes": DenseArrayBase.from_list(i64, bounds)},
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {list(self.mask_dim_sizes.get_values())}")
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.result.type)
+    FORMAT: ClassVar[str] = "$mask_dim_sizes attr-dict `:` type($result)"
 
     def verify_(self) -> None:
         bounds, shape = self.mask_dim_sizes.get_values(), vector_shape(self.result)
         is_inside = all(0 <= bound <= extent for bound, extent in zip(bounds, shape, strict=False))
-        if element_type(self.result) != i1 or len(bounds) != max(len(shape), 1) or not is_inside:
+        if element_type(self.result.type) != i1 or len(bounds) != max(len(shape), 1) or not is_inside:
             raise VerifyException(
                 f"vector.constant_mask {list(bounds)} of {attribute_text(self.result.type)}: write a bound, "
                 "from 0 to the extent, per dimension of a vector of i1"
@@ -477,71 +424,28 @@ class ConstantMaskOp(IRDLOperation):
 
 
 @irdl_op_definition
-class SplatOp(IRDLOperation):
+class SplatOp(Formatted):
     """`vector.splat %x : vector<8xf32>`: the older name of a broadcast of a scalar."""
 
     name = "vector.splat"
     input = operand_def()
     aggregate = result_def(VectorType)
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        operand = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type_ = _vector_type(parser)
-        value = parser.resolve_operand(operand, type_.element_type)
-        return cls.create(operands=[value], result_types=[type_], attributes=attributes)
-
-    def print(self, printer: Printer) -> None:
-        _print_typed(printer, self, self.operands, self.aggregate.type)
-
-
-def _vector_type(parser: Parser) -> VectorType:
-    position = parser.pos
-    type_ = parser.parse_type()
-    if not isinstance(type_, VectorType):
-        parser.raise_error(f"a vector type is wanted here, not {attribute_text(type_)}", position)
-    return type_
-
-
-def _print_typed(printer: Printer, op: Operation, values: Sequence[SSAValue], type_: Attribute) -> None:
-    """Print ` %a, %b {attributes} : type`."""
-    printer.print_string(" ")
-    printer.print_list(values, printer.print_operand)
-    printer.print_op_attributes(op.attributes)
-    printer.print_string(" : ")
-    printer.print_attribute(type_)
+    FORMAT: ClassVar[str] = "$input attr-dict `:` custom<VectorOf>(type($aggregate), type($input))"
 
 
 # -------------------------------------------------------------------------------------- elements
 
 
 @irdl_op_definition
-class ToElementsOp(IRDLOperation):
+class ToElementsOp(Formatted):
     """`%e:4 = vector.to_elements %v : vector<4xf32>`: row-major."""
 
     name = "vector.to_elements"
     source = operand_def(VectorType)
     elements = var_result_def()
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        operand = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type_ = _vector_type(parser)
-        count = prod(type_.get_shape())
-        return cls.create(
-            operands=[parser.resolve_operand(operand, type_)],
-            result_types=[type_.element_type] * count,
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        _print_typed(printer, self, self.operands, self.source.type)
+    FORMAT: ClassVar[str] = "$source attr-dict `:` custom<VectorOf>(type($source), type($elements))"
 
     def verify_(self) -> None:
         if len(self.elements) != prod(vector_shape(self.source)):
@@ -566,7 +470,7 @@ class ExtractElementOp(IRDLOperation):
         position = _parse_position(parser)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
-        type_ = _vector_type(parser)
+        type_ = parse_vector_type(parser)
         return cls.create(
             operands=[parser.resolve_operand(vector, type_), *position],
             result_types=[type_.element_type],
@@ -574,12 +478,9 @@ class ExtractElementOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_operand(self.vector)
+        write(printer, " ", self.vector)
         _print_position(printer, self.position)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.vector.type)
+        write(printer, self.attributes, " : ", self.vector.type)
 
 
 @irdl_op_definition
@@ -601,7 +502,7 @@ class InsertElementOp(IRDLOperation):
         position = _parse_position(parser)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
-        type_ = _vector_type(parser)
+        type_ = parse_vector_type(parser)
         value = parser.resolve_operand(source, type_.element_type)
         return cls.create(
             operands=[value, parser.resolve_operand(dest, type_), *position],
@@ -610,12 +511,9 @@ class InsertElementOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands[:2], printer.print_operand)
+        write(printer, " ", self.operands[:2])
         _print_position(printer, self.position)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.dest.type)
+        write(printer, self.attributes, " : ", self.dest.type)
 
 
 def _parse_position(parser: Parser) -> list[SSAValue]:
@@ -629,18 +527,14 @@ def _parse_position(parser: Parser) -> list[SSAValue]:
 
 
 def _print_position(printer: Printer, position: SSAValue | None) -> None:
-    with printer.in_square_brackets():
-        if position is not None:
-            printer.print_operand(position)
-            printer.print_string(" : ")
-            printer.print_attribute(position.type)
+    write(printer, *(("[", position, " : ", position.type, "]") if position is not None else ("[]",)))
 
 
 # ----------------------------------------------------------------------------- lanes of two vectors
 
 
 @irdl_op_definition
-class InterleaveOp(IRDLOperation):
+class InterleaveOp(Formatted):
     """`vector.interleave %a, %b : vector<4xi32> -> vector<8xi32>`: a0, b0, a1, b1, ... ."""
 
     name = "vector.interleave"
@@ -648,24 +542,9 @@ class InterleaveOp(IRDLOperation):
     rhs = operand_def(VectorType)
     result = result_def(VectorType)
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type_ = parser.parse_type()
-        parser.parse_punctuation("->")
-        return cls.create(
-            operands=[parser.resolve_operand(name, type_) for name in names],
-            result_types=[parser.parse_type()],
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        _print_typed(printer, self, self.operands, self.lhs.type)
-        printer.print_string(" -> ")
-        printer.print_attribute(self.result.type)
+    FORMAT: ClassVar[str] = (
+        "$lhs `,` $rhs attr-dict `:` custom<Twice>(type($lhs), type($rhs)) `->` type($result)"
+    )
 
     def verify_(self) -> None:
         *outer, last = vector_shape(self.lhs) or (1,)
@@ -677,7 +556,7 @@ class InterleaveOp(IRDLOperation):
 
 
 @irdl_op_definition
-class DeinterleaveOp(IRDLOperation):
+class DeinterleaveOp(Formatted):
     """`%even, %odd = vector.deinterleave %v : vector<8xi8> -> vector<4xi8>`."""
 
     name = "vector.deinterleave"
@@ -685,20 +564,7 @@ class DeinterleaveOp(IRDLOperation):
     even = result_def(VectorType)
     odd = result_def(VectorType)
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        name = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        source = parser.resolve_operand(name, parser.parse_type())
-        parser.parse_punctuation("->")
-        return cls.create(operands=[source], result_types=[parser.parse_type()] * 2, attributes=attributes)
-
-    def print(self, printer: Printer) -> None:
-        _print_typed(printer, self, self.operands, self.source.type)
-        printer.print_string(" -> ")
-        printer.print_attribute(self.even.type)
+    FORMAT: ClassVar[str] = "$source attr-dict `:` type($source) `->` custom<Twice>(type($even), type($odd))"
 
     def verify_(self) -> None:
         *outer, last = vector_shape(self.source) or (1,)
@@ -729,7 +595,7 @@ class OuterProductOp(IRDLOperation):
         names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
-        left = _vector_type(parser)
+        left = parse_vector_type(parser)
         parser.parse_punctuation(",")
         right = parser.parse_type()
         columns = right.get_shape() if isinstance(right, VectorType) else ()
@@ -744,15 +610,12 @@ class OuterProductOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_op_attributes({"kind": self.kind, **self.attributes})
-        printer.print_string(" : ")
-        printer.print_list([self.lhs.type, self.rhs.type], printer.print_attribute)
+        write(printer, " ", self.operands, {"kind": self.kind, **self.attributes})
+        write(printer, " : ", [self.lhs.type, self.rhs.type])
 
     def verify_(self) -> None:
         wanted = (*vector_shape(self.lhs), *vector_shape(self.rhs))
-        if vector_shape(self.result) != wanted or element_type(self.lhs) != element_type(self.rhs):
+        if vector_shape(self.result) != wanted or element_type(self.lhs.type) != element_type(self.rhs.type):
             raise VerifyException(
                 f"vector.outerproduct of {attribute_text(self.lhs.type)} and {attribute_text(self.rhs.type)} "
                 f"gives {list(wanted)} of one element type, not {attribute_text(self.result.type)}"
@@ -760,7 +623,7 @@ class OuterProductOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ScanOp(IRDLOperation):
+class ScanOp(Formatted):
     """`%all, %last = vector.scan <add>, %v, %init {inclusive = false, reduction_dim = 1 : i64} : A, B`.
 
     Running totals along a dimension, from `%init`, and the last of them.
@@ -770,41 +633,16 @@ class ScanOp(IRDLOperation):
     source = operand_def(VectorType)
     initial_value = operand_def(VectorType)
     kind = prop_def(CombiningKindAttr)
-    reduction_dim = prop_def(IntegerAttr[IntegerType])
     inclusive = prop_def(BoolAttr)
+    reduction_dim = prop_def(IntegerAttr[IntegerType])
     dest = result_def(VectorType)
     accumulated_value = result_def(VectorType)
     irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        kind = CombiningKindAttr(CombiningKindAttr.parse_parameter(parser))
-        parser.parse_punctuation(",")
-        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        position = parser.pos
-        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-        own: dict[str, Attribute] = {
-            key: attributes.pop(key) for key in ("reduction_dim", "inclusive") if key in attributes
-        }
-        return cls.create(
-            operands=parser.resolve_operands(names, types, position),
-            result_types=types,
-            properties={"kind": kind, **own},
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        self.kind.print_parameter(printer)
-        printer.print_string(", ")
-        printer.print_list(self.operands, printer.print_operand)
-        shown: dict[str, Attribute] = {"inclusive": self.inclusive, "reduction_dim": self.reduction_dim}
-        printer.print_op_attributes(shown | self.attributes)
-        printer.print_string(" : ")
-        printer.print_list([self.source.type, self.initial_value.type], printer.print_attribute)
+    FORMAT: ClassVar[str] = (
+        "$kind `,` $source `,` $initial_value attr-dict `:` custom<Twice>(type($source), type($dest)) "
+        "`,` custom<Twice>(type($initial_value), type($accumulated_value))"
+    )
 
     def verify_(self) -> None:
         shape, dim = list(vector_shape(self.source)), self.reduction_dim.value.data
@@ -941,16 +779,11 @@ class MaskOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_operand)
-        printer.print_string(" ")
+        write(printer, " ", self.operands, " ")
         printer.print_region(self.body, print_block_terminators=self.masked is None)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.mask.type)
+        write(printer, self.attributes, " : ", self.mask.type)
         if self.results:
-            printer.print_string(" -> ")
-            printer.print_list(self.result_types, printer.print_attribute)
+            write(printer, " -> ", self.result_types)
 
     def verify_(self) -> None:
         end = self.body.block.last_op

@@ -8,7 +8,7 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.upstream.assembly import ATOMIC_KINDS
+from air_dialect.upstream.formats import ATOMIC_KINDS
 from air_dialect.upstream.memref import AtomicRMWOp
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, Scalar, emits
