@@ -104,7 +104,8 @@ _HEADER = """\
 #include "vnpu/order.h"
 #include "vnpu/shuffle.h"
 """
-_PARTS = {
+_PARTS: dict[str, list[str]] = {
+    "contract": [],
     "schedule": ["schedule.cc", "channel.cc", "deadlock.cc"],
     "product": ["product.cc"],
     "turned": ["turned.cc"],

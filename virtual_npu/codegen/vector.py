@@ -504,6 +504,7 @@ def _contract(body: Body, op: Operation) -> None:
     c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
     counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
     others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
+    body.unit.needs.add("contract")
     function = "contract_by" if others else "contract"
     result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
     _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])

@@ -6,7 +6,7 @@
 //   Bf16Dots    two products and their sum per lane and instruction (dots.h)
 //   Plain       any machine: one fused multiply-add at a time, in the order of k
 //
-// Either gives the bits that vector.contract gives by itself on that machine (shuffle.h): products in pairs are those of
+// Either gives the bits that vector.contract gives by itself on that machine (contract.h): products in pairs are those of
 // steps 2i and 2i + 1 of k.
 //
 // dots.h says which of them a program has.

@@ -1,0 +1,146 @@
+// Contraction of two vectors into a third: c[b, m, n] += sum over k of a[b, m, k] * b[b, k, n], in order of k.
+//
+// Apart from shuffle.h, because a compiler takes longer for the CPU's instructions (dots.h) than for most programs.
+#pragma once
+
+#include "vnpu/arith.h"
+#include "vnpu/dots.h"
+#if defined(VNPU_BFP16)
+#include "vnpu/bfp16.h"
+#endif
+
+namespace vnpu {
+
+// Hides from the compiler that it knows what memory holds.
+template <class L>
+VNPU_INLINE void keep_in_memory(L &lanes) {
+  asm("" : "+m"(lanes));
+}
+
+// Up to 8 rows of c stay in registers over all of k. Float products are fused: one rounding per step.
+template <int Rows, int N, int K>
+VNPU_INLINE void contract_rows(const float *a, const Vec<float, N> *b, Vec<float, N> *c) {
+#pragma GCC unroll 16
+  for (int k = 0; k < K; ++k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < Rows; ++m) c[m] = fma(splat<float, N>(a[m * K + k]), b[k], c[m]);
+  }
+}
+
+#if defined(VNPU_BFP16)
+// The compiler for the NPU takes 8x8x8 and 4x8x8 products of bf16 into f32 through bfp16, and no others (mlir-aie,
+// test/Conversion/AIEVecToLLVM/matmul-aie2p.mlir). It sets conv_even on every core that has one (pull request 2984).
+template <int B, int M, int N, int K, class TA, class TB, class TC>
+inline constexpr bool is_bfp16_product = B == 1 && (M == 8 || M == 4) && N == 8 && K == 8 && same_type<TA, bf16> &&
+                                         same_type<TB, bf16> && same_type<TC, float>;
+
+template <int M>
+VNPU_INLINE Vec<float, M * 8> contract_bfp16(const Vec<bf16, M * 8> &a, const Vec<bf16, 64> &b,
+                                             const Vec<float, M * 8> &c) {
+  const Lanes<bf16, M * 8> x(a);
+  const Lanes<bf16, 64> y(b);
+  Vec<float, 8> rows[M];
+  split_rows<8>(c, rows);
+  bfp16::Row sums[M];
+  for (int m = 0; m < M; ++m) sums[m] = rows[m].v;
+  bfp16::multiply_add<bfp16::NearestEven, M>(&x.at[0].bits, &y.at[0].bits, sums);
+  for (int m = 0; m < M; ++m) rows[m].v = sums[m];
+  return join_rows<M * 8>(rows);
+}
+#endif
+
+#if defined(VNPU_BF16_DOTS)
+template <int B, int M, int N, int K, class TC>
+VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, const Vec<bf16, B * K * N> &b,
+                                             const Vec<TC, B * M * N> &c) {
+  constexpr int W = dots::width<N>, chunks = N / W;
+  const Lanes<bf16, B * M * K> x(a);
+  const Lanes<bf16, B * K * N> y(b);
+  Vec<float, W> rows[B * M * chunks];
+  split_rows<W>(widen(c), rows);
+  decltype(rows[0].v) sums[B * M * chunks];
+  for (int i = 0; i < B * M * chunks; ++i) sums[i] = rows[i].v;
+#pragma GCC unroll 4
+  for (int i = 0; i < B; ++i) {
+#pragma GCC unroll 4
+    for (int q = 0; q < chunks; ++q) {
+      dots::multiply_add<M, N, K>(&x.at[i * M * K].bits, &y.at[i * K * N].bits + q * W, sums + i * M * chunks + q, chunks);
+    }
+  }
+  for (int i = 0; i < B * M * chunks; ++i) rows[i].v = sums[i];
+  return narrow<TC>(join_rows<B * M * N>(rows));
+}
+#endif
+
+template <int B, int M, int N, int K, class TA, class TB, class TC>
+VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
+                                        const Vec<TC, B * M * N> &c) {
+  constexpr bool float_a = same_type<TA, float> || is_narrow_float<TA>;
+  constexpr bool float_c = same_type<TC, float> || is_narrow_float<TC>;
+#if defined(VNPU_BFP16)
+  if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract_bfp16<M>(a, b, c);
+  else
+#endif
+#if defined(VNPU_BF16_DOTS)
+  if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::can_multiply<N, K>) {
+    return contract_dots<B, M, N, K, TC>(a, b, c);
+  } else
+#endif
+  if constexpr (float_a && float_c) {
+    // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
+    Lanes<float, B * M * K> x(widen(a));
+    keep_in_memory(x);
+    Lanes<TB, B * K * N> rows_of_b(b);
+    keep_in_memory(rows_of_b);
+    Vec<float, N> y[B * K], z[B * M];
+#pragma GCC unroll 64
+    for (int i = 0; i < B * K; ++i) y[i] = widen(load<TB, N>(rows_of_b.at + i * N));
+    split_rows<N>(widen(c), z);
+    constexpr int rows = M < 8 ? M : 8, left = M % rows, done = M - left;
+#pragma GCC unroll 4
+    for (int i = 0; i < B; ++i) {
+#pragma GCC unroll 4
+      for (int m = 0; m < done; m += rows) {
+        contract_rows<rows, N, K>(x.at + (i * M + m) * K, y + i * K, z + i * M + m);
+      }
+      if constexpr (left > 0) contract_rows<left, N, K>(x.at + (i * M + done) * K, y + i * K, z + i * M + done);
+    }
+    return narrow<TC>(join_rows<B * M * N>(z));
+  } else {
+    Lanes<TA, B * M * K> x(a);
+    Lanes<TB, B * K * N> y(b);
+    Lanes<TC, B * M * N> z(c);
+    for (int i = 0; i < B; ++i) {
+      for (int m = 0; m < M; ++m) {
+        for (int k = 0; k < K; ++k) {
+          for (int n = 0; n < N; ++n) {
+            const TC product = mul(cast<TC>(x.at[(i * M + m) * K + k]), cast<TC>(y.at[(i * K + k) * N + n]));
+            TC &sum = z.at[(i * M + m) * N + n];
+            sum = add(sum, product);
+          }
+        }
+      }
+    }
+    return z.vec();
+  }
+}
+
+// The same with another operation in place of the sum.
+template <int B, int M, int N, int K, class TA, class TB, class TC, class Combine>
+inline Vec<TC, B * M * N> contract_by(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
+                                      const Vec<TC, B * M * N> &c, Combine combine) {
+  Lanes<TA, B * M * K> x(a);
+  Lanes<TB, B * K * N> y(b);
+  Lanes<TC, B * M * N> z(c);
+  for (int i = 0; i < B * M; ++i) {
+    for (int k = 0; k < K; ++k) {
+      for (int n = 0; n < N; ++n) {
+        TC &into = z.at[i * N + n];
+        into = combine(into, mul(cast<TC>(x.at[i * K + k]), cast<TC>(y.at[(i / M * K + k) * N + n])));
+      }
+    }
+  }
+  return z.vec();
+}
+
+}  // namespace vnpu
