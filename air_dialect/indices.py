@@ -208,6 +208,10 @@ class Reading(Generic[T]):
             result = self.fitted(value, result)
         return self.leaf(value) if result is None else result
 
+    def of_term(self, term: Term) -> T | None:
+        """What a term is, such as the bound of a space."""
+        return self.term(term, {value: self.read(value) for value in sources(term)})
+
     def term(self, term: Term, found: Mapping[SSAValue, T | None]) -> T | None:
         """What a term is, by what its values are."""
         if isinstance(term, int):

@@ -12,7 +12,7 @@ from xdsl.dialects.memref import AllocOp
 
 from kernel_builder.kernels import registry
 from virtual_npu.static.device import NPU2
-from virtual_npu.static.patterns import memref_bytes, space_of
+from virtual_npu.static.transfers import memref_bytes, space_of
 
 WIDE = 64
 """Bytes of the widest access."""

@@ -3,12 +3,14 @@
 Sources: mlir-aie's target model (`include/aie/Dialect/AIE/IR/AIETargetModel.h` and `.cpp`; both NPUs inherit
 memories, descriptors and field widths from its AIE2TargetModel), its descriptor checks
 (`lib/Dialect/AIEX/IR/AIEXDialect.cpp`, `lib/Dialect/AIE/IR/AIEDialect.cpp`) and mlir-air's `aircc` and
-`airrt-to-npu`. They were read, not measured: none of these limits was ever checked on hardware by us.
+`airrt-to-npu`. They were read, not measured: none of these limits was ever checked on hardware by us. At the
+end are the names under which reports cite their sources.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -144,3 +146,28 @@ request 2397), and mlir-air's `xrt.py` refuses ELF output for it.
 
 DEVICES: dict[str, Device] = {device.name: device for device in (NPU2, NPU1)}
 """Every device known, by name."""
+
+# ---- where the limits come from ----
+
+# mlir-air is the state e972f294 of August 2026; mlir-aie, whose state pinned by it cannot be had, was read
+# near it.
+
+TARGET_MODEL: Final = "mlir-aie AIETargetModel.h"
+"""Geometry, memory sizes, descriptors, channels: the classes AIE2, BaseNPU1 and BaseNPU2 TargetModel."""
+DESCRIPTOR_FIELDS: Final = "mlir-aie AIEXDialect.cpp verifyStridesWraps"
+DESCRIPTOR_RULES: Final = "mlir-aie AIEDialect.cpp DMABDOp::verify"
+TASK_QUEUE: Final = "mlir-air AIRRtToNpuPass.cpp"
+"""airrt-to-npu: the host's side of transfers, as tasks of the shim's queues."""
+LOWERING: Final = "mlir-air AIRLoweringPass.cpp"
+CHANNEL_API: Final = "mlir-air python/air/api/_channel.py"
+AIRCC: Final = "mlir-air aircc.cpp"
+TO_AIE: Final = "mlir-air AIRToAIEPass.cpp"
+ALLOCATION: Final = "mlir-air AIRToAIESchedulingUtils.cpp"
+PLACEMENT: Final = "mlir-air AIRHerdPlacementPass.cpp"
+DIALECT: Final = "mlir-air AIRDialect.cpp"
+XRT_BACKEND: Final = "mlir-air python/air/backend/xrt.py"
+AIE_API: Final = "aie_api aie_doc.hpp vector_alignment"
+LINKING: Final = "mlir-aie aiecc: aie-assign-core-link-files"
+"""How `link_with` becomes an object on the linker's command line."""
+ADDRESS_PATCH: Final = "mlir-aie pull request 3718"
+REGISTRY: Final = "mlir-air kernel_registry: GEMV_bf16"

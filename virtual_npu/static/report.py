@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Operation
 
 from virtual_npu.errors import ResourceError
 from virtual_npu.static.device import Device
-from virtual_npu.static.values import line_of
 from virtual_npu.tables import text_table
 
 HEADER = ("where", "resource", "used", "limit", "", "source of the limit")
+
+
+def line_of(op: Operation) -> int | None:
+    """The line of an operation in its text, None for one made in Python."""
+    return op.location.line.data if isinstance(op.location, FileLineColLoc) else None
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,35 @@
 A segment is compiled to one configuration of the array (mlir-air AIRToAIEPass.cpp makes an `aie.device` of
 each), so what is in it is there at the same time. Herds of a launch without a segment share one, and a herd
 without a launch gets both from aircc (`air-insert-launch-around-herd`).
+
+At the end is which buffers aircc makes two of, to fill one while the other is worked on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp, LaunchOp, SegmentOp
-from virtual_npu.static.buffering import double_buffered
+from air_dialect.ops import (
+    ChannelOp,
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    HerdOp,
+    HierarchyOp,
+    LaunchOp,
+    SegmentOp,
+)
+from air_dialect.values import enclosing, origin
 from virtual_npu.static.device import Device
-from virtual_npu.static.patterns import Side, sides
-from virtual_npu.static.values import extents, origin, parents
+from virtual_npu.static.transfers import Side, extents, sides
 
 NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 """Channel types that take no DMA channel."""
@@ -130,14 +140,14 @@ class Scope:
         """The transfers of L1 in each herd."""
         found: dict[HerdOp, list[Side]] = {}
         for side in self.sides:
-            herd = next((op for op in parents(side.op) if isinstance(op, HerdOp)), None)
+            herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
             if herd is not None and side.space == 2:
                 found.setdefault(herd, []).append(side)
         return found
 
     def _around(self) -> Iterator[Operation]:
         """Operations of the launch, or else the function, that are in no other configuration."""
-        outer = next((op for op in parents(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
+        outer = next((op for op in enclosing(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
         if isinstance(self.root, LaunchOp) or outer is None:
             return
         others = {scope.root for scope in self.program.scopes}
@@ -206,7 +216,7 @@ def integer_attribute(op: Operation, name: str) -> int | None:
 
 def place_of(op: Operation) -> str:
     """function/launch/segment of an operation: names where given, else numbers in the order of the text."""
-    around = [op, *parents(op)]
+    around = [op, *enclosing(op)]
     named = [found for found in around if isinstance(found, FuncOp | LaunchOp | SegmentOp | HerdOp)]
     return "/".join(_name(found) for found in reversed(named)) or "module"
 
@@ -216,7 +226,7 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
         return op.sym_name.data
     if op.sym_name:
         return op.sym_name
-    outer = next((p for p in parents(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
+    outer = next((p for p in enclosing(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
     alike = [] if outer is None else [other for other in outer.walk() if type(other) is type(op)]
     number = alike.index(op) if op in alike else 0
     return str(number) if isinstance(op, LaunchOp) else f"{op.name.removeprefix('air.')}_{number}"
@@ -224,7 +234,7 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
 
 def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
     for op in module.walk():
-        around = list(parents(op))
+        around = list(enclosing(op))
         if any(isinstance(parent, SegmentOp) for parent in around):
             continue
         in_launch = any(isinstance(parent, LaunchOp) for parent in around)
@@ -235,4 +245,56 @@ def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
 
 def _has_loose_herd(launch: LaunchOp) -> bool:
     herds = [op for op in launch.walk() if isinstance(op, HerdOp)]
-    return any(not any(isinstance(parent, SegmentOp) for parent in parents(herd)) for herd in herds)
+    return any(not any(isinstance(parent, SegmentOp) for parent in enclosing(herd)) for herd in herds)
+
+
+# ---- double buffers ----
+
+
+def double_buffered(sides: Iterable[Side]) -> frozenset[SSAValue]:
+    """The buffers that mlir-air may double (AIRDependencyScheduleOpt.cpp, labelling for ping-pong).
+
+    On the safe side: every buffer that a DMA fills or empties in a loop of its own herd or segment, unless
+    that loop opts out (`air.disable_ping_pong`) or was unrolled for its two buffers before (`unroll`, with
+    the buffer outside).
+    """
+    return frozenset(
+        buffer for side in sides if _looped(side.op, buffer := origin(side.memref), _level(side.space))
+    )
+
+
+def _level(space: int) -> type[HierarchyOp]:
+    return HerdOp if space == 2 else SegmentOp
+
+
+def _looped(op: Operation, buffer: SSAValue, level: type[HierarchyOp]) -> bool:
+    if not _made_in(buffer, level):
+        return False
+    loops = _loops(op, level)
+    return bool(loops) and not any(_stays_single(loop, buffer) for loop in loops)
+
+
+def _made_in(value: SSAValue, level: type[HierarchyOp]) -> bool:
+    owner = value.owner
+    if not isinstance(owner, Operation):
+        return False
+    around = next((op for op in enclosing(owner) if isinstance(op, HierarchyOp)), None)
+    return isinstance(around, level)
+
+
+def _loops(op: Operation, level: type[HierarchyOp]) -> list[scf.ForOp]:
+    """The loops around an operation, up to the nearest hierarchy of a kind."""
+    found = []
+    for parent in enclosing(op):
+        if isinstance(parent, level):
+            break
+        if isinstance(parent, scf.ForOp):
+            found.append(parent)
+    return found
+
+
+def _stays_single(loop: scf.ForOp, buffer: SSAValue) -> bool:
+    inner = (op for op in loop.walk() if isinstance(op, scf.ForOp))
+    opted_out = any("air.disable_ping_pong" in op.attributes for op in inner)
+    outside = isinstance(buffer.owner, Operation) and loop not in enclosing(buffer.owner)
+    return opted_out or ("unroll" in loop.attributes and outside)

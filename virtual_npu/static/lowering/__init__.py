@@ -8,14 +8,11 @@ is recorded to fail. Everything was read, nothing measured: none of us has had t
 
 from __future__ import annotations
 
-from virtual_npu.static.lowering import floats, scalars, vectors
 from virtual_npu.static.lowering.forms import forms_of
 from virtual_npu.static.lowering.rows import Form, Row, Verdict, distance
+from virtual_npu.static.lowering.table import TABLE
 
 __all__ = ["TABLE", "Form", "Row", "Verdict", "find", "forms_of", "nearest"]
-
-TABLE: tuple[Row, ...] = (*floats.ROWS, *vectors.ROWS, *scalars.ROWS)
-"""The first row that matches a form is the one about it."""
 
 
 def find(form: Form, architecture: str) -> Row | None:

@@ -23,9 +23,9 @@ from air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
+from air_dialect.values import enclosing
 from virtual_npu.static.lowering.rows import ALL, Form, Row, direct, split, wrong
-from virtual_npu.static.patterns import space_of
-from virtual_npu.static.values import parents
+from virtual_npu.static.transfers import space_of
 
 _EXAMPLES: Final = "mlir-air programming_examples"
 _FUSED: Final = f"{_EXAMPLES}/flash_attention/kernel_fusion_based"
@@ -142,12 +142,12 @@ def air_forms_of(op: Operation) -> Iterator[Form]:
 
 def level(op: Operation) -> HierarchyOp | None:
     """The launch, segment or herd that an operation stands in."""
-    return next((parent for parent in parents(op) if isinstance(parent, HierarchyOp)), None)
+    return next((parent for parent in enclosing(op) if isinstance(parent, HierarchyOp)), None)
 
 
 def place(op: Operation) -> str:
     """`in the herd, in a branch, in a loop`: the level, and what else is around an operation there."""
-    around = list(parents(op))
+    around = list(enclosing(op))
     depth = next((i for i, parent in enumerate(around) if isinstance(parent, HierarchyOp)), len(around))
     if depth == len(around):
         return "in no launch"
@@ -172,7 +172,7 @@ def _herd(op: HerdOp) -> Iterator[Form]:
 
 
 def _over_channel(op: ChannelTransferOp) -> str:
-    module = list(parents(op))[-1]
+    module = list(enclosing(op))[-1]
     channels = (c for c in module.walk() if isinstance(c, ChannelOp) and c.sym_name == op.chan_name)
     channel = next(channels, None)
     if channel is None or channel.channel_type != "npu_cascade":

@@ -20,8 +20,8 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 from xdsl.utils.hints import isa
 
 from air_dialect.ops import AsyncTokenType
+from air_dialect.values import origin
 from virtual_npu.static.lowering.rows import Form
-from virtual_npu.static.values import origin
 
 Shape = tuple[int, ...]
 _RESULT_FIRST = frozenset([

@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from virtual_npu.static.report import Finding
-from virtual_npu.static.rules import (
-    air_forms,
-    channels,
-    descriptors,
-    externals,
-    interface,
-    lowering,
-    memory,
-    placement,
-    transfers,
-    vectors,
-)
+from virtual_npu.static.rules import channels, externals, lowering, memory, placement, transfers
 from virtual_npu.static.scopes import Program, Scope
 
 OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
-    interface.arguments,
+    memory.arguments,
     placement.launches,
     placement.bare_herds,
     memory.memories,
@@ -29,8 +18,8 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     channels.refeeds,
     externals.symbols,
     lowering.forms,
-    air_forms.known_bad,
-    vectors.demands,
+    lowering.known_bad,
+    lowering.demands,
 )
 """Rules that look at the whole module."""
 
@@ -40,11 +29,11 @@ OF_SCOPES: tuple[Callable[[Scope], Iterator[Finding]], ...] = (
     placement.positions,
     memory.l1,
     channels.core_channels,
-    descriptors.core_descriptors,
+    channels.core_descriptors,
     memory.l2,
     channels.endpoints,
-    descriptors.memtile_descriptors,
-    descriptors.shim_descriptors,
+    channels.memtile_descriptors,
+    channels.shim_descriptors,
     channels.packets,
 )
 """Rules that look at what stands in the array at the same time."""

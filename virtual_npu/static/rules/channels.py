@@ -1,4 +1,4 @@
-"""DMA channels of cores, memtiles and shim tiles, and what each type of channel can do."""
+"""DMA channels and descriptors of cores, memtiles and shim tiles, and what each type of channel can do."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from xdsl.ir.affine import AffineConstraintKind
 
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
-from virtual_npu.static.indices import extent_of, length, side_by_side
-from virtual_npu.static.patterns import Side, memref_bytes, space_of
+from air_dialect.readings import Known, leaves, number, numbers
+from air_dialect.values import enclosing, origin
+from virtual_npu.static.device import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.rules.placement import shape
 from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
-from virtual_npu.static.sources import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
-from virtual_npu.static.values import (
-    Known,
-    evaluate,
+from virtual_npu.static.transfers import (
+    Side,
+    extent_of,
     extents,
-    leaves,
-    origin,
-    parents,
+    length,
+    memref_bytes,
+    side_by_side,
+    space_of,
 )
 
 PACKET = "npu_dma_packet"
@@ -85,14 +86,14 @@ def _far_end(program: Program, side: Side, known: Known) -> Stream:
 
 
 def _index(value: SSAValue, known: Known) -> object:
-    number = evaluate(value, known)
-    return origin(value) if number is None else number
+    position = number(value, known)
+    return origin(value) if position is None else position
 
 
 def _runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
     """False only where a condition on tile ids shuts `op` out on this core."""
     child: Operation = op
-    for parent in parents(op):
+    for parent in enclosing(op):
         if parent is herd:
             return True
         if isinstance(parent, affine.IfOp | scf.IfOp):
@@ -105,14 +106,11 @@ def _runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
 
 def _holds(op: affine.IfOp | scf.IfOp, known: Known) -> bool | None:
     """Whether the condition holds on this core; None where it depends on more than the tile ids."""
-    values = [evaluate(operand, known) for operand in op.operands]
-    numbers = [value for value in values if value is not None]
-    if len(numbers) != len(values):
-        return None
-    if isinstance(op, scf.IfOp):
-        return bool(numbers[0])
+    operands = numbers(op.operands, known)
+    if operands is None or isinstance(op, scf.IfOp):
+        return None if operands is None else bool(operands[0])
     condition = op.condition.data
-    dims, symbols = numbers[: condition.num_dims], numbers[condition.num_dims :]
+    dims, symbols = operands[: condition.num_dims], operands[condition.num_dims :]
     return all(
         _satisfied(c.kind, c.lhs.eval(dims, symbols) - c.rhs.eval(dims, symbols))
         for c in condition.constraints
@@ -179,7 +177,7 @@ def side_by_side_count(side: Side) -> int:
         values = side.op.indices if isinstance(side.op, ChannelTransferOp) else side.offsets
         used = {leaf for value in values for leaf in leaves(value)}
         return math.prod(map(extent_of, used))
-    grids = (op for op in parents(side.op) if isinstance(op, HerdOp | SegmentOp))
+    grids = (op for op in enclosing(side.op) if isinstance(op, HerdOp | SegmentOp))
     return max(1, math.prod(math.prod(extents(op)) for op in grids))
 
 
@@ -249,7 +247,7 @@ def _memory_mapped(op: ChannelPutOp) -> Iterator[Fault]:
 
 def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
     """mlir-air measured it on npu1 only."""
-    if space_of(op.memref.type) == 0 and not any(isinstance(parent, HierarchyOp) for parent in parents(op)):
+    if space_of(op.memref.type) == 0 and not any(isinstance(parent, HierarchyOp) for parent in enclosing(op)):
         message = (
             "a transfer of L3 outside of any launch; air-to-aie finds no shim DMA for it, so put it into the "
             "launch or segment"
@@ -275,15 +273,76 @@ def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
     device = program.device
     limits = {"air.tile_dma_channel": device.core.mm2s_channels, "air.shim_col": device.columns}
     for name, limit in limits.items():
-        number = integer_attribute(channel, name)
-        if number is not None and not 0 <= number < limit:
-            message = f"{name} = {number} is not from 0 to {limit - 1}, which is what {device.name} has"
+        chosen = integer_attribute(channel, name)
+        if chosen is not None and not 0 <= chosen < limit:
+            message = f"{name} = {chosen} is not from 0 to {limit - 1}, which is what {device.name} has"
             yield Fault("pinned-channel", place_of(channel), message, ALLOCATION, channel)
 
 
 def _memtile_floor(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
     name, limit = "air.memtile_dma_channel_min", program.device.memtile.mm2s_channels
-    number = integer_attribute(op, name)
-    if number is not None and not 0 <= number < limit:
-        message = f"{name} = {number} is not from 0 to {limit - 1}, the channels of a memtile"
+    chosen = integer_attribute(op, name)
+    if chosen is not None and not 0 <= chosen < limit:
+        message = f"{name} = {chosen} is not from 0 to {limit - 1}, the channels of a memtile"
         yield Fault("pinned-channel", place_of(op), message, ALLOCATION, op)
+
+
+# ---- buffer descriptors (BDs): one for each transfer written, two where its buffer is double-buffered ----
+
+
+def core_descriptors(scope: Scope) -> Iterator[Finding]:
+    """Descriptors of the core of each herd that has most transfers."""
+    for name, herds in scope.herds.items():
+        used = max(
+            sum(scope.buffers_of(side.memref) for side, _ in sides_at(scope, herds, core))
+            for core in cores(herds[0])
+        )
+        limit, advice = scope.device.core.descriptors, "make fewer transfers"
+        yield Usage(scope.place_of(name), "descriptors", used, limit, TARGET_MODEL, advice, herds[0])
+
+
+def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
+    """Descriptors of all memtiles, and of the memtile channel that has most.
+
+    Half of a memtile's descriptors belong to its even channels and half to its odd ones
+    (`isBdChannelAccessible`), so one channel walks at most half of them.
+    """
+    limit = scope.device.memtile.descriptors
+    chains: dict[Stream, int] = {}
+    used = 0
+    for side in scope.sides:
+        if side.space == 1:
+            copies = scope.buffers_of(side.memref)
+            used += copies * _copies(scope, side)
+            for stream in stream_positions(scope.program, side) or ():
+                key = (side.reads, *stream)
+                chains[key] = chains.get(key, 0) + copies
+    advice = "make fewer transfers, or move more in each"
+    yield Usage(
+        scope.place,
+        "memtile descriptors",
+        used,
+        limit * scope.memtiles,
+        TARGET_MODEL,
+        advice,
+        scope.root,
+    )
+    longest, half = max(chains.values(), default=0), limit // 2
+    if longest > half:
+        yield Usage(
+            scope.place, "descriptors of one memtile channel", longest, half, TARGET_MODEL, advice, scope.root
+        )
+
+
+def shim_descriptors(scope: Scope) -> Iterator[Finding]:
+    """Descriptors of all shim tiles that one launch iteration needs, spread evenly."""
+    used = sum(_copies(scope, side) for side in scope.sides if side.space == 0)
+    limit = scope.device.shim.descriptors * scope.device.columns
+    advice = "make fewer transfers, or move more in each"
+    yield Usage(scope.place, "shim descriptors", used, limit, TARGET_MODEL, advice, scope.root)
+
+
+def _copies(scope: Scope, side: Side) -> int:
+    """How many times a transfer stands in the array, side by side."""
+    found = stream_positions(scope.program, side)
+    return side_by_side_count(side) if found is None else len(found)

@@ -11,11 +11,11 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 
 from air_dialect.ops import HerdOp
+from air_dialect.values import enclosing
 from virtual_npu.compiler import OWN_KERNELS
+from virtual_npu.static.device import LINKING, TO_AIE
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
-from virtual_npu.static.sources import LINKING, TO_AIE
-from virtual_npu.static.values import parents
 
 KIND = "external"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -87,7 +87,7 @@ def _text(op: Operation | None, name: str) -> str | None:
 
 def _herd_object(op: Operation) -> str | None:
     """The object file of the herd around: a function without its own is looked for there."""
-    herd = next((parent for parent in parents(op) if isinstance(parent, HerdOp)), None)
+    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
     return _text(herd, "link_with")
 
 

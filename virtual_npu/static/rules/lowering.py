@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import prod
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects import arith, vector
+from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Operation
 
 from air_dialect.ops import HerdOp
+from air_dialect.readings import is_regular, multiple
+from air_dialect.values import enclosing
+from virtual_npu.static.device import AIE_API, XRT_BACKEND
 from virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
+from virtual_npu.static.lowering.air import air_forms_of, find_air
 from virtual_npu.static.lowering.evidence import recorded
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
-from virtual_npu.static.values import parents
+from virtual_npu.static.transfers import element_bits, space_of
 
 NOWHERE = "virtual_npu/static/lowering"
 """The source of a complaint that there is none."""
@@ -26,7 +32,7 @@ NOWHERE = "virtual_npu/static/lowering"
 def on_cores(module: ModuleOp) -> Iterator[Operation]:
     """Every operation in a herd."""
     for herd in module.walk():
-        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in parents(herd)):
+        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in enclosing(herd)):
             yield from herd.walk()
 
 
@@ -72,3 +78,69 @@ def _advice(known: Row | None) -> str:
 
 def _source(known: Row | None) -> str:
     return NOWHERE if known is None else known.evidence[0]
+
+
+# ---- forms of AIR ----
+
+
+def known_bad(program: Program) -> Iterator[Finding]:
+    """A warning at each: only the source of mlir-air tells of them, nobody's record of a failure."""
+    for op in program.module.walk():
+        for form in air_forms_of(op):
+            row = find_air(form, program.device.architecture)
+            if row is not None and not row.verdict.lowers:
+                message = f"{form.detail}: {row.note}; {row.instead}"
+                yield Fault("lowering", place_of(op), message, row.evidence[0], op, certain=False)
+
+
+# ---- alignment and stack ----
+
+DIVISION_STACK = 1152
+"""Bytes of stack that a scalar division of floats takes, about (mlir-air xrt.py)."""
+VECTOR_ACCESSES = (128, 256, 512)
+"""Bits of the native vector loads and stores, each aligned to its own width."""
+
+
+def demands(program: Program) -> Iterator[Finding]:
+    """Divisions that need more stack than there is, and vectors at offsets that are not aligned."""
+    for op in on_cores(program.module):
+        yield from _division(program, op)
+        yield from _alignment(op)
+
+
+def _division(program: Program, op: Operation) -> Iterator[Fault]:
+    if not isinstance(op, arith.DivfOp) or isinstance(op.operands[0].type, VectorType):
+        return
+    if program.stack_bytes < DIVISION_STACK:
+        message = (
+            f"a division of scalar floats takes about {DIVISION_STACK} bytes of stack, and a core has "
+            f"{program.stack_bytes}; multiply with a reciprocal, or compile and check with --stack-size 2048"
+        )
+        yield Fault("stack", place_of(op), message, XRT_BACKEND, op)
+
+
+def _alignment(op: Operation) -> Iterator[Fault]:
+    """Vector loads and stores of a native width at an offset that is no multiple of it."""
+    if isinstance(op, vector.LoadOp | vector.StoreOp):
+        base, kind = op.base, (op.result if isinstance(op, vector.LoadOp) else op.vector).type
+    elif isinstance(op, vector.TransferReadOp | vector.TransferWriteOp):
+        base, kind = op.source, (op.result if isinstance(op, vector.TransferReadOp) else op.vector).type
+    else:
+        return
+    bits = element_bits(base.type)
+    if not isinstance(base.type, MemRefType) or not isinstance(kind, VectorType) or not bits:
+        return
+    width, strides = prod(kind.get_shape()) * bits, base.type.get_strides()
+    if space_of(base.type) != 2 or width not in VECTOR_ACCESSES or strides is None:
+        return
+    odd = [
+        step * stride * bits
+        for step, stride in zip(map(multiple, op.indices), strides, strict=False)
+        if stride is not None and step * stride * bits % width
+    ]
+    if odd and all(map(is_regular, op.indices)):
+        message = (
+            f"{width} bits at steps of {odd[0] // 8} bytes; native loads and stores of {width} bits are "
+            f"aligned to {width // 8} bytes, so the compiler has to shift"
+        )
+        yield Fault("vector-alignment", place_of(op), message, AIE_API, op, certain=False)

@@ -1,4 +1,4 @@
-"""Bytes of L1 and L2, with the stack and the copies that double-buffering makes."""
+"""Bytes of L1 and L2, with the stack and the copies of double buffers, and of what the host hands over."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.attributes import attribute_text
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
-from virtual_npu.static.patterns import element_bits, memref_bytes, space_of
+from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
+from air_dialect.values import origin
+from virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.scopes import Program, Scope, place_of
-from virtual_npu.static.sources import DIALECT, TARGET_MODEL, TO_AIE
-from virtual_npu.static.values import extents, origin
+from virtual_npu.static.transfers import element_bits, extents, memref_bytes, space_of
 
 
 def l1(scope: Scope) -> Iterator[Finding]:
@@ -118,3 +119,36 @@ def _space(op: Operation, value: SSAValue) -> Iterator[Fault]:
             "L1 (2)"
         )
         yield Fault("memory", place_of(op), message, DIALECT, op)
+
+
+# ---- arguments of a program ----
+
+BUFFER_LIMIT = 1 << 32
+"""Bytes: larger offsets are cut to 32 bits when the driver fills in the addresses of a command stream."""
+
+
+def arguments(program: Program) -> Iterator[Finding]:
+    """Number and size of the arguments of each function that runs something on the array."""
+    device = program.device
+    for function in program.functions:
+        if not any(isinstance(op, HierarchyOp) for op in function.walk()):
+            continue
+        name = function.sym_name.data
+        limit = None if device.elf else device.xclbin_arguments
+        others = ", ELF any" if device.elf else ""
+        source = f"{XRT_BACKEND}: xclbin takes {device.xclbin_arguments}{others}"
+        advice = "put several into one buffer, or split the program"
+        used = len(function.function_type.inputs)
+        yield Usage(name, "host arguments", used, limit, source, advice, function)
+        yield from _sizes(function, name)
+
+
+def _sizes(function: FuncOp, name: str) -> Iterator[Fault]:
+    for number, type_ in enumerate(function.function_type.inputs):
+        nbytes = memref_bytes(type_) if isinstance(type_, MemRefType) else None
+        if nbytes is not None and nbytes >= BUFFER_LIMIT:
+            message = (
+                f"argument {number} has {nbytes} bytes; offsets of {BUFFER_LIMIT} and more are cut to 32 "
+                "bits, so split it into several buffers"
+            )
+            yield Fault("host-buffer", name, message, ADDRESS_PATCH, function)

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 
 from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
+from air_dialect.readings import number
+from air_dialect.values import enclosing
+from virtual_npu.static.device import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
-from virtual_npu.static.sources import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
-from virtual_npu.static.values import constant, extents, parents
+from virtual_npu.static.transfers import extents
 
 Cell = tuple[int, int]
 """(column, row) of a core, from the corner of the segment."""
@@ -39,7 +41,9 @@ def bare_herds(program: Program) -> Iterator[Finding]:
         if not any(isinstance(op, LaunchOp) for op in ops):
             continue
         for herd in ops:
-            if isinstance(herd, HerdOp) and not any(isinstance(parent, LaunchOp) for parent in parents(herd)):
+            if isinstance(herd, HerdOp) and not any(
+                isinstance(parent, LaunchOp) for parent in enclosing(herd)
+            ):
                 message = (
                     "a herd without a launch in a function that has launches: airrt-to-npu drops it; put it "
                     "into a launch and a segment"
@@ -48,7 +52,7 @@ def bare_herds(program: Program) -> Iterator[Finding]:
 
 
 def _empty(op: HierarchyOp) -> Iterator[Fault]:
-    for size in map(constant, op.sizes):
+    for size in map(number, op.sizes):
         if size is not None and size < 1:
             message = f"an extent of {size}, so nothing would run; make it at least 1"
             yield Fault("extent", place_of(op), message, DIALECT, op)
@@ -75,7 +79,7 @@ def segments(scope: Scope) -> Iterator[Finding]:
 
 
 def _unroll(scope: Scope, segment: SegmentOp) -> Iterator[Finding]:
-    sizes = [constant(size) for size in segment.sizes]
+    sizes = [number(size) for size in segment.sizes]
     if None in sizes:
         message = "an unroll factor that is no constant; each copy is compiled for itself, so write a number"
         yield Fault("unroll", scope.place, message, TO_AIE, segment)

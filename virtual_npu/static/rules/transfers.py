@@ -14,13 +14,18 @@ from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 
 from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
-from virtual_npu.static.device import Device, DmaLimits
-from virtual_npu.static.indices import is_regular, multiple
-from virtual_npu.static.patterns import Side
+from air_dialect.readings import is_regular, multiple, number
+from virtual_npu.static.device import (
+    DESCRIPTOR_FIELDS,
+    DESCRIPTOR_RULES,
+    LOWERING,
+    TASK_QUEUE,
+    Device,
+    DmaLimits,
+)
 from virtual_npu.static.report import Fault, Finding
 from virtual_npu.static.scopes import Program, place_of
-from virtual_npu.static.sources import DESCRIPTOR_FIELDS, DESCRIPTOR_RULES, LOWERING, TASK_QUEUE
-from virtual_npu.static.values import constant
+from virtual_npu.static.transfers import Side
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""
@@ -97,7 +102,7 @@ def _bounds(side: Side, dims: Dims) -> Iterator[Complaint]:
     shape = side.type.get_shape()
     if not isinstance(side.type.layout, NoneAttr) or min(shape, default=1) < 0:
         return
-    offsets = [constant(value) or 0 for value in side.offsets]
+    offsets = [number(value) or 0 for value in side.offsets]
     starts = [0] * (len(dims) - len(offsets)) + offsets
     last = sum((start + size - 1) * stride for start, (size, stride) in zip(starts, dims, strict=False))
     elements = math.prod(shape)

@@ -1,4 +1,4 @@
-"""Reading transfers back out of AIR: which memref, and how each side is walked."""
+"""Transfers as AIR writes them: which memref, how each side is walked, what runs side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import FixedBitwidthType, IndexType, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from air_dialect.ops import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp, memory_space
-from virtual_npu.static.values import constant
+from air_dialect.indices import space_of_variable
+from air_dialect.ops import (
+    ChannelPutOp,
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    HierarchyOp,
+    memory_space,
+)
+from air_dialect.readings import NUMBERS, number
+from air_dialect.values import origin
 
 LEVELS = (0, 1, 2)
 """The memories of an NPU: L3, L2 and L1."""
@@ -103,8 +111,8 @@ def _side(
     if not isinstance(type_, MemRefType) or space is None or bits is None:
         return None
     offsets, sizes, strides = lists
-    extents: tuple[int | None, ...] = tuple(constant(value) for value in sizes)
-    steps: tuple[int | None, ...] = tuple(constant(value) for value in strides)
+    extents: tuple[int | None, ...] = tuple(number(value) for value in sizes)
+    steps: tuple[int | None, ...] = tuple(number(value) for value in strides)
     if not extents:
         extents, steps = _whole(type_)
     return Side(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
@@ -115,3 +123,34 @@ def _whole(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[
     extents = tuple(extent if extent >= 0 else None for extent in type_.get_shape())
     strides = type_.get_strides()
     return extents, tuple(strides) if strides is not None else (None,) * len(extents)
+
+
+# ---- what runs side by side ----
+
+
+def extents(op: HierarchyOp) -> tuple[int, ...]:
+    """The extents of an iteration space; 1 for one that is not constant."""
+    return tuple(1 if (size := number(value)) is None else size for value in op.sizes)
+
+
+def extent_of(leaf: SSAValue) -> int:
+    """How many values run side by side: tile ids, unrolled segments, parallel loops; another loop is one."""
+    values = side_by_side(leaf)
+    return 1 if values is None else max(1, length(values))
+
+
+def length(values: range) -> int:
+    """How many there are; `len` refuses more than a machine word counts."""
+    return max(0, -(-(values.stop - values.start) // values.step))
+
+
+def side_by_side(value: SSAValue) -> range | None:
+    """The values that an index takes at the same time in space; None where they are not known."""
+    known = number(value)
+    if known is not None:
+        return range(known, known + 1)
+    space = space_of_variable(origin(value))
+    if space is None or not space.parallel:
+        return None
+    low, high, step = (NUMBERS.of_term(bound) for bound in space[:3])
+    return None if low is None or high is None or step is None or step < 1 else range(low, high, step)
