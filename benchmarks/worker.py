@@ -19,7 +19,7 @@ from typing import Any
 
 from llama32_1b.cli import USER_ERRORS
 from llama32_1b.errors import UserError
-from virtual_npu.commands.crash import end_with_parent
+from virtual_npu.child_process import end_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

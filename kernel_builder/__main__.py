@@ -32,10 +32,9 @@ from kernel_builder.kernels import registry
 from kernel_builder.spec import Difference, KernelModule, KernelSpec, Parameters
 from kernel_builder.testing import compare
 from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
-from virtual_npu.commands.reporting import print_table
 from virtual_npu.static import check
 from virtual_npu.static.device import DEVICES, NPU2
-from virtual_npu.tables import text_table
+from virtual_npu.texts import print_table, text_table
 
 WRONG_RESULT, REFUSED = 1, 2
 

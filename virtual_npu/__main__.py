@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from virtual_npu import knobs
-from virtual_npu.commands import COMMANDS, crash
+from virtual_npu import child_process, knobs
+from virtual_npu.commands import COMMANDS
 from virtual_npu.commands.common import Parser
-from virtual_npu.commands.reporting import print_error
 from virtual_npu.errors import ResourceError, VirtualNpuError, VirtualNpuRuntimeError
+from virtual_npu.texts import print_error
 
 USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 
@@ -65,5 +65,5 @@ def _defect(error: Exception) -> VirtualNpuError:
 
 
 if __name__ == "__main__":
-    crash.watch()
+    child_process.watch()
     sys.exit(main())

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtual_npu.arrays import Array
-from virtual_npu.comparison import Difference, first_difference
+from virtual_npu.arrays import Array, Difference, first_difference
 from virtual_npu.errors import (
     OptionError,
     ParseError,

@@ -1,7 +1,9 @@
-"""External kernels: functions that C++ source outside the program defines, and where that source is."""
+"""External kernels: functions that C++ source outside the program defines, where that source is, and what it
+promises about its parameters."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,3 +68,28 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
         f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is "
         f"in none of: {looked}. Put it there, name its folder with --kernel-dir, or set link_source"
     )
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_CAST = re.compile(r"const_cast|reinterpret_cast|\(\s*(?:\w+::)*\w+\s*\*+\s*\)")
+_POINTER_TO_CONST = re.compile(r"\s*const\s+(?:\w+::)*\w+\s*\*\s*(?:__restrict(?:__)?|restrict)?\s*\w*\s*")
+
+
+def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> frozenset[int]:
+    """The positions of the parameters through which a kernel does not write: `const T *` in its definition.
+
+    None of them where the source is not found, defines the function other than once, or casts pointers, as
+    it might then write all the same.
+    """
+    try:
+        (found,) = kernel_objects([kernel], kernel_dirs)
+    except KernelSourceError:
+        return frozenset()
+    text = _COMMENT.sub(" ", found.source.read_text(errors="replace"))
+    pairs = (define.partition("=") for define in kernel.defines)
+    name = {new: old for old, _, new in pairs}.get(kernel.symbol, kernel.symbol)
+    definitions = re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", text)
+    if len(definitions) != 1 or _CAST.search(text):
+        return frozenset()
+    parameters = definitions[0].split(",")
+    return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))

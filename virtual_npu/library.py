@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from virtual_npu import knobs
-from virtual_npu.abi import FORMAT, entry_symbol
 from virtual_npu.errors import ArgumentError, VirtualNpuError, run_error
 from virtual_npu.options import IN_ORDER, RunOptions
+
+FORMAT = 5
+"""Version of the metadata and of the entries' calling convention."""
+
+
+def identifier(name: str) -> str:
+    """An MLIR symbol as part of a C++ identifier: what C++ does not allow becomes `_`."""
+    return re.sub(r"[^0-9A-Za-z_]", "_", name)
+
+
+def entry_symbol(name: str) -> str:
+    """The exported C function of a public func.func."""
+    return f"vnpu_entry_{identifier(name)}"
+
 
 STATS, TRACE = 1, 2
 """What a run may be asked to collect (`RunOptions::record` in include/vnpu/entry.h)."""

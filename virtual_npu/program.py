@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virtual_npu import arrays, cache, sanitizers
-from virtual_npu.arrays import Array
-from virtual_npu.comparison import first_difference
+from virtual_npu import arrays, cache, child_process
+from virtual_npu.arrays import Array, first_difference
 from virtual_npu.errors import OptionError, ScheduleError, VirtualNpuError, VirtualNpuRuntimeError
 from virtual_npu.library import Entry, Library
 from virtual_npu.options import BuildOptions, RunOptions
@@ -83,7 +82,7 @@ class Program:
     def library(self) -> Library:
         """The built program. Raises subclasses of VirtualNpuError that say why there is none."""
         if self.source.options.sanitize:
-            sanitizers.check_loaded()
+            child_process.check_loaded()
         return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
 
     def entry(self, name: str | None = None) -> Entry:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from virtual_npu import ArgumentType
-from virtual_npu.comparison import first_difference
+from virtual_npu.arrays import first_difference
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from virtual_npu import Program, VirtualNpuError
-from virtual_npu.record import CLOCK, chrome_trace
+from virtual_npu.commands.run import CLOCK, chrome_trace
 
 PROGRAM = """
 module {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from virtual_npu import sanitizers
+from virtual_npu import ToolchainError, child_process
 
 PROGRAM = """
 module {
@@ -121,10 +121,10 @@ def test_a_compiler_without_the_runtime(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\necho libasan.so\n")
     fake.chmod(0o755)
     monkeypatch.setenv("VNPU_CXX", str(fake))
-    with pytest.raises(sanitizers.ToolchainError, match=r"cxx has no AddressSanitizer runtime .*install it"):
-        sanitizers.runtime()
+    with pytest.raises(ToolchainError, match=r"cxx has no AddressSanitizer runtime .*install it"):
+        child_process.runtime()
 
 
 def test_a_report_without_a_place_keeps_its_kind():
-    assert sanitizers.summary("==1==ERROR: AddressSanitizer: SEGV on unknown address") == "SEGV"
-    assert sanitizers.summary("nothing known") == "the sanitizer stopped the run"
+    assert child_process.summary("==1==ERROR: AddressSanitizer: SEGV on unknown address") == "SEGV"
+    assert child_process.summary("nothing known") == "the sanitizer stopped the run"

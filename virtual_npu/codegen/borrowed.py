@@ -6,7 +6,7 @@ pointer to its source:
 
 - the DMA is blocking, fills all of the buffer, and the source lies in memory as the buffer does;
 - every other use of the buffer gives it back, or reads it in the block of the DMA, after it. A kernel in C++
-  reads what its source takes as a pointer to const (virtual_npu.signatures);
+  reads what its source takes as a pointer to const (virtual_npu.external);
 - from the DMA to the last such read, nothing is written but L1 allocations: none of these can be the source,
   which is no L1 buffer.
 

@@ -10,12 +10,12 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from air_dialect.attributes import attribute_text
-from virtual_npu.abi import identifier
 from virtual_npu.codegen import types
 from virtual_npu.codegen.refusals import line_of
 from virtual_npu.codegen.text import quoted
 from virtual_npu.codegen.unit import Unit
 from virtual_npu.errors import UnsupportedOpError
+from virtual_npu.library import identifier
 
 # ---- names in messages ----
 

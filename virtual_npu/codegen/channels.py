@@ -14,13 +14,13 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
 from air_dialect.readings import interval
-from virtual_npu.abi import identifier
 from virtual_npu.codegen import affine_text
 from virtual_npu.codegen.effects import channels_used
 from virtual_npu.codegen.execution import function_around
 from virtual_npu.codegen.refusals import attribute, line_of, unsupported
 from virtual_npu.codegen.text import quotable
 from virtual_npu.codegen.unit import Unit
+from virtual_npu.library import identifier
 
 # ---- the struct ----
 

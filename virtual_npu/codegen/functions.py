@@ -9,7 +9,6 @@ from xdsl.dialects.builtin import IntegerType, MemRefType, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
-from virtual_npu.abi import identifier
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, Value, emits
 from virtual_npu.codegen.channels import channel_struct, owns_channels
@@ -17,8 +16,8 @@ from virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, m
 from virtual_npu.codegen.refusals import attribute, unsupported
 from virtual_npu.codegen.text import grouped
 from virtual_npu.codegen.unit import Unit
-from virtual_npu.external import ExternalKernel
-from virtual_npu.signatures import constant_parameters
+from virtual_npu.external import ExternalKernel, constant_parameters
+from virtual_npu.library import identifier
 
 # ---- bodies ----
 

@@ -3,7 +3,7 @@
 A channel that feeds a row of tiles copies every block as often as there are tiles, and again for those that
 are not ready for it. Where a tile only reads what it gets, a pointer to one copy does as well: the buffer is
 filled by nothing but channels, all of it each time, and every other use of it reads, or gives it back. A
-kernel in C++ reads what its source takes as a pointer to const (virtual_npu.signatures). Nobody writes to a
+kernel in C++ reads what its source takes as a pointer to const (virtual_npu.external). Nobody writes to a
 block that is on its way, and it stays for as long as somebody has it.
 
 The channel still copies into the buffer where what a get takes is not one block; so the buffer is there too.

@@ -11,7 +11,6 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Attribute, Operation
 
-from virtual_npu.abi import FORMAT, entry_symbol, identifier
 from virtual_npu.codegen import emitters, nests, products, tasks, types  # noqa: F401 - emitters register
 from virtual_npu.codegen.body import Body, emitter_of
 from virtual_npu.codegen.buffers import checked_arguments
@@ -26,6 +25,7 @@ from virtual_npu.codegen.text import quotable
 from virtual_npu.codegen.unit import Unit
 from virtual_npu.errors import UnsupportedOpError
 from virtual_npu.external import ExternalKernel
+from virtual_npu.library import FORMAT, entry_symbol, identifier
 from virtual_npu.options import BuildOptions
 
 

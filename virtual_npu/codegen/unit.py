@@ -12,8 +12,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from air_dialect.ops import ChannelOp
-from virtual_npu.abi import identifier
 from virtual_npu.external import ExternalKernel
+from virtual_npu.library import identifier
 from virtual_npu.options import BuildOptions
 
 Dispatch = Callable[[Any, Operation], None]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virtual_npu.commands import common
-from virtual_npu.commands.reporting import print_json
 from virtual_npu.errors import OptionError
+from virtual_npu.texts import print_json
 
 if TYPE_CHECKING:
     from virtual_npu.bisection import Dump, Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virtual_npu.commands import common
-from virtual_npu.commands.reporting import print_json, print_table
+from virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
     from virtual_npu.static import Report

@@ -8,15 +8,15 @@ import json
 import signal
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virtual_npu import sanitizers
+from virtual_npu import child_process
 from virtual_npu.commands import common
-from virtual_npu.commands.reporting import print_json, print_table
 from virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 from virtual_npu.options import RACES
+from virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
     from virtual_npu.arrays import Array
@@ -51,8 +51,8 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     _check_combination(options)
-    if options.sanitize and not sanitizers.is_loaded():
-        return sanitizers.run_again(options.words)
+    if options.sanitize and not child_process.is_loaded():
+        return child_process.run_again(options.words)
     from virtual_npu import arrays
 
     program = common.program(options, options.file)
@@ -114,7 +114,6 @@ def _check_combination(options: argparse.Namespace) -> None:
 
 def _write_trace(path: Path, record: dict[str, Any]) -> None:
     from virtual_npu.arrays import write_whole
-    from virtual_npu.record import chrome_trace
 
     text = json.dumps(chrome_trace(record))
     write_whole(path, lambda file: file.write(text.encode()))
@@ -131,8 +130,6 @@ def _report(options: argparse.Namespace, entry: Entry, result: Result) -> None:
         header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
         print_table(f"@{entry.name} after the run", header, rows, "<<<>>><", sys.stdout)
     if options.stats and result.record:
-        from virtual_npu.commands.statistics import print_stats
-
         print_stats(result.record["stats"])
     if options.perturb:
         print(f"{result.schedules} schedules, same results")
@@ -183,3 +180,55 @@ def _summary_row(row: dict[str, Any]) -> list[str]:
         *numbers,
         row["crc32"],
     ]
+
+
+_TILES = {
+    "where": "tile or body",
+    "line": "line",
+    "bytes_in": "bytes in",
+    "bytes_out": "bytes out",
+    "transfers": "transfers",
+    "kernel_calls": "kernel calls",
+    "peak_l1_bytes": "peak L1 bytes",
+}
+_CHANNELS = {
+    "name": "channel",
+    "transfers": "transfers",
+    "bytes": "bytes",
+    "most_in_flight": "most in flight",
+}
+
+
+def print_stats(stats: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The two tables, on standard output."""
+    _print("per tile", _TILES, stats["tiles"])
+    if stats["channels"]:
+        _print("per channel", _CHANNELS, stats["channels"])
+
+
+def _print(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [[str(row[key]) for key in columns] for row in rows]
+    print_table(title, list(columns.values()), cells, "<" + ">" * (len(columns) - 1), sys.stdout)
+
+
+CLOCK = (
+    "program order of the schedule: one step per event; not hardware time, and nothing about how long "
+    "anything takes on an NPU"
+)
+
+
+def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as Perfetto and chrome://tracing read it: a line per tile, engine and channel.
+
+    `ts` and `dur` are steps of the schedule, shown as microseconds.
+    """
+    named = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": name}}
+        for number, name in enumerate(record.get("threads", ()))
+    ]
+    process = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": f"virtual NPU ({CLOCK})"}}
+    return {
+        "traceEvents": [process, *named, *record.get("trace", ())],
+        "displayTimeUnit": "ns",
+        "otherData": {"clock": CLOCK},
+    }

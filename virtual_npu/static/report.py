@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 
 from virtual_npu.errors import ResourceError
 from virtual_npu.static.device import Device
-from virtual_npu.tables import text_table
+from virtual_npu.texts import text_table
 
 HEADER = ("where", "resource", "used", "limit", "", "source of the limit")
 

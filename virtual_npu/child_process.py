@@ -1,7 +1,8 @@
-"""Running under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Programs that may end their process: run in a child process, so that there is a message.
 
-AddressSanitizer has to be in a process before all else. So the command line runs once more in a child
-process that has it preloaded, and what the sanitizers report there becomes our error.
+An external kernel can write anywhere, so the command line goes on in a child, and its parent looks how that
+ends. AddressSanitizer has to be in a process before all else, so `--sanitize` runs the command line once more
+with it preloaded, and what the sanitizers report there becomes our error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +19,49 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from virtual_npu.compiler import PACKAGE, find_compiler
-from virtual_npu.errors import OptionError, SanitizerError, ToolchainError
+from virtual_npu.errors import CrashError, OptionError, SanitizerError, ToolchainError
 from virtual_npu.options import BuildOptions
+from virtual_npu.texts import print_error
+
+CRASHED = 1
+
+
+def watch() -> None:
+    """Go on in a child process. The parent passes signals on, and ends as the child does."""
+    if not hasattr(os, "fork"):
+        return
+    child = os.fork()
+    if child == 0:
+        end_with_parent()
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _ended_by(os.WTERMSIG(status)))
+
+
+def end_with_parent() -> None:
+    """Not even a parent that is killed leaves this process running."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def _ended_by(number: int) -> int:
+    if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        print("stopped", file=sys.stderr)
+        return 128 + number
+    name = signal.Signals(number).name
+    memory = "; the system may have been out of memory" if number == signal.SIGKILL else ""
+    print_error(
+        CrashError(
+            f"the program crashed ({name}){memory}: an external kernel may have left its buffers; run it "
+            "with --sanitize to see where"
+        ),
+        "--json" in sys.argv,
+    )
+    return CRASHED
+
 
 ADDRESS = re.compile(r"ERROR: AddressSanitizer: ([\w-]+)")
 ACCESS = re.compile(r"^((?:READ|WRITE) of size \d+)", re.MULTILINE)
