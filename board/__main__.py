@@ -1,11 +1,40 @@
-"""`python -m board doctor`."""
+"""`python -m board`: a command per row of the table below.
+
+Exit codes: what each command says; 2 for a request that cannot be met (one line says why); 130 stopped by
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 
-from board.cli import main
-from llama32_1b.cli import begin_process
+from board.acceptance import acceptance, add_acceptance
+from board.compare.command import add_compare, compare
+from board.doctor.command import add_doctor, doctor
+from board.report.command import add_report, report
+from board.setup_npu import add_setup_npu, setup_npu
+from llama32_1b.cli import Parser, add_commands, begin_process, run_command
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m board", description="What works on this machine, and what does not.")
+    add_commands(
+        parser,
+        ("doctor", doctor, [add_doctor]),
+        ("setup-npu", setup_npu, [add_setup_npu]),
+        ("compare", compare, [add_compare]),
+        ("test-npu", acceptance, [add_acceptance]),
+        ("report", report, [add_report]),
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    return run_command(build_parser(), argv)
+
 
 if __name__ == "__main__":
     begin_process()

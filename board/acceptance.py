@@ -18,7 +18,7 @@ from pathlib import Path
 
 from board.compare.command import board_folder, compare_and_print
 from board.compare.items import choose
-from board.compare.printing import verdict_line
+from board.compare.records import verdict_line
 from board.report.command import default_path, write_report
 from board.report.scrubbing import PROJECT
 from llama32_1b.cli import default_cache_dir

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from board.compare.ahead import but_for, compile_ahead
 from board.compare.items import Item, choose
-from board.compare.printing import line_of, print_outcomes
-from board.compare.records import Outcome
-from board.compare.session import CompareOne, compare_all, in_processes, save
+from board.compare.processes import compare_all, compile_ahead, in_processes
+from board.compare.records import Outcome, line_of, print_outcomes, save
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
@@ -68,31 +66,21 @@ def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out:
     with report.bar("compiling", len(items)) as step:
         failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
     report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
+    outcomes: list[Outcome] = []
     try:
-        outcomes = _follow(
-            items, but_for(failed, apart), report, lambda found: save(found, backend, out / RECORD)
-        )
+        with report.bar("comparing", len(items)) as step:
+
+            def tell(item: Item, phase: str) -> None:
+                step(f"{item}: {phase}", len(outcomes))
+
+            for outcome in compare_all(items, apart, tell, failed):
+                outcomes.append(outcome)
+                save(outcomes, backend, out / RECORD)  # at once: the machine may not live on
+                report.note(line_of(outcome))
     except OSError as error:
         raise UserError(
             f"cannot write {out / RECORD} ({error.strerror}); name another folder with --out"
         ) from None
     print_outcomes(outcomes, backend)
     report.note(f"record: {out / RECORD}, logs beside it")
-    return outcomes
-
-
-def _follow(
-    items: Sequence[Item],
-    compare_one: CompareOne,
-    report: Reporter,
-    keep: Callable[[Sequence[Outcome]], None],
-) -> list[Outcome]:
-    """All outcomes, with a bar that moves and a line for each; kept at once: the machine may not live on."""
-    outcomes: list[Outcome] = []
-    with report.bar("comparing", len(items)) as step:
-        found = compare_all(items, compare_one, lambda item, phase: step(f"{item}: {phase}", len(outcomes)))
-        for outcome in found:
-            outcomes.append(outcome)
-            keep(outcomes)
-            report.note(line_of(outcome))
     return outcomes

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from board.compare.inputs import draw
-from board.compare.items import Item, plan_of
+from board.compare.items import Item, draw, plan_of
 from board.compare.judging import judge
 from board.compare.records import Finding, Outcome, Status, Verdict
 from kernel_builder.arguments import OVERWRITTEN_ROLES, ArgumentTable, Role

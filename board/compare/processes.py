@@ -1,30 +1,38 @@
-"""A process per item, so that a crash or a hang is an outcome and not the end.
+"""All items: compiled first, side by side, then each run in a process of its own, so that a crash or a hang
+is an outcome and not the end.
 
-The child has its own device and buffers, writes all that it or a driver prints to a log, and tells what it is
+A child has its own device and buffers, writes all that it or a driver prints to a log, and tells what it is
 at. Each phase has a time limit; a child that exceeds it is killed. One that was killed while it ran a program
-leaves a device that may answer no more: the outcome says so.
+leaves a device that may answer no more: the outcome says so, and nothing is run after it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from board.compare.items import Item
+from board.compare.items import Item, plan_of
 from board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
 from board.compare.records import Outcome, Status
 from llama32_1b.errors import UserError
+from multi_launch_builder.building import build_program
+from multi_launch_builder.program import Program
 from runtime.backend import Backend
-from runtime.errors import AerieRuntimeError
+from runtime.cache import KernelCache
+from runtime.compiling import memory_budget
+from runtime.errors import AerieRuntimeError, CompileError
 from runtime.npu import knobs
 from virtual_npu import VirtualNpuError
 
@@ -162,3 +170,80 @@ def _print_to(log: Path) -> None:
     with contextlib.suppress(OSError), log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+
+
+def compile_ahead(
+    items: Sequence[Item], backend: Backend, cache_dir: Path, on_done: Callable[[Item, int], None]
+) -> dict[Item, Outcome]:
+    """The outcomes of items that cannot be compiled; all others are in the cache afterwards.
+
+    on_done is called with each item and how many are done. Ctrl-C ends the compilers too. Raises
+    AerieRuntimeError for what no item is to blame for, such as a cache folder that cannot be written.
+    """
+    programs = {item: build_program(plan_of(item)) for item in items}  # here: xDSL builds in one thread alone
+    failed: dict[Item, Outcome] = {}
+    toolchain = backend.toolchain
+    jobs = max(1, min(os.cpu_count() or 1, memory_budget() // max(1, toolchain.memory_bytes)))
+    with ThreadPoolExecutor(jobs, thread_name_prefix="compile") as pool:
+        futures = {
+            pool.submit(_failure, item, program, backend, cache_dir): item
+            for item, program in programs.items()
+        }
+        try:
+            for done, future in enumerate(as_completed(futures), start=1):
+                if outcome := future.result():
+                    failed[futures[future]] = outcome
+                on_done(futures[future], done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            toolchain.stop()
+            raise
+    return failed
+
+
+def _failure(item: Item, program: Program, backend: Backend, cache_dir: Path) -> Outcome | None:
+    try:
+        with KernelCache(cache_dir, backend) as cache:
+            cache.compile_and_cache(program)
+    except CompileError as error:
+        return Outcome(item, Status.NOT_COMPILED, message=one_line(error))
+    return None
+
+
+OnItem = Callable[[Item, str], None]
+"""Called with an item and what is being done with it."""
+
+CompareOne = Callable[[Item, Callable[[str], None]], Outcome]
+"""Compares one item, telling its phases."""
+
+
+def compare_all(
+    items: Sequence[Item], compare_one: CompareOne, on_item: OnItem, known: Mapping[Item, Outcome]
+) -> Iterator[Outcome]:
+    """The outcomes, in order; `known` has those of items that need not be run, as they were not compiled.
+
+    Once the device is lost, all that is left was not run.
+    """
+    lost: Item | None = None
+    for item in items:
+        if lost is not None:
+            yield Outcome(item, Status.NOT_RUN, message=f"{lost} left a device that answers no more")
+            continue
+        outcome = known.get(item) or compare_one(item, functools.partial(on_item, item))
+        lost = item if outcome.lost else None
+        yield outcome
+
+
+def in_processes(make_backend: MakeBackend, cache_dir: Path, logs: Path) -> CompareOne:
+    """Compares each item in a process of its own, its log in the folder `logs`.
+
+    Raises UserError for an AERIE_NPU_TIMEOUT that makes no sense.
+    """
+    limits = limits_s()
+
+    def compare_one(item: Item, on_phase: Callable[[str], None]) -> Outcome:
+        log = logs / f"{item.kind}-{item.name}-{item.case}.log"
+        outcome = compare_apart(item, make_backend, cache_dir, log, on_phase, limits)
+        return replace(outcome, log=log.name)
+
+    return compare_one

@@ -1,15 +1,40 @@
-"""What the virtual NPU makes of one launch: in both numerics, and on cores that nobody told how to round."""
+"""What the virtual NPU makes of one launch: in both numerics, on cores that nobody told how to round, and
+with every core signing what it sends, which tells who wrote which element.
+
+In the signed copy of a kernel, each transfer out of an L1 buffer is given a buffer full of the core's own
+number in place of its results. What arrives in the arguments then says who wrote it, whatever way it took. A
+number is core + CORES * launch iteration, as a bit pattern: nothing on the way to L3 computes with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from xdsl.builder import Builder
+from xdsl.dialects import arith, memref
+from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, MemRefType
+from xdsl.dialects.linalg.ops import FillOp
+from xdsl.ir import SSAValue
+from xdsl.rewriter import InsertPoint
 
+from air_dialect import print_module
+from air_dialect.ops import (
+    ChannelPutOp,
+    DmaMemcpyNdOp,
+    HerdOp,
+    HierarchyOp,
+    LaunchOp,
+    MemorySpace,
+    SegmentOp,
+    memory_space,
+)
+from board.compare.patterns import ranges
 from kernel_builder.spec import Array, KernelModule
 from kernel_builder.testing import READ
 from virtual_npu import BuildOptions, Program
+from virtual_npu.static.device import NPU2
 
 AS_WRITTEN = BuildOptions(fast=False)
 """Every product and copy one by one, as the program says and a core does it."""
@@ -50,3 +75,136 @@ def _run(kernel: KernelModule, read: Mapping[str, Array], options: BuildOptions)
     outputs = Program.from_text(kernel.text, kernel.name, options=options).run(*given).outputs
     found = zip(kernel.arguments, outputs, strict=True)
     return {argument.name: array for argument, array in found if argument.role not in READ}
+
+
+COLUMNS, ROWS = NPU2.columns, NPU2.rows
+CORES = COLUMNS * ROWS
+"""A number's remainder is the core: x * ROWS + y."""
+NOBODY = 0x7F80
+"""Numbers from here on are NaN or infinite in bf16: what an argument holds that nobody wrote."""
+
+INDEX = IndexType()
+
+
+def writers(kernel: KernelModule, argument: str) -> Array:
+    """For every element of an argument, the number of who writes it; NOBODY or more where none does.
+
+    Raises VirtualNpuError where the signed kernel cannot be run.
+    """
+    signed = sign(kernel)
+    given = [np.full(a.shape, np.nan, a.dtype.numpy) for a in kernel.arguments]
+    outputs = Program.from_text(signed, f"signed {kernel.name}", options=AS_WRITTEN).run(*given).outputs
+    found = outputs[kernel.arguments.slot(argument)]
+    return found.view(f"u{found.dtype.itemsize}")
+
+
+def say_writers(kernel: KernelModule, argument: str, wrong: Array, worst: tuple[int, ...]) -> str:
+    """Which cores, by their place in the herd, and launch iterations wrote the wrong elements."""
+    numbers = writers(kernel, argument).reshape(wrong.shape)
+    mine = int(numbers[worst])
+    if mine >= NOBODY:
+        return "no core writes the worst of them"
+    guilty, everyone = (np.unique(part[part < NOBODY]) for part in (numbers[wrong], numbers))
+    cores = _some([_core(core) for core in np.unique(guilty % CORES)], len(np.unique(everyone % CORES)))
+    iterations = np.unique(guilty // CORES)
+    total = len(np.unique(everyone // CORES))
+    when = f" in launch iteration {ranges(iterations)} (of {total})" if len(iterations) < total else ""
+    return f"written by {cores}{when}; the worst by core {_core(mine % CORES)}, iteration {mine // CORES}"
+
+
+def _some(cores: Sequence[str], everyone: int) -> str:
+    if len(cores) == everyone:
+        return f"all {everyone} cores" if everyone > 1 else f"core {cores[0]}, the only one"
+    shown = ", ".join(cores[:4]) + (f" and {len(cores) - 4} more" if len(cores) > 4 else "")
+    return f"core {shown} alone" if len(cores) == 1 else f"cores {shown} (of {everyone})"
+
+
+def _core(number: int) -> str:
+    return f"({number // ROWS}, {number % ROWS})"
+
+
+def sign(kernel: KernelModule) -> str:
+    """The kernel's text, with every core sending its number."""
+    module = kernel.module.clone()
+    for launch in [op for op in module.walk() if isinstance(op, LaunchOp)]:
+        _sign_launch(launch)
+    return print_module(module)
+
+
+def _sign_launch(launch: LaunchOp) -> None:
+    """Hand the iteration's coordinates down to the herds, and sign there."""
+    extents = _extents(launch)
+    for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
+        outer, seen = _with_arguments(segment, launch.ids)
+        for herd in [op for op in outer.walk() if isinstance(op, HerdOp)]:
+            inner, ids = _with_arguments(herd, seen)
+            _sign_herd(inner, ids, extents)
+
+
+def _with_arguments(op: HierarchyOp, values: Sequence[SSAValue]) -> tuple[HierarchyOp, list[SSAValue]]:
+    """The operation with more captured values, and what its body calls them."""
+    block = op.body.block
+    inside = [block.insert_arg(INDEX, len(block.args)) for _ in values]
+    new = type(op)(
+        list(op.sizes),
+        [*op.kernel_operands, *values],
+        op.detach_region(op.body),
+        sym_name=op.sym_name,
+        async_dependencies=list(op.async_dependencies),
+        is_async=op.async_token is not None,
+        attributes=op.attributes,
+    )
+    parent = op.parent_block()
+    assert parent is not None
+    parent.insert_op_before(new, op)
+    for old, result in zip(op.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
+    parent.erase_op(op)
+    return new, list(inside)
+
+
+def _sign_herd(herd: HierarchyOp, launch_ids: Sequence[SSAValue], extents: Sequence[int]) -> None:
+    start = Builder(InsertPoint.at_start(herd.body.block))
+    x, y = herd.ids
+    number = _linear(start, [*launch_ids, x, y], [*extents, COLUMNS, ROWS])
+    for op in list(herd.body.walk()):
+        if isinstance(op, (DmaMemcpyNdOp, ChannelPutOp)):
+            _sign_transfer(op, number)
+
+
+def _linear(builder: Builder, ids: Sequence[SSAValue], extents: Sequence[int]) -> SSAValue:
+    """The place of `ids` in a space of these extents, the last one innermost."""
+    total: SSAValue = builder.insert(arith.ConstantOp.from_int_and_width(0, INDEX)).result
+    for value, extent in zip(ids, extents, strict=True):
+        width = builder.insert(arith.ConstantOp.from_int_and_width(extent, INDEX)).result
+        scaled = builder.insert(arith.MuliOp(total, width)).result
+        total = builder.insert(arith.AddiOp(scaled, value)).result
+    return total
+
+
+def _sign_transfer(op: DmaMemcpyNdOp | ChannelPutOp, number: SSAValue) -> None:
+    """Let a transfer out of L1 take from a buffer of this core's number."""
+    source = op.src if isinstance(op, DmaMemcpyNdOp) else op.memref
+    kind = source.type
+    if not isinstance(kind, MemRefType) or memory_space(kind) != MemorySpace.L1:
+        return
+    before = Builder(InsertPoint.before(op))
+    width = kind.element_type.bitwidth
+    plain = MemRefType(kind.element_type, kind.get_shape(), memory_space=kind.memory_space)
+    buffer = before.insert(memref.AllocOp([], [], plain)).memref
+    bits = before.insert(arith.IndexCastOp(number, IntegerType(width))).result
+    value = before.insert(arith.BitcastOp(bits, kind.element_type)).result
+    before.insert(FillOp([value], [buffer], []))
+    op.operands[op.operands.index(source)] = buffer
+    Builder(InsertPoint.after(op)).insert(memref.DeallocOp.get(buffer))
+
+
+def _extents(op: HierarchyOp) -> list[int]:
+    """The sizes of an iteration space, which are constants."""
+    return [_constant(size) for size in op.sizes]
+
+
+def _constant(value: SSAValue) -> int:
+    assert isinstance(value.owner, arith.ConstantOp)
+    assert isinstance(value.owner.value, IntegerAttr)
+    return int(value.owner.value.value.data)

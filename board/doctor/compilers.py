@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from board.doctor.findings import Finding, Status
-from board.doctor.machine import Machine
+from board.doctor.machine import Finding, Machine, Status
 from runtime.npu import tools, versions
 
 NOT_INSTALLED = re.compile(r"No module named 'air(\.ir)?'")

@@ -1,4 +1,4 @@
-"""The machine under examination: its files, its tools, and how a tool is asked something.
+"""The machine under examination: its files, its tools, how a tool is asked; and what a check says of it.
 
 Everything a check looks at comes from here, so that a test can put a made-up machine in its place.
 """
@@ -12,10 +12,44 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from llama32_1b.checkpoint import DEMO
 from runtime.npu import tools
+
+LONGEST = 400
+"""Characters of a text in a finding; tools may say anything."""
+
+
+class Status(str, Enum):
+    """How a layer stands. Only FAILED and UNKNOWN keep something from working."""
+
+    OK = "ok"
+    WARNING = "warning"  # works, and may disappoint
+    FAILED = "failed"  # missing, too old, or broken
+    UNKNOWN = "unknown"  # it could not be told; never taken for a yes
+    SKIPPED = "skipped"  # not looked at, because a layer below failed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One layer, as it was found. `fix` is empty where there is nothing to mend."""
+
+    status: Status
+    found: str
+    wanted: str
+    fix: str = ""
+
+    def printable(self) -> Finding:
+        """The same with nothing that a terminal would act on, and no text longer than LONGEST characters."""
+        return Finding(self.status, *map(_printable, (self.found, self.wanted, self.fix)))
+
+
+def _printable(text: str) -> str:
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]} ..."
+
 
 ANSWER_S = 10.0
 """How long a tool may take to say its version, in seconds."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from board import acceptance
+from board.__main__ import main
 from board.acceptance import Result, run_stages, run_suite
-from board.cli import main
 from runtime import BackendError
 
 JUNIT = """<testsuites><testsuite>

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from board.compare.allowances import ALLOWANCES
-from board.compare.inputs import LOUD_CHANNELS, draw
-from board.compare.items import Item, all_items, choose, plan_of
-from board.compare.virtual import has_products
-from board.compare.writers import NOBODY, say_writers, writers
+from board.compare.items import LOUD_CHANNELS, Item, all_items, choose, draw, plan_of
+from board.compare.judging import ALLOWANCES
+from board.compare.virtual import NOBODY, has_products, say_writers, writers
 from kernel_builder.arguments import OVERWRITTEN_ROLES
 from kernel_builder.kernels import registry
 from llama32_1b.errors import UsageError

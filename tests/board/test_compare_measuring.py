@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from board.compare.inputs import draw
-from board.compare.items import Item, plan_of
+from board.compare.items import Item, draw, plan_of
 from board.compare.judging import judge
 from board.compare.measuring import JUDGING, RUNNING, measure
-from board.compare.printing import details
-from board.compare.records import Outcome, Status, Verdict
+from board.compare.records import Outcome, Status, Verdict, details
 from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
 from kernel_builder.kernels import registry
 from multi_launch_builder.program import ProgramPlan, Step
@@ -154,7 +152,7 @@ def test_a_run_that_leaves_the_device_wedged(faulty_npu: ModuleType, programs: P
     assert "the NPU is wedged" in outcome.message
 
 
-def test_a_program_that_is_not_compiled(faulty_npu: ModuleType, programs: Path) -> None:
-    outcome = measure(Item("kernel", "narrow", 1), faulty_npu.failing_backend(), programs, print)
+def test_a_program_that_is_not_compiled(faulty_npu: ModuleType, tmp_path: Path) -> None:
+    outcome = measure(Item("kernel", "narrow", 1), faulty_npu.failing_backend(), tmp_path, print)
     assert outcome.status is Status.NOT_COMPILED
     assert "out of shim channels" in outcome.message

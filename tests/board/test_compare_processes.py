@@ -13,9 +13,15 @@ import pytest
 
 from board.compare.items import Item, plan_of
 from board.compare.measuring import RUNNING
-from board.compare.processes import LIMITS_S, STARTING, compare_apart, limits_s
-from board.compare.records import Distance, Finding, Outcome, Status, Verdict, Worst
-from board.compare.session import compare_all, in_processes, save
+from board.compare.processes import (
+    LIMITS_S,
+    STARTING,
+    compare_all,
+    compare_apart,
+    in_processes,
+    limits_s,
+)
+from board.compare.records import Distance, Finding, Outcome, Status, Verdict, Worst, save
 
 ITEM = Item("kernel", "narrow", 1)
 """3 x 48 numbers, one launch."""
@@ -90,7 +96,7 @@ def test_after_a_lost_device_nothing_is_run() -> None:
         return Outcome(item, Status.FAILED if item.case else Status.SAME, lost=item.case == 1)
 
     told: list[str] = []
-    outcomes = list(compare_all(items, compare_one, lambda item, phase: told.append(f"{item} {phase}")))
+    outcomes = list(compare_all(items, compare_one, lambda item, phase: told.append(f"{item} {phase}"), {}))
     assert asked == items[:2]
     assert told == ["gemm[0] running", "gemm[1] running"]
     assert [outcome.status.value for outcome in outcomes] == ["same", "failed", "not run", "not run"]
@@ -102,7 +108,7 @@ def test_a_crash_does_not_end_the_comparison() -> None:
         return Outcome(item, Status.SAME if item.case else Status.CRASHED)
 
     items = [Item("kernel", "gemm", case) for case in range(2)]
-    assert [o.status for o in compare_all(items, compare_one, print)] == [Status.CRASHED, Status.SAME]
+    assert [o.status for o in compare_all(items, compare_one, print, {})] == [Status.CRASHED, Status.SAME]
 
 
 def test_the_log_is_named_in_the_outcome(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:

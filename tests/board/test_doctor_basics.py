@@ -8,7 +8,7 @@ import pytest
 from made_up_machine import machine, put, tool
 
 from board.doctor import basics
-from board.doctor.findings import Status
+from board.doctor.machine import Status
 
 
 @pytest.mark.parametrize(

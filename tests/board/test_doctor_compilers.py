@@ -8,7 +8,7 @@ import pytest
 from made_up_machine import machine, put, tool
 
 from board.doctor import compilers
-from board.doctor.findings import Finding, Status
+from board.doctor.machine import Finding, Status
 from runtime.npu import versions
 
 GOOD = "clang version 21.0.0 (https://github.com/Xilinx/llvm-aie f4a72c27aa)"

@@ -11,7 +11,7 @@ import pytest
 from made_up_machine import machine, put, tool
 
 from board.doctor import device
-from board.doctor.findings import Status
+from board.doctor.machine import Status
 
 TABLE = """System Configuration
   OS Name              : Linux

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_machine import machine, put, tool
 
-from board.doctor.checks import CHECKS, GOALS
-from board.doctor.examination import Check, examine_all
-from board.doctor.findings import LONGEST, Finding, Status
-from board.doctor.machine import Machine
+from board.doctor.checks import CHECKS, GOALS, Check, examine_all
+from board.doctor.machine import LONGEST, Finding, Machine, Status
 
 OK = Finding(Status.OK, "there", "there")
 

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from board.cli import main
+from board.__main__ import main
 from board.doctor.checks import CHECKS, GOALS
-from board.doctor.command import NOTHING_RUNS, WORKS, exit_code
-from board.doctor.findings import Finding, Status
-from board.doctor.page import next_steps, print_page
-from board.doctor.record import SCHEMA, record
+from board.doctor.command import NOTHING_RUNS, SCHEMA, WORKS, exit_code, next_steps, print_page, record
+from board.doctor.machine import Finding, Status
 
 STATUSES = [status.value for status in Status]
 

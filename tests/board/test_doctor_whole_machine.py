@@ -17,11 +17,9 @@ import pytest
 from made_up_machine import put, tool
 
 import virtual_npu
-from board.doctor import launches
-from board.doctor.checks import CHECKS, GOALS
-from board.doctor.examination import examine_all
-from board.doctor.findings import Finding, Status
-from board.doctor.machine import Machine
+from board.doctor import one_kernel
+from board.doctor.checks import CHECKS, GOALS, examine_all
+from board.doctor.machine import Finding, Machine, Status
 from board.doctor.one_kernel import CASE, KERNEL
 from runtime.npu import versions
 
@@ -99,7 +97,7 @@ def test_every_layer_is_found_and_the_kernel_is_run(owners_machine: Machine) -> 
 
 def test_a_device_that_computes_something_else(owners_machine: Machine) -> None:
     loads(owners_machine, KERNEL.build(**CASE).text.replace("arith.addf", "arith.subf"))
-    finding = launches.on_npu(owners_machine)
+    finding = one_kernel.on_npu(owners_machine)
     assert finding.status is Status.FAILED
     assert re.fullmatch(r"it ran, and \d+ elements are wrong", finding.found)
 
@@ -108,13 +106,13 @@ def test_a_device_that_is_lost(owners_machine: Machine) -> None:
     loads(owners_machine, KERNEL.build(**CASE).text)
     with (owners_machine.root / "pyxrt.py").open("a") as source:
         source.write("sys.modules['pyxrt'].fail('start', sys.modules['pyxrt_stand_in'].LOST)\n")
-    finding = launches.on_npu(owners_machine)
+    finding = one_kernel.on_npu(owners_machine)
     assert finding.status is Status.FAILED
     assert "failed on the NPU" in finding.found
 
 
 def test_what_is_compiled_cannot_be_loaded(owners_machine: Machine) -> None:
     (owners_machine.root / "prebuilt.so").write_bytes(b"nothing")
-    finding = launches.on_npu(owners_machine)
+    finding = one_kernel.on_npu(owners_machine)
     assert finding.status is Status.FAILED
     assert "could not load 'eltwise_add'" in finding.found

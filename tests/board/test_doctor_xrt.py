@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from made_up_machine import machine, put, tool, with_pyxrt
 
-from board.doctor import xrt
-from board.doctor.findings import Status
+from board.doctor import device
+from board.doctor.machine import Status
 from runtime.npu import versions
 
 COMPLETE = '''
@@ -37,7 +37,7 @@ def install(root: Path, version: object) -> None:
 
 
 def test_no_xrt(tmp_path: Path) -> None:
-    finding = xrt.xrt(machine(tmp_path))
+    finding = device.xrt(machine(tmp_path))
     assert finding.status is Status.FAILED
     assert finding.found == f"no {tmp_path}/opt/xilinx/xrt"
 
@@ -45,20 +45,20 @@ def test_no_xrt(tmp_path: Path) -> None:
 def test_xrt_that_is_set_up(tmp_path: Path) -> None:
     install(tmp_path, "2.26.95")
     folder = tmp_path / "opt/xilinx/xrt"
-    finding = xrt.xrt(machine(tmp_path, environ={"XILINX_XRT": str(folder)}))
+    finding = device.xrt(machine(tmp_path, environ={"XILINX_XRT": str(folder)}))
     assert (finding.status, finding.found) == (Status.OK, f"2.26.95 in {folder}")
 
 
 def test_xrt_that_was_not_sourced(tmp_path: Path) -> None:
     install(tmp_path, "2.26.95")
-    finding = xrt.xrt(machine(tmp_path))
+    finding = device.xrt(machine(tmp_path))
     assert finding.status is Status.WARNING
     assert finding.fix == "source /opt/xilinx/xrt/setup.sh"
 
 
 def test_old_xrt(tmp_path: Path) -> None:
     install(tmp_path, "2.19.0")
-    finding = xrt.xrt(machine(tmp_path))
+    finding = device.xrt(machine(tmp_path))
     assert finding.status is Status.WARNING  # whether its pyxrt will do is asked of pyxrt
     assert finding.found.startswith("2.19.0")
 
@@ -66,28 +66,28 @@ def test_old_xrt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["garbage", "", None, 7, ["2"]])
 def test_xrt_that_does_not_say(tmp_path: Path, version: object) -> None:
     install(tmp_path, version)
-    assert xrt.xrt(machine(tmp_path)).status is Status.UNKNOWN
+    assert device.xrt(machine(tmp_path)).status is Status.UNKNOWN
 
 
 @pytest.mark.parametrize("text", ["[]", "not json", '"2.26"'])
 def test_xrt_with_a_broken_version_file(tmp_path: Path, text: str) -> None:
     put(tmp_path, "/opt/xilinx/xrt/version.json", text)
-    assert xrt.xrt(machine(tmp_path)).status is Status.UNKNOWN
+    assert device.xrt(machine(tmp_path)).status is Status.UNKNOWN
 
 
 def test_pyxrt(tmp_path: Path) -> None:
-    finding = xrt.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, COMPLETE)))
+    finding = device.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, COMPLETE)))
     assert (finding.status, finding.found) == (Status.OK, str(tmp_path / "pyxrt.py"))
 
 
 def test_no_pyxrt(tmp_path: Path) -> None:
-    finding = xrt.pyxrt(machine(tmp_path))
+    finding = device.pyxrt(machine(tmp_path))
     assert (finding.status, finding.found) == (Status.FAILED, "missing")
 
 
 def test_pyxrt_for_another_python(tmp_path: Path) -> None:
     put(tmp_path, "/opt/xilinx/xrt/python/pyxrt.cpython-38-x86_64-linux-gnu.so")
-    finding = xrt.pyxrt(machine(tmp_path))
+    finding = device.pyxrt(machine(tmp_path))
     assert finding.status is Status.FAILED
     assert "built as pyxrt.cpython-38-x86_64-linux-gnu.so, which this Python cannot import" in finding.found
     assert "PYTHON=" in finding.fix
@@ -95,20 +95,20 @@ def test_pyxrt_for_another_python(tmp_path: Path) -> None:
 
 def test_pyxrt_that_cannot_load(tmp_path: Path) -> None:
     source = "raise ImportError('libxrt_coreutil.so.2: cannot open shared object file')"
-    finding = xrt.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
+    finding = device.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
     assert finding.status is Status.FAILED
     assert "libxrt_coreutil.so.2" in finding.found
 
 
 def test_pyxrt_that_crashes(tmp_path: Path) -> None:
     source = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    finding = xrt.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
+    finding = device.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
     assert finding.status is Status.FAILED
     assert "SIGSEGV" in finding.found
 
 
 def test_all_bindings(tmp_path: Path) -> None:
-    finding = xrt.bindings(machine(tmp_path, environ=with_pyxrt(tmp_path, COMPLETE)))
+    finding = device.bindings(machine(tmp_path, environ=with_pyxrt(tmp_path, COMPLETE)))
     assert (finding.status, finding.found) == (Status.OK, "all there")
 
 
@@ -124,7 +124,7 @@ def test_all_bindings(tmp_path: Path) -> None:
 )
 def test_a_missing_binding(tmp_path: Path, line: str, attribute: str) -> None:
     source = COMPLETE.replace(line, "pass" if line[0] in "cd" else "")
-    finding = xrt.bindings(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
+    finding = device.bindings(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
     assert finding.status is Status.FAILED
     assert f"no {attribute}" in finding.found
     assert finding.found.count("this pyxrt has no") == 1
@@ -134,6 +134,6 @@ def test_a_missing_binding(tmp_path: Path, line: str, attribute: str) -> None:
 @pytest.mark.parametrize("said", ["garbage", "{}", ""])
 def test_bindings_that_cannot_be_told(tmp_path: Path, said: str) -> None:
     python = tool(tmp_path / "python", f"echo '{said}'")
-    finding = xrt.bindings(machine(tmp_path, python=str(python)))
+    finding = device.bindings(machine(tmp_path, python=str(python)))
     assert finding.status is Status.UNKNOWN
     assert "makes no sense" in finding.found

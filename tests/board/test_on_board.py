@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from board.compare.inputs import draw
-from board.compare.items import Item, plan_of
+from board.compare.items import Item, draw, plan_of
 from kernel_builder.kernels import registry
 from kernel_builder.spec import Array
 from multi_launch_builder.building import build_program

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from board.cli import main
+from board.__main__ import main
 from board.compare.command import board_folder
 from board.report import command, parts
-from board.report.archive import INDEX, index, write_archive
+from board.report.command import INDEX, index, write_archive
 from board.report.parts import Part, Source, all_parts, ask, without_prompts
 from board.report.scrubbing import Scrubber
 

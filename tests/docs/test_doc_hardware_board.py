@@ -6,7 +6,7 @@ import re
 
 from doc_transcripts import DOCS, table
 
-from board.compare.allowances import ALLOWANCES
+from board.compare.judging import ALLOWANCES
 from board.compare.records import Status
 
 PAGE = "hardware.md"

@@ -10,8 +10,8 @@ import pytest
 from doc_transcripts import DOCS, blocks, check_command, session, table
 
 from board.doctor.checks import CHECKS, GOALS
-from board.doctor.findings import Finding, Status
-from board.doctor.record import SCHEMA, record
+from board.doctor.command import SCHEMA, record
+from board.doctor.machine import Finding, Status
 from board.setup_npu import FETCH
 from runtime.npu import versions
 

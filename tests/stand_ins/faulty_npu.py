@@ -120,7 +120,7 @@ def _view(bo: Any, argument: Argument) -> Array:
 
 
 class ExplainedAsOnNpu(VirtualAccess):
-    """The virtual NPU's manners, with its errors taken for the NPU's."""
+    """Behaves as the virtual NPU, with its errors taken for the NPU's."""
 
     def explain(self, failure: Failure) -> RunError:
         return NpuAccess().explain(failure)

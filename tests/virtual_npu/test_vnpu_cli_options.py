@@ -258,7 +258,7 @@ def test_a_table_on_a_terminal(monkeypatch):
     ],
 )
 def test_what_is_not_needed_is_not_loaded(words, unwanted):
-    """Without compiling, a second of CPU time is the limit; a bare interpreter tells how slow the machine is."""
+    """Without compiling, a CPU second is the limit; a bare interpreter tells how slow the machine is."""
     script = (
         "import sys; from virtual_npu.__main__ import main\n"
         "try: main(sys.argv[1:])\n"

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from board.compare.inputs import draw
-from board.compare.items import choose, plan_of
+from board.compare.items import choose, draw, plan_of
 from board.compare.judging import share
 from kernel_builder.arguments import OVERWRITTEN_ROLES
 from kernel_builder.kernels import registry
