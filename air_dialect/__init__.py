@@ -6,19 +6,18 @@ modules in Python, are in `air_dialect.ops`.
 
 from typing import TYPE_CHECKING
 
-from air_dialect.lazy import on_first_use
+from air_dialect.common import on_first_use
 
 if TYPE_CHECKING:
-    from air_dialect.parsing import context, parse
-    from air_dialect.printing import print_module
+    from air_dialect.text import context, parse, print_module
     from air_dialect.verification import AirParseError, location, verify
 else:
     __getattr__ = on_first_use(
         __name__,
         {
-            "context": "air_dialect.parsing",
-            "parse": "air_dialect.parsing",
-            "print_module": "air_dialect.printing",
+            "context": "air_dialect.text",
+            "parse": "air_dialect.text",
+            "print_module": "air_dialect.text",
             "AirParseError": "air_dialect.verification",
             "location": "air_dialect.verification",
             "verify": "air_dialect.verification",

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from air_dialect.command_line import OneLineParser
-from air_dialect.parsing import parse
-from air_dialect.printing import print_module
+from air_dialect.common import OneLineParser
+from air_dialect.text import parse, print_module
 from air_dialect.verification import AirParseError
 
 INVALID_IR = 1

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 from typing_extensions import Self
 from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseArrayBase, IndexType, IntegerAttr, i32
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
@@ -68,7 +68,7 @@ def print_async(printer: Printer, token: SSAValue | None, dependencies: Sequence
 def parse_index(parser: Parser) -> SSAValue:
     """Parse an index operand, or an integer, which becomes the result of a new `arith.constant`.
 
-    The new constant has no parent yet: `air_dialect.parsing` puts it before its user.
+    The new constant has no parent yet: `air_dialect.text` puts it before its user.
     """
     operand = parser.parse_optional_unresolved_operand()
     if operand is not None:
@@ -88,21 +88,27 @@ def parse_index_list(parser: Parser) -> list[SSAValue]:
     return parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_index(parser))
 
 
-def print_index_list(printer: Printer, values: Sequence[SSAValue]) -> None:
-    """Print `[%a, %b]`."""
-    write(printer, "[", values, "]")
-
-
-def print_pattern(printer: Printer, memref: SSAValue, *lists: Sequence[SSAValue]) -> None:
+def print_pattern(
+    printer: Printer,
+    memref: SSAValue,
+    offsets: Sequence[SSAValue],
+    sizes: Sequence[SSAValue],
+    strides: Sequence[SSAValue],
+) -> None:
     """Print `%memref[offsets] [sizes] [strides]`."""
-    printer.print_operand(memref)
-    for position, values in enumerate(lists):
-        if position:
-            printer.print_string(" ")
-        print_index_list(printer, values)
+    write(printer, memref, "[", offsets, "] [", sizes, "] [", strides, "]")
 
 
-class StaticLists(IRDLOperation, ABC):
+class AsyncOp(IRDLOperation, ABC):
+    """An operation whose first result, where it has one, is its token."""
+
+    @property
+    def async_token(self) -> OpResult | None:
+        """The token of the asynchronous form, None in the blocking form."""
+        return self.results[0] if self.results else None
+
+
+class StaticLists(AsyncOp, ABC):
     """An operation whose generic form may hold integers of its lists in attributes, as mlir-air's does.
 
     `static_src_sizes = array<i64: 4, -9223372036854775808>` says: first 4, then the group's next operand.

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from typing_extensions import Self
-from xdsl.ir import Attribute, Operation, OpResult, Region, SSAValue
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import (
+    AttrSizedOperandSegments,
     IRDLOperation,
     irdl_op_definition,
     lazy_traits_def,
+    opt_prop_def,
     opt_result_def,
     region_def,
     result_def,
@@ -29,9 +32,16 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import parse_async, parse_dependencies, print_async, print_attributes
-from air_dialect.attributes import attribute_text
-from air_dialect.types import AsyncTokenType
+from air_dialect.assembly import (
+    AsyncOp,
+    parse_async,
+    parse_dependencies,
+    print_async,
+    print_attributes,
+    split_properties,
+    write,
+)
+from air_dialect.types import AsyncTokenType, attribute_text
 
 
 @irdl_op_definition
@@ -89,9 +99,7 @@ class ExecuteOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         print_async(printer, None, self.async_dependencies)
         if self.values:
-            printer.print_string(" -> (")
-            printer.print_list([value.type for value in self.values], printer.print_attribute)
-            printer.print_string(")")
+            write(printer, " -> (", self.values.types, ")")
         printer.print_string(" ")
         printer.print_region(self.body, print_empty_block=False, print_block_terminators=bool(self.values))
         print_attributes(printer, self)
@@ -112,7 +120,7 @@ def _types(types: Sequence[Attribute]) -> str:
 
 
 @irdl_op_definition
-class WaitAllOp(IRDLOperation):
+class WaitAllOp(AsyncOp):
     """`%t = air.wait_all async [%a, %b]` joins tokens; `air.wait_all [%t]` blocks on them."""
 
     name = "air.wait_all"
@@ -132,11 +140,6 @@ class WaitAllOp(IRDLOperation):
             attributes=attributes or {},
         )
 
-    @property
-    def async_token(self) -> OpResult | None:
-        """The joined token of the asynchronous form, None in the blocking form."""
-        return self.results[0] if self.results else None
-
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         is_async, dependencies = parse_async(parser)
@@ -145,3 +148,51 @@ class WaitAllOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         print_async(printer, self.async_token, self.async_dependencies)
         print_attributes(printer, self)
+
+
+@irdl_op_definition
+class CustomOp(AsyncOp):
+    """`air.custom @name operands (%a) : type attributes {...}`: a placeholder with a user-given latency."""
+
+    name = "air.custom"
+    symbol = opt_prop_def(StringAttr, prop_name="sym_name")
+    async_dependencies = var_operand_def(AsyncTokenType)
+    custom_operands = var_operand_def()
+    async_token_result = opt_result_def(AsyncTokenType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parser.parse_optional_symbol_name()
+        is_async, dependencies = parse_async(parser)
+        operands: Sequence[SSAValue] = ()
+        if parser.parse_optional_keyword("operands") is not None:
+            operands = _parse_typed_operands(parser)
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        own, rest = split_properties(cls, {} if attributes is None else attributes.data)
+        return cls(
+            operands=[dependencies, operands],
+            result_types=[AsyncTokenType() if is_async else None],
+            properties={"sym_name": name, **own},
+            attributes=rest,
+        )
+
+    def print(self, printer: Printer) -> None:
+        if self.symbol is not None:
+            printer.print_string(" ")
+            printer.print_symbol_name(self.symbol.data)
+        print_async(printer, self.async_token, self.async_dependencies)
+        if self.custom_operands:
+            write(printer, " operands (", self.custom_operands, ") : ", self.custom_operands.types)
+        print_attributes(printer, self, hidden=("sym_name",), keyword=True)
+
+
+def _parse_typed_operands(parser: Parser) -> Sequence[SSAValue]:
+    """Parse `(%a, %b) : type, type`; nothing follows an empty list."""
+    operands = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
+    if not operands:
+        return ()
+    parser.parse_punctuation(":")
+    start = parser.pos
+    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+    return parser.resolve_operands(operands, types, start)

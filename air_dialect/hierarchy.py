@@ -13,20 +13,35 @@ from typing import ClassVar
 
 from typing_extensions import Self
 from xdsl.builder import Builder
-from xdsl.dialects.builtin import IndexType, StringAttr
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
+from xdsl.dialects.builtin import IndexType, MemRefType, StringAttr
+from xdsl.ir import (
+    Attribute,
+    Block,
+    BlockArgument,
+    Operation,
+    ParametrizedAttribute,
+    Region,
+    SSAValue,
+    TypeAttribute,
+)
 from xdsl.irdl import (
+    AnyAttr,
     AttrSizedOperandSegments,
     IRDLOperation,
+    VarConstraint,
+    irdl_attr_definition,
     irdl_op_definition,
     lazy_traits_def,
+    operand_def,
+    opt_operand_def,
     opt_prop_def,
     opt_result_def,
     region_def,
+    result_def,
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.rewriter import InsertPoint
 from xdsl.traits import (
@@ -38,18 +53,30 @@ from xdsl.traits import (
     SingleBlockImplicitTerminator,
     ensure_terminator,
 )
+from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import parse_async, parse_index, print_async, print_attributes, split_properties
+from air_dialect.assembly import (
+    AsyncOp,
+    parse_async,
+    parse_binding,
+    parse_index,
+    print_async,
+    print_attributes,
+    print_bindings,
+    split_properties,
+    write,
+)
 from air_dialect.types import AsyncTokenType, MemorySpace
 from air_dialect.verifiers import (
     check_allocations,
     check_body_arguments,
     check_core_accesses,
     check_herd_sizes,
+    enclosing,
 )
 
 
-class HierarchyOp(IRDLOperation, ABC):
+class HierarchyOp(AsyncOp, ABC):
     """What launch, segment and herd share: tokens, an iteration space, captured values and a body.
 
     The body is a single block whose arguments are one index per dimension (`ids`), the extents
@@ -105,11 +132,6 @@ class HierarchyOp(IRDLOperation, ABC):
     def sym_name(self) -> str | None:
         """The symbol the operation is named with, if any."""
         return None if self.sym_name_attr is None else self.sym_name_attr.data
-
-    @property
-    def async_token(self) -> OpResult | None:
-        """The token of the asynchronous form, None in the blocking form."""
-        return self.results[0] if self.results else None
 
     @property
     def ids(self) -> tuple[BlockArgument, ...]:
@@ -212,19 +234,17 @@ class HierarchyOp(IRDLOperation, ABC):
     def _print_iteration_space(self, printer: Printer) -> None:
         if self.ITERATION_OPTIONAL and not self.sizes:
             return
-        printer.print_string(f" {self.ITERATION_KEYWORD} (" if self.ITERATION_KEYWORD else " (")
-        printer.print_list(self.ids, printer.print_ssa_value)
-        printer.print_string(") in (")
-        _print_bindings(printer, self.size_args, self.sizes)
+        keyword = f" {self.ITERATION_KEYWORD} (" if self.ITERATION_KEYWORD else " ("
+        write(printer, keyword, self.ids, ") in (")
+        print_bindings(printer, self.size_args, self.sizes)
         printer.print_string(")")
 
     def _print_captures(self, printer: Printer) -> None:
         if not self.kernel_operands:
             return
         printer.print_string(" args(")
-        _print_bindings(printer, self.kernel_args, self.kernel_operands)
-        printer.print_string(") : ")
-        printer.print_list([value.type for value in self.kernel_operands], printer.print_attribute)
+        print_bindings(printer, self.kernel_args, self.kernel_operands)
+        write(printer, ") : ", [value.type for value in self.kernel_operands])
 
 
 def _bodiless(arguments: Sequence[Parser.Argument]) -> Region:
@@ -250,13 +270,7 @@ def _parse_captures(parser: Parser) -> tuple[list[Parser.Argument], list[SSAValu
     """Parse an optional `args(%a = %x, ...) : type, ...`: the block arguments and what they capture."""
     if parser.parse_optional_keyword("args") is None:
         return [], []
-
-    def parse_capture() -> tuple[Parser.UnresolvedArgument, UnresolvedOperand]:
-        argument = parser.parse_argument(expect_type=False)
-        parser.parse_punctuation("=")
-        return argument, parser.parse_unresolved_operand()
-
-    captures = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parse_capture)
+    captures = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: parse_binding(parser))
     if not captures:
         return [], []
     parser.parse_punctuation(":")
@@ -280,17 +294,6 @@ def _parse_isolated_region(parser: Parser, arguments: Sequence[Parser.Argument])
         )
     parser.ssa_values, parser.forward_ssa_references = outer_values, outer_references
     return region
-
-
-def _print_bindings(printer: Printer, arguments: Sequence[SSAValue], values: Sequence[SSAValue]) -> None:
-    """Print `%inner=%outer, ...`."""
-
-    def print_binding(pair: tuple[SSAValue, SSAValue]) -> None:
-        printer.print_ssa_value(pair[0])
-        printer.print_string("=")
-        printer.print_operand(pair[1])
-
-    printer.print_list(list(zip(arguments, values, strict=True)), print_binding)
 
 
 class EmptyTerminatorOp(IRDLOperation, ABC):
@@ -374,3 +377,87 @@ class HerdOp(HierarchyOp):
         check_herd_sizes(self.sizes)
         check_allocations(self, self.body, MemorySpace.L1)
         check_core_accesses(self.body)
+
+
+@irdl_attr_definition
+class UniverseType(ParametrizedAttribute, TypeAttribute):
+    """`!air.universe`: a bounded pool of devices."""
+
+    name = "air.universe"
+
+
+@irdl_attr_definition
+class SymmetricHeapAttr(ParametrizedAttribute):
+    """`#air.symmetric_heap`: the memory space of buffers that every rank allocates alike."""
+
+    name = "air.symmetric_heap"
+
+
+@irdl_op_definition
+class UniverseAllocOp(IRDLOperation):
+    """`%u = air.universe.alloc(%capacity)`."""
+
+    name = "air.universe.alloc"
+    capacity = operand_def(IndexType)
+    universe = result_def(UniverseType)
+    traits = traits_def(Pure())
+    assembly_format = "`(` $capacity `)` attr-dict"
+
+
+@irdl_op_definition
+class RankTerminatorOp(EmptyTerminatorOp):
+    """Ends the body of `air.rank`."""
+
+    name = "air.rank_terminator"
+    traits = lazy_traits_def(lambda: (HasParent(RankOp), IsTerminator(), Pure()))
+
+
+@irdl_op_definition
+class RankOp(HierarchyOp):
+    """`air.rank universe(%u) (%r) in (%n=%c2) args(...) : ... { ... }`: one instance per device."""
+
+    name = "air.rank"
+    async_dependencies = var_operand_def(AsyncTokenType)
+    universe = opt_operand_def(UniverseType)
+    sizes = var_operand_def(IndexType)
+    kernel_operands = var_operand_def()
+    traits = traits_def(
+        IsolatedFromAbove(), RecursiveMemoryEffect(), SingleBlockImplicitTerminator(RankTerminatorOp)
+    )
+
+    @classmethod
+    def _parse_between(cls, parser: Parser) -> Sequence[Sequence[SSAValue]]:
+        if parser.parse_optional_keyword("universe") is None:
+            return ((),)
+        with parser.in_parens():
+            return ((parser.resolve_operand(parser.parse_unresolved_operand(), UniverseType()),),)
+
+    def _print_between(self, printer: Printer) -> None:
+        if self.universe is not None:
+            write(printer, " universe(", self.universe, ")")
+
+    def verify_(self) -> None:
+        super().verify_()
+        for parent in enclosing(self):
+            if isinstance(parent, SegmentOp | HerdOp | RankOp):
+                raise VerifyException(
+                    f"air.rank cannot be nested inside {parent.name}: put it around air.launch, or inside one"
+                )
+
+
+@irdl_op_definition
+class TranslateOp(IRDLOperation):
+    """`air.translate %v, %from, %to, %bases : memref, memref<?xindex>`: the same buffer on another rank."""
+
+    name = "air.translate"
+    T: ClassVar = VarConstraint("T", AnyAttr())
+    source = operand_def(T)
+    from_rank = operand_def(IndexType)
+    to_rank = operand_def(IndexType)
+    heap_bases = operand_def(MemRefType)
+    result = result_def(T)
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$source `,` $from_rank `,` $to_rank `,` $heap_bases attr-dict "
+        "`:` type($source) `,` type($heap_bases)"
+    )

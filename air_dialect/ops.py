@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from air_dialect.channels import ChannelGetOp, ChannelOp, ChannelPutOp, ChannelTransferOp
-from air_dialect.execution import ExecuteOp, ExecuteTerminatorOp, WaitAllOp
+from air_dialect.execution import CustomOp, ExecuteOp, ExecuteTerminatorOp, WaitAllOp
 from air_dialect.hierarchy import (
     HerdOp,
     HerdTerminatorOp,
     HierarchyOp,
     LaunchOp,
     LaunchTerminatorOp,
-    SegmentOp,
-    SegmentTerminatorOp,
-)
-from air_dialect.ranks import (
-    CustomOp,
     RankOp,
     RankTerminatorOp,
+    SegmentOp,
+    SegmentTerminatorOp,
     SymmetricHeapAttr,
     TranslateOp,
     UniverseAllocOp,
     UniverseType,
 )
-from air_dialect.transfers import DmaMemcpyNdOp
+from air_dialect.transfers import ChannelGetOp, ChannelOp, ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
 from air_dialect.types import AsyncTokenType, MemorySpace, memory_space, memory_space_name
 
 AIR = Dialect(

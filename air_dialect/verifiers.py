@@ -20,8 +20,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.attributes import attribute_text
-from air_dialect.types import MemorySpace, memory_space, memory_space_name
+from air_dialect.types import MemorySpace, attribute_text, memory_space, memory_space_name
 
 MAX_PADDING = 65535
 MAX_PACKET_ID = 31

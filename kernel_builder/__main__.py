@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from air_dialect import AirParseError, parse
-from air_dialect.command_line import OneLineParser
+from air_dialect.common import OneLineParser
 from kernel_builder import numerics
 from kernel_builder.arguments import KernelBuilderError
 from kernel_builder.kernels import registry

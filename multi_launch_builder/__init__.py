@@ -5,7 +5,7 @@ What a program is, which arguments it has and what shapes a model has need no IR
 
 from typing import TYPE_CHECKING
 
-from air_dialect.lazy import on_first_use
+from air_dialect.common import on_first_use
 from multi_launch_builder.program import CompileOption, ExternalObject, Program
 from multi_launch_builder.shapes import (
     ConfigError,

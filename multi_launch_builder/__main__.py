@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from air_dialect.command_line import OneLineParser
+from air_dialect.common import OneLineParser
 from multi_launch_builder.building import write_mlir
 from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, ConfigError, ModelShape, UnsupportedShapeError
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from air_dialect.lazy import on_first_use
+from air_dialect.common import on_first_use
 from virtual_npu.errors import (
     ArgumentError,
     KernelSourceError,

@@ -32,7 +32,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import write
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 from air_dialect.upstream.formats import Formatted, element_type, truth_type
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")

@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import MemRefType, TensorType
 from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 from air_dialect.upstream.formats import Formatted
 
 

@@ -36,7 +36,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from air_dialect.assembly import write
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 
 
 class Formatted(IRDLOperation, ABC):

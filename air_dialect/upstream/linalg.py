@@ -41,7 +41,7 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import split_properties, write
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 
 CASTS = ("cast_signed", "cast_unsigned")
 

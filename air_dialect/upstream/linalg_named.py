@@ -38,7 +38,7 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import write
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 from air_dialect.upstream import arith as upstream_arith
 from air_dialect.upstream.formats import regular_operation
 from air_dialect.upstream.linalg import TypeFnAttr, shape_of

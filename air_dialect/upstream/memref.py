@@ -44,7 +44,7 @@ from xdsl.traits import HasParent, IsTerminator, MemoryReadEffect, MemoryWriteEf
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import optional_result_types, parse_reference, print_result_types, write
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 from air_dialect.upstream.formats import ATOMIC_KINDS, Formatted
 
 # ------------------------------------------------------------------------------------ whole buffers

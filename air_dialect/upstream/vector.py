@@ -59,7 +59,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from air_dialect.assembly import optional_result_types, split_properties, write
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 from air_dialect.upstream.formats import Formatted, element_type, parse_vector_type
 
 ITERATORS = ("parallel", "reduction")

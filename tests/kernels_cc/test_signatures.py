@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
-from air_dialect.parsing import parse
+from air_dialect.text import parse
 from kernel_builder.kernels import registry
 
 POINTERS = {"bf16": "bfloat16*", "f32": "float*"}

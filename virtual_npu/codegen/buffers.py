@@ -9,7 +9,7 @@ from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from air_dialect.attributes import attribute_text
+from air_dialect.types import attribute_text
 from virtual_npu.codegen import types
 from virtual_npu.codegen.refusals import line_of
 from virtual_npu.codegen.text import quoted

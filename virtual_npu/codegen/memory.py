@@ -19,9 +19,9 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp, HierarchyOp
 from air_dialect.readings import INTERVALS, Interval, interval
+from air_dialect.types import attribute_text
 from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef
 from virtual_npu.codegen.buffers import value_name

@@ -9,9 +9,9 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, Integ
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from air_dialect.attributes import attribute_text
 from air_dialect.ops import ExecuteOp
 from air_dialect.readings import interval
+from air_dialect.types import attribute_text
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, emits
 from virtual_npu.codegen.borrowed import is_borrowed

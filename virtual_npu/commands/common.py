@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from air_dialect.command_line import OneLineParser
+from air_dialect.common import OneLineParser
 from virtual_npu.errors import OptionError, UsageError
 from virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 

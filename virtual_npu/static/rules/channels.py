@@ -11,9 +11,9 @@ from xdsl.dialects.builtin import AnyFloat, IntegerType, MemRefType, NoneAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstraintKind
 
-from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
 from air_dialect.readings import Known, leaves, number, numbers
+from air_dialect.types import attribute_text
 from air_dialect.values import enclosing, origin
 from virtual_npu.static.device import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
 from virtual_npu.static.report import Fault, Finding, Usage

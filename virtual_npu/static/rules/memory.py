@@ -10,8 +10,8 @@ from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
+from air_dialect.types import attribute_text
 from air_dialect.values import origin
 from virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
 from virtual_npu.static.report import Fault, Finding, Usage

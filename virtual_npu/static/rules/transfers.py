@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 
-from air_dialect.attributes import attribute_text
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
 from air_dialect.readings import is_regular, multiple, number
+from air_dialect.types import attribute_text
 from virtual_npu.static.device import (
     DESCRIPTOR_FIELDS,
     DESCRIPTOR_RULES,
