@@ -24,7 +24,7 @@ from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime
 from runtime import select_backend
-from runtime.replay import BETWEEN
+from runtime.calls import BETWEEN
 from virtual_npu import Library, knobs
 from virtual_npu.pyxrt.batch import Batch
 

@@ -66,17 +66,17 @@ class TokenPass:
         x = self._x
         last = self._model.config.num_hidden_layers - 1
         for layer in range(last + 1):
-            x = self._block(layer, x, unread=() if layer == last else ("x_next",))
+            x = self._block(layer, x, on_device=() if layer == last else ("x_next",))
         return x
 
-    def _block(self, layer: int, x: BF16Array, unread: Collection[str]) -> BF16Array:
-        """One transformer block over one row; x and the result are (hidden_size,); x_next may be `unread`."""
+    def _block(self, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
+        """One transformer block over one row; x and the result are (hidden_size,)."""
         run = partial(self._model.run_by, self._recording or self._model.runner)
         qkv = run("rms_gemv_rope", layer, (), x=x, rope_row=self._rope_row)
         keep, attend = self._attention.works(layer, qkv["q_roped"], qkv["k_roped"], qkv["v"])
         self._host("KV cache write", keep)
         self._host("decode attention", attend)
-        return run("o_gemv_ffn", layer, unread, x=x, attn_out=self._attention.out)["x_next"]
+        return run("o_gemv_ffn", layer, on_device, x=x, attn_out=self._attention.out)["x_next"]
 
     def _host(self, name: str, work: HostWork) -> None:
         if self._recording:

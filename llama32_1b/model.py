@@ -55,21 +55,21 @@ class LlamaModel:
         return min(self.seq_len, self.config.max_position_embeddings)
 
     def run(
-        self, name: str, layer: int = 0, unread: Collection[str] = (), **arrays: NDArray[Any]
+        self, name: str, layer: int = 0, on_device: Collection[str] = (), **arrays: NDArray[Any]
     ) -> dict[str, NDArray[Any]]:
         """Call a program with its inputs by name, for `layer`; returns its outputs by name.
 
-        They are views, valid until a program writes that buffer again (`programs.sharing`). Those of `unread`
-        are for the next program alone: their contents may never come to the host.
+        They are views, valid until a program writes that buffer again (`programs.sharing`). Those named in
+        `on_device` are for the next program alone: their contents may never come to the host.
         """
-        return self.run_by(self.runner, name, layer, unread, **arrays)
+        return self.run_by(self.runner, name, layer, on_device, **arrays)
 
     def run_by(
-        self, runner: Runs, name: str, layer: int, unread: Collection[str], **arrays: NDArray[Any]
+        self, runner: Runs, name: str, layer: int, on_device: Collection[str], **arrays: NDArray[Any]
     ) -> dict[str, NDArray[Any]]:
         """As `run`, by another runner, such as a recording."""
         bo_key = buffer_set(name, layer)
-        return runner.run(self.programs[name], bo_key=bo_key, copy=False, unread=unread, **arrays)
+        return runner.run(self.programs[name], bo_key=bo_key, copy=False, on_device=on_device, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less."""

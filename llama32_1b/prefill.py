@@ -40,20 +40,20 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
         x = model.embed_table[[*token_ids, *padding]]
     last = model.config.num_hidden_layers - 1
     for layer in range(last + 1):
-        x = _prefill_block(model, layer, x, cache, length, unread=() if layer == last else ("x_next",))
+        x = _prefill_block(model, layer, x, cache, length, on_device=() if layer == last else ("x_next",))
     cache.advance(length)
     return x[:length].copy()  # x is a view on a buffer that the next prompt overwrites
 
 
 def _prefill_block(
-    model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, length: int, unread: Collection[str]
+    model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, length: int, on_device: Collection[str]
 ) -> BF16Array:
     """One transformer block over all rows; x and the result are (seq_len, hidden_size).
 
-    The host looks at keys and values alone; the rest stays on the device, `unread` says whether x_next does.
+    The host reads keys and values alone; the rest stays on the device, x_next where `on_device` names it.
     """
-    qkv = model.run("rms_gemms_rope", layer, unread=("q_roped",), x=x)
+    qkv = model.run("rms_gemms_rope", layer, on_device=("q_roped",), x=x)
     with model.host_timer("KV cache write"):
         cache.write(layer, 0, qkv["k_roped"][:length], qkv["v"][:length])
-    attention = model.run("flash_attn", layer, unread=("attn_out",), **qkv)
-    return model.run("o_ffn", layer, unread=unread, x=x, **attention)["x_next"]
+    attention = model.run("flash_attn", layer, on_device=("attn_out",), **qkv)
+    return model.run("o_ffn", layer, on_device=on_device, x=x, **attention)["x_next"]

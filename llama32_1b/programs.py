@@ -69,13 +69,13 @@ class Runs(Protocol):
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
-        unread: Collection[str] = (),
+        on_device: Collection[str] = (),
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
         """Call `program` on the buffer-object set `bo_key`; returns `outputs` (default: every OUTPUT).
 
-        With `copy=False` the results are views that the next call on the same set overwrites, and those of
-        `unread` are passed on to another program without being looked at.
+        With `copy=False` the results are views that the next call on the same set overwrites, and the
+        contents of those in `on_device` need not come to the host: they are passed on to another program.
         """
 
 

@@ -55,10 +55,12 @@ class Running:
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
-        unread: Collection[str] = (),
+        on_device: Collection[str] = (),
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
-        return self.cache.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
+        return self.cache.run(
+            program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays
+        )
 
     def record(self) -> Recording | None:
         return self.cache.record()

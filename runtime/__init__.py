@@ -2,9 +2,9 @@
 
 from runtime.artifacts import Artifact
 from runtime.backend import Backend, select_backend
-from runtime.buffer import NOTHING_SHARED, Sharing, Static
+from runtime.buffers import NOTHING_SHARED, Sharing, Static
 from runtime.cache import KernelCache
-from runtime.calls import HostWork
+from runtime.calls import HostWork, Recording
 from runtime.compiling import Progress, Stage
 from runtime.errors import (
     AerieRuntimeError,
@@ -15,7 +15,6 @@ from runtime.errors import (
     RunError,
 )
 from runtime.profiler import Profiler
-from runtime.recording import Recording
 from virtual_npu.pyxrt.batch import HostCode
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from runtime import knobs as compile_knobs
-from runtime.access import DeviceAccess, VirtualAccess
+from runtime.device import DeviceAccess, VirtualAccess
 from runtime.errors import BackendError
 from runtime.npu.device import NpuAccess, missing_device
 from runtime.npu.toolchain import NpuToolchain
@@ -23,7 +23,7 @@ CHOICES = ("auto", "virtual", "npu")
 @dataclass(frozen=True)
 class Backend:
     """Where programs run. `pyxrt` has pyxrt's API; `reason` says in one line why this one was chosen;
-    `access` knows the manners of the device.
+    `access` knows how the device behaves.
 
     A backend that was asked for to compile only may have a NoDevice in place of pyxrt.
     """

@@ -1,34 +1,113 @@
-"""One set of buffer objects: a program's arguments on the device, under one key."""
+"""Buffer objects: those of one device, and the set of them that holds a program's arguments under one key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from runtime.access import DEVICE_ERRORS, Failure, let_go
+from kernel_builder.arguments import OVERWRITTEN_ROLES, STATIC_ROLES, Argument, ArgumentTable, Role
 from runtime.artifacts import Artifact
-from runtime.buffer import Array, Buffer, Static
-from runtime.contexts import Contexts, LoadedProgram
+from runtime.device import DEVICE_ERRORS, BoundRun, Contexts, Failure, LoadedProgram, clear_frames
 from runtime.errors import ArrayError, RunError
+from virtual_npu.knobs import is_plain
 
-OVERWRITTEN = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
+Array: TypeAlias = npt.NDArray[Any]
+
+Sharing: TypeAlias = Mapping[tuple[str, str], str]
+"""Which arguments lie in one buffer object: (bo_key, argument name) -> the buffer object's name.
+
+Arguments that are not in it have a buffer object of their own. What one program writes to a shared one is
+where the next program reads it: nothing passes through the host.
+"""
+
+NOTHING_SHARED: Sharing = {}
+
+Static: TypeAlias = Array | Callable[[Array], None]
+"""What a weight or table is filled with: an array, or a function that is given the buffer and fills it."""
 
 
-@dataclass
-class Plan:
-    """A call by position: slots written in `every` call, those written `once`, and those `wanted` back.
+def effective(sharing: Sharing) -> Sharing:
+    """The table that counts: none where AERIE_PLAIN holds buffers."""
+    return NOTHING_SHARED if is_plain("buffers") else sharing
 
-    `is_begun` says that those of `once` have been written.
+
+class Buffer:
+    """A buffer object that holds one argument, of one set or of several that share it.
+
+    `label` names the set it was made for. `view` is what the host writes through; `result` is the same
+    memory, read-only, which is handed out. `written` says that the host has filled it, through whichever set,
+    `lent` that it may do so at any time, `shared` that programs of other sets may read what is in it.
     """
+
+    def __init__(self, label: str, bo: Any, argument: Argument, shared: bool = False) -> None:
+        self.label, self.bo, self.argument, self.shared = label, bo, argument, shared
+        self.view = _view(bo, argument)
+        self.result = self.view.view()
+        self.result.flags.writeable = False
+        self.written = self.lent = False
+
+
+class Buffers:
+    """The buffers of one device: new ones from `buffer_object`, shared ones while a set holds them.
+
+    `buffer_object(label, argument)` gives a buffer object for an argument of the set `label`. Nothing is
+    shared where AERIE_PLAIN holds buffers.
+    """
+
+    def __init__(self, buffer_object: Callable[[str, Argument], Any], sharing: Sharing) -> None:
+        self._buffer_object = buffer_object
+        self._sharing = effective(sharing)
+        self._shared: WeakValueDictionary[str, Buffer] = WeakValueDictionary()
+
+    def of(self, label: str, bo_key: str, argument: Argument) -> Buffer:
+        """The buffer for an argument of the set `bo_key`; `label` names the set in errors.
+
+        Raises RunError where there is none to be had, ArrayError where two that differ would share one.
+        """
+        name = self._sharing.get((bo_key, argument.name))
+        if name is None:
+            return Buffer(label, self._buffer_object(label, argument), argument)
+        found = self._shared.get(name)
+        if found is None:
+            bo = self._buffer_object(label, argument)
+            found = self._shared[name] = Buffer(label, bo, argument, shared=True)
+        _check_alike(found, label, argument, name)
+        return found
+
+
+def _check_alike(found: Buffer, label: str, argument: Argument, name: str) -> None:
+    """Refuse what cannot share: other shapes, or one filled once and one written in every call."""
+    other = found.argument
+    if (other.shape, other.dtype) != (argument.shape, argument.dtype):
+        differs = "shapes and dtypes differ"
+    elif (other.role in STATIC_ROLES) != (argument.role in STATIC_ROLES):
+        differs = f"{argument.role.value} and {other.role.value} differ in when they are written"
+    else:
+        return
+    raise ArrayError(
+        f"{label}: {argument} cannot share buffer '{name}' with {other} of {found.label}: {differs}; "
+        "mend the table of shared buffers"
+    )
+
+
+def _view(bo: Any, argument: Argument) -> Array:
+    data = np.frombuffer(bo.map(), dtype=np.uint8)[: argument.nbytes]
+    typed: Array = data.view(argument.dtype.numpy)
+    return typed.reshape(argument.shape)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Slots of a call by position: written in `every` call, written `once`, and `wanted` back."""
 
     every: tuple[int, ...]
     once: tuple[int, ...]
-    wanted: Collection[int]
-    is_begun: bool = False
+    wanted: tuple[int, ...]
 
 
 class BufferSet:
@@ -60,16 +139,15 @@ class BufferSet:
         self._contexts, self._artifact = contexts, artifact
         self._to_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
         self._from_device = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
+        self.names = tuple(arguments.names)
         self._slots = {name: slot for slot, name in enumerate(arguments.names)}
         self._statics = sorted(arguments.static_input_indices)
         self._inputs = {slot for slot, argument in enumerate(arguments) if argument.role is Role.INPUT}
-        self._input_names = {arguments.names[slot] for slot in self._inputs}
-        self._names = tuple(arguments.names)
         self._nbytes = tuple(argument.nbytes for argument in arguments)
         self._filled = False  # all weights and tables, once and for all
         self._loans_seen = -1
         self._lent: list[int] = []
-        self._plans: dict[Hashable, Plan] = {}
+        self._positions: dict[Hashable, Positions] = {}
         self._buffers: list[Buffer] = []
         try:
             self._buffers.extend(map(allocate, arguments))
@@ -88,14 +166,14 @@ class BufferSet:
 
         What another program left in this very buffer is there already, and is not copied.
         """
-        if self.lacks(slot, array):
+        if self.must_be_copied(slot, array):
             buffers = self._buffers  # no single one by name: an error that is kept keeps what names it
             buffers[slot].view[...] = array
             self._sync(slot, self._to_device)
             buffers[slot].written = True
 
-    def lacks(self, slot: int, array: Array) -> bool:
-        """Whether an array for this slot is elsewhere. ArrayError unless it is as the argument wants it."""
+    def must_be_copied(self, slot: int, array: Array) -> bool:
+        """Whether an array for this slot lies elsewhere. ArrayError unless shape and dtype fit."""
         if array is self._buffers[slot].result:
             return False
         shape, dtype = self._forms[slot]
@@ -115,44 +193,26 @@ class BufferSet:
     @property
     def unfilled(self) -> list[str]:
         """Weights and tables that the host has not filled, through this set or one that shares them."""
-        return [self.arguments[slot].name for slot in self._statics if not self._buffers[slot].written]
+        return [self.names[slot] for slot in self._statics if not self._buffers[slot].written]
 
-    def plan(
+    def positions(
         self,
         given: int,
         output_indices: Collection[int] | None,
         static_input_indices: Collection[int],
         intermediate_indices: Collection[int],
-    ) -> Plan:
+    ) -> Positions:
         """What a call by position does with its `given` arrays. ArrayError where they do not fit."""
-        sets = (output_indices, static_input_indices, intermediate_indices)
-        key = given, *(None if indices is None else tuple(indices) for indices in sets)
-        found = self._plans.get(key)
+        outputs = None if output_indices is None else tuple(output_indices)
+        key = given, outputs, tuple(static_input_indices), tuple(intermediate_indices)
+        found = self._positions.get(key)
         if found is None:
-            self._check_positions(given, *sets)
+            self._check_positions(given, *key[1:])
             once = {*static_input_indices, *intermediate_indices}
-            wanted = {given - 1} if output_indices is None else set(output_indices)
-            found = self._plans[key] = Plan(
-                tuple(slot for slot in range(given) if slot not in once), tuple(sorted(once)), wanted
-            )
+            wanted = {given - 1} if outputs is None else set(outputs)
+            every = (slot for slot in range(given) if slot not in once)
+            found = self._positions[key] = Positions(tuple(every), tuple(sorted(once)), tuple(wanted))
         return found
-
-    def write_positions(self, plan: Plan, arrays: Sequence[Array]) -> None:
-        """Write the arrays of one call by position, those that are written once where nobody has."""
-        for slot in plan.every:
-            self.write(slot, arrays[slot])
-        if not plan.is_begun:
-            for slot in plan.once:
-                if not self._buffers[slot].written:
-                    self.write(slot, arrays[slot])
-            plan.is_begun = True
-
-    def results_at(self, plan: Plan, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """An array for each of `arrays`: what the program left where the plan wants it, else an empty one."""
-        results = []
-        for slot, array in enumerate(arrays):
-            results.append(self.read(slot) if slot in plan.wanted else np.empty(0, dtype=array.dtype))
-        return tuple(results)
 
     def lend(self, slot: int) -> Array:
         """The host's view on an argument, to be filled in place before the next call."""
@@ -161,23 +221,33 @@ class BufferSet:
         BufferSet.loans += 1
         return buffer.view
 
-    def write_named(self, arrays: Mapping[str, Array]) -> None:
-        """Write the arrays of one call by name: every input, and weights only where none were written."""
-        for name, array in arrays.items():
-            self.write(self._writable(name), array)
-        self._check_complete(arrays)
+    def slots(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
+        """The arrays of a call by name, by slot: every input, and weights only where none were written.
 
-    def missing(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
-        """Those of a call's inputs, by slot, that are not in their buffers already; raises as write_named."""
-        slots = {self._writable(name): array for name, array in arrays.items()}
-        if not self._inputs.issuperset(slots):
-            once = ", ".join(self._names[slot] for slot in slots if slot not in self._inputs)
+        Raises ArgumentError for a name that is no argument, ArrayError for one that may not be given, and
+        where one is missing.
+        """
+        found, inputs = {}, self._inputs
+        for name, array in arrays.items():
+            slot = self._slots.get(name)
+            found[slot if slot in inputs else self._writable(name)] = array
+        if not found.keys() >= inputs:
+            self._check_inputs(found)
+        if not self._filled:
+            self._check_filled(found)
+        return found
+
+    def refuse_statics(self, slots: Collection[int]) -> None:
+        """ArrayError where a call that is to be repeated would write weights or tables."""
+        if once := [self.names[slot] for slot in slots if slot not in self._inputs]:
             raise ArrayError(
-                f"{self.label}: {once} would be written once and never again; preload() it before this call "
-                "is noted"
+                f"{self.label}: {', '.join(once)} would be written once and never again; preload() it before "
+                "this call is noted"
             )
-        self._check_complete(arrays)
-        return {slot: array for slot, array in slots.items() if self.lacks(slot, array)}
+
+    def is_written(self, slot: int) -> bool:
+        """Whether the host has filled the argument's buffer, through this set or one that shares it."""
+        return self._buffers[slot].written
 
     def view(self, slot: int) -> Array:
         """The host's view on an argument, writable, for whoever knows when the device looks at it."""
@@ -187,10 +257,12 @@ class BufferSet:
         """A read-only view on an argument as the host last saw it; `read` makes it see what a run left."""
         return self._buffers[slot].result
 
-    def bytes_moved(self, written: Collection[int], read: Collection[int], unread: Collection[str]) -> int:
-        """What a call moves between host and device that writes and reads these slots."""
-        seen = [slot for slot in read if not (self._names[slot] in unread and self._buffers[slot].shared)]
-        return sum(self._nbytes[slot] for slot in (*written, *seen))
+    def bytes_moved(
+        self, written: Collection[int], wanted: Collection[int], on_device: Collection[str]
+    ) -> int:
+        """Bytes between host and device of a call that writes and gives back these slots."""
+        read = [slot for slot in wanted if not self._stays(slot, on_device)]
+        return sum(self._nbytes[slot] for slot in (*written, *read))
 
     @property
     def is_open(self) -> bool:
@@ -204,26 +276,26 @@ class BufferSet:
         contexts = self._contexts
         program = contexts.load(self._artifact)
         try:
-            self._run_to_its_end(program)
+            (program.runs.get(self.label) or self._bind(program)).execute()
         except DEVICE_ERRORS as error:
-            let_go(error)
+            clear_frames(error)
             raise self.failed(error) from error
         except BaseException:  # Ctrl-C: leave a device and a set that run on
             try:
                 if self.label in program.runs:
-                    contexts.access.settle(program.runs[self.label])
+                    contexts.access.settle(program.runs[self.label].run)
             finally:
                 contexts.release(self._artifact)
             raise
-        self.completed()
+        contexts.last_completed = self.label
 
-    def loaded_run(self) -> Any:
+    def bound_run(self) -> Any:
         """The run of this set, its program loaded. RunError where that cannot be."""
         program = self._contexts.load(self._artifact)
         try:
-            return self._run_on(program)
+            return (program.runs.get(self.label) or self._bind(program)).run
         except DEVICE_ERRORS as error:
-            let_go(error)
+            clear_frames(error)
             raise self.failed(error) from error
 
     def completed(self) -> None:
@@ -242,13 +314,16 @@ class BufferSet:
         self._sync(slot, self._from_device)
         return self._buffers[slot].result
 
-    def results(self, slots: Collection[int], copy: bool, unread: Collection[str]) -> dict[str, Array]:
-        """What the program left in these slots, by name: copies or views, of `unread` as `_leave` says."""
+    def results(self, slots: Collection[int], copy: bool, on_device: Collection[str]) -> dict[str, Array]:
+        """What the program left in these slots, by name: copies, or read-only views.
+
+        A view that is `on_device` is not brought to the host where the buffer is shared: a program reads it.
+        """
         results = {}
         for slot in slots:
-            name = self._names[slot]
-            found = self._leave(slot) if name in unread and not copy else self.read(slot)
-            results[name] = found.copy() if copy else found
+            stays = on_device and not copy and self._stays(slot, on_device)
+            found = self._buffers[slot].result if stays else self.read(slot)
+            results[self.names[slot]] = found.copy() if copy else found
         return results
 
     def close(self) -> None:
@@ -256,31 +331,21 @@ class BufferSet:
         self._contexts.forget_run(self._artifact, self.label)
         self._buffers.clear()
 
-    def _leave(self, slot: int) -> Array:
-        """As `read`, but a buffer that is shared is not brought to the host: its next reader is a program."""
-        buffer = self._buffers[slot]
-        return buffer.result if buffer.shared else self.read(slot)
+    def _stays(self, slot: int, on_device: Collection[str]) -> bool:
+        return self.names[slot] in on_device and self._buffers[slot].shared
 
-    def _run_to_its_end(self, program: LoadedProgram) -> None:
-        run = self._run_on(program)
-        run.start()
-        self._contexts.access.wait(run)
-
-    def _run_on(self, program: LoadedProgram) -> Any:
-        """The run of this set on the loaded program; a new one where the program was loaded since."""
-        run = program.runs.get(self.label)
-        if run is None:
-            run = program.runs[self.label] = self._contexts.new_run(program)
-            for slot, buffer in enumerate(self._buffers):
-                run.set_arg(slot, buffer.bo)
-        return run
+    def _bind(self, program: LoadedProgram) -> BoundRun:
+        """The run of this set, for a program that was loaded since it had one."""
+        bos = [buffer.bo for buffer in self._buffers]
+        bound = program.runs[self.label] = self._contexts.new_run(program, bos)
+        return bound
 
     def _sync(self, slot: int, direction: Any) -> None:
         self.moved += self._nbytes[slot]
         try:
             self._buffers[slot].bo.sync(direction)  # by no name of ours: an error that is kept keeps it
         except DEVICE_ERRORS as error:
-            let_go(error)
+            clear_frames(error)
             what = f"{self.label}: {self.arguments[slot]} cannot be synchronised"
             raise self._contexts.access.failed(what, error) from error
 
@@ -295,24 +360,10 @@ class BufferSet:
                 self._lent.remove(slot)
 
     def _writable(self, name: str) -> int:
-        """The slot of an argument that a call by name may pass; ArgumentError and ArrayError for others."""
-        slot = self._slots.get(name)
-        if slot is None:
-            slot = self.slot(name)
-        if slot not in self._inputs:
-            self._check_role(slot)
-        return slot
-
-    def _check_complete(self, given: Mapping[str, Array]) -> None:
-        """ArrayError where a call would run without an input, a weight or a table."""
-        if not given.keys() >= self._input_names:
-            self._check_inputs(given)
-        if not self._filled:
-            self._check_filled()
-
-    def _check_role(self, slot: int) -> None:
+        """The slot of a weight or table that a call may pass; ArgumentError and ArrayError for all else."""
+        slot = self.slot(name)
         argument = self.arguments[slot]
-        if argument.role in OVERWRITTEN:
+        if argument.role in OVERWRITTEN_ROLES:
             raise ArrayError(
                 f"{self.label}: {argument.name} is an {argument.role.value}, which the program overwrites; "
                 "leave it out"
@@ -322,22 +373,22 @@ class BufferSet:
                 f"{self.label}: {argument.role.value} {argument.name} is on the device already and would "
                 "not be written again; leave it out, replace it with preload(), or use another bo_key"
             )
+        return slot
 
-    def _check_inputs(self, given: Collection[str]) -> None:
-        missing = sorted(
-            slot for slot in self._inputs if self._names[slot] not in given and not self._buffers[slot].lent
-        )
+    def _check_inputs(self, given: Collection[int]) -> None:
+        missing = sorted(slot for slot in self._inputs if slot not in given and not self._buffers[slot].lent)
         if missing:
             names = ", ".join(str(self.arguments[slot]) for slot in missing)
             raise ArrayError(f"{self.label} needs {names}; an input is passed in every call")
 
-    def _check_filled(self) -> None:
-        if missing := self.unfilled:
+    def _check_filled(self, given: Collection[int]) -> None:
+        unfilled = [slot for slot in self._statics if not self._buffers[slot].written]
+        if missing := [self.names[slot] for slot in unfilled if slot not in given]:
             raise ArrayError(
                 f"{self.label}: {', '.join(missing)} never written; pass them in the first call, or preload "
                 "them once"
             )
-        self._filled = True
+        self._filled = not unfilled
 
     def _check_positions(self, given: int, *index_sets: Collection[int] | None) -> None:
         wanted = len(self.arguments)

@@ -3,37 +3,36 @@
 Three layers, each with its own lifetime and key:
 
 1. artifacts on disk, for good, by the hash of all that made them (`artifacts.py`);
-2. loaded programs, for the life of the cache object, one per artifact (`contexts.py`);
-3. buffer-object sets, for the life of the cache object, one per program and `bo_key` (`buffers.py`); sets may
-   share buffers, so that one program reads where it lies what another wrote (`buffer.py`).
+2. loaded programs, for the life of the cache object, one per artifact (`device.py`);
+3. buffer-object sets, for the life of the cache object, one per program and `bo_key`; sets may share buffers,
+   so that one program reads where it lies what another wrote (`buffers.py`).
 
-`load_and_run` takes arrays by position with index sets; `run`, `preload` and `buffer` take names, and derive
-the sets from the roles in the program's argument table. `record` notes calls by name that are made many times
-with the same arrays (`recording.py`).
+A call is a value (`calls.py`), made at once or noted to be repeated. `run`, `record`, `preload` and `buffer`
+take names, and derive from the roles in the program's argument table what is written and read when;
+`load_and_run` takes arrays by position with index sets.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
-from runtime.buffer import NOTHING_SHARED, Array, Buffers, Sharing, Static
-from runtime.buffers import BufferSet
-from runtime.calls import call_by_name
+from runtime.buffers import NOTHING_SHARED, Array, Buffers, BufferSet, Sharing, Static
+from runtime.calls import Call, Recording
 from runtime.compiling import Begin, OnProgress, SideBySide
-from runtime.contexts import Contexts
+from runtime.device import Contexts
 from runtime.errors import AerieRuntimeError, ArrayError
 from runtime.profiler import Profiler
-from runtime.recording import Recording
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
@@ -60,7 +59,7 @@ class KernelCache:
         report = report or _to_stderr
         self._store = ArtifactStore(self.cache_dir, report)
         self._programs: dict[str, tuple[Artifact, ArgumentTable]] = {}
-        self._contexts = Contexts(backend, report)
+        self._contexts = Contexts(backend.pyxrt, backend.access, backend.name, report)
         self._buffers = Buffers(self._contexts.buffer_object, sharing)
         self._sets: dict[tuple[str, str], BufferSet] = {}
         weakref.finalize(self, _release, self._sets, self._contexts)  # dropped, or at the interpreter's end
@@ -111,7 +110,7 @@ class KernelCache:
         bo_key: str | None = None,
         outputs: Collection[str] | None = None,
         copy: bool = True,
-        unread: Collection[str] = (),
+        on_device: Collection[str] = (),
         **arrays: Array,
     ) -> dict[str, Array]:
         """Run a program on the buffers of `bo_key` (default: the program's name) with arrays given by name.
@@ -119,17 +118,29 @@ class KernelCache:
         Every input is passed in every call; weights and tables once, here or by `preload`; nothing else ever.
         Gives the arrays of `outputs` (default: all of role output). With `copy=False` they are read-only
         views, which the next call with this key, or with one that shares the buffer, overwrites. A view that
-        is passed on to a program which shares its buffer is not copied; one of `unread` is for that alone,
-        for its contents may be on the device only. Raises ArrayError, ArgumentError and RunError.
+        is passed on to a program which shares its buffer is not copied; the contents of one named in
+        `on_device` may stay there, for programs alone. Raises ArrayError, ArgumentError and RunError.
         """
+        return self.call(program, bo_key, arrays, outputs, copy, on_device).make(self.profiler)
+
+    def call(
+        self,
+        program: Program | str,
+        bo_key: str | None,
+        arrays: Mapping[str, Array],
+        outputs: Collection[str] | None,
+        copy: bool,
+        on_device: Collection[str],
+    ) -> Call:
+        """What `run` makes. Raises ArgumentError and ArrayError."""
         buffers = self.buffer_set(program, bo_key)
         wanted = buffers.outputs if outputs is None else [buffers.slot(output) for output in outputs]
         name = program if isinstance(program, str) else program.name
-        return call_by_name(name, buffers, arrays, wanted, copy, unread, self.profiler)
+        return Call(name, buffers, buffers.slots(arrays), wanted, copy, on_device)
 
     def record(self) -> Recording:
         """Note calls by name, and work of the host between them, to be made again and again."""
-        return Recording(self.buffer_set, self.backend.access, self.profiler)
+        return Recording(self.call, self.backend.access, self.profiler)
 
     def unfilled(self, program: Program | str, /, bo_key: str | None = None) -> list[str]:
         """The weights and tables of `bo_key` still to be filled, through this set or one that shares them."""
@@ -179,19 +190,15 @@ class KernelCache:
         intermediate slots. Gives one array per argument: a read-only view for `output_indices` (default: the
         last), valid until the next call with this key, and an empty array for all others.
         """
-        started = time.perf_counter()
         buffers = self.buffer_set(name, bo_key)
-        plan = buffers.plan(len(inputs), output_indices, static_input_indices, intermediate_indices)
-        moved = buffers.moved
-        buffers.write_positions(plan, inputs)
-        written = time.perf_counter()
-        buffers.execute()
-        executed = time.perf_counter()
-        results = buffers.results_at(plan, inputs)
-        if self.profiler.enabled:
-            spent = written - started, executed - written, time.perf_counter() - executed
-            self.profiler.record(name, *spent, moved=buffers.moved - moved)
-        return results
+        slots = buffers.positions(len(inputs), output_indices, static_input_indices, intermediate_indices)
+        arrays = {slot: inputs[slot] for slot in slots.every}
+        for slot in slots.once:
+            if not buffers.is_written(slot):
+                arrays[slot] = inputs[slot]
+        found = Call(name, buffers, arrays, slots.wanted).make(self.profiler)
+        given = zip(buffers.names, inputs, strict=True)
+        return tuple([found[n] if n in found else np.empty(0, array.dtype) for n, array in given])
 
     # buffers and lifetime
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
 from kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
-from runtime.buffer import Sharing, in_force
+from runtime.buffers import Sharing, effective
 from virtual_npu.knobs import PLAIN, STRICT, is_plain
 
 ROOT = Path("/")
@@ -137,7 +137,7 @@ def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, co
     copies: how often a device keeps each buffer (DeviceAccess.copies); an intermediate, which never comes to
     the host, takes memory once all the same. AERIE_PLAIN=buffers counts.
     """
-    shared, places = in_force(sharing), set()
+    shared, places = effective(sharing), set()
     taken = {True: 0, False: 0}
     for bo_key, arguments in sets:
         for argument in arguments:

@@ -41,7 +41,7 @@ class CallRecorder:
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
-        unread: Collection[str] = (),  # noqa: ARG002  nothing stays unread: all is kept here
+        on_device: Collection[str] = (),  # noqa: ARG002  all is brought to the host and kept
         **arrays: Any,
     ) -> dict[str, Any]:
         table = program.arguments

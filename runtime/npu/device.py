@@ -1,6 +1,6 @@
-"""The NPU itself: which one this machine has, what pyxrt must offer, and its manners once it is open.
+"""The NPU itself: which one this machine has, what pyxrt must offer, and how it behaves once it is open.
 
-Never run on hardware. What the manners rest on is said beside each, and in docs/hardware.md.
+Never run on hardware. What each rule rests on is said beside it, and in docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import importlib
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.access import DEVICE_ERRORS, Failure, Report
+from runtime.device import DEVICE_ERRORS, Failure, Report
 from runtime.errors import RunError
 from runtime.npu import knobs, states, versions, xrt_messages
 from runtime.npu.lock import DeviceLock
@@ -114,8 +116,8 @@ class NpuAccess:
     def free(self) -> None:
         self._lock.release()
 
-    def wait(self, run: Any) -> None:
-        states.wait(run, self._limit)
+    def execution(self, run: Any) -> Callable[[], None]:
+        return partial(_start_and_wait, run, self._limit)
 
     def settle(self, run: Any) -> None:
         try:
@@ -142,6 +144,11 @@ class NpuAccess:
         ]
         headline = f"{failure.label} failed on the NPU: {_in_words(failure.error)}"
         return RunError(headline, *filter(None, details), lost=_loses_device(failure.error))
+
+
+def _start_and_wait(run: Any, limit: float) -> None:
+    run.start()
+    states.wait(run, limit)
 
 
 def check_command(artifact: Path) -> str:

@@ -96,7 +96,7 @@ class NumpyRunner:
                 arrays[name][...] = given
         self.sets[bo_key] = arrays
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         inputs = {argument.name for argument in program.arguments if argument.role is Role.INPUT}
         assert set(arrays) == inputs, f"{program.name}: {sorted(arrays)} given, {sorted(inputs)} are inputs"
         self.check(program, arrays)

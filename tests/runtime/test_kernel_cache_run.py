@@ -10,7 +10,7 @@ import pytest
 from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
 from runtime import AerieRuntimeError, ArrayError, RunError
 from runtime.buffers import BufferSet
-from runtime.contexts import Contexts
+from runtime.device import Contexts
 
 ZEROS = np.zeros((4, 8), np.float32)
 

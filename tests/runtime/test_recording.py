@@ -18,9 +18,15 @@ from runtime import (
     RunError,
     select_backend,
 )
+<<<<<<< HEAD
 from runtime.access import VirtualAccess
 from runtime.replay import BETWEEN
 from virtual_npu.objects import load_host_code
+=======
+from runtime.calls import BETWEEN
+from runtime.device import VirtualAccess
+from virtual_npu.host_code import load_host_code
+>>>>>>> 5fce7ba (A call is a value, made at once or noted to be repeated; a program by itself is a batch of one; results that stay on the device are called so)
 
 WIDTH = 8
 ROLES = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}
@@ -131,7 +137,7 @@ class Steps:
         self.assign = assign
 
     def all(self, runner, host):
-        y = runner.run(FIRST, bo_key="L0", copy=False, unread=("y",), x=self.x)["y"]
+        y = runner.run(FIRST, bo_key="L0", copy=False, on_device=("y",), x=self.x)["y"]
         y = runner.run(SECOND, bo_key="L1", copy=False, x=y)["y"]
         host("hand on", self.assign(self.middle, y))
         return runner.run(SECOND, bo_key="L2", copy=False, outputs=("tmp", "y"), x=self.middle)

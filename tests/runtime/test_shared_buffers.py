@@ -34,8 +34,8 @@ def sharing_cache(open_cache, program):
 
 
 def pass_through(cache, **first):
-    """Both calls, the first one's result unread by the host; what the second one made."""
-    middle = cache.run("scale", bo_key="first", copy=False, unread=("y",), **first)["y"]
+    """Both calls, the first one's result left on the device; what the second one made."""
+    middle = cache.run("scale", bo_key="first", copy=False, on_device=("y",), **first)["y"]
     return cache.run("scale", bo_key="second", copy=False, x=middle)["y"]
 
 
@@ -81,7 +81,7 @@ def test_an_array_of_the_hosts_is_copied_as_ever(sharing_cache):
 
 def test_an_unread_result_that_nobody_shares_is_read(strict, sharing_cache):
     sharing_cache.preload("scale", "first", w=W)
-    result = sharing_cache.run("scale", bo_key="second", copy=False, unread=("y",), x=X)["y"]
+    result = sharing_cache.run("scale", bo_key="second", copy=False, on_device=("y",), x=X)["y"]
     np.testing.assert_array_equal(result, 2 * X)
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from air_dialect import parse, print_module
 from kernel_builder.arguments import Argument
 from kernel_builder.dsl import without_rounding
-from runtime.access import Failure, VirtualAccess
 from runtime.backend import Backend
+from runtime.device import Failure, VirtualAccess
 from runtime.errors import CompileError, RunError
 from runtime.npu.device import NpuAccess
 from runtime.toolchain import VirtualToolchain

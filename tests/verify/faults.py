@@ -65,8 +65,10 @@ class Passing:
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
-        return self.inner.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
+        return self.inner.run(
+            program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays
+        )
 
 
 class Renaming(Passing):
@@ -93,13 +95,13 @@ class Giving(Passing):
         super().__init__(inner)
         self.change = change
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         return super().run(
             program,
             bo_key=bo_key,
             outputs=outputs,
             copy=copy,
-            unread=unread,
+            on_device=on_device,
             **self.change(bo_key, dict(arrays)),
         )
 
@@ -111,7 +113,7 @@ class Returning(Passing):
         super().__init__(inner)
         self.change = change
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         table = program.arguments
         written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
         results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
@@ -265,12 +267,12 @@ class Stale(Passing):
         super().__init__(inner)
         self.buffer_set, self.argument, self.kept = buffer_set, argument, None
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         if bo_key == self.buffer_set:
             if self.kept is None:
                 self.kept = arrays[self.argument].copy()
             arrays[self.argument] = self.kept
-        return super().run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
+        return super().run(program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays)
 
 
 def stale(buffer_set, argument):

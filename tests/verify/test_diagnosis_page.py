@@ -39,8 +39,10 @@ class Broken:
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, unread=(), **arrays):
-        results = self.inner.run(program, bo_key=bo_key, outputs=outputs, copy=copy, unread=unread, **arrays)
+    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
+        results = self.inner.run(
+            program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays
+        )
         if bo_key == "o_ffn_L4" and "swiglu" in results:
             results["swiglu"] = (results["swiglu"].astype(np.float32) * 1.1).astype(results["swiglu"].dtype)
         return results

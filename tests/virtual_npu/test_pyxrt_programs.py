@@ -181,16 +181,18 @@ def test_the_interpreter_has_its_turn_in_a_long_batch(shared, monkeypatch, fails
         stuck.set_arg(0, buffers[0])
         runs.insert(2, stuck)
     batch = Batch(runs)
-    slices = []
-    take_on = batch._take_on
-    monkeypatch.setattr(batch, "_take_on", lambda first: (slices.append(first), take_on(first))[1])
+    left = []
+    real = batch._take_steps
+    monkeypatch.setattr(
+        batch, "_take_steps", lambda at, steps, ns: (left.append(steps), real(at, steps, ns))[1]
+    )
     if not fails:
         batch.execute()
     else:
         with pytest.raises(StepError) as caught:
             batch.execute()
         assert caught.value.number == 2
-    assert slices == [0, 1, 2]
+    assert left == [len(runs), len(runs) - 1, len(runs) - 2]
     assert [float(values(buffer)[0]) for buffer in buffers] == [0, 1, 3, 0 if fails else 6]
 
 
@@ -201,17 +203,17 @@ def test_a_signal_ends_a_batch_between_its_steps(shared, monkeypatch):
     first, middle = bound_add(add, device, 2, source)
     second, result = bound_add(add, device, 3, middle)
     batch = Batch([first, second])
-    real = batch._take_on
+    real = batch._take_steps
 
-    def interrupted(at):
-        if at == 1:
+    def interrupted(at, steps, nanoseconds):
+        if steps == 1:
             raise KeyboardInterrupt
-        return real(at)
+        return real(at, steps, nanoseconds)
 
-    monkeypatch.setattr(batch, "_take_on", interrupted)
+    monkeypatch.setattr(batch, "_take_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         batch.execute()
     assert (values(middle)[0], values(result)[0]) == (2, 0)
-    monkeypatch.setattr(batch, "_take_on", real)
+    monkeypatch.setattr(batch, "_take_steps", real)
     batch.execute()
     assert values(result)[0] == 5

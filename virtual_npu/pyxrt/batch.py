@@ -59,6 +59,9 @@ class _Step(ctypes.Structure):
     )
 
 
+STEP_BYTES = ctypes.sizeof(_Step)
+
+
 def can_be_one(steps: Sequence[object]) -> bool:
     """Whether these may be a Batch: plain runs on memory that is the host's too, and one run at least."""
     runs = [step for step in steps if not isinstance(step, (Copy, HostCode))]
@@ -92,34 +95,34 @@ class Batch:
         fields = np.frombuffer(memoryview(self._in_c), dtype=np.int64).reshape(len(steps), -1)
         self.nanoseconds: npt.NDArray[np.int64] = fields[:, 4]
         self._status = fields[:, 5]
-        self._of_host = np.array([isinstance(step, HostCode) for step in steps])
+        self._of_host = np.flatnonzero([isinstance(step, HostCode) for step in steps])
 
     def execute(self) -> None:
         """Take all steps, after whatever else was started. Raises StepError at the first run that fails.
 
         The interpreter has its turn after every SLICE_NS, so that a signal is handled in a long batch.
         """
-        with self._queue.emptied():
-            taken = 0
+        taken, failed, last = 0, False, len(self._steps)
+        with self._queue.busy:
+            self._queue.finish_started()
             try:
-                while 0 <= taken < len(self._steps):
-                    taken = self._take_on(taken)
+                while taken < last and not failed:
+                    more = self._take_steps(self._address + taken * STEP_BYTES, last - taken, SLICE_NS)
+                    failed = more < 0  # then it is the complement of the number of the one that failed
+                    taken += ~more if failed else more
             finally:
-                self._count(taken if taken >= 0 else ~taken)
-        if taken < 0:
-            self._raise_failed(~taken)
-
-    def _take_on(self, first: int) -> int:
-        """Steps from `first` on: how many are taken then, or the complement of the number of a failed one."""
-        address, left = self._address + first * ctypes.sizeof(_Step), len(self._steps) - first
-        taken: int = self._take_steps(address, left, SLICE_NS)
-        return first + taken if taken >= 0 else ~(first + ~taken)
+                self._count(taken)
+        if failed:
+            self._raise_failed(taken)
 
     def _count(self, taken: int) -> None:
+        """Add up the time in the steps that were taken."""
         for number, call in self._calls.items():
             if number < taken:
                 call.outcome(0)
-        Batch.host_seconds += float(self.nanoseconds[:taken][self._of_host[:taken]].sum()) * 1e-9
+        if self._of_host.size:
+            of_host = self._of_host[self._of_host < taken]
+            Batch.host_seconds += float(self.nanoseconds[of_host].sum()) * 1e-9
 
     def _raise_failed(self, number: int) -> None:
         """Only a run can fail: say so as waiting for it would."""

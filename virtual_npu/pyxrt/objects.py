@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import mmap
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -97,14 +96,14 @@ class RunQueue:
 
     def __init__(self) -> None:
         self._started: deque[Command] = deque()
-        self._busy = threading.Lock()
+        self.busy = threading.Lock()
 
     def submit(self, run: Command) -> None:
         self._started.append(run)
 
     def drain(self, until: Command) -> None:
         """Carry out started runs up to and with `until`; on return it is no longer pending."""
-        with self._busy:
+        with self.busy:
             started = self._started
             while until.pending and started:
                 run = started.popleft()
@@ -112,13 +111,10 @@ class RunQueue:
                 if run is until:
                     break
 
-    @contextlib.contextmanager
-    def emptied(self) -> Iterator[None]:
-        """All that was started is carried out, and nothing else until the caller is done."""
-        with self._busy:
-            while self._started:
-                self._started.popleft().execute()
-            yield
+    def finish_started(self) -> None:
+        """Carry out all that was started. The caller holds `busy`, so that nothing else is until it is done."""
+        while self._started:
+            self._started.popleft().execute()
 
     def drain_within(self, until: Command, milliseconds: float | None) -> None:
         """As `drain`, but give up waiting (not running) after that time; None does not wait at all."""
