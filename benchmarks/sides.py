@@ -12,14 +12,12 @@ import numpy as np
 
 from benchmarks.machine import peak_bytes
 from benchmarks.one_call import overhead_of_load_and_run
+from llama32_1b.attention import KVCache
 from llama32_1b.checkpoint import open_checkpoint
 from llama32_1b.compiling import RuntimeOptions, compile_programs
 from llama32_1b.config import load_config
-from llama32_1b.decode import decode_step
-from llama32_1b.kv_cache import KVCache
-from llama32_1b.lm_head import next_token_row
+from llama32_1b.forward import decode_step, next_token_row, prefill
 from llama32_1b.native import native_attention
-from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime

@@ -1,21 +1,64 @@
-"""Decode attention on the CPU: one query position against the KV cache, with grouped heads."""
+"""The KV cache, and decode attention over it on the CPU: one query position, with grouped heads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from llama32_1b.kv_cache import Layers, write_rows
-from llama32_1b.native import LayerCode, NativeAttention, Seen, native_attention
+from llama32_1b.config import LlamaConfig
+from llama32_1b.native import LayerCode, NativeAttention, Place, native_attention
 from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
 from runtime import HostWork
 from virtual_npu import knobs
 
+KeysAndValues: TypeAlias = tuple[BF16Array, BF16Array]
+Layers: TypeAlias = Sequence[KeysAndValues]
+
 MaskRule: TypeAlias = Callable[[int], Any]
 """From the query's position to an index over key positions (a slice or a boolean array)."""
+
+
+class KVCache:
+    """Keys (after RoPE) and values, each (layers, kv_heads, capacity, head_dim) in bf16.
+
+    Head-major, so that attention reads one head's positions as one contiguous block. `layers` are keys and
+    values of each layer. `length` is the number of positions that every layer holds; a decode step writes its
+    position in each layer and then calls `advance`. `token_pass` is decode's, which keeps there what is the
+    same for all tokens.
+    """
+
+    def __init__(self, config: LlamaConfig, capacity: int) -> None:
+        shape = (config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
+        keys, values = np.zeros(shape, bf16), np.zeros(shape, bf16)
+        self.layers: Layers = list(zip(keys, values, strict=True))
+        self.capacity = capacity
+        self.length = 0
+        self.token_pass: object = None
+
+    def write(self, layer: int, position: int, keys: BF16Array, values: BF16Array) -> None:
+        """Store rows for positions from `position` on; keys and values are (rows, kv_heads * head_dim)."""
+        self.check_room(position, len(keys))
+        write_rows(self.layers[layer], position, keys, values)
+
+    def check_room(self, position: int, rows: int) -> None:
+        """IndexError where so many rows from `position` on do not fit."""
+        if position + rows > self.capacity:
+            raise IndexError(f"positions {position}..{position + rows - 1} in a cache of {self.capacity}")
+
+    def advance(self, positions: int) -> None:
+        """Count `positions` more as held, once every layer has written them."""
+        self.length += positions
+
+
+def write_rows(stored: KeysAndValues, position: int, keys: BF16Array, values: BF16Array) -> None:
+    """Store rows, (rows, kv_heads * head_dim), at the positions of a layer from `position` on."""
+    for cache, given in zip(stored, (keys, values), strict=True):
+        heads, _, head_dim = cache.shape
+        rows = len(given)
+        cache[:, position : position + rows] = given.reshape(rows, heads, head_dim).transpose(1, 0, 2)
 
 
 def causal(position: int) -> slice:
@@ -51,14 +94,14 @@ class CacheAttention:
     """What the host does in each layer of a decoded token: keep its keys and values, and attend to the cache.
 
     `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
-    attention of all heads. `see` comes before each token. The form, C++ or numpy, is chosen once, by what the
-    first token sees.
+    attention of all heads. `move_to` comes before each token. The form, C++ or numpy, is chosen once, by the
+    positions that the first token attends to.
     """
 
     def __init__(self, layers: Layers, width: int, visible: Any) -> None:
         self.out = np.empty(width, bf16)
         self._layers = layers
-        self._position, self._visible, self._seen = 0, visible, Seen()
+        self._position, self._visible, self._place = 0, visible, Place()
         self._native = _serving(layers[0][0], visible)
         self._threads = knobs.threads() if self._native else 1
 
@@ -66,11 +109,11 @@ class CacheAttention:
         """Whether a token that sees `visible` would be given the same form."""
         return _serving(self._layers[0][0], visible) is self._native
 
-    def see(self, position: int, visible: Any) -> None:
+    def move_to(self, position: int, visible: Any) -> None:
         """The next token stands at `position` and sees the positions that the index `visible` picks."""
         self._position, self._visible = position, visible
         if self._native:
-            self._seen.see(position, visible, self._layers[0][0].shape[1])
+            self._place.set(position, visible, self._layers[0][0].shape[1])
 
     def works(
         self, layer: int, query: BF16Array, key_row: BF16Array, value_row: BF16Array
@@ -80,7 +123,7 @@ class CacheAttention:
         given = {"query": query, "key_row": key_row, "value_row": value_row}
         if self._native and all(array.flags.c_contiguous for array in given.values()):
             arrays = {**given, "keys": keys, "values": values, "out": self.out}
-            code = LayerCode(self._native, self._seen, self._threads, **arrays)
+            code = LayerCode(self._native, self._place, self._threads, **arrays)
             return code.keep_row(), code.attend()
 
         def keep() -> None:

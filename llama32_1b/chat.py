@@ -9,7 +9,7 @@ from typing import Protocol, TextIO
 
 from llama32_1b.errors import PromptTooLongError, UserError
 from llama32_1b.generate import FinishReason, Generation
-from llama32_1b.interrupts import stop_on_interrupt
+from llama32_1b.progress import stop_on_interrupt
 from llama32_1b.sampler import Sampler
 from llama32_1b.tokenizer import Message, Tokenizer
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 from llama32_1b import commands
 from llama32_1b.checkpoint import DEMO
 from llama32_1b.errors import UsageError, UserError
-from llama32_1b.interrupts import end_as_at_ctrl_c
+from llama32_1b.progress import end_as_at_ctrl_c
 from multi_launch_builder import UnsupportedShapeError
 from runtime import AerieRuntimeError, ArrayError
 from runtime.memory import available_bytes, share_arena, size

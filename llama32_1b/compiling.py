@@ -10,8 +10,7 @@ from pathlib import Path
 from llama32_1b.config import LlamaConfig
 from llama32_1b.errors import UserError
 from llama32_1b.native import prepare_native
-from llama32_1b.profiling import program_flops
-from llama32_1b.programs import sharing
+from llama32_1b.programs import program_flops, sharing
 from llama32_1b.progress import Reporter, Step
 from multi_launch_builder import Program, build_programs, check_shape, legal_seq_len
 from runtime import Backend, KernelCache, Profiler, Progress, Stage

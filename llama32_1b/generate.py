@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,10 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from llama32_1b.decode import decode_step
 from llama32_1b.errors import UserError
-from llama32_1b.lm_head import next_token_row
+from llama32_1b.forward import check_prompt, decode_step, next_token_row, prefill
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array
-from llama32_1b.prefill import check_prompt, prefill
-from llama32_1b.running import Recover, give_up
 from llama32_1b.sampler import Sampler
 from runtime import RunError
 
@@ -53,6 +49,15 @@ class Figures:
         )
 
 
+Recover = Callable[[RunError, str], LlamaModel]
+"""Called with a failure and where it happened: gives the model to go on with, or raises the failure."""
+
+
+def give_up(error: RunError, where: str) -> LlamaModel:  # noqa: ARG001
+    """There is nothing to go on with."""
+    raise error
+
+
 def never() -> bool:
     return False
 
@@ -61,9 +66,9 @@ class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
     `interrupted` is asked after every token; True ends the generation. Afterwards `finish_reason` says
-    why it ended and `figures` how fast it was. `recover` is called when a device fails: where it returns, the
-    step that failed is run again. Raises PromptError, before anything is run, for a prompt that cannot be
-    run, and UserError where fewer than one token is asked for.
+    why it ended and `figures` how fast it was. `recover` is called when a device fails: the step that failed
+    is run again by the model that it gives. Raises PromptError, before anything is run, for a prompt that
+    cannot be run, and UserError where fewer than one token is asked for.
     """
 
     def __init__(
@@ -89,14 +94,13 @@ class Generation:
         self._started = self._first = self._last = 0.0
 
     def __iter__(self) -> Iterator[int]:
-        model = self._model
         self._started = time.perf_counter()
-        cache = model.new_cache(len(self.prompt_ids) + self._max_new_tokens)
-        rows = self._step(lambda: prefill(model, self.prompt_ids, cache))
+        cache = self._model.new_cache(len(self.prompt_ids) + self._max_new_tokens)
+        rows = self._step(prefill, self.prompt_ids, cache)
         token = self._pick(rows[-1])
         yield token
         while (reason := self._reason_to_finish(token, cache.length)) is None:
-            row = self._step(functools.partial(decode_step, model, token, cache))
+            row = self._step(decode_step, token, cache)
             token = self._pick(row)
             yield token
         self.finish_reason = reason
@@ -120,7 +124,7 @@ class Generation:
         return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
 
     def _pick(self, hidden: BF16Array) -> int:
-        logits = self._step(lambda: next_token_row(self._model, hidden))
+        logits = self._step(next_token_row, hidden)
         with self._model.host_timer("sampling"):
             token = self._sampler(logits)
         self._last = time.perf_counter()
@@ -129,13 +133,13 @@ class Generation:
         self.token_ids.append(token)
         return token
 
-    def _step(self, step: Callable[[], Row]) -> Row:
+    def _step(self, step: Callable[..., Row], *arguments: Any) -> Row:
         """One step of the forward pass; run again, from its start, once a failed device was replaced."""
         try:
-            return step()
+            return step(self._model, *arguments)
         except RunError as error:
-            self._recover(error, f"at token {len(self.token_ids) + 1} of the answer")
-        return step()
+            self._model = self._recover(error, f"at token {len(self.token_ids) + 1} of the answer")
+        return step(self._model, *arguments)
 
     def _reason_to_finish(self, token: int, next_position: int) -> FinishReason | None:
         config = self._model.config

@@ -10,15 +10,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llama32_1b.attention import MaskRule, causal
+from llama32_1b.attention import KVCache, MaskRule, causal
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.config import LlamaConfig
-from llama32_1b.kv_cache import KVCache
-from llama32_1b.numerics import BF16Array
-from llama32_1b.programs import LAYER_PROGRAMS, LM_HEAD_PARTITIONS, ProgramRunner, Runs, buffer_set
-from llama32_1b.rope import rope_table
-from llama32_1b.tensors import Rows, Tensor
-from llama32_1b.weights import Weights
+from llama32_1b.numerics import BF16Array, rope_table
+from llama32_1b.programs import LAYER_PROGRAMS, LM_HEAD_PARTITIONS, ProgramRunner, buffer_set
+from llama32_1b.weights import Rows, Tensor, Weights
 from multi_launch_builder import Program
 from runtime import Static
 
@@ -62,14 +59,8 @@ class LlamaModel:
         They are views, valid until a program writes that buffer again (`programs.sharing`). Those named in
         `on_device` are for the next program alone: their contents may never come to the host.
         """
-        return self.run_by(self.runner, name, layer, on_device, **arrays)
-
-    def run_by(
-        self, runner: Runs, name: str, layer: int, on_device: Collection[str], **arrays: NDArray[Any]
-    ) -> dict[str, NDArray[Any]]:
-        """As `run`, by another runner, such as a recording."""
-        bo_key = buffer_set(name, layer)
-        return runner.run(self.programs[name], bo_key=bo_key, copy=False, on_device=on_device, **arrays)
+        key = buffer_set(name, layer)
+        return self.runner.run(self.programs[name], bo_key=key, copy=False, on_device=on_device, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less."""

@@ -1,7 +1,8 @@
-"""What the driver asks of the rooms below: the six programs, and something that runs them by name."""
+"""What the driver asks of the rooms below: the six programs, what each costs, and what runs them by name."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
@@ -58,8 +59,26 @@ def _place(stage: str, argument: Argument, layer: int) -> str:
     return f"{stage}.{place}"
 
 
-class Runs(Protocol):
-    """Calls programs with arguments given by name."""
+def program_flops(program: Program) -> float:
+    """Floating-point operations of one call: two per multiply-add of every matrix product.
+
+    Norms, RoPE, SwiGLU, softmax and additions are not counted; they are below one percent in prefill.
+    """
+    if program.name == "flash_attn":
+        return _causal_attention_flops(*program.arguments["q_roped"].shape)
+    shape = program.arguments["x"].shape
+    rows = shape[0] if len(shape) == 2 else 1
+    matrices = [a.shape for a in program.arguments if a.role is Role.WEIGHT and len(a.shape) == 2]
+    return 2.0 * rows * sum(math.prod(matrix) for matrix in matrices)
+
+
+def _causal_attention_flops(rows: int, width: int) -> float:
+    """q k^T and p v over the rows * (rows + 1) / 2 visible pairs; width is heads * head_dim."""
+    return 4.0 * width * rows * (rows + 1) / 2
+
+
+class ProgramRunner(Protocol):
+    """Runs programs on buffers that it holds, with arguments given by name. runtime.KernelCache is one."""
 
     def run(
         self,
@@ -77,10 +96,6 @@ class Runs(Protocol):
         With `copy=False` the results are views that the next call on the same set overwrites, and the
         contents of those in `on_device` need not come to the host: they are passed on to another program.
         """
-
-
-class ProgramRunner(Runs, Protocol):
-    """Runs programs on buffers that it holds. runtime.KernelCache is one."""
 
     def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
         """The weights and look-up tables of the set `bo_key` that nobody has filled, through any set."""

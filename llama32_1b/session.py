@@ -1,12 +1,17 @@
-"""A session: programs compiled, weights resident, ready to answer."""
+"""A session: programs compiled, weights resident, ready to answer, and what goes on when a device fails.
+
+The unit that is run again after a failure is a step: the prompt, one token, one row of logits. Each reads
+tokens and the counted positions of the KV cache and nothing else, so what a failed one left behind is
+overwritten, and no token is lost or made twice. What the first device computed stays in the KV cache.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs, open_cache
@@ -14,29 +19,31 @@ from llama32_1b.footprint import check_memory
 from llama32_1b.generate import Generation, never
 from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
-from llama32_1b.running import Running
 from llama32_1b.sampler import Sampler
 from llama32_1b.tokenizer import Tokenizer
 from runtime import Backend, KernelCache, RunError
 
+Fallback = Callable[[], tuple[KernelCache, LlamaModel]]
 
-@dataclass(frozen=True)
+
+@dataclass
 class Session:
-    """A model that is ready, with its tokenizer and what runs its programs."""
+    """A model that is ready, with its tokenizer and the cache that runs its programs.
+
+    `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
+    weight in place; it is called once, when the first cache has failed. `backend` names what has run the
+    programs: virtual or npu; "npu, then virtual" where the one had to give way.
+    """
 
     model: LlamaModel
     tokenizer: Tokenizer
-    running: Running
+    cache: KernelCache
+    note: Callable[[str], None]
+    fallback: Fallback | None = None
+    backend: str = ""
 
-    @property
-    def cache(self) -> KernelCache:
-        """The cache that runs the programs now."""
-        return self.running.cache
-
-    @property
-    def backend(self) -> str:
-        """The backend's name: virtual or npu; "npu, then virtual" where the one had to give way."""
-        return self.running.backend
+    def __post_init__(self) -> None:
+        self.backend = self.backend or self.cache.backend.name
 
     def generate(
         self,
@@ -46,7 +53,23 @@ class Session:
         interrupted: Callable[[], bool] = never,
     ) -> Generation:
         """Tokens that continue `prompt_ids`; see Generation."""
-        return Generation(self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.running.recover)
+        return Generation(self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover)
+
+    def recover(self, error: RunError, where: str) -> LlamaModel:
+        """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
+
+        The failed cache is closed first: its device is free, and views on its buffers are dead.
+        """
+        if self.fallback is None:
+            raise error
+        fallback, self.fallback = self.fallback, None
+        failed = self.cache.backend.name
+        self.note(f"\n{error}\nbackend {failed} is given up {where}; preparing another for the rest")
+        self.cache.close()
+        self.cache, self.model = fallback()
+        self.backend = f"{failed}, then {self.cache.backend.name}"
+        self.note(f"going on {where} on backend {self.cache.backend.name}")
+        return self.model
 
     def text(self, generation: Generation) -> Iterator[str]:
         """Run `generation` and give its text as it is made, without the tokens that end it."""
@@ -66,7 +89,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     """Compile what is not yet compiled, then fill each layer's buffer objects with its weights.
 
     While programs are compiled, the weights' files come from the disk into the system's cache. After this, a
-    call writes activations alone. With `options.fallback`, a device that fails, now or later, is replaced by
+    call writes activations alone. With `options.fallback`, a device that fails, now or later, gives way to
     that backend, whose programs are compiled only then. Raises TooLittleMemoryError before anything else is
     done, what compile_programs raises, and RunError for a device that fails without one.
     """
@@ -75,21 +98,23 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     with checkpoint.weights.reading_ahead():
         programs, cache = compile_programs(checkpoint.config, options, report)
 
-    def prepare(fallback: Backend) -> KernelCache:
-        other = open_cache(options.cache_dir, fallback, programs, checkpoint.config, cache.profiler, report)
-        compile_into(other, programs, report)
-        _preload(dataclasses.replace(model, runner=other), checkpoint, report)
-        return other
+    model = assemble(checkpoint, programs, cache, seq_len, cache.profiler.span)
 
-    stand_in = functools.partial(prepare, options.fallback) if options.fallback else None
-    running = Running(cache, report.note, stand_in)
-    model = assemble(checkpoint, programs, running, seq_len, cache.profiler.span)
+    def fall_back(to: Backend) -> tuple[KernelCache, LlamaModel]:
+        other = open_cache(options.cache_dir, to, programs, checkpoint.config, cache.profiler, report)
+        compile_into(other, programs, report)
+        on_other = dataclasses.replace(model, runner=other)
+        _preload(on_other, checkpoint, report)
+        return other, on_other
+
+    fallback = partial(fall_back, options.fallback) if options.fallback else None
+    session = Session(model, checkpoint.tokenizer, cache, report.note, fallback)
     try:
         _preload(model, checkpoint, report)
     except RunError as error:
-        running.recover(error, "while weights were loaded")
+        session.recover(error, "while weights were loaded")
     cache.profiler.reset()
-    return Session(model, checkpoint.tokenizer, running)
+    return session
 
 
 def _preload(model: LlamaModel, checkpoint: Checkpoint, report: Reporter) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llama32_1b.decode import decode_step
+from llama32_1b.forward import check_prompt, decode_step, prefill
 from llama32_1b.model import LlamaModel
-from llama32_1b.prefill import check_prompt, prefill
 from llama32_1b.session import Session
 from verify.bounds import numerics_of
 from verify.judging import Row, Theirs

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llama32_1b.decode import decode_step
-from llama32_1b.kv_cache import KVCache
-from llama32_1b.lm_head import next_token_logits
+from llama32_1b.attention import KVCache
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array, F32Array
-from llama32_1b.prefill import prefill
 from verify.captures import Call, CallRecorder
 
 # Which argument of which program holds a step's value: (program of prefill, program of decode, argument).

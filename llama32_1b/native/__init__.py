@@ -29,8 +29,8 @@ ELEMENTS = 32
 """A head's width must be a multiple of this: of two of the widest vectors."""
 
 
-class Seen(ctypes.Structure):
-    """Where the token that is decoded stands, and the positions that it sees; Seen in decode_attention.cc."""
+class Place(ctypes.Structure):
+    """The position of the decoded token, and those that it attends to; Place in decode_attention.cc."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("position", "first", "last"))
 
@@ -38,7 +38,7 @@ class Seen(ctypes.Structure):
     first: int
     last: int
 
-    def see(self, position: int, visible: slice, capacity: int) -> None:
+    def set(self, position: int, visible: slice, capacity: int) -> None:
         self.position = position
         self.first, self.last, _ = visible.indices(capacity)
 
@@ -53,7 +53,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_int64) for name in _SIZES),
-        ("seen_by_token", ctypes.POINTER(Seen)),
+        ("place", ctypes.POINTER(Place)),
     )
 
 
@@ -64,7 +64,7 @@ class LayerCode:
     (kv_heads, capacity, head_dim), all bf16 and contiguous. Raises ValueError for others.
     """
 
-    def __init__(self, native: NativeAttention, seen: Seen, threads: int, **arrays: BF16Array) -> None:
+    def __init__(self, native: NativeAttention, place: Place, threads: int, **arrays: BF16Array) -> None:
         kv_heads, capacity, head_dim = arrays["keys"].shape
         sizes = arrays["query"].size // head_dim, kv_heads, head_dim, capacity, threads
         row, whole = kv_heads * head_dim, arrays["query"].size
@@ -73,7 +73,7 @@ class LayerCode:
             _check(name, array, expected.get(name, array.size))
         pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
         self._native = native
-        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(seen))
+        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(place))
         self._keeps = self._in_c, arrays
 
     def keep_row(self) -> HostWork:
@@ -81,7 +81,7 @@ class LayerCode:
         return self._work(self._native.keep_row)
 
     def attend(self) -> HostWork:
-        """The token's attention over what it sees, to `out`."""
+        """The token's attention to `out`."""
         return self._work(self._native.attend)
 
     def _work(self, function: Any) -> HostWork:
@@ -120,9 +120,9 @@ class NativeAttention:
         self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: slice, threads: int = 1
     ) -> BF16Array:
         """As attention.reference_attention, for what `serves` accepts. The cache is read in place."""
-        out, seen = np.empty(query.shape, bf16), Seen()
-        seen.see(0, visible, keys.shape[1])
-        LayerCode(self, seen, threads, query=query, keys=keys, values=values, out=out).attend().do()
+        out, place = np.empty(query.shape, bf16), Place()
+        place.set(0, visible, keys.shape[1])
+        LayerCode(self, place, threads, query=query, keys=keys, values=values, out=out).attend().do()
         return out
 
     def timed(self, function: Any, layer: _Layer) -> None:

@@ -105,8 +105,8 @@ Floats exponential(Floats x) {
   return (Floats)((Ints)result & ~(x <= -87.0f));  // a NaN stays one
 }
 
-// Where the token that is decoded stands, and the positions that it sees: first .. last - 1.
-struct Seen {
+// The position of the decoded token, and those that it attends to: first .. last - 1.
+struct Place {
   std::int64_t position, first, last;
 };
 
@@ -117,7 +117,7 @@ struct Layer {
   std::uint16_t *keys, *values;                // (kv_heads, capacity, head_dim)
   std::uint16_t* out;                          // (heads * head_dim)
   std::int64_t heads, kv_heads, head_dim, capacity, threads;
-  const Seen* seen_by_token;
+  const Place* place;
 };
 
 struct Job : Layer {
@@ -126,22 +126,22 @@ struct Job : Layer {
 
   explicit Job(const Layer& layer)
       : Layer(layer),
-        first(seen_by_token->first),
-        last(seen_by_token->last),
+        first(place->first),
+        last(place->last),
         scale(float(1 / std::sqrt(double(head_dim)))) {}
 
-  std::int64_t seen() const { return last - first; }
-  std::int64_t padded() const { return (seen() + kTile - 1) / kTile * kTile; }
+  std::int64_t positions() const { return last - first; }
+  std::int64_t padded() const { return (positions() + kTile - 1) / kTile * kTile; }
 };
 
 // Scores of HEADS heads: scores[head * padded + position]. Rows past the last are the last again.
 template <int HEADS>
 void score(const Job& job, const float* query, const std::uint16_t* keys, float* scores) {
   constexpr int kRows = kTile / HEADS;
-  for (std::int64_t at = 0; at < job.seen(); at += kRows) {
+  for (std::int64_t at = 0; at < job.positions(); at += kRows) {
     Floats sums[kTile] = {};
     const std::uint16_t* rows[kRows];
-    for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.seen() - 1) * job.head_dim;
+    for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.positions() - 1) * job.head_dim;
     for (std::int64_t d = 0; d < job.head_dim; d += kPair) {
       for (int row = 0; row < kRows; ++row) {
         const Pair key(rows[row] + d);
@@ -160,8 +160,8 @@ void score(const Job& job, const float* query, const std::uint16_t* keys, float*
 }
 
 // Softmax without its division: scores become weights, and the sum of the weights is returned.
-float soften(float* scores, std::int64_t seen, std::int64_t padded) {
-  std::fill(scores + seen, scores + padded, -std::numeric_limits<float>::infinity());
+float soften(float* scores, std::int64_t positions, std::int64_t padded) {
+  std::fill(scores + positions, scores + padded, -std::numeric_limits<float>::infinity());
   Floats most = load(scores);
   for (std::int64_t at = kLanes; at < padded; at += kLanes) {
     const Floats next = load(scores + at);
@@ -185,7 +185,7 @@ template <int HEADS>
 void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t d,
          std::uint16_t* out) {
   Floats even[HEADS] = {}, odd[HEADS] = {};
-  for (std::int64_t at = 0; at < job.seen(); ++at) {
+  for (std::int64_t at = 0; at < job.positions(); ++at) {
     const Pair value(values + at * job.head_dim + d);
     for (int head = 0; head < HEADS; ++head) {
       const float weight = weights[head * job.padded() + at];
@@ -219,7 +219,7 @@ void attend(const Job& job, std::int64_t kv_head, std::int64_t head, std::vector
   arrange(job.query + head * job.head_dim, HEADS * job.head_dim, query);
   score<HEADS>(job, query, job.keys + first_row, scores);
   float totals[HEADS];
-  for (int i = 0; i < HEADS; ++i) totals[i] = soften(scores + i * padded, job.seen(), padded);
+  for (int i = 0; i < HEADS; ++i) totals[i] = soften(scores + i * padded, job.positions(), padded);
   for (std::int64_t d = 0; d < job.head_dim; d += kPair)
     mix<HEADS>(job, scores, totals, job.values + first_row, d, job.out + head * job.head_dim);
 }
@@ -247,7 +247,7 @@ constexpr std::int64_t kWorthAThread = 1 << 19;  // multiply-adds; below, starti
 
 // The token's row of keys and values, stored at its position of the cache. Gives 0.
 EXPORTED int keep_row(const Layer* layer, void*, void*) {
-  const std::int64_t width = layer->head_dim, position = layer->seen_by_token->position;
+  const std::int64_t width = layer->head_dim, position = layer->place->position;
   for (std::int64_t head = 0; head < layer->kv_heads; ++head) {
     const std::int64_t to = (head * layer->capacity + position) * width, nbytes = width * sizeof(std::uint16_t);
     std::memcpy(layer->keys + to, layer->key_row + head * width, nbytes);
@@ -259,7 +259,7 @@ EXPORTED int keep_row(const Layer* layer, void*, void*) {
 // Attention over the cache, into the layer's `out`. Gives 0.
 EXPORTED int decode_attention(const Layer* layer, void*, void*) {
   const Job job(*layer);
-  const std::int64_t work = 2 * job.heads * job.head_dim * job.seen();
+  const std::int64_t work = 2 * job.heads * job.head_dim * job.positions();
   const std::int64_t shares = std::max<std::int64_t>(1, std::min({job.threads, job.kv_heads, work / kWorthAThread}));
   std::vector<std::thread> helpers;
   for (std::int64_t share = 1; share < shares; ++share)

@@ -9,15 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from llama32_1b import tensors
+from llama32_1b import weights as weights_module
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import compile_into, open_cache
-from llama32_1b.decode import decode_step
-from llama32_1b.lm_head import next_token_logits
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.model import assemble, preload
 from llama32_1b.native import native_attention
-from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.synthetic.__main__ import main as synthesise
 from multi_launch_builder import build_programs
@@ -182,7 +180,7 @@ def test_attention_in_numpy_at_full_width(wide):
 
 def interrupt_reading(monkeypatch, after):
     """Ctrl-C once so many pieces of tensors are read, in the middle of one."""
-    real, pieces = tensors._File.read_rows, []
+    real, pieces = weights_module._File.read_rows, []
 
     def read(self, out, first):
         pieces.append(first)
@@ -191,7 +189,7 @@ def interrupt_reading(monkeypatch, after):
             raise KeyboardInterrupt
         real(self, out, first)
 
-    monkeypatch.setattr(tensors._File, "read_rows", read)
+    monkeypatch.setattr(weights_module._File, "read_rows", read)
 
 
 def check_load_again(case, monkeypatch):

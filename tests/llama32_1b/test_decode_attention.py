@@ -8,11 +8,9 @@ import pytest
 from llama32_1b import attention, native
 from llama32_1b.attention import decode_attention, reference_attention
 from llama32_1b.cli import main
-from llama32_1b.decode import decode_step
-from llama32_1b.lm_head import next_token_logits
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.native import LayerCode, NativeAttention, Seen, native_attention, prepare_native
 from llama32_1b.numerics import bf16
-from llama32_1b.prefill import prefill
 from virtual_npu.errors import ToolchainError
 from virtual_npu.objects import load_host_code
 

@@ -63,9 +63,9 @@ from pathlib import Path
 from llama32_1b.checkpoint import open_checkpoint
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.footprint import footprint
-from llama32_1b.decode import decode_step
-from llama32_1b.lm_head import next_token_logits
-from llama32_1b.prefill import prefill
+from llama32_1b.forward import decode_step
+from llama32_1b.forward import next_token_logits
+from llama32_1b.forward import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.session import prepare_runtime
 from runtime import select_backend

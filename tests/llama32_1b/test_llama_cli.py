@@ -23,7 +23,6 @@ from llama32_1b.config import load_config
 from llama32_1b.errors import CheckpointError
 from llama32_1b.generate import Generation
 from llama32_1b.model import assemble, preload
-from llama32_1b.running import Running
 from llama32_1b.session import Session
 from llama32_1b.weights import FINAL_NORM
 from runtime import Profiler
@@ -53,7 +52,7 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
             checkpoint, programs_without_text(config.shape, seq_len), runner, seq_len, cache.profiler.span
         )
         list(preload(model, checkpoint.weights))
-        return Session(model, checkpoint.tokenizer, Running(cache, report.note))
+        return Session(model, checkpoint.tokenizer, cache, report.note)
 
     monkeypatch.setattr(commands, "prepare_runtime", prepare)
     return prepared

@@ -18,10 +18,8 @@ import pytest
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.decode import decode_step
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.generate import FinishReason
-from llama32_1b.lm_head import next_token_logits
-from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.sampler import Sampler
 from llama32_1b.session import prepare_runtime

@@ -20,15 +20,12 @@ from llama32_1b.chat import Chat
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir, main
 from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.decode import decode_step
-from llama32_1b.generate import Generation
-from llama32_1b.lm_head import next_token_logits
+from llama32_1b.forward import decode_step, next_token_logits, prefill
+from llama32_1b.generate import give_up
 from llama32_1b.model import assemble, preload
-from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
-from llama32_1b.running import Running, give_up
 from llama32_1b.sampler import Sampler
-from llama32_1b.session import prepare_runtime
+from llama32_1b.session import Session, prepare_runtime
 from runtime import Backend, KernelCache, RunError, select_backend
 from runtime.npu.device import NpuAccess
 from runtime.toolchain import VirtualToolchain
@@ -90,35 +87,39 @@ def open_model(make_checkpoint, programs_without_text):
 
 
 @pytest.fixture
-def answer(failing_cache, open_model):
-    """answer(fails_at) -> tokens, notes and runner of an answer whose first cache fails at that call."""
+def open_on(open_model):
+    """open_on(cache, note, fallback) -> a session on that runner."""
+    return lambda cache, note, fallback=None: Session(open_model(cache), None, cache, note, fallback)
+
+
+@pytest.fixture
+def answer(failing_cache, open_model, open_on):
+    """answer(fails_at) -> tokens, notes and session of an answer whose first cache fails at that call."""
 
     def answer(fails_at, gain=1, temperature=0.0, sampler=None):
         notes = []
         config = open_model(failing_cache(None, "spare")).config
 
-        def prepare():
+        def fall_back():
             spare = failing_cache(config, "spare")
-            open_model(spare)
-            return spare
+            return spare, open_model(spare)
 
-        running = Running(failing_cache(config, "npu", fails_at, gain), notes.append, prepare)
-        sampler = sampler or Sampler(temperature, seed=1)
-        generation = Generation(open_model(running), PROMPT, NEW, sampler, recover=running.recover)
-        return list(generation), notes, running
+        session = open_on(failing_cache(config, "npu", fails_at, gain), notes.append, fall_back)
+        generation = session.generate(PROMPT, NEW, sampler or Sampler(temperature, seed=1))
+        return list(generation), notes, session
 
     return answer
 
 
 def test_a_failure_at_any_call_changes_no_token(answer):
     calls = CALLS_OF_PREFILL + (NEW - 1) * CALLS_OF_A_TOKEN
-    wanted, notes, running = answer(None)
-    assert (len(wanted), notes, running.backend) == (NEW, [], "npu")
-    assert len(running.cache.calls) == calls
+    wanted, notes, session = answer(None)
+    assert (len(wanted), notes, session.backend) == (NEW, [], "npu")
+    assert len(session.cache.calls) == calls
     for fails_at in range(calls):
-        tokens, notes, running = answer(fails_at)
+        tokens, notes, session = answer(fails_at)
         assert tokens == wanted, f"failing at call {fails_at}"
-        assert running.backend == "npu, then spare"
+        assert session.backend == "npu, then spare"
         token = 1 if fails_at < CALLS_OF_PREFILL else 2 + (fails_at - CALLS_OF_PREFILL) // CALLS_OF_A_TOKEN
         assert f"backend npu is given up at token {token} of the answer" in notes[0]
         assert notes[-1] == f"going on at token {token} of the answer on backend spare"
@@ -172,10 +173,9 @@ def test_the_rest_is_what_the_stand_in_alone_makes_of_the_kv_cache(
         assert not np.array_equal(seen.logits, whole.logits)
 
 
-def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model):
+def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model, open_on):
     config = open_model(failing_cache(None, "x")).config
-    running = Running(failing_cache(config, "npu", 9), print)
-    made = Generation(open_model(running), PROMPT, NEW, Sampler(), recover=running.recover)
+    made = open_on(failing_cache(config, "npu", 9), print).generate(PROMPT, NEW, Sampler())
     with pytest.raises(RunError, match="is lost"):
         list(made)
     assert len(made.token_ids) == 1
@@ -183,20 +183,18 @@ def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model):
         give_up(RunError("it is lost"), "here")
 
 
-def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model):
+def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model, open_on):
     config = open_model(failing_cache(None, "x")).config
     notes = []
 
-    def prepare():
+    def fall_back():
         spare = failing_cache(config, "spare", fails_at=2)
-        open_model(spare)
-        return spare
+        return spare, open_model(spare)
 
-    running = Running(failing_cache(config, "npu", 3), notes.append, prepare)
-    generation = Generation(open_model(running), PROMPT, NEW, Sampler(), recover=running.recover)
+    session = open_on(failing_cache(config, "npu", 3), notes.append, fall_back)
     with pytest.raises(RunError, match="is lost"):
-        list(generation)
-    assert running.cache.backend.name == "spare"
+        list(session.generate(PROMPT, NEW, Sampler()))
+    assert session.cache.backend.name == "spare"
     assert len([note for note in notes if "given up" in note]) == 1
 
 

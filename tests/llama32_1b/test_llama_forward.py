@@ -7,14 +7,11 @@ head's partitions. That the programs compute what their argument tables say is t
 import numpy as np
 import pytest
 
-from llama32_1b.attention import decode_attention
-from llama32_1b.decode import decode_step
+from llama32_1b.attention import KVCache, decode_attention
 from llama32_1b.errors import PromptError, PromptTooLongError
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.generate import Generation
-from llama32_1b.kv_cache import KVCache
-from llama32_1b.lm_head import next_token_logits
 from llama32_1b.numerics import bf16, rms_norm, widen
-from llama32_1b.prefill import prefill
 from llama32_1b.sampler import Sampler
 
 SHAPES = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llama32_1b.config import load_config
-from llama32_1b.rope import inverse_frequencies, rope_table
+from llama32_1b.numerics import inverse_frequencies, rope_table
 
 LLAMA32 = {
     "rope_type": "llama3",

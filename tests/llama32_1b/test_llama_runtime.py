@@ -10,7 +10,7 @@ from llama32_1b import compiling
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from llama32_1b.config import load_config
 from llama32_1b.errors import UserError
-from llama32_1b.profiling import program_flops
+from llama32_1b.programs import program_flops
 from llama32_1b.progress import Reporter
 from runtime import Progress, Stage, select_backend
 

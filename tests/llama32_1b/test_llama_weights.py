@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from kernel_builder.arguments import Role
-from llama32_1b import tensors
+from llama32_1b import weights as weights_module
 from llama32_1b.config import load_config
 from llama32_1b.errors import WeightsError
 from llama32_1b.model import _lm_head_statics
@@ -102,7 +102,7 @@ def test_tensors_are_read_in_chunks(make_checkpoint, monkeypatch, dtype, chunk_b
     """A row at a time, also where a row is more than a chunk, or all at once: the same bits."""
     weights = open_weights(make_checkpoint(dtype=dtype))
     wanted = load_file(weights.final_norm.path)
-    monkeypatch.setattr(tensors, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(weights_module, "CHUNK_BYTES", chunk_bytes)
     for tensor in weights.layer(1).values():
         np.testing.assert_array_equal(tensor.read(), wanted[tensor.name].astype(bf16))
     part = np.empty((3, 256), bf16)

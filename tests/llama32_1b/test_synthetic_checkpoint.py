@@ -18,9 +18,7 @@ from safetensors.numpy import load_file
 
 from llama32_1b.checkpoint import open_checkpoint
 from llama32_1b.config import load_config
-from llama32_1b.decode import decode_step
-from llama32_1b.lm_head import next_token_logits
-from llama32_1b.prefill import prefill
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.synthetic import writer
 from llama32_1b.synthetic.__main__ import build_parser, chosen_config, main
 from llama32_1b.synthetic.shape import LLAMA_3_2_1B, SHAPES, TINY, tensors

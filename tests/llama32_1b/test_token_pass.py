@@ -8,9 +8,9 @@ import pytest
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.decode import TokenPass, decode_step
+from llama32_1b.forward import TokenPass, decode_step, prefill
+from llama32_1b.model import preload
 from llama32_1b.numerics import bf16, widen
-from llama32_1b.prefill import prefill
 from llama32_1b.progress import Reporter
 from llama32_1b.session import prepare_runtime
 from runtime import RunError, select_backend
@@ -127,13 +127,12 @@ def test_a_full_cache_is_told_before_anything_is_written(begun):
 
 
 def test_released_buffers_are_recorded_anew(open_session):
-    """As when another cache takes the place of one that failed."""
-    session, other = open_session(), open_session()
+    session = open_session()
     cache = begin(session.model)
     expected = decoded(session.model, begin(session.model))
     rows = [decode_step(session.model, TOKENS[0], cache)]
-    session.running.cache.close()
-    session.running.cache = other.running.cache
+    session.cache.close()
+    list(preload(session.model, open_checkpoint(DEMO_FOLDER).weights))
     rows += [decode_step(session.model, token, cache) for token in TOKENS[1:]]
     np.testing.assert_array_equal(np.stack(rows).view(np.uint16), expected)
 

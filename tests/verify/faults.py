@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernel_builder.arguments import OVERWRITTEN_ROLES
-from llama32_1b.attention import decode_attention
+from llama32_1b.attention import KVCache, decode_attention
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.generate import Generation
-from llama32_1b.kv_cache import KVCache
 from llama32_1b.model import LlamaModel, preload
-from llama32_1b.numerics import bf16, widen
-from llama32_1b.rope import rope_table
+from llama32_1b.numerics import bf16, rope_table, widen
 from llama32_1b.session import Session
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_builder.arguments import Role
-from llama32_1b.prefill import prefill
+from llama32_1b.forward import prefill
 from verify.block_floats import converted
 from verify.captures import HEAD_HOOKS, LAYER_HOOKS, CallRecorder, capture_reference
 from verify.judging import SAME_AS, Theirs

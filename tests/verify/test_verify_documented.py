@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from faults import FAULTS, Healthy
 
-from llama32_1b.decode import decode_step
-from llama32_1b.lm_head import next_token_logits
-from llama32_1b.prefill import prefill
+from llama32_1b.forward import decode_step, next_token_logits, prefill
 from verify.bounds import BFP16, EXACT
 from verify.gate import STEPS, verify
 from verify.ladder import diagnose

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from faults import FAULTS, Healthy
 
-from llama32_1b.decode import decode_step
-from llama32_1b.prefill import prefill
+from llama32_1b.forward import decode_step, prefill
 from verify.gate import verify
 from verify.ladder import diagnose
 from verify.prompts import choose_prompts

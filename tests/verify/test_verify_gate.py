@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from faults import Passing
 
-from llama32_1b.decode import decode_step
+from llama32_1b.forward import decode_step
 from llama32_1b.generate import FinishReason
 from runtime import RunError
 from verify.bounds import EXACT, bounds_of, numerics_of
@@ -148,7 +148,7 @@ def test_forced_tokens_are_fed_as_decode_feeds_them(demo_session):
     assert forced.logits.shape == (3, model.config.vocab_size)
     assert forced.rows.shape == (3, model.config.hidden_size)
     np.testing.assert_array_equal(subject.position_logits(forced.rows)[-1], forced.logits[0])
-    assert decode_step.__module__ == "llama32_1b.decode"
+    assert decode_step.__module__ == "llama32_1b.forward"
 
 
 def test_a_position_that_nothing_wrote_must_not_be_read(demo_session, demo_reference, prompts):

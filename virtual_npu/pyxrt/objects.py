@@ -112,7 +112,7 @@ class RunQueue:
                     break
 
     def finish_started(self) -> None:
-        """Carry out all that was started. The caller holds `busy`, so that nothing else is until it is done."""
+        """Carry out all that was started; the caller holds `busy`, so that nothing else is meanwhile."""
         while self._started:
             self._started.popleft().execute()
 
