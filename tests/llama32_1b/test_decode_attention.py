@@ -9,7 +9,7 @@ from llama32_1b import attention, native
 from llama32_1b.attention import decode_attention, reference_attention
 from llama32_1b.cli import main
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.native import LayerCode, NativeAttention, Seen, native_attention, prepare_native
+from llama32_1b.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
 from llama32_1b.numerics import bf16
 from virtual_npu.errors import ToolchainError
 from virtual_npu.objects import load_host_code
@@ -177,9 +177,9 @@ def test_arrays_that_c_would_leave_are_refused(wrong, told):
     query, keys, values = drawn(4, 2, 64)
     rows = {name: np.zeros(128, bf16) for name in ("key_row", "value_row")}
     arrays = {"query": query, "keys": keys, "values": values, "out": np.zeros(256, bf16), **rows}
-    LayerCode(native_attention(), Seen(), 1, **arrays)
+    LayerCode(native_attention(), Place(), 1, **arrays)
     with pytest.raises(ValueError, match=told):
-        LayerCode(native_attention(), Seen(), 1, **(arrays | wrong))
+        LayerCode(native_attention(), Place(), 1, **(arrays | wrong))
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):

@@ -18,15 +18,9 @@ from runtime import (
     RunError,
     select_backend,
 )
-<<<<<<< HEAD
-from runtime.access import VirtualAccess
-from runtime.replay import BETWEEN
-from virtual_npu.objects import load_host_code
-=======
 from runtime.calls import BETWEEN
 from runtime.device import VirtualAccess
-from virtual_npu.host_code import load_host_code
->>>>>>> 5fce7ba (A call is a value, made at once or noted to be repeated; a program by itself is a batch of one; results that stay on the device are called so)
+from virtual_npu.objects import load_host_code
 
 WIDTH = 8
 ROLES = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}
