@@ -14,7 +14,6 @@ tolerance, an error is not the published one, or a kernel fails as it runs, and 
 from __future__ import annotations
 
 import argparse
-import inspect
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -97,10 +96,7 @@ def _size(text: str) -> int:
 def _list(_: argparse.Namespace, rest: list[str]) -> int:
     _nothing_more(rest)
     for name, spec in registry().items():
-        module = inspect.getmodule(spec.build)
-        summary = ((module.__doc__ if module else None) or "").partition("\n")[0]
-        parameters = ", ".join(inspect.signature(spec.build).parameters)
-        print(f"{name:<16} {summary}\n{'':<16} parameters: {parameters}")
+        print(f"{name:<16} {spec.summary}\n{'':<16} parameters: {', '.join(spec.parameters)}")
     return 0
 
 
@@ -217,11 +213,9 @@ def _built(name: str, rest: list[str]) -> KernelModule:
 def _parameter(spec: KernelSpec, word: str) -> tuple[str, Any]:
     name, equals, text = word.removeprefix("--").partition("=")
     name = name.replace("-", "_")
-    known = inspect.signature(spec.build).parameters
-    if not word.startswith("--") or not equals or name not in known:
-        raise UsageError(
-            f"'{word}' is no parameter of {spec.name}; write --name=value with one of: {', '.join(known)}"
-        )
+    if not word.startswith("--") or not equals or name not in spec.parameters:
+        known = ", ".join(spec.parameters)
+        raise UsageError(f"'{word}' is no parameter of {spec.name}; write --name=value with one of: {known}")
     return name, _value(word, text)
 
 

@@ -13,7 +13,7 @@ on the tile; `virtual_npu.static` checks that.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import TypeAlias, Union
@@ -96,6 +96,15 @@ class BufferType:
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))} {self.dtype} in {self.space}"
+
+
+CoreBuffers: TypeAlias = Mapping[str, tuple[BufferType, int]]
+"""What a core holds in L1, by name, and how many of each: two where the compiler may double-buffer."""
+
+
+def l1_bytes(held: CoreBuffers) -> int:
+    """Bytes of L1 that the buffers take together."""
+    return sum(type_.nbytes * copies for type_, copies in held.values())
 
 
 @dataclass(frozen=True)

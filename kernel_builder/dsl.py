@@ -54,6 +54,7 @@ from kernel_builder.buffers import (
     L3,
     Buffer,
     BufferType,
+    CoreBuffers,
     Dim,
     Space,
     View,
@@ -143,6 +144,12 @@ class Kernel(Regions):
         value.name_hint = name or f"{space.name.lower()}_buffer"
         self.scopes.current.allocated.append(value)
         return Buffer(value.name_hint, type_, value)
+
+    def alloc_each(self, held: CoreBuffers) -> dict[str, Buffer]:
+        """The buffers of a core, one of each: the compiler makes the copies."""
+        return {
+            name: self.alloc(type_.space, type_.shape, type_.dtype, name) for name, (type_, _) in held.items()
+        }
 
     def dma(self, destination: View, source: View) -> None:
         """Copy `source` to `destination`, element by element in the order each is walked.

@@ -16,7 +16,7 @@ import numpy as np
 
 from kernel_builder.arguments import bf16
 from kernel_builder.dsl import without_rounding
-from kernel_builder.kernels import eltwise_add, gemm, gemm_f32, narrow
+from kernel_builder.kernels import eltwise_add, gemm, narrow
 from kernel_builder.spec import Array, KernelModule
 from kernel_builder.testing import run
 from virtual_npu.options import BuildOptions
@@ -171,7 +171,7 @@ def product_operands(m: int, k: int, n: int) -> dict[str, Array]:
 def _product_error(build: Callable[..., KernelModule], result: str, m: int, k: int, n: int) -> float:
     """Of one GEMM; result: `f32`, `bf16`, or `cast` for f32 that another launch rounds."""
     arrays = product_operands(m, k, n)
-    want = gemm_f32.reference({}, arrays)["c"]
+    want = gemm.exact_product({}, arrays)
     got = run(build(m, k, n), arrays, BOARD)["c"]
     if result == "cast":
         got = run(_as_upstream(narrow.build(m, n)), {"x": got}, BOARD)["out"]
@@ -208,9 +208,9 @@ def _products(
 
 
 ROWS: tuple[Row, ...] = (
-    *_products("f32 result", gemm_f32.build, "f32", F32_OUT),
+    *_products("f32 result", gemm.KERNEL_F32.build, "f32", F32_OUT),
     *_products("bf16 result", gemm.build, "bf16", ROUNDED),
-    *_products("f32 result, then cast", gemm_f32.build, "cast", CAST),
+    *_products("f32 result, then cast", gemm.KERNEL_F32.build, "cast", CAST),
     Row("EltwiseAdd 2048x2048", SUM_ERROR, 2048 * 2048, lambda: sum_error(2048, 2048)),
 )
 """Every row that can be compared."""

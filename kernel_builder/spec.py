@@ -6,6 +6,7 @@ names the nearest legal one.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -130,13 +131,15 @@ class Tolerance:
 class KernelSpec:
     """One kernel.
 
-    build(**parameters) makes the module; an illegal shape raises IllegalShapeError.
+    build(**parameters) makes the module; an illegal shape raises IllegalShapeError. What is keyword-only in
+    it is no choice of whoever asks for a kernel: `device`, the Device that it is built for.
     reference(parameters, arrays) takes the parameters and the arrays of every argument that is read, by
     name, and returns the arrays of every OUTPUT argument, by name.
     cases: parameters that every test runs.
     random_case(rng): legal parameters drawn at random, small enough to run in a test.
     random_inputs(parameters, rng): arrays for the arguments that are read, where standard normal numbers
     would not do; may be None.
+    summary: what it computes, in a line; by default the first line of its file.
     """
 
     name: str
@@ -146,6 +149,18 @@ class KernelSpec:
     tolerance: Tolerance
     random_case: Callable[[np.random.Generator], dict[str, Any]]
     random_inputs: Callable[[Parameters, np.random.Generator], dict[str, Array]] | None = None
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        file = inspect.getmodule(self.reference)
+        first_line = ((file.__doc__ if file else None) or "").partition("\n")[0]
+        object.__setattr__(self, "summary", self.summary or first_line)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what can be chosen of the kernel."""
+        known = inspect.signature(self.build).parameters.values()
+        return tuple(parameter.name for parameter in known if parameter.kind is not parameter.KEYWORD_ONLY)
 
 
 def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:

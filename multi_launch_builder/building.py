@@ -30,10 +30,10 @@ def stack_option(device: Device) -> CompileOption:
     )
 
 
-def build_kernel(step: Step, program: str) -> KernelModule:
+def build_kernel(step: Step, program: str, device: Device = NPU2) -> KernelModule:
     """The kernel of one step. Raises UnsupportedShapeError for parameters that the kernel does not accept."""
     try:
-        return registry()[step.kernel].build(**step.parameters)
+        return registry()[step.kernel].build(**step.parameters, device=device)
     except IllegalShapeError as error:
         raise UnsupportedShapeError(f"program {program}, launch {step.label}: {error}") from error
 
@@ -45,7 +45,7 @@ def build_program(plan: ProgramPlan, device: Device = NPU2) -> Program:
     """
     stitcher = Stitcher(plan.name, plan.arguments)
     for step in plan.steps:
-        stitcher.add(build_kernel(step, plan.name), step.wiring, label=step.label)
+        stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
     options = (stack_option(device), *plan.options)
     return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options)
 
@@ -59,8 +59,8 @@ def build_programs(
     and ValueError for a name in `only` that is no program.
     """
     plans = plan_programs(shape, seq_len, only)
-    check_shape(shape)
-    check_seq_len(seq_len)
+    check_shape(shape, device)
+    check_seq_len(seq_len, device)
     return {name: build_program(plan, device) for name, plan in plans.items()}
 
 

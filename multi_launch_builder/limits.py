@@ -1,13 +1,16 @@
-"""Which model shapes and prompt lengths the kernels accept, and the nearest ones they do."""
+"""Which model shapes and prompt lengths the kernels accept, and the nearest ones they do.
+
+What limits a shape is asked of the kernels that it limits, for the device that they are built for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernel_builder.kernels import gemm
+from kernel_builder.kernels import flash_attention, gemm, gemv, rms_norm, rope
 from multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
-from virtual_npu.static.device import NPU2
+from virtual_npu.static.device import NPU2, Device
 
 
 @dataclass(frozen=True)
@@ -32,24 +35,36 @@ class Rule:
             )
 
 
-_GEMV_STEP = (64, "a GEMV reads its row 64 elements at a time")
-_GEMV_MOST = (31360, "a core holds all of x, and pieces of the weight, in 62 KiB of L1")
-RULES = (
-    Rule(
-        "head_dim",
-        lambda s: s.head_dim,
-        32,
-        "RoPE turns 16 pairs of a head at a time",
-        160,
+def rules(device: Device = NPU2) -> tuple[Rule, ...]:
+    """The limits of single sizes on a device."""
+    row = (gemv.LANES, f"a GEMV reads its row {gemv.LANES} elements at a time")
+    head = (rope.HALF_LANES, f"RoPE turns {rope.HALF_LANES // 2} pairs of a head at a time")
+    of_core = f"a core holds all of x, and pieces of the weight, in {device.l1_budget // 1024} KiB of L1"
+    product = (_widest_product(device), of_core)
+    norm = (_floor(rms_norm.longest_row(device), gemv.LANES), "RMSNorm holds a row three times in L1")
+    attention = (
+        _floor(flash_attention.widest_head(device), rope.HALF_LANES),
         "attention holds K and V tiles of a head in L1",
-    ),
-    Rule("emb_dim", lambda s: s.emb_dim, *_GEMV_STEP, 10560, "RMSNorm holds a row three times in L1"),
-    Rule("hidden_dim", lambda s: s.hidden_dim, *_GEMV_STEP, *_GEMV_MOST),
-    Rule("n_heads * head_dim", lambda s: s.q_dim, *_GEMV_STEP, *_GEMV_MOST),
-)
+    )
+    return (
+        Rule("head_dim", lambda s: s.head_dim, *head, *attention),
+        Rule("emb_dim", lambda s: s.emb_dim, *row, *norm),
+        Rule("hidden_dim", lambda s: s.hidden_dim, *row, *product),
+        Rule("n_heads * head_dim", lambda s: s.q_dim, *row, *product),
+    )
 
 
-def check_shape(shape: ModelShape) -> None:
+def _widest_product(device: Device) -> int:
+    """The widest row that a GEMV reads and a GEMM makes in one launch."""
+    widest = _floor(gemv.longest_row(device), gemv.LANES)
+    return next(n for n in range(widest, 0, -gemv.LANES) if gemm.serves_columns(n, device))
+
+
+def _floor(size: int, step: int) -> int:
+    return size // step * step
+
+
+def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
     """Raises UnsupportedShapeError, naming the nearest legal value, for a shape no kernel is built for."""
     for name in ("emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
         if getattr(shape, name) < 1:
@@ -63,11 +78,11 @@ def check_shape(shape: ModelShape) -> None:
             f"n_kv_heads={shape.n_kv_heads} does not divide n_heads={shape.n_heads}, so the query heads "
             f"cannot share them evenly; the nearest legal n_kv_heads is {nearest}"
         )
-    for rule in RULES:
+    for rule in rules(device):
         rule.check(shape)
-    _check_launch("hidden_dim", shape.hidden_dim, _GEMV_STEP[0], gemm.serves_columns)
-    _check_launch("n_heads * head_dim", shape.q_dim, _GEMV_STEP[0], gemm.serves_columns)
-    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm.serves_columns)
+    _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm.serves_columns, device)
+    _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm.serves_columns, device)
+    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm.serves_columns, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero; "
@@ -75,18 +90,21 @@ def check_shape(shape: ModelShape) -> None:
         )
 
 
-def check_seq_len(seq_len: int) -> None:
+def check_seq_len(seq_len: int, device: Device = NPU2) -> None:
     """Raises UnsupportedShapeError, naming the nearest legal length, for a length nothing is built for."""
-    _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, "flash_attn takes K and V in tiles of 64 positions")
-    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm.serves_rows)
+    why = f"flash_attn takes K and V in tiles of {SEQ_LEN_STEP} positions"
+    _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, why)
+    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm.serves_rows, device)
 
 
-def _check_launch(name: str, value: int, step: int, serves: Callable[[int], bool]) -> None:
-    if not serves(value):
+def _check_launch(
+    name: str, value: int, step: int, serves: Callable[[int, Device], bool], device: Device
+) -> None:
+    if not serves(value, device):
         raise UnsupportedShapeError(
             f"{name}={value} does not divide into tiles so that a GEMM is one launch of at most "
-            f"{NPU2.repeat_limit} blocks in each direction; the nearest legal value is "
-            f"{gemm.nearest(value, step, serves)}"
+            f"{device.repeat_limit} blocks in each direction; the nearest legal value is "
+            f"{gemm.nearest(value, step, serves, device)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The kernels: one file each, found by looking into this folder. A new kernel is a new file."""
+"""The kernels, found by looking into this folder. A new kernel is a new file with a `KERNEL`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from kernel_builder.spec import KernelSpec
 
 @cache
 def registry() -> dict[str, KernelSpec]:
-    """Every kernel by name: the `KERNEL` of each module in this folder."""
-    specs = {}
-    for found in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        module = importlib.import_module(f"{__name__}.{found.name}")
-        spec: KernelSpec = module.KERNEL
-        specs[spec.name] = spec
-    return specs
+    """Every kernel by name: the `KERNEL` of each module in this folder, and what else it has of the kind."""
+    files = sorted(found.name for found in pkgutil.iter_modules(__path__))
+    modules = (importlib.import_module(f"{__name__}.{name}") for name in files)
+    found = (value for module in modules for value in vars(module).values())
+    return {spec.name: spec for spec in found if isinstance(spec, KernelSpec)}

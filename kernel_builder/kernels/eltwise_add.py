@@ -24,6 +24,7 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
+from virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""
@@ -31,17 +32,17 @@ RUN = 2048
 """Most elements of one DMA: three double-buffered runs take 24 KiB of L1."""
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None) -> KernelModule:
+def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
     """a, b and out are (rows, cols) bf16, or (cols,) where rows is None.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
-    default the largest such number up to 8. Raises IllegalShapeError.
+    default the largest such number a row has. Raises IllegalShapeError.
     """
     require_multiple("eltwise_add", "cols", cols, LANES, "a core adds 16 elements at a time")
     shape = (cols,) if rows is None else (rows, cols)
     work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
-    herd_x = cores("eltwise_add", unit, work, herd_x)
-    k = Kernel("eltwise_add")
+    herd_x = cores("eltwise_add", unit, work, herd_x, device)
+    k = Kernel("eltwise_add", device)
     a = k.argument("a", shape, bf16, Role.INPUT)
     b = k.argument("b", shape, bf16, Role.INPUT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)

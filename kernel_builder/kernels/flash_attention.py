@@ -32,6 +32,7 @@ run-time parameter. The mask is a rule of positions: causal, or none.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import Buffer, View
+from kernel_builder.buffers import Buffer, CoreBuffers, View, l1_bytes
 from kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.spec import (
     Array,
@@ -51,7 +52,7 @@ from kernel_builder.spec import (
     require_multiple,
 )
 from kernel_builder.values import ArgumentType, External, Optimize
-from virtual_npu.static.device import NPU2
+from virtual_npu.static.device import NPU2, Device
 
 BLOCK = 8
 """Rows and columns of a block of the core's matrix product, and columns of a panel."""
@@ -95,14 +96,9 @@ class Shape:
         return self.lk // self.lkp
 
     @property
-    def shares_work(self) -> bool:
-        """Whether the buffer of scores later takes the partial accumulator of the next stage."""
-        return self.lkp <= self.head_dim
-
-    @property
-    def work_elements(self) -> int:
-        """f32 of a core's work buffer."""
-        return self.q_rows * max(self.lkp, self.head_dim)
+    def held(self) -> CoreBuffers:
+        """What a core holds in L1."""
+        return _held(self.q_rows, self.lkp, self.head_dim, self.num_stages)
 
     def kv_head(self, head: Index) -> Index:
         return head // (self.n_heads // self.n_kv_heads)
@@ -123,6 +119,8 @@ def build(
     num_q_tiles: int | None = None,
     num_stages: int = STAGES,
     causal: bool = True,
+    *,
+    device: Device = NPU2,
 ) -> KernelModule:
     """q and out are (lq, n_heads * head_dim) bf16, k and v (lk, n_kv_heads * head_dim) bf16.
 
@@ -131,25 +129,25 @@ def build(
     sees keys 0 to i; else all keys. Where there are fewer K/V tiles than num_stages, there are as many stages
     as tiles. Defaults suit lq and lk that are multiples of 64. Raises IllegalShapeError.
     """
-    _check_heads(n_heads, n_kv_heads, head_dim, num_stages)
-    lkp = _kv_rows(lk, head_dim, lkp)
-    lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles)
+    _check_heads(n_heads, n_kv_heads, head_dim, num_stages, device)
+    lkp = _kv_tile(lk, head_dim, lkp)
+    lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles, device)
     stages = min(num_stages, lk // lkp)
     shape = Shape(lq, lk, n_heads, n_kv_heads, head_dim, lqp, lkp, num_q_tiles, stages, causal)
-    if shape.blocks > NPU2.repeat_limit:
+    if shape.blocks > device.repeat_limit:
         raise IllegalShapeError(
             f"flash_attention: lq={lq} makes {shape.blocks} blocks of lqp={lqp} rows, a launch has at most "
-            f"{NPU2.repeat_limit} trips; use a larger lqp or an lq of at most {NPU2.repeat_limit * lqp}"
+            f"{device.repeat_limit} trips; use a larger lqp or an lq of at most {device.repeat_limit * lqp}"
         )
-    return _Attention(shape).module()
+    return _Attention(shape, device).module()
 
 
 class _Attention:
     """One kernel being written: its arguments, channels and core functions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, device: Device) -> None:
         self.shape = s = shape
-        self.k = k = Kernel("flash_attention")
+        self.k = k = Kernel("flash_attention", device)
         self.q = k.argument("q", (s.lq, s.n_heads * s.head_dim), bf16, Role.INPUT)
         self.keys = k.argument("k", (s.lk, s.n_kv_heads * s.head_dim), bf16, Role.INPUT)
         self.values = k.argument("v", (s.lk, s.n_kv_heads * s.head_dim), bf16, Role.INPUT)
@@ -214,18 +212,11 @@ class _Core:
     def __init__(self, attention: _Attention, first_q: Index, tx: Index, ty: Index) -> None:
         self.attention, self.first_q, self.tx, self.ty = attention, first_q, tx, ty
         self.k, self.shape, self.call = attention.k, attention.shape, attention.functions
-        s, alloc = self.shape, self.k.alloc
-        self.q = alloc(L1, (s.q_rows * s.head_dim,), bf16, "l1_q")
-        self.keys = alloc(L1, (s.lkp * s.head_dim,), bf16, "l1_k")
-        self.values = alloc(L1, (s.lkp * s.head_dim,), bf16, "l1_v")
-        self.weights = alloc(L1, (s.q_rows * s.lkp,), bf16, "l1_p")
-        self.work = alloc(L1, (s.work_elements,), f32, "l1_work")
-        self.acc = alloc(L1, (s.q_rows * s.head_dim,), f32, "l1_acc")
-        self.stats = alloc(L1, (4 * s.q_rows,), f32, "l1_stats")
-        if s.num_stages > 1:
-            self.other = alloc(L1, (4 * s.q_rows,), f32, "l1_other_stats")
-            apart = not s.shares_work
-            self.incoming = alloc(L1, (s.q_rows * s.head_dim,), f32, "l1_other_acc") if apart else self.work
+        l1 = self.k.alloc_each(self.shape.held)
+        self.q, self.keys, self.values, self.weights = (l1[f"l1_{name}"] for name in "qkvp")
+        self.work, self.acc, self.stats = (l1[f"l1_{name}"] for name in ("work", "acc", "stats"))
+        # What the next stage sends comes where the scores were, unless there is too little room.
+        self.incoming, self.other = l1.get("l1_other_acc", self.work), l1.get("l1_other_stats", self.stats)
 
     def run(self) -> None:
         k, s = self.k, self.shape
@@ -281,9 +272,7 @@ def _window(buffer: Buffer, first_row: Index, rows: int, head: Index, head_dim: 
 
 def _functions(k: Kernel, s: Shape) -> dict[str, External]:
     """The functions of attn_npu2.cc for these tiles, under symbols of their own."""
-    q, kv = L1((s.q_rows * s.head_dim,), bf16), L1((s.lkp * s.head_dim,), bf16)
-    work, p = L1((s.work_elements,), f32), L1((s.q_rows * s.lkp,), bf16)
-    acc, stats = L1((s.q_rows * s.head_dim,), f32), L1((4 * s.q_rows,), f32)
+    q, kv, p, work, acc, stats = (s.held[f"l1_{name}"][0] for name in ("q", "k", "p", "work", "acc", "stats"))
     types: dict[str, list[ArgumentType]] = {
         "init": [acc, stats],
         "scores": [q, kv, work],
@@ -305,22 +294,27 @@ def _functions(k: Kernel, s: Shape) -> dict[str, External]:
     return {name: declared(name) for name in types if used.get(name, True)}
 
 
-def _check_heads(n_heads: int, n_kv_heads: int, head_dim: int, num_stages: int) -> None:
+def _check_heads(n_heads: int, n_kv_heads: int, head_dim: int, num_stages: int, device: Device) -> None:
     require_multiple("flash_attention", "n_kv_heads", n_kv_heads, 1, "there must be a head")
     require_multiple(
         "flash_attention", "n_heads", n_heads, n_kv_heads, "every KV head serves as many query heads"
     )
     require_multiple("flash_attention", "head_dim", head_dim, BLOCK, "a panel has 8 columns")
-    if not 1 <= num_stages <= NPU2.rows:
+    if not 1 <= num_stages <= device.rows:
         raise IllegalShapeError(
-            f"flash_attention: num_stages={num_stages} rows of cores, the array has {NPU2.rows}; "
-            f"use 1 to {NPU2.rows}"
+            f"flash_attention: num_stages={num_stages} rows of cores, the array has {device.rows}; "
+            f"use 1 to {device.rows}"
         )
 
 
-def _kv_rows(lk: int, head_dim: int, lkp: int | None) -> int:
-    """Rows of a K/V tile. The default depends on head_dim alone, so that padding lk moves no tile."""
-    default = 64 if head_dim <= 64 else 32
+def kv_rows(head_dim: int) -> int:
+    """Rows of a K/V tile. They depend on head_dim alone, so that padding lk moves no tile."""
+    return 64 if head_dim <= 64 else 32
+
+
+def _kv_tile(lk: int, head_dim: int, lkp: int | None) -> int:
+    """Rows of a K/V tile, as given or by default."""
+    default = kv_rows(head_dim)
     if lkp is None and lk > 0 and lk % default:
         smaller = largest_divisor(lk, default, BLOCK) if lk % BLOCK == 0 else None
         advice = f", or give lkp={smaller}" if smaller else ""
@@ -334,52 +328,74 @@ def _kv_rows(lk: int, head_dim: int, lkp: int | None) -> int:
     return lkp
 
 
-def l1_bytes(q_rows: int, lkp: int, head_dim: int) -> int:
-    """Buffers of a core; K and V count twice, as the compiler may double-buffer what a loop receives."""
-    inputs = bf16.itemsize * head_dim * (q_rows + 2 * 2 * lkp)
-    weights = bf16.itemsize * q_rows * lkp
-    incoming = head_dim if lkp > head_dim else 0
-    floats = f32.itemsize * q_rows * (max(lkp, head_dim) + incoming + head_dim + 8)
-    return inputs + weights + floats
+def _held(q_rows: int, lkp: int, head_dim: int, num_stages: int = STAGES) -> CoreBuffers:
+    """What a core holds; K and V count twice, as the compiler may double-buffer what a loop receives.
+
+    The accumulator of the next stage comes into the buffer of scores, unless that has fewer columns.
+    """
+    tile, stats = L1((q_rows * head_dim,), f32), L1((4 * q_rows,), f32)
+    kv = L1((lkp * head_dim,), bf16)
+    held = {
+        "l1_q": (L1((q_rows * head_dim,), bf16), 1),
+        "l1_k": (kv, 2),
+        "l1_v": (kv, 2),
+        "l1_p": (L1((q_rows * lkp,), bf16), 1),
+        "l1_work": (L1((q_rows * max(lkp, head_dim),), f32), 1),
+        "l1_acc": (tile, 1),
+        "l1_stats": (stats, 1),
+    }
+    if num_stages > 1:
+        held["l1_other_stats"] = (stats, 1)
+        held |= {"l1_other_acc": (tile, 1)} if lkp > head_dim else {}
+    return held
+
+
+def widest_head(device: Device = NPU2) -> int:
+    """The largest head_dim that is served at every length: the smallest query tile fits beside it."""
+    fits = itertools.takewhile(
+        lambda head_dim: l1_bytes(_held(BLOCK, kv_rows(head_dim), head_dim)) <= device.l1_budget,
+        itertools.count(BLOCK, BLOCK),
+    )
+    return max(fits)
 
 
 def _query_tiles(
-    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None
+    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: Device
 ) -> tuple[int, int]:
     """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that L1 takes."""
     require_multiple("flash_attention", "lq", lq, BLOCK, "a matrix block has 8 rows")
-    fitting = [rows for rows in Q_ROWS if l1_bytes(rows, lkp, head_dim) <= NPU2.l1_budget]
+    fitting = [rows for rows in Q_ROWS if l1_bytes(_held(rows, lkp, head_dim)) <= device.l1_budget]
     whole = lqp if lqp is not None else lq
     if num_q_tiles is None:
-        num_q_tiles = largest_divisor(max(whole // BLOCK, 1), NPU2.columns)
-    if not 1 <= num_q_tiles <= NPU2.columns:
+        num_q_tiles = largest_divisor(max(whole // BLOCK, 1), device.columns)
+    if not 1 <= num_q_tiles <= device.columns:
         raise IllegalShapeError(
-            f"flash_attention: num_q_tiles={num_q_tiles} columns of cores, the array has {NPU2.columns}; "
-            f"use 1 to {NPU2.columns}"
+            f"flash_attention: num_q_tiles={num_q_tiles} columns of cores, the array has {device.columns}; "
+            f"use 1 to {device.columns}"
         )
     if lqp is None:
         require_multiple("flash_attention", "lq", lq, BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores")
         lqp = num_q_tiles * next((r for r in fitting if lq % (r * num_q_tiles) == 0), BLOCK)
     require_multiple("flash_attention", "lqp", lqp, BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores")
     require_multiple("flash_attention", "lq", lq, lqp, "lqp, the rows of a launch")
-    _check_l1(lqp // num_q_tiles, lkp, head_dim)
+    _check_l1(lqp // num_q_tiles, lkp, head_dim, device.l1_budget)
     return lqp, num_q_tiles
 
 
-def _check_l1(q_rows: int, lkp: int, head_dim: int) -> None:
-    used = l1_bytes(q_rows, lkp, head_dim)
-    if used <= NPU2.l1_budget:
+def _check_l1(q_rows: int, lkp: int, head_dim: int, budget: int) -> None:
+    used = l1_bytes(_held(q_rows, lkp, head_dim))
+    if used <= budget:
         return
     legal = [
         (rows, keys)
         for keys in range(lkp, 0, -BLOCK)
         for rows in range(q_rows, 0, -BLOCK)
-        if l1_bytes(rows, keys, head_dim) <= NPU2.l1_budget
+        if l1_bytes(_held(rows, keys, head_dim)) <= budget
     ]
     advice = f"{legal[0][0]} query rows and lkp={legal[0][1]} fit" if legal else "use a smaller head_dim"
     raise IllegalShapeError(
         f"flash_attention: {q_rows} query rows and lkp={lkp} at head_dim={head_dim} take {used} bytes of L1, "
-        f"a core has {NPU2.l1_budget}; {advice}"
+        f"a core has {budget}; {advice}"
     )
 
 

@@ -20,15 +20,19 @@ column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator 
 loop over k carries is a block of it in one dimension, the only form that upstream's GEMMs are known to carry.
 
 With b_transposed, b is (n, k): a weight as Hugging Face stores it, (out, in), and as a GEMV reads it, so that
-one copy serves prefill and decode. A DMA cannot turn 16-bit elements, whose innermost stride is 1, and the
-core's compiler takes no product by a transposed matrix. So rows of b come to L2 and blocks (n 8, k 8) to L1,
-each where its block (k 8, n 8) is wanted, and `transpose_blocks.cc` turns them there, in place. mlir-aie's
-C++ product of such blocks turns each one before it is used (aie_kernels/aie2p/mm_b_col_maj.cc).
+one copy serves prefill and decode. A DMA cannot transpose 16-bit elements, whose innermost stride is 1, and
+the core's compiler takes no product by a transposed matrix. So rows of b come to L2 and blocks (n 8, k 8) to
+L1, each where its block (k 8, n 8) is wanted, and `transpose_blocks.cc` transposes them there, in place.
+mlir-aie's C++ product of such blocks transposes each one before use (aie_kernels/aie2p/mm_b_col_maj.cc).
 
 The grid's inner dimension is m: the blocks of a pass by one block of b, which on a CPU stays in the cache.
 
 The products of one output element are summed in the order of k whatever m is, since the K tiles are chosen
 from k alone: rows of a padded prompt come out bit for bit the same at any compiled length.
+
+`gemm_f32` is the same kernel with the accumulator for a result. The L1 that the rounded copy would take goes
+into tiles twice as high. An f32 block of c does not fit one descriptor, so it leaves L2 a row of cores at a
+time.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +58,7 @@ from kernel_builder.spec import (
     require_multiple,
 )
 from kernel_builder.values import External, Optimize
-from virtual_npu.static.device import NPU2
+from virtual_npu.static.device import NPU2, Device
 
 BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""
@@ -116,23 +121,25 @@ def blocks(extent: int, most_cores: int, widest: int) -> int:
     return extent // (herd * largest_divisor(extent // herd, widest, BLOCK))
 
 
-def serves_rows(m: int) -> bool:
+def serves_rows(m: int, device: Device = NPU2) -> bool:
     """Whether the default tiles cut m, a multiple of 8, into no more blocks than a launch has trips."""
-    return blocks(m, NPU2.columns, MAX_TILE_M) <= NPU2.repeat_limit
+    return blocks(m, device.columns, MAX_TILE_M) <= device.repeat_limit
 
 
-def serves_columns(n: int) -> bool:
+def serves_columns(n: int, device: Device = NPU2) -> bool:
     """Whether the default tiles cut n, a multiple of 8, into no more blocks than a launch has trips."""
-    return blocks(n, NPU2.rows, MAX_TILE_N) <= NPU2.repeat_limit
+    return blocks(n, device.rows, MAX_TILE_N) <= device.repeat_limit
 
 
-def nearest(extent: int, step: int, serves: Callable[[int], bool]) -> int:
+def nearest(extent: int, step: int, serves: Callable[[int, Device], bool], device: Device = NPU2) -> int:
     """The multiple of `step` nearest to `extent`, itself one, that the default tiles serve."""
     around = (extent + sign * step * far for far in itertools.count() for sign in (-1, 1))
-    return next(candidate for candidate in around if candidate > 0 and serves(candidate))
+    return next(candidate for candidate in around if candidate > 0 and serves(candidate, device))
 
 
-def choose_tiles(m: int, k: int, n: int, out: DType = bf16, **given: int | None) -> Tiles:
+def choose_tiles(
+    m: int, k: int, n: int, out: DType = bf16, device: Device = NPU2, **given: int | None
+) -> Tiles:
     """The largest tiles that divide the shape, with what is given kept; the K tiles depend on k alone.
 
     Raises IllegalShapeError, with the nearest legal numbers, for a shape or tile that cannot be served.
@@ -141,8 +148,8 @@ def choose_tiles(m: int, k: int, n: int, out: DType = bf16, **given: int | None)
         require_multiple("gemm", name, extent, BLOCK, "the matrix unit works on 8x8 blocks")
     for name in ("tile_m", "tile_k_l1", "tile_n"):
         require_multiple("gemm", name, given.get(name) or BLOCK, BLOCK, "whole 8x8 blocks")
-    herd_m = given.get("herd_m") or _spread("m", m, given.get("tile_m"), NPU2.columns)
-    herd_n = given.get("herd_n") or _spread("n", n, given.get("tile_n"), NPU2.rows)
+    herd_m = given.get("herd_m") or _spread("m", m, given.get("tile_m"), device.columns)
+    herd_n = given.get("herd_n") or _spread("n", n, given.get("tile_n"), device.rows)
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
     tiles = Tiles(
         tile_m=given.get("tile_m") or _tile("m", m, herd_m, max_tile_m(out)),
@@ -153,7 +160,8 @@ def choose_tiles(m: int, k: int, n: int, out: DType = bf16, **given: int | None)
         herd_n=herd_n,
         out=out,
     )
-    _check(tiles, m, k, n)
+    _check_division(tiles, m, k, n, device)
+    _check_memory(tiles, device)
     return tiles
 
 
@@ -170,37 +178,42 @@ def _tile(side: str, extent: int, herd: int, limit: int) -> int:
     return largest_divisor(extent // herd, limit, BLOCK)
 
 
-def _check(tiles: Tiles, m: int, k: int, n: int) -> None:
-    """Refuse tiles that do not divide the shape or do not fit the device."""
-    for side, most in (("m", NPU2.columns), ("n", NPU2.rows)):
-        herd = getattr(tiles, f"herd_{side}")
+def _check_division(tiles: Tiles, m: int, k: int, n: int, device: Device) -> None:
+    """Refuse tiles that do not divide the shape, or make more cores or blocks than there may be."""
+    for side, herd, most in (("m", tiles.herd_m, device.columns), ("n", tiles.herd_n, device.rows)):
         if not 1 <= herd <= most:
-            raise IllegalShapeError(f"gemm: herd_{side}={herd}, but {NPU2.name} has {most}; use 1 to {most}")
+            raise IllegalShapeError(
+                f"gemm: herd_{side}={herd}, but {device.name} has {most}; use 1 to {most}"
+            )
     require_multiple("gemm", "m", m, tiles.l2_m, "herd_m * tile_m; otherwise rows would be left out")
     require_multiple("gemm", "n", n, tiles.l2_n, "herd_n * tile_n; otherwise columns would be left out")
     for side, extent, block, serves in (
         ("m", m, tiles.l2_m, serves_rows),
         ("n", n, tiles.l2_n, serves_columns),
     ):
-        if extent // block > NPU2.repeat_limit:
-            legal = nearest(extent, BLOCK, serves)
+        if extent // block > device.repeat_limit:
+            legal = nearest(extent, BLOCK, serves, device)
             advice = "let the tiles be chosen" if legal == extent else f"use {legal}"
             raise IllegalShapeError(
                 f"gemm: {side}={extent} makes {extent // block} blocks of {block}, a launch has at most "
-                f"{NPU2.repeat_limit} in one direction; {advice}"
+                f"{device.repeat_limit} in one direction; {advice}"
             )
     require_multiple("gemm", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")
     require_multiple("gemm", "k", k, tiles.tile_k_l2, "whole L2 tiles")
-    if tiles.l1_bytes > NPU2.l1_budget:
+
+
+def _check_memory(tiles: Tiles, device: Device) -> None:
+    """Refuse tiles whose buffers do not fit a core or the memtiles."""
+    if tiles.l1_bytes > device.l1_budget:
         raise IllegalShapeError(
             f"gemm: tiles {tiles.tile_m}x{tiles.tile_k_l1}x{tiles.tile_n} take {tiles.l1_bytes} bytes of L1, "
-            f"{NPU2.l1_budget} are free on a core; use at most "
+            f"{device.l1_budget} are free on a core; use at most "
             f"{max_tile_m(tiles.out)}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
         )
-    if tiles.l2_bytes > NPU2.l2_total_bytes:
+    if tiles.l2_bytes > device.l2_total_bytes:
         raise IllegalShapeError(
-            f"gemm: tile_k_l2={tiles.tile_k_l2} takes {tiles.l2_bytes} bytes of L2, {NPU2.name} has "
-            f"{NPU2.l2_total_bytes}; use at most {MAX_TILE_K_L2}"
+            f"gemm: tile_k_l2={tiles.tile_k_l2} takes {tiles.l2_bytes} bytes of L2, {device.name} has "
+            f"{device.l2_total_bytes}; use at most {MAX_TILE_K_L2}"
         )
 
 
@@ -215,38 +228,28 @@ def build(
     herd_m: int | None = None,
     herd_n: int | None = None,
     b_transposed: bool = False,
+    *,
+    out: DType = bf16,
+    device: Device = NPU2,
 ) -> KernelModule:
-    """a (m, k), b (k, n), or (n, k) where b_transposed, c (m, n), bf16; m, k and n are multiples of 8.
+    """a (m, k), b (k, n), or (n, k) where b_transposed, bf16, c (m, n); m, k and n are multiples of 8.
 
-    What is None is chosen by `choose_tiles`. The layout of b changes no bit. Raises IllegalShapeError.
+    c is bf16 (the kernel `gemm`), or f32 where `out` is (`gemm_f32`). What is None is chosen by
+    `choose_tiles`. The layout of b changes no bit. Raises IllegalShapeError.
     """
-    tiles = choose_tiles(
-        m,
-        k,
-        n,
-        tile_m=tile_m,
-        tile_k_l2=tile_k_l2,
-        tile_k_l1=tile_k_l1,
-        tile_n=tile_n,
-        herd_m=herd_m,
-        herd_n=herd_n,
-    )
-    return product("gemm", m, k, n, tiles, b_transposed)
-
-
-def product(name: str, m: int, k: int, n: int, tiles: Tiles, b_transposed: bool) -> KernelModule:
-    """The kernel with these tiles; c has their element type, bf16 or f32, and b is (k, n) or (n, k)."""
-    kernel = Kernel(name)
+    given = {"tile_m": tile_m, "tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
+    tiles = choose_tiles(m, k, n, out, device, **given, herd_m=herd_m, herd_n=herd_n)
+    kernel = Kernel("gemm_f32" if out is f32 else "gemm", device)
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
     b = kernel.argument("b", _b_shape(k, n, b_transposed), bf16, Role.WEIGHT)
-    c = kernel.argument("c", (m, n), tiles.out, Role.OUTPUT)
-    turn = _turn(kernel, tiles) if b_transposed else None
+    c = kernel.argument("c", (m, n), out, Role.OUTPUT)
+    transpose = _transpose(kernel, tiles) if b_transposed else None
     with kernel.launch(n // tiles.l2_n, m // tiles.l2_m) as (lj, li), kernel.segment("gemm_segment"):
         rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
         columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
         l2_a = kernel.alloc(L2, (tiles.l2_m, tiles.tile_k_l2), bf16, "l2_a")
         l2_b = kernel.alloc(L2, _b_shape(tiles.tile_k_l2, tiles.l2_n, b_transposed), bf16, "l2_b")
-        l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), tiles.out, "l2_c")
+        l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), out, "l2_c")
         slab = (tiles.tile_n // BLOCK, tiles.tile_m // BLOCK, BLOCK, BLOCK)
         accumulator = kernel.alloc(L1, (tiles.herd_m, tiles.herd_n, *slab), f32, "accumulator")
         _clear(kernel, tiles, accumulator)
@@ -254,7 +257,7 @@ def product(name: str, m: int, k: int, n: int, tiles: Tiles, b_transposed: bool)
             depth = slice(at, at + tiles.tile_k_l2)
             kernel.dma(l2_a, a[rows, depth])
             kernel.dma(l2_b, b[columns, depth] if b_transposed else b[depth, columns])
-            _accumulate(kernel, tiles, l2_a, l2_b, accumulator, turn)
+            _accumulate(kernel, tiles, l2_a, l2_b, accumulator, transpose)
         _drain(kernel, tiles, accumulator, l2_c)
         _send(kernel, tiles, c[rows, columns], l2_c)
     return kernel.finish()
@@ -273,7 +276,7 @@ def _b_shape(k: int, n: int, transposed: bool) -> tuple[int, int]:
     return (n, k) if transposed else (k, n)
 
 
-def _turn(kernel: Kernel, tiles: Tiles) -> External:
+def _transpose(kernel: Kernel, tiles: Tiles) -> External:
     """transpose_blocks.cc for l1_b, under a symbol of its own for this size of it."""
     name, (n, k) = "transpose_blocks_bf16", (tiles.tile_n // BLOCK, tiles.tile_k_l1 // BLOCK)
     symbol, built = f"{name}_{n}x{k}", f"transpose_blocks_{n}x{k}.o"
@@ -283,9 +286,9 @@ def _turn(kernel: Kernel, tiles: Tiles) -> External:
 
 
 def _accumulate(
-    kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer, turn: External | None
+    kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer, transpose: External | None
 ) -> None:
-    """accumulator += a @ b over one L2 tile of K; `turn`, where b is (n, k), makes (k, n) of its blocks."""
+    """accumulator += a @ b over one L2 tile of K; `transpose` makes (k, n) blocks of b where it is (n, k)."""
     with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
         m, k, n = (extent // BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
         l1_a = kernel.alloc(L1, (k, m, BLOCK, BLOCK), bf16, "l1_a")
@@ -295,11 +298,11 @@ def _accumulate(
         for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
             depth = slice(at, at + tiles.tile_k_l1)
             kernel.dma(l1_a, l2_a[own_rows, depth].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
-            if turn is None:
+            if transpose is None:
                 kernel.dma(l1_b, l2_b[depth, own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
             else:
                 kernel.dma(l1_b, l2_b[own_columns, depth].blocks(BLOCK, BLOCK))
-                turn(l1_b)
+                transpose(l1_b)
             for j in kernel.loop(n):
                 for i in kernel.loop(m):
                     block = accumulator[tx, ty, j, i]
@@ -350,6 +353,11 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
     return {"c": exact_product(parameters, arrays).astype(bf16.numpy)}
 
 
+def reference_f32(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The product in f32 by numpy."""
+    return {"c": exact_product(parameters, arrays)}
+
+
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """Multiples of 8 up to 256 rows, 512 deep and 512 columns, b in either layout."""
     m, k, n = (BLOCK * int(rng.integers(1, most)) for most in (33, 65, 65))
@@ -382,3 +390,19 @@ KERNEL = KernelSpec(
     ),
     random_case=random_case,
 )
+
+KERNEL_F32 = KernelSpec(
+    name="gemm_f32",
+    summary="c = a @ b, bf16 in and f32 out: nothing is rounded to bf16.",
+    build=partial(build, out=f32),
+    reference=reference_f32,
+    cases=(
+        {"m": 64, "k": 256, "n": 128},
+        {"m": 512, "k": 128, "n": 512},
+        {"m": 24, "k": 40, "n": 88},
+        {"m": 64, "k": 256, "n": 128, "b_transposed": True},
+    ),
+    tolerance=Tolerance(1e-5, 1e-4, "f32 sums of the same products in another order"),
+    random_case=random_case,
+)
+"""No model's program uses it: a form whose error on the NPU is published (kernel_builder/numerics.py)."""

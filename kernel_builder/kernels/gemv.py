@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import Buffer
+from kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
 from kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
 from kernel_builder.spec import (
     Array,
@@ -34,12 +34,14 @@ from kernel_builder.spec import (
     require_multiple,
 )
 from kernel_builder.values import ArgumentType, External, Optimize
-from virtual_npu.static.device import NPU2
+from virtual_npu.static.device import NPU2, Device
 
 LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""
 TILE_M = 8
 """Preferred rows of one result run. One number for all m keeps the shapes of a program's products alike."""
+MAX_TILE_M = 2 * TILE_M
+"""Most rows of a run where a core's share is no multiple of that."""
 OPTIMIZE = Optimize(
     "O2",
     "what upstream builds its mv.cc with (mlir-air programming_examples/matrix_vector_multiplication/bf16/"
@@ -56,65 +58,73 @@ def build(
     m_input: int | None = None,
     herd_m: int | None = None,
     k_piece: int | None = None,
+    *,
+    device: Device = NPU2,
 ) -> KernelModule:
     """weight is (m, k) bf16 in Hugging Face's layout (out, in), x is (k,) bf16, out is (m,) bf16.
 
-    k is a multiple of 64, m of 2. herd_m: cores; m / herd_m is even (default: the most up to 8). tile_m: rows
+    k is a multiple of 64, m of 2. herd_m: cores; m / herd_m is even (default: the most). tile_m: rows
     of one result transfer, even, divides m / herd_m. m_input: rows of one weight transfer, divides tile_m.
     k_piece: elements of each, a multiple of 64 that divides k (default: all, or for rows that do not fit L1
     the most that do); less than k only where m_input is 1. Raises IllegalShapeError.
     """
     require_multiple("gemv", "k", k, LANES, "mv.cc steps through 64 elements at a time")
     require_multiple("gemv", "m", m, 2, "a DMA moves pairs of bf16")
-    herd_m = _cores(m, herd_m)
+    herd_m = _cores(m, herd_m, device)
     tile_m = _tile(m // herd_m, tile_m)
-    m_input, k_piece = _weight_transfer(k, tile_m, m_input, k_piece)
-    kernel = Kernel("gemv")
+    m_input, k_piece = _weight_transfer(k, tile_m, m_input, k_piece, device.l1_budget)
+    held = _held(k, tile_m, m_input, k_piece)
+    kernel = Kernel("gemv", device)
     weight = kernel.argument("weight", (m, k), bf16, Role.WEIGHT)
     x = kernel.argument("x", (k,), bf16, Role.INPUT)
     out = kernel.argument("out", (m,), bf16, Role.OUTPUT)
-    product = _Rows(kernel, k, tile_m, m_input) if k_piece == k else _Pieces(kernel, k, tile_m, k_piece)
+    product = _Rows(kernel, held) if k_piece == k else _Pieces(kernel, held)
     with kernel.launch(), kernel.segment("gemv_segment"), kernel.herd(herd_m, 1, name="gemv_herd") as (tx, _):
-        l1_x = kernel.alloc(L1, (k,), bf16, "l1_x")
-        product.alloc()
-        l1_out = kernel.alloc(L1, (tile_m,), bf16, "l1_out")
-        kernel.dma(l1_x, x)
+        l1 = kernel.alloc_each(held)
+        kernel.dma(l1["l1_x"], x)
         for run in kernel.loop(0, m // herd_m, tile_m):
             first = tx * (m // herd_m) + run
-            product.run(weight, first, l1_x, l1_out)
-            kernel.dma(out[first : first + tile_m], l1_out)
+            product.run(weight, first, l1)
+            kernel.dma(out[first : first + tile_m], l1["l1_out"])
     return kernel.finish()
+
+
+def _held(k: int, tile_m: int, m_input: int, k_piece: int) -> CoreBuffers:
+    """What a core holds: x; weight and result, double-buffered; the sums of a row that comes in pieces."""
+    x, out = (L1((k,), bf16), 1), (L1((tile_m,), bf16), 2)
+    if k_piece == k:
+        return {"l1_x": x, "l1_weight": (L1((m_input, k), bf16), 2), "l1_out": out}
+    sums = (L1((LANES,), f32), 1)
+    return {"l1_x": x, "l1_weight": (L1((k_piece,), bf16), 2), "l1_sums": sums, "l1_out": out}
 
 
 class _Rows:
     """A run of results from whole rows of the weight, `m_input` per transfer."""
 
-    def __init__(self, kernel: Kernel, k: int, tile_m: int, m_input: int) -> None:
-        self.kernel, self.k, self.tile_m, self.m_input = kernel, k, tile_m, m_input
-        buffers = (L1((m_input, k), bf16), L1((k,), bf16), L1((tile_m,), bf16))
-        shape = f"{m_input}x{k}_{tile_m}"
+    def __init__(self, kernel: Kernel, held: CoreBuffers) -> None:
+        weight, x, out = (held[name][0] for name in ("l1_weight", "l1_x", "l1_out"))
+        (self.m_input, self.k), (self.tile_m,) = weight.shape, out.shape
+        self.kernel = kernel
+        shape = f"{self.m_input}x{self.k}_{self.tile_m}"
         names = ("matvec_vectorized_bf16_bf16", "linalg_fill_bf16")
-        defines = {"DIM_M_OUTPUT": tile_m, **{name: f"{name}_{shape}" for name in names}}
-        types: list[ArgumentType] = [i32, i32, i32, *buffers]
+        defines = {"DIM_M_OUTPUT": self.tile_m, **{name: f"{name}_{shape}" for name in names}}
+        types: list[ArgumentType] = [i32, i32, i32, weight, x, out]
         symbol, built = f"{names[0]}_{shape}", f"mv_{shape}.o"
         self.matvec = kernel.external(symbol, built, types, "mv.cc", defines, OPTIMIZE)
 
-    def alloc(self) -> None:
-        self.l1_weight = self.kernel.alloc(L1, (self.m_input, self.k), bf16, "l1_weight")
-
-    def run(self, weight: Buffer, first: Index, l1_x: Buffer, l1_out: Buffer) -> None:
+    def run(self, weight: Buffer, first: Index, l1: Mapping[str, Buffer]) -> None:
         for row in self.kernel.loop(0, self.tile_m, self.m_input):
-            self.kernel.dma(self.l1_weight, weight[first + row : first + row + self.m_input, :])
-            self.matvec(self.m_input, self.k, row, self.l1_weight, l1_x, l1_out)
+            self.kernel.dma(l1["l1_weight"], weight[first + row : first + row + self.m_input, :])
+            self.matvec(self.m_input, self.k, row, l1["l1_weight"], l1["l1_x"], l1["l1_out"])
 
 
 class _Pieces:
     """A run of results from rows that come in pieces of `k_piece` elements."""
 
-    def __init__(self, kernel: Kernel, k: int, tile_m: int, k_piece: int) -> None:
-        self.kernel, self.k, self.tile_m, self.k_piece = kernel, k, tile_m, k_piece
-        piece, x, out = (L1((extent,), bf16) for extent in (k_piece, k, tile_m))
-        sums = L1((LANES,), f32)
+    def __init__(self, kernel: Kernel, held: CoreBuffers) -> None:
+        piece, x, out, sums = (held[name][0] for name in ("l1_weight", "l1_x", "l1_out", "l1_sums"))
+        (self.k_piece,), (self.k,), (self.tile_m,) = piece.shape, x.shape, out.shape
+        self.kernel = kernel
         self.add = self._external("matvec_piece_bf16_f32", [i32, i32, piece, x, sums])
         self.finish = self._external("matvec_row_f32_bf16", [i32, sums, out])
 
@@ -125,32 +135,28 @@ class _Pieces:
         symbol, built = f"{name}_{shape}", f"mv_{shape}.o"
         return self.kernel.external(symbol, built, types, "mv_pieces.cc", defines, OPTIMIZE)
 
-    def alloc(self) -> None:
-        self.l1_weight = self.kernel.alloc(L1, (self.k_piece,), bf16, "l1_weight")
-        self.l1_sums = self.kernel.alloc(L1, (LANES,), f32, "l1_sums")
-
-    def run(self, weight: Buffer, first: Index, l1_x: Buffer, l1_out: Buffer) -> None:
+    def run(self, weight: Buffer, first: Index, l1: Mapping[str, Buffer]) -> None:
         for row in self.kernel.loop(self.tile_m):
             for at in self.kernel.loop(0, self.k, self.k_piece):
-                self.kernel.dma(self.l1_weight, weight[first + row, at : at + self.k_piece])
-                self.add(self.k_piece, at, self.l1_weight, l1_x, self.l1_sums)
-            self.finish(row, self.l1_sums, l1_out)
+                self.kernel.dma(l1["l1_weight"], weight[first + row, at : at + self.k_piece])
+                self.add(self.k_piece, at, l1["l1_weight"], l1["l1_x"], l1["l1_sums"])
+            self.finish(row, l1["l1_sums"], l1["l1_out"])
 
 
-def _cores(m: int, herd_m: int | None) -> int:
-    most = largest_divisor(m // 2, NPU2.columns)
+def _cores(m: int, herd_m: int | None, device: Device) -> int:
+    most = largest_divisor(m // 2, device.columns)
     if herd_m is None:
         return most
-    if not 1 <= herd_m <= NPU2.columns or m % (2 * herd_m):
+    if not 1 <= herd_m <= device.columns or m % (2 * herd_m):
         raise IllegalShapeError(
-            f"gemv: herd_m={herd_m} cores cannot share m={m} rows in even numbers in {NPU2.columns} columns; "
-            f"use {most}"
+            f"gemv: herd_m={herd_m} cores cannot share m={m} rows in even numbers in {device.columns} "
+            f"columns; use {most}"
         )
     return herd_m
 
 
 def _tile(share: int, tile_m: int | None) -> int:
-    default = TILE_M if share % TILE_M == 0 else largest_divisor(share, 2 * TILE_M, 2)
+    default = TILE_M if share % TILE_M == 0 else largest_divisor(share, MAX_TILE_M, 2)
     if tile_m is None:
         return default
     if tile_m <= 0 or tile_m % 2 or share % tile_m:
@@ -160,62 +166,74 @@ def _tile(share: int, tile_m: int | None) -> int:
     return tile_m
 
 
-def _l1_bytes(k: int, tile_m: int, m_input: int, k_piece: int) -> int:
-    """Buffers of a core: x, double-buffered the weight and the result, and the sums of a row in pieces."""
-    sums = f32.itemsize * LANES if k_piece < k else 0
-    return bf16.itemsize * (k + 2 * m_input * k_piece + 2 * tile_m) + sums
+def _weight_transfer(
+    k: int, tile_m: int, m_input: int | None, k_piece: int | None, budget: int
+) -> tuple[int, int]:
+    """m_input and k_piece, as given or chosen: whole rows where one fits, else pieces of one.
 
-
-def _weight_transfer(k: int, tile_m: int, m_input: int | None, k_piece: int | None) -> tuple[int, int]:
-    """m_input and k_piece, as given or chosen: whole rows where one fits, else pieces of one."""
+    budget: bytes of L1 that there are for buffers.
+    """
     default = largest_divisor(tile_m, max(1, WEIGHT_BYTES // (k * bf16.itemsize)))
     rows = default if m_input is None else m_input
     if rows <= 0 or tile_m % rows:
         raise IllegalShapeError(f"gemv: m_input={m_input} does not divide tile_m={tile_m}; use {default}")
     if k_piece is not None:
-        return _as_given(k, tile_m, 1 if m_input is None and k_piece < k else rows, k_piece)
-    used = _l1_bytes(k, tile_m, rows, k)
-    if used <= NPU2.l1_budget:
+        return _as_given(k, tile_m, 1 if m_input is None and k_piece < k else rows, k_piece, budget)
+    used = l1_bytes(_held(k, tile_m, rows, k))
+    if used <= budget:
         return rows, k
     if rows > 1:
         raise IllegalShapeError(
             f"gemv: k={k} with m_input={rows} and tile_m={tile_m} takes {used} bytes of L1, a core has "
-            f"{NPU2.l1_budget}; use m_input={default}"
+            f"{budget}; use m_input={default}"
         )
-    return rows, _piece(k, tile_m)
+    return rows, _piece(k, tile_m, budget)
 
 
-def _as_given(k: int, tile_m: int, rows: int, k_piece: int) -> tuple[int, int]:
+def _as_given(k: int, tile_m: int, rows: int, k_piece: int, budget: int) -> tuple[int, int]:
     """Refuse a piece that does not cut the row evenly, is of several rows, or does not fit."""
     if k_piece <= 0 or k_piece % LANES or k % k_piece:
         raise IllegalShapeError(
             f"gemv: k_piece={k_piece} is no divisor of k={k} that is a multiple of {LANES}; "
-            f"use {_piece(k, tile_m)}"
+            f"use {_piece(k, tile_m, budget)}"
         )
     if rows > 1 and k_piece < k:
         raise IllegalShapeError(
             f"gemv: m_input={rows} rows at a time come whole, and k_piece={k_piece} is less than k={k}; "
             f"use m_input=1, or k_piece={k}"
         )
-    used = _l1_bytes(k, tile_m, rows, k_piece)
-    if used > NPU2.l1_budget:
+    used = l1_bytes(_held(k, tile_m, rows, k_piece))
+    if used > budget:
         raise IllegalShapeError(
             f"gemv: k={k} in pieces of k_piece={k_piece} takes {used} bytes of L1, a core has "
-            f"{NPU2.l1_budget}; use k_piece={_piece(k, tile_m)}"
+            f"{budget}; use k_piece={_piece(k, tile_m, budget)}"
         )
     return rows, k_piece
 
 
-def _piece(k: int, tile_m: int) -> int:
+def _piece(k: int, tile_m: int, budget: int) -> int:
     """The largest piece of a row that fits L1 beside x, up to the preferred size of a transfer."""
-    sums = f32.itemsize * LANES
-    room = (NPU2.l1_budget - sums) // bf16.itemsize - 2 * tile_m
-    if room - k < 2 * LANES:
+    longest = _longest_row(tile_m, budget)
+    if k > longest:
         raise IllegalShapeError(
             f"gemv: x of k={k} elements leaves no room in L1 for a piece of a row (a core has "
-            f"{NPU2.l1_budget} bytes); use a k of at most {(room - 2 * LANES) // LANES * LANES}"
+            f"{budget} bytes); use a k of at most {longest}"
         )
-    return largest_divisor(k, min((room - k) // 2, WEIGHT_BYTES // bf16.itemsize), LANES)
+    free = budget - l1_bytes(_held(max(k, 2 * LANES), tile_m, 1, LANES))
+    fitting = LANES + free // (2 * bf16.itemsize)
+    return largest_divisor(k, min(fitting, WEIGHT_BYTES // bf16.itemsize), LANES)
+
+
+def _longest_row(tile_m: int, budget: int) -> int:
+    """The longest x beside which the shortest piece of a row fits, double-buffered."""
+    shortest = 2 * LANES
+    free = budget - l1_bytes(_held(shortest, tile_m, 1, LANES))
+    return (shortest + free // bf16.itemsize) // LANES * LANES
+
+
+def longest_row(device: Device = NPU2) -> int:
+    """The largest k that is served whatever m is."""
+    return _longest_row(MAX_TILE_M, device.l1_budget)
 
 
 def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:

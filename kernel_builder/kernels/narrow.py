@@ -22,6 +22,7 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
+from virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements rounded at a time: one 512-bit accumulator of f32."""
@@ -29,15 +30,15 @@ RUN = 2048
 """Most elements of one DMA: a double-buffered run takes 24 KiB of L1, in and out."""
 
 
-def build(rows: int, cols: int, herd_x: int | None = None) -> KernelModule:
+def build(rows: int, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
     """x is (rows, cols) f32, out (rows, cols) bf16; cols is a multiple of 16.
 
-    herd_x, the number of cores, divides the rows and is by default the largest such number up to 8. Raises
-    IllegalShapeError.
+    herd_x, the number of cores, divides the rows and is by default the largest such number a row has.
+    Raises IllegalShapeError.
     """
     require_multiple("narrow", "cols", cols, LANES, "a core rounds 16 elements at a time")
-    herd_x = cores("narrow", "rows", rows, herd_x)
-    k = Kernel("narrow")
+    herd_x = cores("narrow", "rows", rows, herd_x, device)
+    k = Kernel("narrow", device)
     x = k.argument("x", (rows, cols), f32, Role.INPUT)
     out = k.argument("out", (rows, cols), bf16, Role.OUTPUT)
     share = rows * cols // herd_x

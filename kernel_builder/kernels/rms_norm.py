@@ -39,38 +39,47 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from virtual_npu.static.device import NPU2
+from virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""
 PARTS = 3
 """bf16 numbers that make an f32: 8 bits of its 24 each, however the core rounds."""
-L1_ELEMENTS = (NPU2.l1_budget - LANES * f32.itemsize) // bf16.itemsize
-"""What L1 holds beside the sums. Rows that fit five times go whole: x and out doubled, and the weight."""
-MAX_COLS = (L1_ELEMENTS - 2 * LANES) // 3 // LANES * LANES
-"""x twice and the weight must fit, and two pieces of a result of 16 elements."""
 
 
-def build(rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = None) -> KernelModule:
+def l1_elements(device: Device) -> int:
+    """bf16 numbers that L1 holds beside the sums."""
+    return (device.l1_budget - LANES * f32.itemsize) // bf16.itemsize
+
+
+def longest_row(device: Device = NPU2) -> int:
+    """The most columns: x twice and the weight must fit, and two pieces of a result of 16 elements."""
+    return (l1_elements(device) - 2 * LANES) // 3 // LANES * LANES
+
+
+def build(
+    rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = None, *, device: Device = NPU2
+) -> KernelModule:
     """x and out are (rows, cols) bf16, or (cols,) where rows is None; weight is (cols,) bf16.
 
-    cols is a multiple of 16, at most MAX_COLS. herd_x, the number of cores, divides the rows (vector form:
-    cols / 16) and is by default the largest such number up to 8. Raises IllegalShapeError.
+    cols is a multiple of 16, at most `longest_row`. herd_x, the number of cores, divides the rows (vector
+    form: cols / 16) and is by default the largest such number a row has. Raises IllegalShapeError.
     """
     require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
-    if cols > MAX_COLS:
+    if cols > (most := longest_row(device)):
         raise IllegalShapeError(
-            f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {MAX_COLS}"
+            f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {most}"
         )
     work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
-    herd_x = cores("rms_norm", unit, work, herd_x)
+    herd_x = cores("rms_norm", unit, work, herd_x, device)
     shape = (cols,) if rows is None else (rows, cols)
-    k = Kernel("rms_norm")
+    k = Kernel("rms_norm", device)
     x = k.argument("x", shape, bf16, Role.INPUT)
     weight = k.argument("weight", (cols,), bf16, Role.WEIGHT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     with k.launch(), k.segment("rms_norm_segment"), k.herd(herd_x, 1, name="rms_norm_herd") as (tx, _):
-        form = _vector if rows is None else _rows if 5 * cols <= L1_ELEMENTS else _long_rows
+        # Rows that fit five times go whole: x and out doubled, and the weight.
+        form = _vector if rows is None else _rows if 5 * cols <= l1_elements(device) else _long_rows
         form(k, x, weight, out, eps, herd_x, tx)
     return k.finish()
 
@@ -79,7 +88,7 @@ def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x:
     """Each core normalizes its own rows, `group` of them per DMA."""
     rows, cols = x.shape
     share = rows // herd_x
-    group = largest_divisor(share, max(1, min(8, (L1_ELEMENTS - cols) // (4 * cols))))
+    group = largest_divisor(share, max(1, min(8, (l1_elements(k.device) - cols) // (4 * cols))))
     l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
     l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
     l1_sums = _sums(k)
@@ -99,7 +108,7 @@ def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, he
     """Each core normalizes its own rows, one per DMA in; a result leaves in the largest pieces that fit."""
     rows, cols = x.shape
     share = rows // herd_x
-    piece = largest_divisor(cols, (L1_ELEMENTS - 3 * cols) // 2, LANES)
+    piece = largest_divisor(cols, (l1_elements(k.device) - 3 * cols) // 2, LANES)
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
     l1_out, l1_sums = k.alloc(L1, (piece,), bf16, "l1_out"), _sums(k)
     k.dma(l1_weight, weight)

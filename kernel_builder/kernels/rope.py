@@ -28,7 +28,7 @@ from kernel_builder.spec import (
     require_multiple,
 )
 from kernel_builder.values import ArgumentType, External, Optimize
-from virtual_npu.static.device import NPU2
+from virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",
@@ -39,18 +39,20 @@ HALF_LANES = 32
 """head_dim is a multiple of this: rope_halfsplit.cc turns 16 lanes of each half at a time."""
 
 
-def build(rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None) -> KernelModule:
+def build(
+    rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None, *, device: Device = NPU2
+) -> KernelModule:
     """x and out are (rows, n_heads * head_dim) bf16, lut is (rows, head_dim) bf16; rows=None drops that axis.
 
     head_dim is a multiple of 32. herd_x, the number of cores, divides the rows and is by default the largest
-    such number up to 8; the vector form has one core. Raises IllegalShapeError.
+    such number a row has; the vector form has one core. Raises IllegalShapeError.
     """
     require_multiple("rope", "head_dim", head_dim, HALF_LANES, "16 lanes of each half turn at a time")
     require_multiple("rope", "n_heads", n_heads, 1, "there must be a head")
-    herd_x = _cores(rows, herd_x)
-    heads = _heads_at_once(n_heads, head_dim)
+    herd_x = _cores(rows, herd_x, device)
+    heads = _heads_at_once(n_heads, head_dim, device.l1_budget)
     row = () if rows is None else (rows,)
-    k = Kernel("rope")
+    k = Kernel("rope", device)
     x = k.argument("x", (*row, n_heads * head_dim), bf16, Role.INPUT)
     lut = k.argument("lut", (*row, head_dim), bf16, Role.LUT)
     out = k.argument("out", (*row, n_heads * head_dim), bf16, Role.OUTPUT)
@@ -80,22 +82,22 @@ def _external(k: Kernel, heads: int, head_dim: int) -> External:
     return k.external(name, f"{name}.o", types, "rope_halfsplit.cc", {"rope": name}, OPTIMIZE)
 
 
-def _cores(rows: int | None, herd_x: int | None) -> int:
+def _cores(rows: int | None, herd_x: int | None, device: Device) -> int:
     if rows is not None:
-        return cores("rope", "rows", rows, herd_x)
+        return cores("rope", "rows", rows, herd_x, device)
     if herd_x not in (None, 1):
         raise IllegalShapeError(f"rope: herd_x={herd_x} cores for the one position of rows=None; use 1")
     return 1
 
 
-def _heads_at_once(n_heads: int, head_dim: int) -> int:
+def _heads_at_once(n_heads: int, head_dim: int, budget: int) -> int:
     """The most heads whose input and output, double-buffered, fit L1 beside the table's row."""
     head_bytes = head_dim * bf16.itemsize
-    most = (NPU2.l1_budget - 2 * head_bytes) // (4 * head_bytes)
+    most = (budget - 2 * head_bytes) // (4 * head_bytes)
     if most < 1:
         raise IllegalShapeError(
             f"rope: a head of head_dim={head_dim} does not fit L1, where it is held six times; "
-            f"use at most {NPU2.l1_budget // (6 * bf16.itemsize) // HALF_LANES * HALF_LANES}"
+            f"use at most {budget // (6 * bf16.itemsize) // HALF_LANES * HALF_LANES}"
         )
     return largest_divisor(n_heads, most)
 

@@ -25,6 +25,7 @@ from kernel_builder.spec import (
     require_multiple,
 )
 from kernel_builder.values import External, Optimize
+from virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",
@@ -36,17 +37,17 @@ RUN = 4096
 """Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None) -> KernelModule:
+def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
     """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
-    default the largest such number up to 8. Raises IllegalShapeError.
+    default the largest such number a row has. Raises IllegalShapeError.
     """
     require_multiple("swiglu", "cols", cols, LANES, "a core takes 16 elements at a time")
     work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
-    herd_x = cores("swiglu", unit, work, herd_x)
+    herd_x = cores("swiglu", unit, work, herd_x, device)
     shape = (cols,) if rows is None else (rows, cols)
-    k = Kernel("swiglu")
+    k = Kernel("swiglu", device)
     gate = k.argument("gate", shape, bf16, Role.INPUT)
     up = k.argument("up", shape, bf16, Role.INPUT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)

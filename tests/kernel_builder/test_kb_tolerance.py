@@ -28,3 +28,23 @@ def test_a_difference_says_how_many_where_and_what() -> None:
 def test_shapes_that_differ_are_no_result() -> None:
     with pytest.raises(ValueError, match=r"the result has shape \(2,\), its reference \(2, 1\)"):
         Tolerance(0.0, 0.0, "for the test").compare(np.zeros(2), np.zeros((2, 1)))
+
+
+def test_tolerance_counts_in_allowed_distances() -> None:
+    tolerance = Tolerance(0.1, 1.0, "for the test")
+    want = np.array([10.0, 0.0])
+    assert tolerance.excess(np.array([12.0, 0.0]), want) == pytest.approx(1.0)
+    assert tolerance.excess(np.array([10.0, np.nan]), want) == np.inf
+    assert tolerance.excess(want, np.array([np.nan, 0.0])) == np.inf
+    assert tolerance.excess(want, np.array([np.inf, 0.0])) == np.inf
+    assert tolerance.excess(np.array([np.inf, np.nan]), np.array([np.inf, np.nan])) == 0
+    exact = Tolerance(0.0, 0.0, "for the test")
+    assert exact.excess(want, want) == 0
+    assert exact.excess(want + 1e-9, want) > 1
+
+
+def test_tolerance_counts_differing_elements() -> None:
+    few = Tolerance(1.0, 1.0, "for the test", differing=0.1)
+    want = np.ones(100)
+    assert few.excess(want + (np.arange(100) < 12) * 0.5, want) == pytest.approx(1.0)
+    assert few.excess(want + (np.arange(100) < 13) * 0.5, want) > 1

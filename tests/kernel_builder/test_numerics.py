@@ -7,7 +7,7 @@ import pytest
 
 from kernel_builder import numerics
 from kernel_builder.__main__ import main
-from kernel_builder.kernels import gemm, gemm_f32
+from kernel_builder.kernels import gemm
 from kernel_builder.numerics import Comparison, Row, compare, product_operands
 from kernel_builder.testing import run
 from virtual_npu.options import BuildOptions
@@ -51,15 +51,15 @@ def test_more_published_errors(name: str) -> None:
 def test_exact_products_have_another_error() -> None:
     """The rows say something: without bfp16 the error is another by orders of magnitude."""
     arrays = product_operands(64, 720, 32)
-    want = gemm_f32.reference({}, arrays)["c"]
-    got = run(gemm_f32.build(64, 720, 32), arrays, BuildOptions())["c"]
+    want = gemm.exact_product({}, arrays)
+    got = run(gemm.KERNEL_F32.build(64, 720, 32), arrays, BuildOptions())["c"]
     assert numerics.relative_error(got, want) < 1e-6
 
 
-@pytest.mark.parametrize("module", [gemm, gemm_f32])
-def test_bfp16_products_are_the_same_on_any_number_of_threads(module, monkeypatch) -> None:
+@pytest.mark.parametrize("spec", [gemm.KERNEL, gemm.KERNEL_F32], ids=lambda spec: spec.name)
+def test_bfp16_products_are_the_same_on_any_number_of_threads(spec, monkeypatch) -> None:
     arrays = product_operands(128, 256, 256)
-    kernel, results = module.build(128, 256, 256), []
+    kernel, results = spec.build(128, 256, 256), []
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("VNPU_THREADS", threads)
         results.append(run(kernel, arrays, BFP16)["c"])

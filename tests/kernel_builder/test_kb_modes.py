@@ -1,0 +1,138 @@
+"""Every kernel in every mode of the virtual NPU: which bits must not change from one mode to the other.
+
+A mode is how a kernel is built and run; a kernel's results in it are made once. A few pairs are among the
+default tests, and all of them among the long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernel_builder.dsl import without_rounding
+from kernel_builder.kernels import gemm, registry
+from kernel_builder.spec import Array, KernelModule
+from kernel_builder.testing import random_arrays, run
+from virtual_npu.options import BuildOptions
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a kernel is built, on how many threads it runs, and the mode whose bits it must give."""
+
+    options: BuildOptions
+    like: str = "default"
+    threads: int = 3
+
+
+MODES = {
+    "default": Mode(BuildOptions()),
+    "checks": Mode(BuildOptions(checks=True)),  # nothing is recognised, everything is copied
+    "plain": Mode(BuildOptions(fast=False)),
+    "one thread": Mode(BuildOptions(), threads=1),
+    "floor": Mode(BuildOptions(rounding="floor")),  # cores start out rounding down, and are told not to
+    "bfp16": Mode(BuildOptions(numerics="bfp16"), like="bfp16"),
+    "bfp16, floor": Mode(BuildOptions(numerics="bfp16", rounding="floor"), like="bfp16"),
+}
+SUMS = ("gemm", "gemm_f32", "flash_attention")
+"""Kernels with matrix products, whose sums fast paths may form in another order."""
+TOLD = {"eltwise_add": ("bf16",), "narrow": ("bf16",), "rms_norm": ("f32",)}
+"""Kernels whose cores round in the compiler's own code and multiply no matrices; what they hand the call."""
+QUICK = dict.fromkeys(("checks", "plain", "one thread"), ("gemm", "gemv", "eltwise_add"))
+QUICK["floor"] = tuple(TOLD)
+PAIRS = [
+    pytest.param(
+        *(name, case, mode),
+        id=f"{name}-{case}-{mode}",
+        marks=() if case == 0 and name in QUICK.get(mode, ()) else pytest.mark.long,
+    )
+    for mode in MODES
+    if mode != MODES[mode].like
+    for name, spec in registry().items()
+    for case in range(len(spec.cases) if "floor" in mode else 1)
+]
+
+
+def results_of(kernel: KernelModule, arrays: dict[str, Array], mode: Mode) -> dict[str, Array]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VNPU_THREADS", str(mode.threads))
+        return run(kernel, arrays, mode.options)
+
+
+@pytest.fixture(scope="module")
+def results() -> Callable[[str, int, str], dict[str, Array]]:
+    """results(kernel, case, mode): what a kernel makes of random arrays, the same ones in every mode."""
+
+    @cache
+    def make(name: str, case: int, mode: str) -> dict[str, Array]:
+        spec = registry()[name]
+        arrays = random_arrays(spec, spec.cases[case], np.random.default_rng(7))
+        return results_of(spec.build(**spec.cases[case]), arrays, MODES[mode])
+
+    return make
+
+
+def assert_same_bits(got: dict[str, Array], want: dict[str, Array]) -> None:
+    assert got.keys() == want.keys()
+    for name, array in got.items():
+        np.testing.assert_array_equal(array.view(np.uint8), want[name].view(np.uint8), err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "case", "mode"), PAIRS)
+def test_a_mode_changes_no_bit(results: Any, name: str, case: int, mode: str) -> None:
+    """Without fast paths sums may differ, by no more than the kernel may from its reference."""
+    got, want = results(name, case, mode), results(name, case, MODES[mode].like)
+    if mode == "plain" and name in SUMS:
+        tolerance = registry()[name].tolerance
+        assert all(tolerance.compare(want[argument], array).passes for argument, array in got.items())
+    else:
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("mode", ["default", "checks", "plain"])
+@pytest.mark.parametrize("shape", [(64, 256, 256), (24, 40, 88)])
+def test_the_layout_of_b_changes_no_bit(shape: tuple[int, int, int], mode: str) -> None:
+    """A product by a weight in (out, in) layout is that by its transpose."""
+    rng = np.random.default_rng(2)
+    m, k, n = shape
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    plain = results_of(gemm.build(*shape), {"a": a, "b": b}, MODES[mode])
+    transposed = results_of(gemm.build(*shape, b_transposed=True), {"a": a, "b": b.T}, MODES[mode])
+    assert_same_bits(transposed, plain)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_cores_that_are_not_told_round_otherwise(results: Any, name: str) -> None:
+    """So the tests with `floor` see something, and so does whoever looks for this fault."""
+    spec = registry()[name]
+    kernel = spec.build(**spec.cases[0])
+    untold = replace(kernel, module=without_rounding(kernel.module))
+    assert "round_to_even" in kernel.text
+    assert "round_to_even" not in untold.text
+    arrays = random_arrays(spec, spec.cases[0], np.random.default_rng(7))
+    down = results_of(untold, arrays, MODES["floor"])
+    assert any((down[argument] != array).any() for argument, array in results(name, 0, "floor").items())
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_call_comes_before_the_first_rounding(name: str) -> None:
+    for case in registry()[name].cases:
+        text = registry()[name].build(**case).text
+        body = text[text.index("air.herd") :]
+        call = body.index("func.call @round_to_even_" + TOLD[name][0])
+        rounding = min(body.find(op) % len(body) for op in ("arith.truncf", "arith.addf", "arith.mulf"))
+        assert call < rounding
+        assert body.count("func.call @round_to_even_") == 1
+
+
+def test_nobody_else_needs_the_call() -> None:
+    """Others round in a C++ function that sets the mode, or multiply matrices, where mlir-aie sets it."""
+    for name, spec in registry().items():
+        text = spec.build(**spec.cases[0]).text
+        assert ("round_to_even" in text) == (name in TOLD), name
+        assert name in TOLD or "vector.contract" in text or "link_with" in text, name

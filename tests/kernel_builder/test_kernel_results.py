@@ -1,0 +1,248 @@
+"""The kernels' results on the virtual NPU: against their references, and what the system above builds on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kernel_builder.kernels import eltwise_add, flash_attention, gemv, registry, rms_norm, rope, swiglu
+from kernel_builder.testing import complaints, library, random_arrays, run
+from virtual_npu import toolchain
+
+BF16 = ml_dtypes.bfloat16
+CASES = [(name, case) for name, spec in registry().items() for case in range(len(spec.cases))]
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 14))]
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_case(name: str, case: int) -> None:
+    spec = registry()[name]
+    assert complaints(spec, spec.cases[case]) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", list(registry()))
+def test_random_shape(name: str, seed: int) -> None:
+    spec = registry()[name]
+    parameters = spec.random_case(np.random.default_rng(seed))
+    assert complaints(spec, parameters, seed) == [], parameters
+
+
+def result(name: str, parameters: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    """The one result of a kernel."""
+    (out,) = run(registry()[name].build(**parameters), arrays).values()
+    return out
+
+
+ROWS = {
+    "gemm": ({"k": 256, "n": 128}, "m", 64, 128),
+    "rms_norm": ({"cols": 256, "eps": 1e-5}, "rows", 16, 48),
+    "eltwise_add": ({"cols": 256}, "rows", 16, 48),
+    "rope": ({"n_heads": 3, "head_dim": 32}, "rows", 8, 24),
+    "swiglu": ({"cols": 96}, "rows", 8, 24),
+}
+"""Other parameters, what the rows are called, and two numbers of them."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_do_not_depend_on_how_many_there_are(name: str) -> None:
+    """The first rows of a longer call are bit for bit those of a shorter one: padding a prompt is exact.
+
+    And a row alone, as decode has it, is the row among others.
+    """
+    others, key, few, many = ROWS[name]
+    arrays = random_arrays(registry()[name], {**others, key: many}, np.random.default_rng(5))
+    full = registry()[name].build(**others, **{key: many}).arguments
+    of_rows = {argument.name for argument in full if argument.shape[0] == many}
+    whole = result(name, {**others, key: many}, arrays)
+    first = {name: array[:few] if name in of_rows else array for name, array in arrays.items()}
+    assert result(name, {**others, key: few}, first).tobytes() == whole[:few].tobytes()
+    if key == "rows":
+        seventh = {name: array[7] if name in of_rows else array for name, array in arrays.items()}
+        assert result(name, {**others, key: None}, seventh).tobytes() == whole[7].tobytes()
+
+
+def test_a_gemv_does_not_depend_on_tiles_or_cores() -> None:
+    """The sum over k has one order, whatever the tiles."""
+    arrays = random_arrays(gemv.KERNEL, {"m": 64, "k": 512}, np.random.default_rng(1))
+    plain = run(gemv.build(64, 512), arrays)["out"]
+    for cut in ({"tile_m": 4, "m_input": 2, "herd_m": 2}, *({"k_piece": piece} for piece in (64, 128, 256))):
+        assert plain.tobytes() == run(gemv.build(64, 512, **cut), arrays)["out"].tobytes(), cut
+
+
+def swap(array: Any, axis: int, parts: int) -> Any:
+    """The first two of equal parts along an axis, exchanged."""
+    first, second, *rest = np.split(array, parts, axis=axis)
+    return np.concatenate([second, first, *rest], axis=axis)
+
+
+WRONG: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "eltwise_add": lambda x: {"b": x["b"] * 1.01},
+    "rms_norm": lambda x: {"x": np.concatenate([x["x"][:, :-1], x["x"][:, :1]], axis=1)},
+    "gemm": lambda x: {"b": np.concatenate([x["b"][:-1], np.zeros_like(x["b"][:1])])},
+    "gemv": lambda x: {"weight": swap(x["weight"], 0, len(x["weight"]))},
+    "swiglu": lambda x: {"gate": x["up"], "up": x["gate"]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_slightly_wrong_result_is_noticed(name: str) -> None:
+    """A factor of 1.01, one element of a norm swapped, one of 256 products left out, two rows swapped."""
+    spec = registry()[name]
+    arrays = random_arrays(spec, spec.cases[0], np.random.default_rng(0))
+    right = spec.reference(spec.cases[0], arrays)
+    wrong = spec.reference(spec.cases[0], {**arrays, **WRONG[name](arrays)})
+    assert all(spec.tolerance.excess(wrong[out], right[out]) > 1 for out in right)
+
+
+def test_rms_norm_is_that_of_hugging_face() -> None:
+    """transformers' own LlamaRMSNorm in bf16."""
+    torch = pytest.importorskip("torch")
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    arrays = random_arrays(rms_norm.KERNEL, {"rows": 16, "cols": 256}, np.random.default_rng(3))
+    norm = LlamaRMSNorm(256, eps=1e-5).to(torch.bfloat16)
+    with torch.no_grad():
+        norm.weight.copy_(torch.from_numpy(arrays["weight"].astype(np.float32)))
+        theirs = norm(torch.from_numpy(arrays["x"].astype(np.float32)).to(torch.bfloat16)).float().numpy()
+    ours = run(rms_norm.build(16, 256), arrays)["out"].astype(np.float32)
+    assert np.mean(ours != theirs) < 0.01
+    np.testing.assert_allclose(ours, theirs, rtol=rms_norm.KERNEL.tolerance.rtol)
+
+
+def test_swiglu_is_that_of_hugging_face() -> None:
+    """torch's silu and product in bf16: nine results in ten have the same bits, the rest are neighbours."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    gate, up = ((rng.standard_normal((16, 768)) * 4).astype(BF16) for _ in range(2))
+    tensors = [torch.from_numpy(a.astype(np.float32)).to(torch.bfloat16) for a in (gate, up)]
+    theirs = (torch.nn.functional.silu(tensors[0]) * tensors[1]).float().numpy()
+    ours = run(swiglu.build(16, 768), {"gate": gate, "up": up})["out"].astype(np.float32)
+    assert np.mean(ours != theirs) < 0.12
+    np.testing.assert_allclose(ours, theirs, rtol=swiglu.KERNEL.tolerance.rtol)
+
+
+def test_rope_is_that_of_hugging_face() -> None:
+    """transformers' own function in f32 on the same bf16 numbers; theirs in bf16 rounds three times."""
+    torch = pytest.importorskip("torch")
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    rows, heads, dim = 32, 4, 64
+    angle = np.outer(np.arange(rows), 500000.0 ** (-np.arange(0, dim, 2) / dim))
+    lut = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(BF16)
+    x = np.random.default_rng(0).standard_normal((rows, heads * dim)).astype(BF16)
+    cos, sin = (torch.from_numpy(np.tile(half, 2)) for half in np.split(lut.astype(np.float32), 2, axis=1))
+    q = torch.from_numpy(x.astype(np.float32)).reshape(1, rows, heads, dim).transpose(1, 2)
+
+    def theirs(dtype: Any) -> Any:
+        rotated, _ = apply_rotary_pos_emb(q.to(dtype), q.to(dtype), cos[None].to(dtype), sin[None].to(dtype))
+        return rotated.transpose(1, 2).reshape(rows, heads * dim).float().numpy()
+
+    ours = run(rope.build(rows, heads, dim), {"x": x, "lut": lut})["out"]
+    assert (ours == theirs(torch.float32).astype(BF16)).all()
+    exact, in_bf16 = theirs(torch.float32), theirs(torch.bfloat16)
+    assert np.abs(ours.astype(np.float32) - exact).mean() < np.abs(in_bf16 - exact).mean()
+    np.testing.assert_allclose(ours.astype(np.float32), in_bf16, atol=4 * 2.0**-7)
+
+
+SMALL = {"lq": 128, "lk": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64}
+"""An attention whose properties are looked at, one by one."""
+
+
+def attention(arrays: dict[str, Any], **changes: Any) -> Any:
+    return result("flash_attention", {**SMALL, **changes}, arrays)
+
+
+def far_off(out: Any, arrays: dict[str, Any]) -> bool:
+    """Whether a result is nowhere near the reference for these arrays."""
+    reference = flash_attention.reference(SMALL, arrays)["out"]
+    return flash_attention.KERNEL.tolerance.excess(out, reference) > 10
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[dict[str, Any], Any]:
+    """Arrays of SMALL and what the kernel makes of them."""
+    arrays = random_arrays(flash_attention.KERNEL, SMALL, np.random.default_rng(0))
+    return arrays, attention(arrays)
+
+
+def test_attention_padded_to_another_length_leaves_every_bit_of_a_row(
+    small: tuple[dict[str, Any], Any],
+) -> None:
+    """Padded to 256 and to 320 (tiles of 8 rows, not 16), with other numbers in the padding each time."""
+    arrays, out = small
+    for length, seed in ((256, 1), (320, 2)):
+        longer = {"lq": length, "lk": length}
+        padded = random_arrays(flash_attention.KERNEL, {**SMALL, **longer}, np.random.default_rng(seed))
+        for name, array in arrays.items():
+            padded[name][: len(array)] = array
+        assert attention(padded, **longer)[:128].tobytes() == out.tobytes()
+
+
+def test_query_tiles_change_no_bit(small: tuple[dict[str, Any], Any]) -> None:
+    arrays, out = small
+    assert attention(arrays, lqp=64, num_q_tiles=2).tobytes() == out.tobytes()
+
+
+def test_no_row_sees_the_future(small: tuple[dict[str, Any], Any]) -> None:
+    arrays, out = small
+    changed = {name: array.copy() for name, array in arrays.items()}
+    changed["k"][70:], changed["v"][70:] = 50, -50
+    got = attention(changed)
+    assert got[:70].tobytes() == out[:70].tobytes()
+    assert (got[70:] != out[70:]).any(axis=1).all()
+
+
+def test_every_query_head_reads_its_own_kv_head(small: tuple[dict[str, Any], Any]) -> None:
+    """KV head 1 serves query heads 2 and 3 and no other; swapped heads are far off."""
+    arrays, out = small
+    changed = {name: array.copy() for name, array in arrays.items()}
+    changed["v"][:, 64:] = 0
+    got = attention(changed)
+    assert got[:, :128].tobytes() == out[:, :128].tobytes()
+    assert (got[:, 128:] == 0).all()
+    assert far_off(out, {**arrays, "k": swap(arrays["k"], 1, 2), "v": swap(arrays["v"], 1, 2)})
+    assert far_off(out, {**arrays, "q": swap(arrays["q"], 1, 4)})
+
+
+def test_attention_is_that_of_torch(small: tuple[dict[str, Any], Any]) -> None:
+    """torch's attention in f32: the mean error relative to the mean value stays below 0.4 %."""
+    torch = pytest.importorskip("torch")
+    arrays, out = small
+    q, k, v = (
+        torch.from_numpy(arrays[n].astype(np.float32)).reshape(128, -1, 64).transpose(0, 1) for n in "qkv"
+    )
+    k, v = (x.repeat_interleave(2, dim=0) for x in (k, v))
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    exact = theirs.transpose(0, 1).reshape(128, 256).numpy()
+    assert np.abs(out.astype(np.float32) - exact).mean() < 0.004 * np.abs(exact).mean()
+
+
+def test_large_scores_stay_finite() -> None:
+    """Scores of several hundred: one key takes all the weight, none overflows."""
+    arrays = random_arrays(flash_attention.KERNEL, SMALL, np.random.default_rng(3))
+    arrays["q"] *= BF16(20)
+    arrays["k"] *= BF16(20)
+    want = flash_attention.reference(SMALL, arrays)["out"]
+    assert flash_attention.KERNEL.tolerance.excess(attention(arrays), want) <= 1
+
+
+def test_a_kernel_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Also for the next process: nothing of it is in this one."""
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path))
+    kernel = eltwise_add.build(None, 16)
+    library(kernel)
+    monkeypatch.setattr(toolchain, "build", None)  # would be called
+    assert library(kernel).path.parent == tmp_path
+
+
+def test_an_array_of_the_wrong_shape_is_refused() -> None:
+    wrong = np.zeros((4, 16))
+    with pytest.raises(
+        ValueError, match=r"eltwise_add wants a \(8x16 bf16\), the array given has shape \(4, 16\)"
+    ):
+        run(eltwise_add.build(8, 16), {"a": wrong, "b": wrong})
