@@ -442,12 +442,3 @@ def _print_basis(printer: Printer, op: DelinearizeIndexOp | LinearizeIndexOp) ->
         op.static_basis.get_values(),
         delimiter=Parser.Delimiter.PAREN,
     )
-
-
-OPERATIONS: tuple[type[Operation], ...] = (
-    IfOp,
-    MaxOp,
-    ParallelOp,
-    DelinearizeIndexOp,
-    LinearizeIndexOp,
-)

@@ -279,22 +279,3 @@ class RemfOp(arith.FloatingPointLikeBinaryOperation):
 
     name = "arith.remf"
     traits = traits_def(Pure())
-
-
-OPERATIONS: tuple[type[Operation], ...] = (
-    CmpiOp,
-    CmpfOp,
-    SelectOp,
-    ExtSIOp,
-    ExtUIOp,
-    TruncIOp,
-    ExtFOp,
-    TruncFOp,
-    FPToSIOp,
-    FPToUIOp,
-    SIToFPOp,
-    UIToFPOp,
-    IndexCastOp,
-    RemfOp,
-    IndexCastUIOp,
-)

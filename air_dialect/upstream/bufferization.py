@@ -57,6 +57,3 @@ class MaterializeInDestinationOp(Formatted, bufferization.MaterializeInDestinati
 
     def verify_(self) -> None:
         _check_same_data(self, self.source.type, self.dest.type)
-
-
-OPERATIONS: tuple[type[Operation], ...] = (ToTensorOp, ToBufferOp, MaterializeInDestinationOp)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from xdsl.dialects.affine import Affine
 from xdsl.dialects.arith import Arith
 from xdsl.dialects.bufferization import Bufferization
@@ -31,12 +33,23 @@ from air_dialect.upstream import (
     tensor,
     transform,
     vector,
+    vector_memory,
 )
 
 _MODULES = (
     affine, arith, bufferization, index, linalg, linalg_named, math, memref, scf, tensor, transform, vector,
+    vector_memory,
 )  # fmt: skip
-ADDED: dict[str, type[Operation]] = {op.name: op for module in _MODULES for op in module.OPERATIONS}
+
+
+def operations_of(module: ModuleType) -> list[type[Operation]]:
+    """The operations that a module of this package defines, those of its table REGULAR too."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [cls for cls in classes if issubclass(cls, Operation) and cls.__module__ == module.__name__]
+    return [op for op in own if hasattr(op, "name")] + getattr(module, "REGULAR", [])
+
+
+ADDED: dict[str, type[Operation]] = {op.name: op for module in _MODULES for op in operations_of(module)}
 """Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""
 _ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (linalg.TypeFnAttr, vector.IteratorTypeAttr)
 

@@ -12,7 +12,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 from typing_extensions import Self
 from xdsl.dialects.arith import CMPF_COMPARISON_OPERATIONS, CMPI_COMPARISON_OPERATIONS
@@ -175,16 +175,16 @@ class Truth(OneType):
 class VectorOf(CustomDirective):
     """`custom<VectorOf>(type($vector), type($elements))`: a vector type, and so its elements' type.
 
-    Elements that are results are as many as the vector holds.
+    `custom<Twice>(...)` may stand for the vector. Many elements are as many as the vector holds.
     """
 
-    vector: TypeDirective
+    vector: FormatDirective
     elements: TypeDirective
 
     def parse(self, parser: Parser, state: ParsingState) -> None:
         type_ = parse_vector_type(parser)
         is_many = isinstance(self.elements.inner, VariadicResultVariable)
-        self.vector.set(state, [type_])
+        cast(TypeDirective, self.vector).set(state, [type_])
         self.elements.set(state, [type_.element_type] * (prod(type_.get_shape()) if is_many else 1))
 
     def print(self, printer: Printer, state: PrintingState, op: IRDLOperation) -> None:
@@ -199,7 +199,10 @@ class Twice(CustomDirective):
     second: TypeDirective
 
     def parse(self, parser: Parser, state: ParsingState) -> None:
-        types = [parser.parse_type()]
+        self.set(state, [parser.parse_type()])
+
+    def set(self, state: ParsingState, types: Sequence[Attribute]) -> None:
+        """Set the types of both to the given ones."""
         self.first.set(state, types)
         self.second.set(state, types)
 

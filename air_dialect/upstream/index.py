@@ -8,7 +8,6 @@ from typing import ClassVar
 from typing_extensions import Self
 from xdsl.dialects.arith import CMPI_COMPARISON_OPERATIONS
 from xdsl.dialects.builtin import BoolAttr, IndexType, IntegerAttr, IntegerType, i1
-from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
@@ -95,9 +94,6 @@ class BinaryOp(IRDLOperation, ABC):
     traits = traits_def(Pure())
     assembly_format = "$lhs `,` $rhs attr-dict"
 
-    def __init__(self, lhs: SSAValue | Operation, rhs: SSAValue | Operation) -> None:
-        super().__init__(operands=[lhs, rhs], result_types=[IndexType()])
-
 
 class CastOp(IRDLOperation, ABC):
     """`index.casts %v : i32 to index`: between index and an integer type."""
@@ -107,11 +103,8 @@ class CastOp(IRDLOperation, ABC):
     traits = traits_def(Pure())
     assembly_format = "$input attr-dict `:` type($input) `to` type($result)"
 
-    def __init__(self, value: SSAValue | Operation, target: IndexType | IntegerType) -> None:
-        super().__init__(operands=[value], result_types=[target])
 
-
-_REGULAR: tuple[tuple[str, type[IRDLOperation], str], ...] = (
+_TABLE: tuple[tuple[str, type[IRDLOperation], str], ...] = (
     ("add", BinaryOp, "Sum."),
     ("sub", BinaryOp, "Difference."),
     ("mul", BinaryOp, "Product."),
@@ -136,11 +129,4 @@ _REGULAR: tuple[tuple[str, type[IRDLOperation], str], ...] = (
     ("castu", CastOp, "Zero-extends when it widens."),
 )
 """Word after `index.`, form, meaning."""
-
-OPERATIONS: tuple[type[Operation], ...] = (
-    ConstantOp,
-    BoolConstantOp,
-    SizeOfOp,
-    CmpOp,
-    *(regular_operation(f"index.{word}", form, meaning) for word, form, meaning in _REGULAR),
-)
+REGULAR = [regular_operation(f"index.{word}", form, meaning) for word, form, meaning in _TABLE]

@@ -390,11 +390,3 @@ class UnpackOp(_RelayoutOp):
 
     name = "linalg.unpack"
     PACKED: ClassVar[int] = 0
-
-
-OPERATIONS: tuple[type[Operation], ...] = (
-    ReduceOp,
-    MapOp,
-    PackOp,
-    UnpackOp,
-)

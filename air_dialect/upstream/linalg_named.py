@@ -251,7 +251,7 @@ class MatmulOp(ops.MatmulOp):
             op.properties["indexing_maps"] = maps
         if op.attributes.get("cast") == TypeFnAttr("cast_unsigned"):
             op.detach_region(0)
-            op.add_region(_region(_CLASSES["linalg.dot"], op.operands, is_unsigned=True))
+            op.add_region(_region(_NAMED["linalg.dot"], op.operands, is_unsigned=True))
         return op
 
     def print(self, printer: Printer) -> None:
@@ -262,7 +262,7 @@ class MatmulOp(ops.MatmulOp):
 
     @classmethod
     def get_hidden_region(cls, inputs: Sequence[SSAValue], outputs: Sequence[SSAValue]) -> Region:
-        return _region(_CLASSES["linalg.dot"], [*inputs, *outputs])
+        return _region(_NAMED["linalg.dot"], [*inputs, *outputs])
 
 
 CONTRACTIONS = {
@@ -339,7 +339,7 @@ def _operation(word: str, subscripts: str, body: Body) -> type[StructuredOp]:
     )
 
 
-_CLASSES: dict[str, type[StructuredOp]] = {
+_NAMED: dict[str, type[StructuredOp]] = {
     op.name: op
     for op in (
         *(_operation(word, subscripts, _sum_of_products) for word, subscripts in CONTRACTIONS.items()),
@@ -351,5 +351,4 @@ _CLASSES: dict[str, type[StructuredOp]] = {
         *(_operation(word, "", body) for word, body in _ELEMENTWISE.items()),
     )
 }
-
-OPERATIONS: tuple[type[Operation], ...] = (MatmulOp, *_CLASSES.values())
+REGULAR = list(_NAMED.values())

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from xdsl.dialects.arith import FastMathFlagsAttr
 from xdsl.dialects.builtin import AnyFloat
-from xdsl.ir import Operation
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, result_def, traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
@@ -81,9 +80,4 @@ _TESTS = {
     "isnan": "NaN.",
     "isnormal": "Neither zero, subnormal, infinite nor NaN.",
 }
-OPERATIONS: tuple[type[Operation], ...] = (
-    ErfcOp,
-    SinCosOp,
-    ClampFOp,
-    *(regular_operation(f"math.{word}", _FloatTest, meaning) for word, meaning in _TESTS.items()),
-)
+REGULAR = [regular_operation(f"math.{word}", _FloatTest, meaning) for word, meaning in _TESTS.items()]

@@ -25,7 +25,7 @@ from xdsl.dialects.builtin import (
     UnrankedMemRefType,
     i32,
 )
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute
 from xdsl.irdl import (
     IRDLOperation,
     base,
@@ -342,22 +342,3 @@ class AllocaScopeReturnOp(Formatted, memref.AllocaScopeReturnOp):
     """`memref.alloca_scope.return %v : f32`."""
 
     FORMAT = "attr-dict ($ops^ `:` type($ops))?"
-
-
-OPERATIONS: tuple[type[Operation], ...] = (
-    CopyOp,
-    CastOp,
-    ReinterpretCastOp,
-    MemorySpaceCastOp,
-    GlobalOp,
-    TransposeOp,
-    ReshapeOp,
-    AtomicRMWOp,
-    AtomicYieldOp,
-    GenericAtomicRMWOp,
-    PrefetchOp,
-    AllocaScopeOp,
-    AllocaScopeReturnOp,
-    ExtractPointerOp,
-    RankOp,
-)

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.utils import print_dynamic_index_list, split_dynamic_index_list
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -281,6 +281,3 @@ def _parse_arm(parser: Parser) -> Region:
     if not region.blocks[-1].last_op or not region.blocks[-1].last_op.has_trait(IsTerminator):
         region.blocks[-1].add_op(scf.YieldOp())
     return region
-
-
-OPERATIONS: tuple[type[Operation], ...] = (ForOp, ParallelOp, ForallOp, InParallelOp, IndexSwitchOp)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import DenseArrayBase, IndexType, TensorType, i64
 from xdsl.dialects.utils import DynamicIndexList
-from xdsl.ir import Operation
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -37,6 +36,3 @@ class ParallelInsertSliceOp(IRDLOperation):
         "custom<DynamicIndexList>($strides, $static_strides)"
         "attr-dict `:` type($source) `into` type($dest)"
     )
-
-
-OPERATIONS: tuple[type[Operation], ...] = (ParallelInsertSliceOp,)

@@ -11,7 +11,6 @@ import re
 
 from typing_extensions import Self
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation
 from xdsl.irdl import IRDLOperation, irdl_op_definition, prop_def, traits_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
@@ -68,6 +67,3 @@ def _end_of_parameters(source: str, position: int) -> int:
         if depth == 0:
             return position + piece.end()
     return position
-
-
-OPERATIONS: tuple[type[Operation], ...] = (NamedSequenceOp,)

@@ -1,4 +1,4 @@
-"""Operations of MLIR's vector dialect that xDSL lacks, in upstream assembly."""
+"""Operations of MLIR's vector dialect that xDSL lacks: on whole vectors, their shapes, elements and lanes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from xdsl.dialects.builtin import (
     IndexType,
     IntegerAttr,
     IntegerType,
-    MemRefType,
     StringAttr,
     VectorType,
-    i1,
     i64,
 )
 from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
@@ -27,19 +25,16 @@ from xdsl.ir import Attribute, Data, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.irdl import (
     AnyAttr,
-    AttrSizedOperandSegments,
     IRDLOperation,
     ParsePropInAttrDict,
     VarConstraint,
     base,
     irdl_attr_definition,
     irdl_op_definition,
-    lazy_traits_def,
     operand_def,
     opt_operand_def,
     opt_prop_def,
     prop_def,
-    region_def,
     result_def,
     traits_def,
     var_operand_def,
@@ -48,17 +43,11 @@ from xdsl.irdl import (
 from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.traits import (
-    HasParent,
-    IsTerminator,
-    MemoryReadEffect,
-    MemoryWriteEffect,
-    NoTerminator,
     Pure,
-    RecursiveMemoryEffect,
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import optional_result_types, split_properties, write
+from air_dialect.assembly import split_properties, write
 from air_dialect.types import attribute_text
 from air_dialect.upstream.formats import Formatted, element_type, parse_vector_type
 
@@ -207,7 +196,6 @@ class TransposeOp(IRDLOperation):
     vector = operand_def(VectorType)
     permutation = prop_def(DenseArrayBase.constr(i64))
     result = result_def(VectorType)
-    irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(Pure())
     assembly_format = "$vector `,` $permutation attr-dict `:` type($vector) `to` type($result)"
 
@@ -270,24 +258,10 @@ class MultiDimReductionOp(IRDLOperation):
     kind = prop_def(CombiningKindAttr)
     reduction_dims = prop_def(DenseArrayBase.constr(i64))
     dest = result_def(ACC)
-    irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(Pure())
     assembly_format = (
         "$kind `,` $source `,` $acc attr-dict $reduction_dims `:` type($source) `to` type($dest)"
     )
-
-    def __init__(
-        self,
-        source: SSAValue | Operation,
-        acc: SSAValue | Operation,
-        reduction_dims: Sequence[int],
-        kind: CombiningKindAttr = ADD,
-    ) -> None:
-        super().__init__(
-            operands=[source, acc],
-            properties={"kind": kind, "reduction_dims": DenseArrayBase.from_list(i64, reduction_dims)},
-            result_types=[SSAValue.get(acc).type],
-        )
 
     def verify_(self) -> None:
         shape, dims = vector_shape(self.source), self.reduction_dims.get_values()
@@ -367,22 +341,6 @@ class InsertStridedSliceOp(Formatted):
         "$source `,` $dest attr-dict `:` type($source) `into` custom<Twice>(type($dest), type($result))"
     )
 
-    def __init__(
-        self,
-        source: SSAValue | Operation,
-        dest: SSAValue | Operation,
-        offsets: Sequence[int],
-        strides: Sequence[int],
-    ) -> None:
-        super().__init__(
-            operands=[source, dest],
-            properties={
-                "offsets": ArrayAttr(IntegerAttr(value, i64) for value in offsets),
-                "strides": ArrayAttr(IntegerAttr(value, i64) for value in strides),
-            },
-            result_types=[SSAValue.get(dest).type],
-        )
-
 
 # ------------------------------------------------------------------------------- making vectors
 
@@ -400,26 +358,6 @@ class StepOp(IRDLOperation):
         if len(vector_shape(self.result)) != 1 or element_type(self.result.type) != IndexType():
             raise VerifyException(
                 f"vector.step gives a 1-d vector of indices, not {attribute_text(self.result.type)}"
-            )
-
-
-@irdl_op_definition
-class ConstantMaskOp(Formatted):
-    """`vector.constant_mask [3, 2] : vector<4x3xi1>`: true below these bounds."""
-
-    name = "vector.constant_mask"
-    mask_dim_sizes = prop_def(DenseArrayBase.constr(i64))
-    result = result_def(VectorType)
-    traits = traits_def(Pure())
-    FORMAT: ClassVar[str] = "$mask_dim_sizes attr-dict `:` type($result)"
-
-    def verify_(self) -> None:
-        bounds, shape = self.mask_dim_sizes.get_values(), vector_shape(self.result)
-        is_inside = all(0 <= bound <= extent for bound, extent in zip(bounds, shape, strict=False))
-        if element_type(self.result.type) != i1 or len(bounds) != max(len(shape), 1) or not is_inside:
-            raise VerifyException(
-                f"vector.constant_mask {list(bounds)} of {attribute_text(self.result.type)}: write a bound, "
-                "from 0 to the extent, per dimension of a vector of i1"
             )
 
 
@@ -455,7 +393,7 @@ class ToElementsOp(Formatted):
 
 
 @irdl_op_definition
-class ExtractElementOp(IRDLOperation):
+class ExtractElementOp(Formatted):
     """`vector.extractelement %v[%i : i32] : vector<16xf32>`: the older form of vector.extract."""
 
     name = "vector.extractelement"
@@ -463,28 +401,14 @@ class ExtractElementOp(IRDLOperation):
     position = opt_operand_def(base(IndexType) | base(IntegerType))
     result = result_def()
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        vector = parser.parse_unresolved_operand()
-        position = _parse_position(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type_ = parse_vector_type(parser)
-        return cls.create(
-            operands=[parser.resolve_operand(vector, type_), *position],
-            result_types=[type_.element_type],
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        write(printer, " ", self.vector)
-        _print_position(printer, self.position)
-        write(printer, self.attributes, " : ", self.vector.type)
+    FORMAT: ClassVar[str] = (
+        "$vector `[` ($position^ `:` type($position))? `]` attr-dict "
+        "`:` custom<VectorOf>(type($vector), type($result))"
+    )
 
 
 @irdl_op_definition
-class InsertElementOp(IRDLOperation):
+class InsertElementOp(Formatted):
     """`vector.insertelement %x, %v[%i : i32] : vector<16xf32>`: the older form of vector.insert."""
 
     name = "vector.insertelement"
@@ -493,41 +417,10 @@ class InsertElementOp(IRDLOperation):
     position = opt_operand_def(base(IndexType) | base(IntegerType))
     result = result_def(VectorType)
     traits = traits_def(Pure())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        source = parser.parse_unresolved_operand()
-        parser.parse_punctuation(",")
-        dest = parser.parse_unresolved_operand()
-        position = _parse_position(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type_ = parse_vector_type(parser)
-        value = parser.resolve_operand(source, type_.element_type)
-        return cls.create(
-            operands=[value, parser.resolve_operand(dest, type_), *position],
-            result_types=[type_],
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        write(printer, " ", self.operands[:2])
-        _print_position(printer, self.position)
-        write(printer, self.attributes, " : ", self.dest.type)
-
-
-def _parse_position(parser: Parser) -> list[SSAValue]:
-    """Parse `[%i : i32]` or `[]`."""
-    with parser.in_square_brackets():
-        operand = parser.parse_optional_unresolved_operand()
-        if operand is None:
-            return []
-        parser.parse_punctuation(":")
-        return [parser.resolve_operand(operand, parser.parse_type())]
-
-
-def _print_position(printer: Printer, position: SSAValue | None) -> None:
-    write(printer, *(("[", position, " : ", position.type, "]") if position is not None else ("[]",)))
+    FORMAT: ClassVar[str] = (
+        "$source `,` $dest `[` ($position^ `:` type($position))? `]` attr-dict "
+        "`:` custom<VectorOf>(custom<Twice>(type($dest), type($result)), type($source))"
+    )
 
 
 # ----------------------------------------------------------------------------- lanes of two vectors
@@ -652,174 +545,3 @@ class ScanOp(Formatted):
                 f"vector.scan of {attribute_text(self.source.type)} along dimension {dim} starts from "
                 f"{list(kept)}, not {attribute_text(self.initial_value.type)}"
             )
-
-
-# ---------------------------------------------------------------------------------------- memory
-
-_ACCESS = "$base `[` $offsets `]`"
-
-
-@irdl_op_definition
-class GatherOp(IRDLOperation):
-    """`vector.gather %m[%i][%where], %mask, %other : memref, indices, mask, vector into vector`."""
-
-    name = "vector.gather"
-    base = operand_def(MemRefType)
-    offsets = var_operand_def(IndexType)
-    index_vec = operand_def(VectorType)
-    mask = operand_def(VectorType)
-    pass_thru = operand_def(VectorType)
-    result = result_def(VectorType)
-    traits = traits_def(MemoryReadEffect())
-    assembly_format = (
-        _ACCESS + " `[` $index_vec `]` `,` $mask `,` $pass_thru attr-dict `:` type($base) `,` "
-        "type($index_vec) `,` type($mask) `,` type($pass_thru) `into` type($result)"
-    )
-
-
-@irdl_op_definition
-class ScatterOp(IRDLOperation):
-    """`vector.scatter %m[%i][%where], %mask, %v : memref, indices, mask, vector`: later lanes win."""
-
-    name = "vector.scatter"
-    base = operand_def(MemRefType)
-    offsets = var_operand_def(IndexType)
-    index_vec = operand_def(VectorType)
-    mask = operand_def(VectorType)
-    value_to_store = operand_def(VectorType)
-    traits = traits_def(MemoryWriteEffect())
-    assembly_format = (
-        _ACCESS + " `[` $index_vec `]` `,` $mask `,` $value_to_store attr-dict `:` type($base) `,` "
-        "type($index_vec) `,` type($mask) `,` type($value_to_store)"
-    )
-
-
-@irdl_op_definition
-class ExpandLoadOp(IRDLOperation):
-    """`vector.expandload %m[%i], %mask, %other : memref, mask, vector into vector`: consecutive elements."""
-
-    name = "vector.expandload"
-    base = operand_def(MemRefType)
-    offsets = var_operand_def(IndexType)
-    mask = operand_def(VectorType)
-    pass_thru = operand_def(VectorType)
-    result = result_def(VectorType)
-    traits = traits_def(MemoryReadEffect())
-    assembly_format = (
-        _ACCESS + " `,` $mask `,` $pass_thru attr-dict `:` type($base) `,` type($mask) `,` "
-        "type($pass_thru) `into` type($result)"
-    )
-
-
-@irdl_op_definition
-class CompressStoreOp(IRDLOperation):
-    """`vector.compressstore %m[%i], %mask, %v : memref, mask, vector`: the lanes that are on."""
-
-    name = "vector.compressstore"
-    base = operand_def(MemRefType)
-    offsets = var_operand_def(IndexType)
-    mask = operand_def(VectorType)
-    value_to_store = operand_def(VectorType)
-    traits = traits_def(MemoryWriteEffect())
-    assembly_format = (
-        _ACCESS + " `,` $mask `,` $value_to_store attr-dict `:` type($base) `,` type($mask) `,` "
-        "type($value_to_store)"
-    )
-
-
-@irdl_op_definition
-class YieldOp(IRDLOperation):
-    """`vector.yield %v : vector<8xf32>`: the results of a masked operation."""
-
-    name = "vector.yield"
-    arguments = var_operand_def()
-    traits = lazy_traits_def(lambda: (HasParent(MaskOp), IsTerminator()))
-    assembly_format = "attr-dict ($arguments^ `:` type($arguments))?"
-
-
-@irdl_op_definition
-class MaskOp(IRDLOperation):
-    """`%r = vector.mask %m, %other { vector.transfer_read ... } : vector<8xi1> -> vector<8xf32>`.
-
-    The body holds one operation, whose results are the mask's. `%other` are the lanes that are off.
-    """
-
-    name = "vector.mask"
-    mask = operand_def(VectorType)
-    passthru = opt_operand_def(VectorType)
-    res = var_result_def()
-    body = region_def("single_block")
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    traits = traits_def(RecursiveMemoryEffect(), NoTerminator())
-
-    @property
-    def masked(self) -> Operation | None:
-        """The operation inside, None where values are only handed on."""
-        first = self.body.block.first_op
-        return None if isinstance(first, YieldOp) else first
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
-        body = parser.parse_region(())
-        last = body.block.last_op
-        if not isinstance(last, YieldOp):
-            body.block.add_op(YieldOp(operands=[last.results if last is not None else []]))
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        types = [parser.parse_type()]
-        results = optional_result_types(parser)
-        operands: list[SSAValue] = [parser.resolve_operand(names[0], types[0])]
-        operands += [parser.resolve_operand(name, results[0]) for name in names[1:] if results]
-        return cls.build(
-            operands=[operands[0], operands[1:]],
-            result_types=[results],
-            regions=[body],
-            attributes=attributes,
-        )
-
-    def print(self, printer: Printer) -> None:
-        write(printer, " ", self.operands, " ")
-        printer.print_region(self.body, print_block_terminators=self.masked is None)
-        write(printer, self.attributes, " : ", self.mask.type)
-        if self.results:
-            write(printer, " -> ", self.result_types)
-
-    def verify_(self) -> None:
-        end = self.body.block.last_op
-        yielded = [] if end is None else [value.type for value in end.operands]
-        if len(self.body.block.ops) > 2 or yielded != list(self.result_types):
-            raise VerifyException(
-                f"vector.mask holds {len(self.body.block.ops)} operations and gives "
-                f"{', '.join(map(attribute_text, yielded)) or 'nothing'}: write one operation, whose "
-                "results are the mask's"
-            )
-        if not isinstance(self.mask.type, VectorType) or self.mask.type.element_type != i1:
-            raise VerifyException(f"vector.mask takes a vector of i1, not {attribute_text(self.mask.type)}")
-
-
-OPERATIONS: tuple[type[Operation], ...] = (
-    ContractOp,
-    TransposeOp,
-    ShapeCastOp,
-    MultiDimReductionOp,
-    FromElementsOp,
-    ExtractStridedSliceOp,
-    InsertStridedSliceOp,
-    StepOp,
-    ConstantMaskOp,
-    SplatOp,
-    ToElementsOp,
-    ExtractElementOp,
-    InsertElementOp,
-    InterleaveOp,
-    DeinterleaveOp,
-    OuterProductOp,
-    ScanOp,
-    GatherOp,
-    ScatterOp,
-    ExpandLoadOp,
-    CompressStoreOp,
-    YieldOp,
-    MaskOp,
-)

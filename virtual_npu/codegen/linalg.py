@@ -12,6 +12,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 
 from air_dialect.readings import INTERVALS
 from air_dialect.upstream import linalg_named
+from air_dialect.upstream.dialects import operations_of
 from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from virtual_npu.codegen.memory import access, address, whole
@@ -20,7 +21,7 @@ from virtual_npu.codegen.refusals import attribute, unsupported
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
     "linalg.log", "linalg.sqrt", "linalg.select", "linalg.reduce", "linalg.map", "linalg.quantized_matmul",
-    *(op.name for op in linalg_named.OPERATIONS),
+    *(op.name for op in operations_of(linalg_named)),
 ]  # fmt: skip
 
 

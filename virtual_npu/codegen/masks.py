@@ -8,7 +8,7 @@ from xdsl.dialects import vector
 from xdsl.dialects.builtin import DenseArrayBase, VectorType, i32
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.upstream.vector import MaskOp
+from air_dialect.upstream.vector_memory import MaskOp
 from virtual_npu.codegen import types
 from virtual_npu.codegen.affine import start_of
 from virtual_npu.codegen.body import Body, Scalar, emits
