@@ -19,6 +19,7 @@ from xdsl.dialects.tensor import Tensor
 from xdsl.dialects.ub import UB
 from xdsl.dialects.vector import Vector
 from xdsl.ir import Attribute, Dialect, Operation
+from xdsl.irdl import IRDLOperation
 
 from air_dialect.upstream import (
     affine,
@@ -44,8 +45,8 @@ _MODULES = (
 
 def operations_of(module: ModuleType) -> list[type[Operation]]:
     """The operations that a module of this package defines, those of its table REGULAR too."""
-    classes = [value for value in vars(module).values() if isinstance(value, type)]
-    own = [cls for cls in classes if issubclass(cls, Operation) and cls.__module__ == module.__name__]
+    here = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    own = [cls for cls in here if isinstance(cls, type) and issubclass(cls, IRDLOperation)]
     return [op for op in own if hasattr(op, "name")] + getattr(module, "REGULAR", [])
 
 

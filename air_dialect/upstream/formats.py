@@ -276,7 +276,15 @@ _DIRECTIVES: dict[str, type[CustomDirective]] = {
 
 def regular_operation(name: str, form: type[_Op], meaning: str, **members: object) -> type[_Op]:
     """An operation that a table tells: `form` is the class with its operands, results and assembly."""
-    body: dict[str, object] = {"__doc__": meaning, "__module__": form.__module__, "name": name, **members}
-    body["__annotations__"] = dict.fromkeys(members, ClassVar)
+    shared = _defined(form)
+    definition = replace(shared.get_irdl_definition(), name=name)
+    definition_of = staticmethod(lambda: definition)
+    own = {"__doc__": meaning, "__module__": form.__module__, "name": name}
     title = name.split(".")[1].title().replace("_", "")
-    return irdl_op_definition(type(f"{title}Op", (form,), body))
+    return type(f"{title}Op", (shared,), {**own, "get_irdl_definition": definition_of, **members})
+
+
+@functools.cache
+def _defined(form: type[_Op]) -> type[_Op]:
+    """The form as xDSL defines an operation, which takes it a while: once for all of a table."""
+    return irdl_op_definition(type(form.__name__, (form,), {"name": form.__name__}))
