@@ -1,8 +1,11 @@
-"""`air.launch`, `air.segment` and `air.herd`: the three levels of the AIR compute hierarchy.
+"""`air.launch`, `air.segment` and `air.herd`: the three levels of the AIR compute hierarchy, and `air.rank`.
 
 A launch is the unit the host dispatches, a segment owns a part of the array with its memtiles, a
 herd is a grid of cores. Each runs its body once per point of its iteration space and sees nothing
 from outside but what `args(...)` hands in. Assembly after mlir-air's AIRDialect.cpp.
+
+Ranks and what goes with them, which mlir-air has since May 2026, are for systems of several devices with a
+symmetric heap. The NPU does not use them; they are here so that such text can be read, checked and written.
 """
 
 from __future__ import annotations
@@ -299,12 +302,7 @@ def _parse_isolated_region(parser: Parser, arguments: Sequence[Parser.Argument])
 class EmptyTerminatorOp(IRDLOperation, ABC):
     """A terminator without operands; the assembly leaves it out."""
 
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        return cls(attributes=parser.parse_optional_attr_dict())
-
-    def print(self, printer: Printer) -> None:
-        printer.print_op_attributes(self.attributes)
+    assembly_format = "attr-dict"
 
 
 @irdl_op_definition

@@ -27,7 +27,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.utils import parse_dynamic_index_list_without_types, print_dynamic_index_list
-from xdsl.ir import Attribute, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -61,25 +61,6 @@ from air_dialect.upstream.formats import ATOMIC_KINDS
 class IfOp(affine.IfOp):
     """`affine.if #set(%i)[%n] -> type { ... } else { ... }`."""
 
-    def __init__(
-        self,
-        condition: AffineSetAttr,
-        arguments: Sequence[SSAValue | Operation],
-        then_region: Region,
-        else_region: Region | None = None,
-        result_types: Sequence[Attribute] = (),
-    ) -> None:
-        """Build the condition; a region that does not end with `affine.yield` gets an empty one."""
-        super().__init__(
-            operands=[arguments],
-            result_types=[result_types],
-            properties={"condition": condition},
-            regions=[then_region, else_region or Region()],
-        )
-        for block in (block for region in self.regions for block in region.blocks):
-            if not isinstance(block.last_op, affine.YieldOp):
-                block.add_op(affine.YieldOp.get())
-
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         condition = parser.parse_attribute()
@@ -87,11 +68,19 @@ class IfOp(affine.IfOp):
             parser.raise_error(f"affine.if tests an integer set, not {condition}")
         arguments = _map_operands(parser)
         types = optional_result_types(parser)
-        then_region = parser.parse_region(())
-        else_region = parser.parse_region(()) if parser.parse_optional_keyword("else") is not None else None
-        op = cls(condition, arguments, then_region, else_region, types)
-        op.attributes.update(parser.parse_optional_attr_dict())
-        return op
+        arms = [parser.parse_region(())]
+        has_else = parser.parse_optional_keyword("else") is not None
+        arms.append(parser.parse_region(()) if has_else else Region())
+        for block in (block for arm in arms for block in arm.blocks):
+            if not isinstance(block.last_op, affine.YieldOp):
+                block.add_op(affine.YieldOp.get())
+        return cls.create(
+            operands=arguments,
+            result_types=types,
+            properties={"condition": condition},
+            regions=arms,
+            attributes=parser.parse_optional_attr_dict(),
+        )
 
     def print(self, printer: Printer) -> None:
         write(printer, " ", self.condition)
@@ -147,17 +136,17 @@ class MaxOp(IRDLOperation):
     result = result_def(IndexType)
     traits = traits_def(Pure())
 
-    def __init__(self, arguments: Sequence[SSAValue | Operation], affine_map: AffineMapAttr) -> None:
-        super().__init__(operands=[arguments], properties={"map": affine_map}, result_types=[IndexType()])
-
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         affine_map = parser.parse_attribute()
         if not isinstance(affine_map, AffineMapAttr):
             parser.raise_error(f"affine.max evaluates an affine map, not {affine_map}")
-        op = cls(_map_operands(parser), affine_map)
-        op.attributes.update(parser.parse_optional_attr_dict())
-        return op
+        return cls.create(
+            operands=_map_operands(parser),
+            result_types=[IndexType()],
+            properties={"map": affine_map},
+            attributes=parser.parse_optional_attr_dict(),
+        )
 
     def print(self, printer: Printer) -> None:
         write(printer, " ", self.map)

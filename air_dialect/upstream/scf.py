@@ -6,6 +6,7 @@ The classes named like xDSL's are subclasses of them, so `isinstance(op, scf.Par
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from typing_extensions import Self
 from xdsl.dialects import scf
@@ -17,7 +18,7 @@ from xdsl.dialects.builtin import (
     IntegerType,
     i64,
 )
-from xdsl.dialects.utils import print_dynamic_index_list, split_dynamic_index_list
+from xdsl.dialects.utils import parse_dynamic_index_list_without_types, print_dynamic_index_list
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -51,8 +52,6 @@ from air_dialect.assembly import (
     print_result_types,
     write,
 )
-
-Bound = SSAValue | int
 
 
 class ForOp(scf.ForOp):
@@ -126,15 +125,10 @@ class InParallelOp(IRDLOperation):
     body = region_def("single_block")
     traits = lazy_traits_def(lambda: (HasParent(ForallOp), IsTerminator(), NoTerminator()))
 
-    def __init__(self, body: Region | None = None) -> None:
-        super().__init__(regions=[body or Region(Block())])
-
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         body = parser.parse_region(())
-        op = cls(body)
-        op.attributes.update(parser.parse_optional_attr_dict())
-        return op
+        return cls.create(regions=[body], attributes=parser.parse_optional_attr_dict())
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -163,52 +157,36 @@ class ForallOp(IRDLOperation):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(RecursiveMemoryEffect(), SingleBlockImplicitTerminator(InParallelOp))
 
-    def __init__(
-        self,
-        lower: Sequence[Bound],
-        upper: Sequence[Bound],
-        steps: Sequence[Bound],
-        body: Region,
-        outputs: Sequence[SSAValue] = (),
-        mapping: Attribute | None = None,
-    ) -> None:
-        (low, dynamic_low), (up, dynamic_up), (step, dynamic_step) = (
-            split_dynamic_index_list(bounds, DYNAMIC_INDEX) for bounds in (lower, upper, steps)
-        )
-        super().__init__(
-            operands=[dynamic_low, dynamic_up, dynamic_step, outputs],
-            result_types=[[output.type for output in outputs]],
-            properties={
-                "staticLowerBound": DenseArrayBase.from_list(i64, low),
-                "staticUpperBound": DenseArrayBase.from_list(i64, up),
-                "staticStep": DenseArrayBase.from_list(i64, step),
-                "mapping": mapping,
-            },
-            regions=[body],
-        )
-        if not isinstance(body.block.last_op, InParallelOp):
-            body.block.add_op(InParallelOp())
-
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         arguments = index_arguments(parser)
         if parser.parse_optional_keyword("in") is not None:
-            upper = _mixed_bounds(parser)
-            lower: list[Bound] = [0] * len(upper)
-            steps: list[Bound] = [1] * len(upper)
+            upper = _parse_bounds(parser)
+            lower, step = _Bounds.all(0, len(upper.static)), _Bounds.all(1, len(upper.static))
         else:
             parser.parse_punctuation("=")
-            lower = _mixed_bounds(parser)
+            lower = _parse_bounds(parser)
             parser.parse_keyword("to")
-            upper = _mixed_bounds(parser)
+            upper = _parse_bounds(parser)
             parser.parse_keyword("step")
-            steps = _mixed_bounds(parser)
+            step = _parse_bounds(parser)
         shared, outputs = parse_carried(parser, "shared_outs")
         body = parser.parse_region([*arguments, *shared])
+        if not isinstance(body.block.last_op, InParallelOp):
+            body.block.add_op(InParallelOp(regions=[Region(Block())]))
         attributes = parser.parse_optional_attr_dict()
-        op = cls(lower, upper, steps, body, outputs, attributes.pop("mapping", None))
-        op.attributes.update(attributes)
-        return op
+        return cls.build(
+            operands=[lower.dynamic, upper.dynamic, step.dynamic, outputs],
+            result_types=[[output.type for output in outputs]],
+            properties={
+                "staticLowerBound": lower.static,
+                "staticUpperBound": upper.static,
+                "staticStep": step.static,
+                "mapping": attributes.pop("mapping", None),
+            },
+            attributes=attributes,
+            regions=[body],
+        )
 
     def print(self, printer: Printer) -> None:
         rank = len(self.static_upper)
@@ -218,12 +196,12 @@ class ForallOp(IRDLOperation):
             printer.print_string(" in ")
         else:
             printer.print_string(" = ")
-            _print_mixed(printer, self.dynamic_lower, self.static_lower)
+            _print_bounds(printer, self.dynamic_lower, self.static_lower)
             printer.print_string(" to ")
-        _print_mixed(printer, self.dynamic_upper, self.static_upper)
+        _print_bounds(printer, self.dynamic_upper, self.static_upper)
         if not normalized:
             printer.print_string(" step ")
-            _print_mixed(printer, self.dynamic_step, self.static_step)
+            _print_bounds(printer, self.dynamic_step, self.static_step)
         if self.outputs:
             printer.print_string(" shared_outs(")
             print_bindings(printer, self.body.block.args[rank:], self.outputs, " = ")
@@ -240,19 +218,28 @@ class ForallOp(IRDLOperation):
         write(printer, {**mapping, **self.attributes})
 
 
-def _mixed_bounds(parser: Parser) -> list[Bound]:
+class _Bounds(NamedTuple):
+    """The bounds of all dimensions: integers, and in place of DYNAMIC_INDEX the values in turn."""
+
+    dynamic: Sequence[SSAValue]
+    static: DenseArrayBase[IntegerType]
+
+    @classmethod
+    def all(cls, bound: int, rank: int) -> Self:
+        """The same integer for every dimension."""
+        return cls([], DenseArrayBase.from_list(i64, [bound] * rank))
+
+
+def _parse_bounds(parser: Parser) -> _Bounds:
     """Parse `(4, %n)`."""
-
-    def parse_bound() -> Bound:
-        operand = parser.parse_optional_unresolved_operand()
-        if operand is None:
-            return parser.parse_integer(allow_boolean=False)
-        return parser.resolve_operand(operand, IndexType())
-
-    return parser.parse_comma_separated_list(parser.Delimiter.PAREN, parse_bound)
+    names, integers = parse_dynamic_index_list_without_types(
+        parser, DYNAMIC_INDEX, delimiter=parser.Delimiter.PAREN
+    )
+    values = [parser.resolve_operand(name, IndexType()) for name in names]
+    return _Bounds(values, DenseArrayBase.from_list(i64, integers))
 
 
-def _print_mixed(printer: Printer, dynamic: Sequence[SSAValue], static: DenseArrayBase[IntegerType]) -> None:
+def _print_bounds(printer: Printer, dynamic: Sequence[SSAValue], static: DenseArrayBase[IntegerType]) -> None:
     print_dynamic_index_list(
         printer, DYNAMIC_INDEX, dynamic, static.get_values(), delimiter=Parser.Delimiter.PAREN
     )
