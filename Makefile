@@ -28,7 +28,7 @@ export PROMPT
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.stamp
-SPREAD := -n auto --dist loadfile  # a process per CPU, the tests of a file in one
+SPREAD := -n auto --dist worksteal  # a process per CPU; neighbours stay together until one runs out of tests
 RUN    := $(STAMP)-run
 TEST   := $(STAMP)-test
 

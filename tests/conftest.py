@@ -18,6 +18,9 @@ from runtime.npu.device import missing_device
 from runtime.npu.tools import missing_compile_tools
 from virtual_npu.pyxrt.batch import Batch
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""
+
 TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
 """Where programs that tests build are kept, from run to run: they are found by what made them."""
 

@@ -27,19 +27,6 @@ def _checkpoints_module():
     return module
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_torch_thread():
-    """Models this small gain nothing from a second thread, and lose seconds to it on a busy machine."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # of processes that tests start
-        yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def open_session():
     """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True).
