@@ -82,9 +82,13 @@ def _binary(body: Body, op: Operation) -> None:
     elif name in ("add", "sub") and types.cpp(op.results[0].type) == "bool":
         body.define(op.results[0], f"{left} != {right}")
     else:
-        type_ = types.scalar(types.element(op.results[0].type))
-        function = f"vnpu::{name}" if isinstance(op.results[0].type, VectorType) else f"vnpu::{name}<{type_}>"
-        body.define(op.results[0], f"{function}({left}, {right})")
+        body.define(op.results[0], f"vnpu::{name}{named_type(op.results[0].type)}({left}, {right})")
+
+
+def named_type(type_: Attribute) -> str:
+    """The template argument of a function of scalars, for the sake of literals; functions of double have an
+    overload of their own, which a name with a type would pass over."""
+    return "" if isinstance(type_, VectorType | Float64Type) else f"<{types.cpp(type_)}>"
 
 
 @emits(*_DIVISIONS)

@@ -7,6 +7,7 @@ from xdsl.ir import Operation
 
 from air_dialect.upstream.index import PREDICATES
 from virtual_npu.codegen import types
+from virtual_npu.codegen.arith import named_type
 from virtual_npu.codegen.body import Body, Scalar, emits
 from virtual_npu.codegen.refusals import attribute
 
@@ -22,9 +23,8 @@ _BINARY = {
 
 
 def called(body: Body, op: Operation, function: str) -> str:
-    """C++ text of a function of the operands; on scalars it names their type, for the sake of literals."""
-    type_ = op.operands[0].type
-    explicit = "" if isinstance(type_, VectorType) else f"<{types.cpp(type_)}>"
+    """C++ text of a function of the operands."""
+    explicit = named_type(op.operands[0].type)
     return f"vnpu::{function}{explicit}({', '.join(body.texts(op.operands))})"
 
 
