@@ -1,6 +1,7 @@
 """`run` is stopped or killed as it compiles, loads, reads the prompt or answers, and is run again.
 
-Everything is in processes of their own, whose temporary files and caches are in folders of the test.
+Everything is in processes of their own, whose temporary files are in folders of the test; so is the cache of
+those that are to compile.
 """
 
 import os
@@ -32,17 +33,21 @@ runpy.run_module("llama32_1b", run_name="__main__", alter_sys=True)
 class Run:
     """The command `run` under way. `said` are the lines of standard error so far."""
 
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, *arguments, **environment):
         self.mark = f"{MARK}={uuid.uuid4()}"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        own = {"TMPDIR": str(self.temporary), "VNPU_CACHE": str(folder / "vnpu")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", START, "run", "--backend", "virtual", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **own, MARK: self.mark.partition("=")[2]},
+            env={
+                **os.environ,
+                "TMPDIR": str(self.temporary),
+                MARK: self.mark.partition("=")[2],
+                **environment,
+            },
         )
         self.said, self.answer = [], ""
         self._listener = threading.Thread(target=self._listen)
@@ -109,8 +114,8 @@ def stop(run, number, moment, after_s=0.0):
 @pytest.mark.long
 def test_ctrl_c_while_it_compiles(tmp_path):
     """The compilers end with it, at once, and what was begun is gone."""
-    run = Run(tmp_path, "--prompt", "Hi", "--cache-dir", str(tmp_path / "programs"))
-    stop(run, SIGINT, "compiling", 1.0)
+    asked = ("--prompt", "Hi", "--cache-dir", str(tmp_path / "programs"))
+    stop(Run(tmp_path, *asked, VNPU_CACHE=str(tmp_path / "vnpu")), SIGINT, "compiling", 1.0)
     assert list((tmp_path / "programs" / "unfinished").iterdir()) == []
     assert not list(tmp_path.rglob(".work-*"))
 
@@ -130,12 +135,13 @@ def test_killed_in_its_answer(tmp_path):
 def test_the_run_after_one_that_ended_while_it_compiled(number, tmp_path):
     """It compiles what is missing, in spite of compilers that may have outlived the first by seconds."""
     asked = ("--prompt", "What is the capital of France?", "--cache-dir", str(tmp_path / "programs"))
-    first = Run(tmp_path, *asked)
+    own = {"VNPU_CACHE": str(tmp_path / "vnpu")}
+    first = Run(tmp_path, *asked, **own)
     first.wait_for("compiling")
     time.sleep(1.0)
     first.process.send_signal(number)
     first.end()
-    second = Run(tmp_path, *asked)  # at once
+    second = Run(tmp_path, *asked, **own)  # at once
     code, answer, said = second.end()
     assert code == 0, said
     assert "Paris" in answer
