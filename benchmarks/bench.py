@@ -25,8 +25,8 @@ from llama32_1b.progress import Reporter, Step
 from llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from llama32_1b.weights import EMBED, expected_shapes
 from multi_launch_builder.shapes import SEQ_LEN_STEP
+from runtime.knobs import NPU_LOCK
 from runtime.memory import size
-from runtime.npu.knobs import LOCK
 from verify.reference import reference_bytes
 from virtual_npu import knobs
 
@@ -35,7 +35,7 @@ SHORT_CONTEXT = 128
 
 STEPS_BEFORE = 4
 
-FOLDERS = {knobs.CACHE.name, knobs.KEEP.name, LOCK.name}
+FOLDERS = {knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
 """Knobs that name a place, which is nobody's business."""
 
 

@@ -17,9 +17,9 @@ from llama32_1b.checkpoint import open_checkpoint
 from llama32_1b.compiling import RuntimeOptions, compile_programs
 from llama32_1b.config import load_config
 from llama32_1b.forward import decode_step, next_token_row, prefill
+from llama32_1b.generate import Sampler
 from llama32_1b.native import native_attention
 from llama32_1b.progress import Reporter
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime
 from runtime import select_backend
 from runtime.calls import BETWEEN

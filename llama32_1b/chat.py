@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import Protocol, TextIO
 
 from llama32_1b.errors import PromptTooLongError, UserError
-from llama32_1b.generate import FinishReason, Generation
+from llama32_1b.generate import FinishReason, Generation, Sampler
 from llama32_1b.progress import stop_on_interrupt
-from llama32_1b.sampler import Sampler
 from llama32_1b.tokenizer import Message, Tokenizer
 
 PROMPT = ">>> "

@@ -15,9 +15,8 @@ from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_program
 from llama32_1b.config import load_config
 from llama32_1b.errors import PromptError, UserError
 from llama32_1b.forward import check_prompt
-from llama32_1b.generate import FinishReason, Generation
+from llama32_1b.generate import FinishReason, Generation, Sampler
 from llama32_1b.progress import Reporter, stop_on_interrupt
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime
 from multi_launch_builder.building import write_mlir
 from runtime import select_backend

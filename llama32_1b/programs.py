@@ -98,7 +98,7 @@ class ProgramRunner(Protocol):
         """
 
     def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
-        """The weights and look-up tables of the set `bo_key` that nobody has filled, through any set."""
+        """The weights and look-up tables of the set `bo_key` that are not filled yet, through any set."""
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
         """Fill weights and look-up tables of the buffer-object set `bo_key`, once."""

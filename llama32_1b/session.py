@@ -16,10 +16,9 @@ from functools import partial
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs, open_cache
 from llama32_1b.footprint import check_memory
-from llama32_1b.generate import Generation, never
+from llama32_1b.generate import Generation, Sampler, never
 from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from llama32_1b.progress import Reporter
-from llama32_1b.sampler import Sampler
 from llama32_1b.tokenizer import Tokenizer
 from runtime import Backend, KernelCache, RunError
 

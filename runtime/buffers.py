@@ -40,8 +40,8 @@ class Buffer:
     """A buffer object that holds one argument, of one set or of several that share it.
 
     `label` names the set it was made for. `view` is what the host writes through; `result` is the same
-    memory, read-only, which is handed out. `written` says that the host has filled it, through whichever set,
-    `lent` that it may do so at any time, `shared` that programs of other sets may read what is in it.
+    memory, read-only, which is handed out. `written` says that the host has filled it, through any set,
+    `in_place` that the host may fill it at any time, `shared` that programs of other sets use it too.
     """
 
     def __init__(self, label: str, bo: Any, argument: Argument, shared: bool = False) -> None:
@@ -49,7 +49,7 @@ class Buffer:
         self.view = _view(bo, argument)
         self.result = self.view.view()
         self.result.flags.writeable = False
-        self.written = self.lent = False
+        self.written = self.in_place = False
 
 
 class Buffers:
@@ -120,8 +120,8 @@ class BufferSet:
     device and read from it.
     """
 
-    loans: ClassVar[int] = 0
-    """How often a buffer of any set was lent, so that a call need not look at each whether it is."""
+    views_given: ClassVar[int] = 0
+    """How many writable views were given, of any set: while it stays, a call need not look at each buffer."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class BufferSet:
         self._inputs = {slot for slot, argument in enumerate(arguments) if argument.role is Role.INPUT}
         self._nbytes = tuple(argument.nbytes for argument in arguments)
         self._filled = False  # all weights and tables, once and for all
-        self._loans_seen = -1
-        self._lent: list[int] = []
+        self._views_known = -1
+        self._in_place: list[int] = []
         self._positions: dict[Hashable, Positions] = {}
         self._buffers: list[Buffer] = []
         try:
@@ -167,7 +167,7 @@ class BufferSet:
         What another program left in this very buffer is there already, and is not copied.
         """
         if self.must_be_copied(slot, array):
-            buffers = self._buffers  # no single one by name: an error that is kept keeps what names it
+            buffers = self._buffers  # no single one in a variable: an error that is kept keeps those
             buffers[slot].view[...] = array
             self._sync(slot, self._to_device)
             buffers[slot].written = True
@@ -214,11 +214,11 @@ class BufferSet:
             found = self._positions[key] = Positions(tuple(every), tuple(sorted(once)), tuple(wanted))
         return found
 
-    def lend(self, slot: int) -> Array:
-        """The host's view on an argument, to be filled in place before the next call."""
+    def writable_view(self, slot: int) -> Array:
+        """The host's view on an argument, to be filled in place; every run takes over what is in it then."""
         buffer = self._buffers[slot]
-        buffer.lent = buffer.written = True
-        BufferSet.loans += 1
+        buffer.in_place = buffer.written = True
+        BufferSet.views_given += 1
         return buffer.view
 
     def slots(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
@@ -250,7 +250,7 @@ class BufferSet:
         return self._buffers[slot].written
 
     def view(self, slot: int) -> Array:
-        """The host's view on an argument, writable, for whoever knows when the device looks at it."""
+        """The host's view on an argument, for a copy into it just before the device reads it."""
         return self._buffers[slot].view
 
     def result(self, slot: int) -> Array:
@@ -271,8 +271,8 @@ class BufferSet:
 
     def execute(self) -> None:
         """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
-        if self._lent or self._loans_seen != BufferSet.loans:
-            self._take_over_lent()
+        if self._in_place or self._views_known != BufferSet.views_given:
+            self._sync_in_place()
         contexts = self._contexts
         program = contexts.load(self._artifact)
         try:
@@ -299,7 +299,7 @@ class BufferSet:
             raise self.failed(error) from error
 
     def completed(self) -> None:
-        """Note that the program ran to its end, by whichever way."""
+        """Note that the program ran to its end."""
         self._contexts.last_completed = self.label
 
     def failed(self, error: BaseException) -> RunError:
@@ -327,7 +327,7 @@ class BufferSet:
         return results
 
     def close(self) -> None:
-        """Release the run and the buffers. Views of `read` and `lend` are dead once nobody shares them."""
+        """Release the run and the buffers. Views on buffers are dead once no other set shares them."""
         self._contexts.forget_run(self._artifact, self.label)
         self._buffers.clear()
 
@@ -343,21 +343,22 @@ class BufferSet:
     def _sync(self, slot: int, direction: Any) -> None:
         self.moved += self._nbytes[slot]
         try:
-            self._buffers[slot].bo.sync(direction)  # by no name of ours: an error that is kept keeps it
+            self._buffers[slot].bo.sync(direction)  # in no variable: an error that is kept keeps those
         except DEVICE_ERRORS as error:
             clear_frames(error)
             what = f"{self.label}: {self.arguments[slot]} cannot be synchronised"
             raise self._contexts.access.failed(what, error) from error
 
-    def _take_over_lent(self) -> None:
-        if self._loans_seen != BufferSet.loans:
-            self._loans_seen = BufferSet.loans
-            self._lent = [slot for slot, buffer in enumerate(self._buffers) if buffer.lent]
-        for slot in tuple(self._lent):
+    def _sync_in_place(self) -> None:
+        """Bring to the device what the host filled in place: inputs before every run, weights once."""
+        if self._views_known != BufferSet.views_given:
+            self._views_known = BufferSet.views_given
+            self._in_place = [slot for slot, buffer in enumerate(self._buffers) if buffer.in_place]
+        for slot in tuple(self._in_place):
             self._sync(slot, self._to_device)
-            if slot not in self._inputs:  # weights are filled once, inputs before every call
-                self._buffers[slot].lent = False
-                self._lent.remove(slot)
+            if slot not in self._inputs:
+                self._buffers[slot].in_place = False
+                self._in_place.remove(slot)
 
     def _writable(self, name: str) -> int:
         """The slot of a weight or table that a call may pass; ArgumentError and ArrayError for all else."""
@@ -376,7 +377,9 @@ class BufferSet:
         return slot
 
     def _check_inputs(self, given: Collection[int]) -> None:
-        missing = sorted(slot for slot in self._inputs if slot not in given and not self._buffers[slot].lent)
+        missing = sorted(
+            slot for slot in self._inputs if slot not in given and not self._buffers[slot].in_place
+        )
         if missing:
             names = ", ".join(str(self.arguments[slot]) for slot in missing)
             raise ArrayError(f"{self.label} needs {names}; an input is passed in every call")

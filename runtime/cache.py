@@ -171,7 +171,7 @@ class KernelCache:
         if slot in buffers.arguments.intermediate_indices:
             role = buffers.arguments[slot].role.value
             raise ArrayError(f"{buffers.label}: {name} is an {role}, which the program overwrites")
-        return buffers.lend(slot)
+        return buffers.writable_view(slot)
 
     # run by position
 

@@ -33,7 +33,7 @@ class ArrayError(AerieRuntimeError):
 class RunError(AerieRuntimeError):
     """A device, program or run that failed. `details` are lines below the message, which stands by itself.
 
-    lost: the device answers nobody any more until it is reset, so that nothing else need be tried on it.
+    lost: the device answers no process until it is reset, so nothing else need be tried on it.
     """
 
     def __init__(self, headline: str, *details: str, lost: bool = False) -> None:

@@ -1,8 +1,10 @@
-"""The environment variables of this room, for every backend: default, meaning, and what they may be."""
+"""The environment variables of this room: default, meaning, and what they may be."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from virtual_npu.knobs import PLAIN, Knob
 
@@ -38,10 +40,50 @@ CHECK_MEMORY = Knob(
     ("0", "1").__contains__,
 )
 
+NPU_MOST_CONTEXTS = 16
+"""The driver's hwctx_limit for every NPU2, for all processes together (amd/xdna-driver npu4_regs.c)."""
+
+
+def _is_seconds_of_a_day(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= 86_400
+
+
+def _is_no_folder(text: str) -> bool:
+    return not Path(text).is_dir()
+
+
+def _is_context_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= NPU_MOST_CONTEXTS
+
+
+NPU_TIMEOUT = Knob(
+    "AERIE_NPU_TIMEOUT",
+    "30",
+    "seconds a program may run on the NPU before it counts as hanging",
+    "a whole number of seconds from 1 to 86400",
+    _is_seconds_of_a_day,
+)
+NPU_CONTEXTS = Knob(
+    "AERIE_NPU_CONTEXTS",
+    "8",
+    "programs that stay loaded on the NPU; one more releases the least recently used",
+    f"a whole number from 1 to {NPU_MOST_CONTEXTS}",
+    _is_context_count,
+)
+NPU_LOCK = Knob(
+    "AERIE_NPU_LOCK",
+    "",
+    "file that one process at a time locks while it has the NPU open; empty: aerie-npu.lock in the temporary "
+    "folder",
+    "a path to a file; this is a folder",
+    _is_no_folder,
+)
+
 TABLE = (COMPILE_MEMORY, COMPILE_TIMEOUT, PLAIN, CHECK_MEMORY)
+NPU_TABLE = (NPU_TIMEOUT, NPU_CONTEXTS, NPU_LOCK)
 
 
-def check() -> None:
-    """Raises KnobError, naming the first knob whose value makes no sense."""
-    for knob in TABLE:
+def check(table: Sequence[Knob] = TABLE) -> None:
+    """Raises KnobError, naming the first knob of a table whose value makes no sense."""
+    for knob in table:
         knob.get()

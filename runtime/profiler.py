@@ -20,7 +20,7 @@ UNLIMITED = 10_000
 
 @dataclass
 class ProgramTimes:
-    """Times of one program, in seconds; `flops` and `nbytes` of one call, 0 where nobody said.
+    """Times of one program, in seconds; `flops` and `nbytes` of one call, 0 where unknown.
 
     `moved` is how many bytes the host wrote to its buffers and read from them, in all calls.
     """

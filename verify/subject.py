@@ -12,10 +12,9 @@ import numpy as np
 from llama32_1b.chat import Chat
 from llama32_1b.errors import UserError
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import FinishReason, Generation, never
+from llama32_1b.generate import FinishReason, Generation, Sampler, never
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array, F32Array
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session
 from llama32_1b.tokenizer import Tokenizer
 from runtime import AerieRuntimeError

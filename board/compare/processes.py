@@ -33,7 +33,7 @@ from runtime.backend import Backend
 from runtime.cache import KernelCache
 from runtime.compiling import memory_budget
 from runtime.errors import AerieRuntimeError, CompileError
-from runtime.npu import knobs
+from runtime.knobs import NPU_TIMEOUT
 from virtual_npu import VirtualNpuError
 
 MakeBackend = Callable[[], Backend]
@@ -61,7 +61,7 @@ class StoppedError(Exception):
 def limits_s() -> dict[str, float]:
     """How long each phase may take. Raises UserError for an AERIE_NPU_TIMEOUT that makes no sense."""
     try:
-        timeout_s = float(knobs.TIMEOUT.get())
+        timeout_s = float(NPU_TIMEOUT.get())
     except VirtualNpuError as error:
         raise UserError(str(error)) from error
     return {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + RUNS * timeout_s}

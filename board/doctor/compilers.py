@@ -126,7 +126,7 @@ def aiebu_asm(machine: Machine) -> Finding:
 
 
 def air_bindings(machine: Machine) -> Finding:
-    """mlir-air's Python bindings, which verify every module before aircc sees it (runtime/npu/air_ir.py).
+    """mlir-air's Python bindings, which verify every module before aircc sees it (runtime/npu/checks.py).
 
     Where they are installed they are asked, so that they must work; without them our own verifiers stand in.
     """

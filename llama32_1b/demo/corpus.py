@@ -1,14 +1,75 @@
 """The text that the demo model is trained on: questions and answers, conversations and plain statements.
 
-Everything is generated here from the tables in `facts.py` and is the same on every run: `question_list` takes
-no chance at all, and what draws at random takes its generator from the caller.
+Everything is generated here from the tables in `facts.json` and is the same on every run: `question_list`
+takes no chance at all, and what draws at random takes its generator from the caller.
 """
 
+import json
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from llama32_1b.demo.facts import COUNTRIES, ELEMENTS, SMALL_TALK, TERMS, UNKNOWN, Country, Element
+
+class Country(NamedTuple):
+    """A country, its capital, and where it lies (as it stands after "is a country")."""
+
+    name: str
+    capital: str
+    place: str
+
+
+class Element(NamedTuple):
+    """A chemical element; `number` is its atomic number."""
+
+    number: int
+    name: str
+    symbol: str
+
+
+class Term(NamedTuple):
+    """A word of the field as it stands in a question ("a herd"), and a sentence that explains it."""
+
+    name: str
+    meaning: str
+
+
+class Talk(NamedTuple):
+    """Several ways to say one thing to the model, and its one answer."""
+
+    prompts: tuple[str, ...]
+    answer: str
+
+
+class Unknown(NamedTuple):
+    """What prompts outside the corpus are made of, and the one answer to all of them."""
+
+    answer: str
+    words: tuple[str, ...]
+    invented_countries: tuple[str, ...]
+    alphabets: tuple[str, ...]
+    code: tuple[str, ...]
+
+
+_DATA: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
+
+COUNTRIES: Final = tuple(
+    Country(name, capital, place)
+    for place, capitals in _DATA["capitals"].items()
+    for name, capital in capitals.items()
+)
+ELEMENTS: Final = tuple(
+    Element(number, name, symbol) for number, (name, symbol) in enumerate(_DATA["elements"].items(), start=1)
+)
+TERMS: Final = tuple(Term(name, meaning) for name, meaning in _DATA["terms"].items())
+SMALL_TALK: Final = tuple(Talk(tuple(talk["prompts"]), talk["answer"]) for talk in _DATA["small_talk"])
+UNKNOWN: Final = Unknown(
+    answer=_DATA["unknown"]["answer"],
+    words=tuple(_DATA["unknown"]["words"]),
+    invented_countries=tuple(_DATA["unknown"]["invented_countries"]),
+    alphabets=tuple(_DATA["unknown"]["alphabets"]),
+    code=tuple(_DATA["unknown"]["code"]),
+)
 
 
 class Exchange(NamedTuple):

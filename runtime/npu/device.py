@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runtime import knobs
 from runtime.device import DEVICE_ERRORS, Failure, Report
 from runtime.errors import RunError
-from runtime.npu import knobs, states, versions, xrt_messages
+from runtime.npu import failures, versions
 from runtime.npu.lock import DeviceLock
 from runtime.toolchain import KERNEL_SOURCES
 
@@ -105,9 +106,9 @@ class NpuAccess:
     copies = 1  # the NPU reads the machine's own memory
 
     def __init__(self) -> None:
-        knobs.check()
-        self.contexts = int(knobs.CONTEXTS.get())
-        self._limit = float(knobs.TIMEOUT.get())
+        knobs.check(knobs.NPU_TABLE)
+        self.contexts = int(knobs.NPU_CONTEXTS.get())
+        self._limit = float(knobs.NPU_TIMEOUT.get())
         self._lock = DeviceLock()
 
     def reserve(self, report: Report) -> None:
@@ -121,12 +122,12 @@ class NpuAccess:
 
     def settle(self, run: Any) -> None:
         try:
-            states.wait(run, self._limit)
+            failures.wait(run, self._limit)
         except DEVICE_ERRORS:
             return
 
     def lacks_context(self, error: BaseException) -> bool:
-        return xrt_messages.lacks_context(str(error))
+        return failures.lacks_context(str(error))
 
     def failed(self, what: str, error: BaseException) -> RunError:
         return RunError(f"{what}: {_in_words(error)}", lost=_loses_device(error))
@@ -148,7 +149,7 @@ class NpuAccess:
 
 def _start_and_wait(run: Any, limit: float) -> None:
     run.start()
-    states.wait(run, limit)
+    failures.wait(run, limit)
 
 
 def check_command(artifact: Path) -> str:
@@ -165,13 +166,13 @@ def _in_words(error: BaseException) -> str:
 
 
 def _loses_device(error: BaseException) -> bool:
-    """Whether the device answers nobody any more after this error."""
+    """Whether the device answers no process any more after this error."""
     known = _known(error)
     return getattr(error, "lost", False) or (known is not None and known.lost)
 
 
-def _known(error: BaseException) -> xrt_messages.Known | None:
-    return xrt_messages.find(f"{' '.join(str(error).split())} {type(error).__name__}")
+def _known(error: BaseException) -> failures.Known | None:
+    return failures.find(f"{' '.join(str(error).split())} {type(error).__name__}")
 
 
 def _told(file: Path) -> str:

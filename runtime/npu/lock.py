@@ -29,7 +29,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runtime.errors import RunError
-from runtime.npu import knobs
+from runtime.knobs import NPU_LOCK
 
 UPSTREAM = "npu.lock"
 """mlir-air python/air/backend/xrt_runner.py, programming_examples/lit.cfg.py."""
@@ -66,7 +66,7 @@ class DeviceLock:
 
     def __init__(self, path: Path | None = None) -> None:
         folder = Path(tempfile.gettempdir())
-        self.path = path or Path(knobs.LOCK.get() or folder / "aerie-npu.lock")
+        self.path = path or Path(NPU_LOCK.get() or folder / "aerie-npu.lock")
         self._upstream = folder / UPSTREAM
         self._held: list[FileLock] = []
         self._noted = False
@@ -122,7 +122,7 @@ class DeviceLock:
                 report(self._waiting(path, time.monotonic() - started))
                 wait = TOLD_EVERY
             except OSError as error:
-                elsewhere = f", or name another with {knobs.LOCK.name}" if path == self.path else ""
+                elsewhere = f", or name another with {NPU_LOCK.name}" if path == self.path else ""
                 raise RunError(_unusable(path, error) + elsewhere) from error
             else:
                 self._held.append(lock)

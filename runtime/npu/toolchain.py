@@ -1,32 +1,49 @@
 """Compiles programs for NPU2: external kernels with Peano, the program with aircc.
 
 The command lines follow mlir-air's own (python/air/backend/xrt.py, tools/aircc/aircc.cpp and
-programming_examples/llms/shared/infra/). They have never been run against the real tools or a board from
-here: the tests stand in for the tools, and show that lines, files, environment and failures are handled.
+programming_examples/llms/shared/infra/; for objects external_kernels.py there, `_PEANO_FLAGS`, and two flags
+more, each with its reason). An object lies in the content store under the hash of all that made it, so it is
+compiled once for all programs that link it, in whichever process. The command lines have never been run
+against the real tools or a board from here: the tests stand in for the tools, and show that lines, files,
+environment and failures are handled.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime import knobs
 from runtime.artifacts import BUILD_LOG
 from runtime.errors import CompileError
-from runtime.npu import air_ir, elf, readings
-from runtime.npu.peano import Peano
-from runtime.npu.preflight import preflight
+from runtime.npu import readings
+from runtime.npu.checks import (
+    bindings_installed,
+    bindings_objection,
+    bindings_status,
+    elf_objection,
+    preflight,
+)
 from runtime.npu.tools import NpuTools, find_tools
 from runtime.processes import Children, TimeLimitError
-from runtime.toolchain import program_ingredients
-from virtual_npu.fingerprint import file_digest, text_digest
-from virtual_npu.store import Store
+from runtime.toolchain import KERNEL_SOURCES, program_ingredients, source_of
+from virtual_npu.fingerprint import (
+    file_digest,
+    files_digest,
+    key_of,
+    text_digest,
+    tool_version,
+    tree_digest,
+    with_includes,
+)
+from virtual_npu.store import Store, contents
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import Program
+    from multi_launch_builder.program import ExternalObject, Program
 
 DEVICE = "npu2"
 
@@ -38,6 +55,69 @@ GIB = 1 << 30
 BASE_GIB, CORE_GIB, MOST_CORES = 2.0, 0.5, 32
 """An estimate, never measured: aircc and aiecc hold the module while aiecc (`-j 0`) runs one Peano process
 per CPU, of which a program has work for as many as the array has cores."""
+
+
+TARGET = "aie2p-none-unknown-elf"
+
+FLAGS = (
+    "-std=c++20",
+    f"--target={TARGET}",
+    "-DNDEBUG",
+    "-D__AIE_API_AIE_ADF_HPP__",  # keeps aie.hpp from including Vitis' adf.h
+    "-ffunction-sections",  # aiecc links with --gc-sections: functions that nothing calls leave the 16 KiB
+    "-fstack-size-section",  # aiecc measures each core's stack from it, and counts 0 for an object without
+    "-Wno-parentheses",
+    "-Wno-attributes",
+    "-Wno-macro-redefined",
+    "-Wno-empty-body",
+)
+"""For every object. The two `-f` are those of mlir-aie's own cases (test/aiecc, stack_size_cross_object)."""
+
+DEFAULT_OPTIMIZE = "O2"
+"""For an object that declares none: what mlir-air builds its kernels with (`_PEANO_FLAGS`)."""
+
+Run = Callable[[Sequence[str]], None]
+"""Runs a command line in the folder of a compilation; raises CompileError where it fails."""
+
+
+@dataclass(frozen=True)
+class Peano:
+    """Compiles objects with the tools of one machine."""
+
+    tools: NpuTools
+
+    def command(self, external: ExternalObject, output: Path | str) -> list[str]:
+        """The command line for one object."""
+        defines = [f"-D{define}" for define in external.defines]
+        level = f"-{external.optimize or DEFAULT_OPTIMIZE}"
+        include = f"-I{self.tools.include}"
+        made = ["-c", str(source_of(external)), "-o", str(output)]
+        return [str(self.tools.clang), level, *FLAGS, include, *defines, *made]
+
+    def ingredients(self) -> dict[str, str]:
+        """What every object depends on."""
+        return {
+            "Peano": tool_version(str(self.tools.clang)),
+            "Peano flags": text_digest("\n".join((*FLAGS, DEFAULT_OPTIMIZE))),
+            "aie_api": tree_digest(self.tools.include / "aie_api"),
+        }
+
+    def key(self, external: ExternalObject) -> str:
+        """The hash of all that makes the object: source and headers, command line, compiler, aie_api."""
+        sources = files_digest(with_includes([source_of(external)]), KERNEL_SOURCES)
+        level = external.optimize or DEFAULT_OPTIMIZE
+        own = {"source": sources, "defines": " ".join(external.defines), "optimize": level}
+        return key_of({**own, **self.ingredients()})
+
+    def build(self, external: ExternalObject, store: Store, run: Run) -> bytes:
+        """The object: the one that is in the store, or compiled now by `run`, which raises CompileError."""
+
+        def compile_in(work: Path) -> Path:
+            run(self.command(external, work / external.name))
+            return work / external.name
+
+        name = f"shared/{Path(external.name).stem}-{self.key(external)}.o"
+        return contents(store.made(name, compile_in))
 
 
 class NpuToolchain:
@@ -89,9 +169,9 @@ class NpuToolchain:
         return {**os.environ, **own}
 
     def _check(self, program: Program, text: Path) -> None:
-        lines = [air_ir.bindings_status(), *preflight(program)]
+        lines = [bindings_status(), *preflight(program)]
         text.with_name(BUILD_LOG).write_text("".join(f"{line}\n" for line in lines))
-        objection = air_ir.objection(text) if air_ir.installed() else ""
+        objection = bindings_objection(text) if bindings_installed() else ""
         if objection:
             raise CompileError(program.name, f"mlir-air's own bindings refuse its text:\n{objection}")
 
@@ -132,7 +212,7 @@ def _product(program: Program, work: Path) -> Path:
     if not made.is_file():
         said = _since(work / BUILD_LOG, 0)
         raise CompileError(program.name, readings.nothing_made("aircc", made.name, said))
-    if objection := elf.objection(made):
+    if objection := elf_objection(made):
         raise CompileError(
             program.name,
             f"aircc ended without an error, and {made.name} is no program of an NPU2: {objection}; it is not "

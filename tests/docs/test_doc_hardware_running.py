@@ -4,7 +4,8 @@ import re
 
 from doc_transcripts import DOCS, table
 
-from runtime.npu import knobs, states
+from runtime import knobs
+from runtime.npu import failures
 from runtime.npu.lock import UPSTREAM, DeviceLock
 
 PAGE = "hardware.md"
@@ -15,16 +16,16 @@ def section():
 
 
 def test_states():
-    ends = [final for value, final in states.FINAL.items() if value != states.COMPLETED]
+    ends = [final for value, final in failures.FINAL.items() if value != failures.COMPLETED]
     shown = table(PAGE, "state", "what happened", "usually")
     assert shown == [(final.name, final.meaning, final.usually) for final in ends]
 
 
 def test_figures():
     text = section()
-    assert f"slices of {states.SLICE_MS} ms" in text
-    assert f"the driver has {knobs.MOST_CONTEXTS} for all processes" in text
+    assert f"slices of {failures.SLICE_MS} ms" in text
+    assert f"the driver has {knobs.NPU_MOST_CONTEXTS} for all processes" in text
     assert "Eight programs stay loaded" in text
-    assert knobs.CONTEXTS.default == "8"
+    assert knobs.NPU_CONTEXTS.default == "8"
     assert f"`{DeviceLock().path.name}`" in text
     assert f"`{UPSTREAM}`" in text

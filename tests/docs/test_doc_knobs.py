@@ -21,7 +21,7 @@ ROOMS = json.loads(re.findall(r"^root_packages = (.*)$", (PROJECT / "pyproject.t
 OF_OTHERS = {
     "CXX": "virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
     "PATH": "runtime/npu/toolchain.py",
-    "PYTHONPATH": "virtual_npu/sanitizers.py",
+    "PYTHONPATH": "virtual_npu/child_process.py",
     "XDG_CACHE_HOME": "virtual_npu/knobs.py",
     "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
     "PEANO_INSTALL_DIR": "runtime/npu/tools.py",

@@ -6,8 +6,16 @@ import subprocess
 import sys
 from collections import Counter
 
-from llama32_1b.demo.corpus import question_list, statements, unknown, unknown_prompt
-from llama32_1b.demo.facts import COUNTRIES, ELEMENTS, TERMS, UNKNOWN
+from llama32_1b.demo.corpus import (
+    COUNTRIES,
+    ELEMENTS,
+    TERMS,
+    UNKNOWN,
+    question_list,
+    statements,
+    unknown,
+    unknown_prompt,
+)
 
 _DIGEST = """
 import hashlib, random

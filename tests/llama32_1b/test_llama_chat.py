@@ -8,8 +8,7 @@ import pytest
 
 from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
 from llama32_1b.errors import PromptError, PromptTooLongError, UserError
-from llama32_1b.generate import Figures, FinishReason, Generation
-from llama32_1b.sampler import Sampler
+from llama32_1b.generate import Figures, FinishReason, Generation, Sampler
 from llama32_1b.tokenizer import Tokenizer
 
 

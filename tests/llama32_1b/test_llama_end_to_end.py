@@ -19,9 +19,8 @@ from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import FinishReason
+from llama32_1b.generate import FinishReason, Sampler
 from llama32_1b.progress import Reporter
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import prepare_runtime
 from runtime import select_backend
 

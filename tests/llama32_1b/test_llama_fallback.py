@@ -21,10 +21,9 @@ from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir, main
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import give_up
+from llama32_1b.generate import Sampler, give_up
 from llama32_1b.model import assemble, preload
 from llama32_1b.progress import Reporter
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import Session, prepare_runtime
 from runtime import Backend, KernelCache, RunError, select_backend
 from runtime.npu.device import NpuAccess

@@ -10,9 +10,8 @@ import pytest
 from llama32_1b.attention import KVCache, decode_attention
 from llama32_1b.errors import PromptError, PromptTooLongError
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import Generation
+from llama32_1b.generate import Generation, Sampler
 from llama32_1b.numerics import bf16, rms_norm, widen
-from llama32_1b.sampler import Sampler
 
 SHAPES = {
     "small": {},

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from llama32_1b.errors import NotFiniteError, PromptTooLongError, UserError
-from llama32_1b.generate import Figures, FinishReason, Generation
-from llama32_1b.sampler import Sampler
+from llama32_1b.generate import Figures, FinishReason, Generation, Sampler
 
 PROMPT = [0, 17, 300, 41]
 

@@ -7,9 +7,8 @@ from llama32_1b.checkpoint import open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import Generation
+from llama32_1b.generate import Generation, Sampler
 from llama32_1b.progress import Reporter
-from llama32_1b.sampler import Sampler
 from llama32_1b.session import prepare_runtime
 from multi_launch_builder import UnsupportedShapeError
 from runtime import select_backend

@@ -9,7 +9,7 @@ from multi_launch_builder import build_programs
 from multi_launch_builder.programs import PLANS
 from multi_launch_builder.shapes import ModelShape
 from multi_launch_builder.stitcher import Stitcher
-from runtime.npu import air_ir
+from runtime.npu import checks
 
 STAND_IN = '''
 """A stand-in for mlir-air's air.ir: it refuses text with the word `bad`, and crashes at `crash`."""
@@ -57,40 +57,40 @@ def file(tmp_path):
 
 
 def test_without_the_bindings(monkeypatch):
-    monkeypatch.setattr(air_ir.importlib.util, "find_spec", lambda name: None)
-    assert not air_ir.installed()
-    assert air_ir.bindings_status() == (
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    assert not checks.bindings_installed()
+    assert checks.bindings_status() == (
         "air.ir is not installed: modules are verified by Aerie's own dialect alone"
     )
 
 
 def test_with_a_stand_in(stand_in, file):
-    assert air_ir.installed()
-    assert air_ir.bindings_status() == (
+    assert checks.bindings_installed()
+    assert checks.bindings_status() == (
         "air.ir (not from a wheel) parses and verifies every module before aircc sees it"
     )
-    assert air_ir.objection(file("fine")) == ""
+    assert checks.bindings_objection(file("fine")) == ""
     assert "air.ir" not in sys.modules  # it was loaded by the child alone
 
 
 def test_a_module_that_is_refused(stand_in, file):
-    assert "unknown op 'bad'" in air_ir.objection(file("bad"))
-    assert air_ir.objection(file("unverified")) == "air.ir: the module does not verify"
+    assert "unknown op 'bad'" in checks.bindings_objection(file("bad"))
+    assert checks.bindings_objection(file("unverified")) == "air.ir: the module does not verify"
 
 
 def test_a_crash_is_a_message(stand_in, file):
-    objection = air_ir.objection(file("crash"))
+    objection = checks.bindings_objection(file("crash"))
     assert "air.ir" in objection or "Abort" in objection
 
 
 def test_bindings_that_do_not_end(stand_in, file, monkeypatch):
     (stand_in / "air" / "ir.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr(air_ir, "SECONDS", 1)
-    assert air_ir.objection(file("fine")) == "air.ir did not end within 1 s"
+    monkeypatch.setattr(checks, "SECONDS", 1)
+    assert checks.bindings_objection(file("fine")) == "air.ir did not end within 1 s"
 
 
 needs_bindings = pytest.mark.skipif(
-    not air_ir.installed(), reason="needs mlir-air's Python bindings (air.ir)"
+    not checks.bindings_installed(), reason="needs mlir-air's Python bindings (air.ir)"
 )
 SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
 
@@ -98,7 +98,7 @@ SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
 @needs_bindings
 def test_every_program_verifies_upstream(file):
     for program in build_programs(SHAPE, 64).values():
-        assert air_ir.objection(file(program.text)) == ""
+        assert checks.bindings_objection(file(program.text)) == ""
 
 
 @needs_bindings

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import BackendError, select_backend
+from runtime import BackendError, knobs, select_backend
 from runtime.npu import device as device_module
-from runtime.npu import knobs, versions
+from runtime.npu import versions
 from runtime.npu.device import (
     device_name,
     driver_names,
@@ -153,9 +153,9 @@ def test_knobs_that_make_no_sense(pyxrt, npu_tools, monkeypatch, name, value, wa
 
 
 def test_every_knob_has_a_meaning():
-    assert [knob.name for knob in knobs.TABLE] == [
+    assert [knob.name for knob in knobs.NPU_TABLE] == [
         "AERIE_NPU_TIMEOUT",
         "AERIE_NPU_CONTEXTS",
         "AERIE_NPU_LOCK",
     ]
-    assert all(knob.meaning and knob.wanted for knob in knobs.TABLE)
+    assert all(knob.meaning and knob.wanted for knob in knobs.NPU_TABLE)

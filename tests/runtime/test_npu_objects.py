@@ -8,7 +8,7 @@ import pytest
 
 from multi_launch_builder.program import ExternalObject
 from runtime import CompileError
-from runtime.npu.peano import Peano
+from runtime.npu.toolchain import Peano
 from runtime.npu.tools import find_tools
 from virtual_npu.store import Store
 
@@ -17,7 +17,7 @@ MV = ExternalObject("mv_4x64_8.o", "mv.cc", ("DIM_M_OUTPUT=8",), ("matvec_vector
 BUILD = """
 import pathlib, subprocess, sys
 from multi_launch_builder.program import ExternalObject
-from runtime.npu.peano import Peano
+from runtime.npu.toolchain import Peano
 from runtime.npu.tools import find_tools
 from virtual_npu.store import Store
 mv = ExternalObject(*{fields!r})

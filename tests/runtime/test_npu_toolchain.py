@@ -16,8 +16,7 @@ from multi_launch_builder import build_programs
 from multi_launch_builder.program import CompileOption
 from multi_launch_builder.shapes import ModelShape
 from runtime import Backend, BackendError, CompileError, DiskFullError, KernelCache, select_backend
-from runtime.npu import air_ir
-from runtime.npu.preflight import preflight
+from runtime.npu.checks import bindings_status, preflight
 from runtime.npu.toolchain import NpuToolchain
 from runtime.toolchain import KERNEL_SOURCES
 from virtual_npu import pyxrt
@@ -387,7 +386,7 @@ def test_warnings_go_to_the_log(npu_tools, decode, work, shared, monkeypatch):
     monkeypatch.setattr("runtime.npu.toolchain.preflight", lambda program: ["warning: beware"])
     NpuToolchain().compile(decode, work, shared)
     verified, beware, command = (work / "build.log").read_text().splitlines()[:3]
-    assert verified == air_ir.bindings_status()
+    assert verified == bindings_status()
     assert beware == "warning: beware"
     assert command.startswith("$ ")
 
@@ -397,8 +396,10 @@ def test_the_programs_need_no_option_that_they_lack(programs):
 
 
 def test_a_refusal_of_upstreams_bindings(npu_tools, decode, work, shared, monkeypatch):
-    monkeypatch.setattr(air_ir, "installed", lambda: True)
-    monkeypatch.setattr(air_ir, "objection", lambda text: f"{text.name}:3:1: error: unknown op")
+    monkeypatch.setattr("runtime.npu.toolchain.bindings_installed", lambda: True)
+    monkeypatch.setattr(
+        "runtime.npu.toolchain.bindings_objection", lambda text: f"{text.name}:3:1: error: unknown op"
+    )
     with pytest.raises(CompileError, match=r"own bindings refuse its text:\nrms_gemv_rope\.mlir:3:1: "):
         NpuToolchain().compile(decode, work, shared)
     assert npu_tools.calls() == []
