@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from xdsl.dialects.builtin import DenseArrayBase
@@ -16,9 +16,7 @@ from air_dialect.ops import (
     HierarchyOp,
     WaitAllOp,
 )
-from virtual_npu.codegen import products, types
 from virtual_npu.codegen.body import Body, Scalar, emits
-from virtual_npu.codegen.borrowed import is_borrowed
 from virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
 from virtual_npu.codegen.effects import channels_used
 from virtual_npu.codegen.execution import Mode, takes_turns
@@ -66,7 +64,7 @@ def _execute(body: Body, op: Operation) -> None:
 # ---- data movement ----
 
 
-def _pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
+def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
     """C++ text of one side of a transfer. Offset i moves by stride i; shorter lists align on the right."""
     view = body.memref(memref)
     offsets, sizes, strides = (body.texts(values) for values in lists)
@@ -108,52 +106,40 @@ def _padded(body: Body, op: Operation, side: str, rank: int) -> str:
 @emits("air.dma_memcpy_nd")
 def _dma(body: Body, op: Operation) -> None:
     assert isinstance(op, DmaMemcpyNdOp)
-    dst = _pattern(body, op, op.dst, (op.dst_offsets, op.dst_sizes, op.dst_strides))
-    src = _pattern(body, op, op.src, (op.src_offsets, op.src_sizes, op.src_strides))
+    dst = pattern(body, op, op.dst, (op.dst_offsets, op.dst_sizes, op.dst_strides))
+    src = pattern(body, op, op.src, (op.src_offsets, op.src_sizes, op.src_strides))
     src = _padded(body, op, src, len(op.src_sizes) or len(body.memref(op.src).sizes))
     body.comment(op)
     if body.mode is Mode.SEQUENCER:
         order = after(body, op, op.async_dependencies)
         define_token(body, op.async_token, f"sequencer.copy({body.site(op)}, {order}, {dst}, {src})")
         return
-    if is_borrowed(body, op.dst):
-        body.put(f"{body.memref(op.dst).pointer} = {_first(op)}({src}.first);")
-        return
     with in_order(body, op, op.async_dependencies):
         body.put(f"vnpu::dma({body.site(op)}, {dst}, {src});")
-
-
-def _first(op: DmaMemcpyNdOp) -> str:
-    """C++ text of a cast to a pointer to elements of the destination."""
-    return f"reinterpret_cast<{types.scalar(types.element(op.dst.type))} *>"
 
 
 @emits("air.channel.put", "air.channel.get")
 def _transfer(body: Body, op: Operation) -> None:
     assert isinstance(op, ChannelTransferOp)
+    name = op.name.removeprefix("air.channel.")
+    site, arguments = transfer_arguments(body, op)
+    if body.mode is Mode.SEQUENCER:
+        order = after(body, op, op.async_dependencies)
+        define_token(body, op.async_token, f"sequencer.{name}({site}, {order}, {arguments})")
+        return
+    with in_order(body, op, op.async_dependencies):
+        suspend(body, f"vnpu::{name}(island, where, {site}, {arguments})")
+
+
+def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
+    """C++ text of the site of a put or get, and of its channel, index and memory; after the source line."""
     is_put = op.name == "air.channel.put"
-    side = _pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
+    side = pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
     side = _padded(body, op, side, len(op.sizes) or len(body.memref(op.memref).sizes))
     channel = f"channels.{channel_field(body.unit, op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
-    name = "put" if is_put else "get"
-    label = f"@{op.chan_name}"
-    if body.mode is Mode.SEQUENCER:
-        order = after(body, op, op.async_dependencies)
-        call = f"sequencer.{name}({body.site(op, label)}, {order}, {channel}, {index}, {side})"
-        define_token(body, op.async_token, call)
-        return
-    with in_order(body, op, op.async_dependencies):
-        loan = None if is_put else body.loans.get(op.memref)
-        if loan:
-            body.put(f"{body.memref(op.memref).pointer} = {loan}.give_back();")
-        lends = f", &{loan}.cargo" if loan else ""
-        suspend(
-            body, f"vnpu::{name}(island, where, {body.site(op, label)}, {channel}, {index}, {side}{lends})"
-        )
-        if loan:
-            body.put(f"{body.memref(op.memref).pointer} = {loan}.block();")
+    return body.site(op, f"@{op.chan_name}"), f"{channel}, {index}, {side}"
 
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
@@ -186,7 +172,7 @@ def _hierarchy(body: Body, op: Operation) -> None:
         _without_body(body, op)
         return
     if not takes_turns(op, body.unit.options):
-        _grid(body, op)
+        grid(body, op, lambda capture: points(body, op, capture))
         return
     function = hierarchy_function(body, op)
     body.comment(op)
@@ -215,17 +201,19 @@ def _without_body(body: Body, op: HierarchyOp) -> None:
             return
 
 
-def _grid(body: Body, op: HierarchyOp) -> None:
-    """Run a hierarchy without channels, or issue it."""
+def grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None:
+    """Run all points of a hierarchy without channels, or issue them as one task.
+
+    `run` emits that, given how C++ lambdas capture what is around.
+    """
     if body.mode is Mode.SEQUENCER:
-        _issue_grid(body, op)
+        _issue_grid(body, op, run)
         return
     with in_order(body, op, op.async_dependencies):
-        _plain_grid(body, op, capture="&")
+        run("&")
 
 
-def _issue_grid(body: Body, op: HierarchyOp) -> None:
-    """Issue a hierarchy without channels: one task that runs every point."""
+def _issue_grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None:
     uses = ", ".join(uses_of(body, op))
     order = after(body, op, op.async_dependencies)
     call = f"sequencer.run({body.site(op, label(op))}, {order}, {{{uses}}}, [=]"
@@ -234,7 +222,7 @@ def _issue_grid(body: Body, op: HierarchyOp) -> None:
         call = f"const vnpu::Token {name} = {call}"
         body.values[op.async_token] = Scalar(name)
     with body.block(call, "});"):
-        _plain_grid(body, op, capture="=")
+        run("=")
 
 
 def label(op: HierarchyOp) -> str:
@@ -259,13 +247,8 @@ def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     return count, list(reversed(ids))
 
 
-def _plain_grid(body: Body, op: HierarchyOp, capture: str) -> None:
+def points(body: Body, op: HierarchyOp, capture: str) -> None:
     """Call a plain body for every point, over all threads."""
-    if not products.emit(body, op, lambda: _points_of_grid(body, op, capture)):
-        _points_of_grid(body, op, capture)
-
-
-def _points_of_grid(body: Body, op: HierarchyOp, capture: str) -> None:
     function = hierarchy_function(body, op)
     body.comment(op)
     count, ids = _points(body, op)

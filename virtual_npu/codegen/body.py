@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from virtual_npu.codegen import types
 from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.refusals import line_of, reason, unsupported
+from virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
 from virtual_npu.codegen.text import grouped, is_integer, local_name, plus, quotable, times
 from virtual_npu.codegen.unit import Unit
 
@@ -65,22 +65,14 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
     return register
 
 
-def emitter_of(op: Operation) -> Emit:
-    """The emitter of an operation. Raises UnsupportedOpError that says why there is none."""
-    emit = _REGISTRY.get(op.name)
-    if emit is None:
-        raise unsupported(op, reason(op.name))
-    return emit
-
-
 def supported_operations() -> list[str]:
-    """The names of all operations that can be emitted."""
-    return sorted(_REGISTRY)
+    """The names of all operations of a program that can be emitted."""
+    return sorted(name for name in _REGISTRY if not name.startswith("vnpu."))
 
 
 @dataclass
-class Nest:
-    """Loops that are emitted in two versions."""
+class VersionedLoops:
+    """Loops that are emitted in two versions, with checks of every access and without."""
 
     op: Operation
     conditions: dict[str, None] = field(default_factory=dict)
@@ -104,10 +96,10 @@ class Body:
     uses_arena: bool = False
     modes: str = ""
     """How the body has the mode registers of its core in place: a C++ statement, or nothing."""
-    nest: Nest | None = None
-    """The loops in two versions (see virtual_npu.codegen.nests) that this is inside of."""
+    versioned: VersionedLoops | None = None
+    """The loops in two versions that this is inside of."""
     loans: dict[SSAValue, str] = field(default_factory=dict)
-    """The `vnpu::Loan`s of buffers that borrow what channels bring (virtual_npu.codegen.loans)."""
+    """The `vnpu::Loan`s of buffers that borrow what channels bring (passes/borrowed.py)."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of the linalg ops around, for linalg.index."""
 
@@ -237,7 +229,11 @@ class Body:
 
     def operation(self, op: Operation) -> None:
         """Emit one operation."""
-        self.unit.dispatch(self, op)
+        emit = _REGISTRY.get(op.name)
+        if emit is None:
+            raise unsupported(op, reason(op.name))
+        with naming(op):
+            emit(self, op)
 
     def comment(self, op: Operation) -> None:
         """Carry the source line of an operation over as a comment."""
@@ -283,5 +279,6 @@ _TERMINATORS = frozenset(
         "memref.alloca_scope.return",
         "memref.atomic_yield",
         "vector.yield",
+        "vnpu.yield",
     ]
 )

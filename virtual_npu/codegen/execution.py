@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import BFloat16Type
+from xdsl.dialects.builtin import BFloat16Type, ModuleOp
 from xdsl.ir import Operation
 
+from air_dialect.effects import accesses
 from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
+from air_dialect.upstream.vector import MaskOp
 from virtual_npu.codegen import types
 from virtual_npu.codegen.effects import channels_used
+from virtual_npu.codegen.refusals import naming
 from virtual_npu.options import BuildOptions
 
 
@@ -115,3 +118,57 @@ def _multiplies_bf16(herd: HerdOp) -> bool:
         op.name == "vector.contract" and isinstance(types.element(op.operands[0].type), BFloat16Type)
         for op in herd.walk()
     )
+
+
+# ---- walks ----
+
+
+def each_operation(module: ModuleOp, options: BuildOptions, visit: Callable[[Operation, Mode], bool]) -> None:
+    """Show every operation of the functions that can run, and how it executes, to `visit`.
+
+    What is inside of an operation comes after it, where `visit` returns true. It may replace the operation.
+    """
+    for function in _reached(module):
+        _inside(function, function_mode(function, options), options, visit)
+
+
+def _inside(
+    holder: Operation, mode: Mode, options: BuildOptions, visit: Callable[[Operation, Mode], bool]
+) -> None:
+    for op in [op for region in holder.regions for block in region.blocks for op in block.ops]:
+        with naming(op):
+            is_entered = visit(op, mode)
+        if not is_entered:
+            continue
+        inner = mode
+        if isinstance(op, HierarchyOp):
+            inner = hierarchy_mode(op, options)
+        elif mode is Mode.SEQUENCER and is_memory_work(op):
+            inner = Mode.STRAIGHT
+        _inside(op, inner, options, visit)
+
+
+def is_memory_work(op: Operation) -> bool:
+    """Whether an operation that is no AIR operation reads or writes buffers itself."""
+    masked = op.masked if isinstance(op, MaskOp) else None
+    return not op.name.startswith("air.") and bool(accesses(masked or op))
+
+
+def public_functions(module: ModuleOp) -> list[func.FuncOp]:
+    """The functions with a body that are not private."""
+    found = [op for op in module.body.block.ops if isinstance(op, func.FuncOp) and op.body.blocks]
+    return [op for op in found if op.sym_visibility is None or op.sym_visibility.data == "public"]
+
+
+def _reached(module: ModuleOp) -> list[func.FuncOp]:
+    """The public functions, and those with a body that they call."""
+    symbols = {op.sym_name.data: op for op in module.walk() if isinstance(op, func.FuncOp)}
+    found = dict.fromkeys(public_functions(module))
+    pending = list(found)
+    while pending:
+        calls = (op for op in pending.pop().walk() if isinstance(op, func.CallOp))
+        names = (call.callee.root_reference.data for call in calls)
+        new = [symbols[name] for name in names if name in symbols and symbols[name].body.blocks]
+        pending += [op for op in new if op not in found]
+        found.update(dict.fromkeys(new))
+    return list(found)

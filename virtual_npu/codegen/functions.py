@@ -16,7 +16,7 @@ from virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, m
 from virtual_npu.codegen.refusals import attribute, unsupported
 from virtual_npu.codegen.text import grouped
 from virtual_npu.codegen.unit import Unit
-from virtual_npu.external import ExternalKernel, constant_parameters
+from virtual_npu.external import ExternalKernel
 from virtual_npu.library import identifier
 
 # ---- bodies ----
@@ -165,7 +165,7 @@ def callee(unit: Unit, call: Operation, name: str) -> str:
     if op.body.blocks:
         return function(unit, op)
     if name not in unit.kernels:
-        unit.kernels[name] = _external(call, op)
+        unit.kernels[name] = external_kernel(call, op)
         unit.declarations.append(f'extern "C" {_signature(op)};')
     return name
 
@@ -179,19 +179,8 @@ def _signature(op: func.FuncOp) -> str:
     return f"{outputs[0]} {op.sym_name.data}({', '.join(parameters)})"
 
 
-def unwritten_parameters(unit: Unit, call: func.CallOp) -> frozenset[int]:
-    """The positions of the arguments that a call of a kernel in C++ does not write."""
-    name = call.callee.root_reference.data
-    op = unit.symbols.get(name)
-    if op is None or op.body.blocks:
-        return frozenset()
-    if name not in unit.promises:
-        callee(unit, call, name)
-        unit.promises[name] = constant_parameters(unit.kernels[name], unit.kernel_dirs)
-    return unit.promises[name]
-
-
-def _external(call: Operation, op: func.FuncOp) -> ExternalKernel:
+def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
+    """The kernel in C++ that a call of a function without a body goes to."""
     name = op.sym_name.data
     linked = attribute(op, "link_with") or _herd_link(call)
     if not isinstance(linked, StringAttr):

@@ -21,6 +21,7 @@ from air_dialect.ops import (
     MemorySpace,
     memory_space,
 )
+from virtual_npu.codegen.passes.dialect import Rewritten
 
 
 def tile_copies(buffer: SSAValue) -> int:
@@ -86,7 +87,7 @@ def _depends_on_tile(herd: HerdOp, buffer: SSAValue) -> bool:
 
 def _indices(op: Operation, view: SSAValue) -> list[SSAValue]:
     """The operands that say where in a view an operation reads or writes."""
-    if not any(operand is view for operand in op.operands) or op.name == "func.call":
+    if op.name == "func.call" or isinstance(op, Rewritten) or not any(o is view for o in op.operands):
         return []
     if isinstance(op, ChannelTransferOp):
         return [*op.offsets, *op.sizes, *op.strides]

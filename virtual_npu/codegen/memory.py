@@ -131,8 +131,8 @@ def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None 
     if map_ is not None:
         texts = affine_text.results(map_, texts)
     reaches: list[Reach | None] = [None] * len(texts)
-    if body.checked and body.nest is not None:
-        reaches = of_indices(body, body.nest.op, operands, map_)
+    if body.checked and body.versioned is not None:
+        reaches = of_indices(body, body.versioned.op, operands, map_)
     return [Index(*found) for found in zip(texts, values, reaches, strict=True)]
 
 
@@ -143,10 +143,10 @@ def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Ind
         return
     many = f"{lanes}, " if lanes != "1" else ""
     where = place(body, op, value)
-    if body.nest is not None and index.reach is not None:
+    if body.versioned is not None and index.reach is not None:
         low, high = index.reach
         beyond = plus(high, lanes)
-        body.nest.conditions[f"{grouped(low)} >= 0 && {grouped(beyond)} <= {size}"] = None
+        body.versioned.conditions[f"{grouped(low)} >= 0 && {grouped(beyond)} <= {size}"] = None
         where = f"{body.memref(value).pointer}, {where}"
     body.put(f"vnpu::within({where}, {dim}, {index.text}, {many}{size});")
 

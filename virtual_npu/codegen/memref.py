@@ -14,12 +14,11 @@ from air_dialect.readings import interval
 from air_dialect.types import attribute_text
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, emits
-from virtual_npu.codegen.borrowed import is_borrowed
 from virtual_npu.codegen.buffers import global_pointer, label, value_name
 from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.l1_copies import tile_copies
-from virtual_npu.codegen.loans import takes_loans
 from virtual_npu.codegen.memory import access, at, whole
+from virtual_npu.codegen.passes.dialect import Rewritten
 from virtual_npu.codegen.refusals import unsupported
 from virtual_npu.codegen.text import grouped, plus, times
 
@@ -27,6 +26,20 @@ from virtual_npu.codegen.text import grouped, plus, times
 @emits("memref.alloc", "memref.alloca")
 def _alloc(body: Body, op: Operation) -> None:
     assert isinstance(op, memref.AllocOp | memref.AllocaOp)
+    view, count = allocated(body, op)
+    element, kind = types.scalar(view.type.element_type), "const auto "
+    if body.checked:
+        how = op.name == "memref.alloca"
+        known_as = label(body.unit, value_name(op.memref), view.type, op, "allocated", how)
+        count = f"{known_as}, {{{', '.join(view.sizes)}}}, {count}"
+    else:
+        kind = f"{element} *const "
+    body.values[op.memref] = view
+    body.put(f"{kind}{view.pointer} = {arena(body)}.alloc<{element}>({count});")
+
+
+def allocated(body: Body, op: memref.AllocOp | memref.AllocaOp) -> tuple[MemRef, str]:
+    """Name a buffer that is allocated: its C++ side, and how many elements it takes."""
     type_ = op.memref.type
     assert isinstance(type_, MemRefType)
     dynamic = iter(body.texts(op.dynamic_sizes))
@@ -38,28 +51,13 @@ def _alloc(body: Body, op: Operation) -> None:
     for dim in range(len(sizes) - 2, -1, -1):
         strides[dim] = body.hold(times(strides[dim + 1], sizes[dim + 1]), f"{name}_stride")
     known = types.memref_strides(type_)
-    if [s for s in known if s == types.DYNAMIC] == []:
+    if types.DYNAMIC not in known:
         strides = [str(s) for s in known]
     view = MemRef(name, tuple(sizes), tuple(strides), type_, tile_copies(op.memref))
-    element = types.scalar(type_.element_type)
-    count = view.footprint
-    if body.checked:
-        known_as = label(body.unit, value_name(op.memref), type_, op, "allocated", op.name == "memref.alloca")
-        count = f"{known_as}, {{{', '.join(sizes)}}}, {count}"
-    body.values[op.memref] = view
-    if is_borrowed(body, op.memref):
-        body.put(f"{element} *{name} = nullptr;")
-        return
-    if takes_loans(body, op.memref):
-        body.put(f"{element} *{name} = {_arena(body)}.alloc<{element}>({count});")
-        body.loans[op.memref] = body.fresh(f"{name}_loan")
-        body.put(f"vnpu::Loan {body.loans[op.memref]}({name});")
-        return
-    kind = "const auto " if body.checked else f"{element} *const "
-    body.put(f"{kind}{name} = {_arena(body)}.alloc<{element}>({count});")
+    return view, view.footprint
 
 
-def _arena(body: Body) -> str:
+def arena(body: Body) -> str:
     """C++ text of the arena of the body."""
     if body.mode is Mode.SEQUENCER:
         return "sequencer.arena"
@@ -76,15 +74,13 @@ def _dealloc(body: Body, op: Operation) -> None:
     """
     view = body.memref(op.operands[0])
     alloc = _allocation(op.operands[0])
-    if is_borrowed(body, op.operands[0]) or op.operands[0] in body.loans:
-        return
     if alloc is None or _loops_around(op) != _loops_around(alloc):
         if body.checked:
             _end_use(body, op, view, alloc is not None)
     elif body.mode is Mode.SEQUENCER:
         body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.footprint});")
     else:
-        body.put(f"{_arena(body)}.dealloc({body.site(op)}, {view.pointer});")
+        body.put(f"{arena(body)}.dealloc({body.site(op)}, {view.pointer});")
 
 
 def _end_use(body: Body, op: Operation, view: MemRef, is_own: bool) -> None:
@@ -115,7 +111,7 @@ def _loops_around(op: Operation) -> list[Operation]:
     """The operations around that may run their bodies more than once."""
     found, parent = [], op.parent_op()
     while parent is not None:
-        if parent.name not in _ONCE:
+        if parent.name not in _ONCE and not isinstance(parent, Rewritten):
             found.append(parent)
         parent = parent.parent_op()
     return found

@@ -9,18 +9,15 @@ from pathlib import Path
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute
 
-from virtual_npu.codegen import emitters, nests, products, tasks, types  # noqa: F401 - emitters register
-from virtual_npu.codegen.body import Body, emitter_of
+from virtual_npu.codegen import emitters, types  # noqa: F401 - emitters register
 from virtual_npu.codegen.buffers import checked_arguments
 from virtual_npu.codegen.channels import channel_struct, ports
-from virtual_npu.codegen.execution import Mode, function_mode
+from virtual_npu.codegen.execution import Mode, function_mode, public_functions
 from virtual_npu.codegen.functions import function
-from virtual_npu.codegen.inline import inline_calls
-from virtual_npu.codegen.ranks import serialise_ranks
+from virtual_npu.codegen.passes.pipeline import advance
 from virtual_npu.codegen.refusals import line_of, naming, unsupported
-from virtual_npu.codegen.results import check_single_blocks, results_to_arguments
 from virtual_npu.codegen.text import quotable
 from virtual_npu.codegen.unit import Unit
 from virtual_npu.errors import UnsupportedOpError
@@ -114,12 +111,6 @@ _PARTS: dict[str, list[str]] = {
 _CHECKS = ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]
 
 
-def public_functions(module: ModuleOp) -> list[func.FuncOp]:
-    """The functions with a body that are not private."""
-    found = [op for op in module.body.block.ops if isinstance(op, func.FuncOp) and op.body.blocks]
-    return [op for op in found if op.sym_visibility is None or op.sym_visibility.data == "public"]
-
-
 def generate(
     module: ModuleOp, text: str, options: BuildOptions, kernel_dirs: Sequence[Path] = ()
 ) -> Generated:
@@ -128,14 +119,11 @@ def generate(
     `kernel_dirs` are folders with the sources of external kernels, of which the signatures are read.
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
-    check_single_blocks(module)
-    serialise_ranks(module)
-    inline_calls(module)
-    unit = Unit(module, text.splitlines(), options, _dispatch, kernel_dirs)
+    advance(module, options, kernel_dirs)
+    unit = Unit(module, text.splitlines(), options)
     entries = {}
     for op in public_functions(module):
         with naming(op):
-            results_to_arguments(op)
             entries[op.sym_name.data] = _entry(unit, op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
@@ -148,17 +136,3 @@ def generate(
     runtime = ["runtime.cc", *(source for name in _PARTS if name in unit.needs for source in _PARTS[name])]
     runtime += _CHECKS if options.checks else []
     return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)
-
-
-def _dispatch(body: Body, op: Operation) -> None:
-    """Emit one operation, by itself or as one of those that are emitted in a way of their own."""
-    emit = emitter_of(op)
-    with naming(op):
-        if body.mode is Mode.SEQUENCER and tasks.is_memory_work(op):
-            tasks.issue(body, op, emit)
-        elif op.name == "scf.for" and products.emit(body, op, lambda: emit(body, op)):
-            return
-        elif (body.checked or body.mode is Mode.PROCESS) and nests.is_nest(body, op):
-            nests.emit_nest(body, op, emit)
-        else:
-            emit(body, op)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
@@ -16,9 +14,6 @@ from virtual_npu.external import ExternalKernel
 from virtual_npu.library import identifier
 from virtual_npu.options import BuildOptions
 
-Dispatch = Callable[[Any, Operation], None]
-"""Emits one operation into a `virtual_npu.codegen.body.Body`."""
-
 
 @dataclass
 class Unit:
@@ -28,8 +23,6 @@ class Unit:
     source: Sequence[str]
     """The lines of the MLIR text, for comments."""
     options: BuildOptions
-    dispatch: Dispatch
-    kernel_dirs: Sequence[Path] = ()
     functions: list[str] = field(default_factory=list)
     declarations: list[str] = field(default_factory=list)
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
@@ -43,8 +36,6 @@ class Unit:
     globals: dict[str, str] = field(default_factory=dict)
     """C++ text of a pointer to every memref.global that is used, by its name."""
     constants: dict[tuple[str, str], str] = field(default_factory=dict)
-    promises: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Of external kernels, the parameters that they do not write through."""
 
     def __post_init__(self) -> None:
         self.symbols: dict[str, func.FuncOp] = {}

@@ -3,7 +3,7 @@
 What is recognised, whatever the extents, the order of the loops and the arrangement in blocks:
 
     for ...                                loops with known bounds, one in the other; the points of a herd too
-      air.dma_memcpy_nd                    into buffers that are only read (virtual_npu.codegen.windows)
+      air.dma_memcpy_nd                    into buffers that are only read (windows.py)
       func.call                            that rearranges such a buffer (see there)
       c = read C[...]                      f32, or carried around the inner loops
         c += contract(read A[...], read B[...])      bf16; transposed as its maps say
@@ -28,27 +28,27 @@ anything else, the loops run as they stand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects import scf, vector
-from xdsl.dialects.builtin import BFloat16Type, Float32Type
-from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
+from xdsl.dialects.builtin import BFloat16Type, DictionaryAttr, Float32Type, IntegerAttr, ModuleOp, i64
+from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from air_dialect.ops import DmaMemcpyNdOp, HerdOp
+from air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
 from air_dialect.readings import Linear, weighted
 from air_dialect.values import is_inside
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, MemRef
-from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.loops import Loop, Nest
+from virtual_npu.codegen.execution import Mode, each_operation, takes_turns
+from virtual_npu.codegen.l1_copies import tile_copies
 from virtual_npu.codegen.memory import origin
-from virtual_npu.codegen.text import grouped, plus, times
-from virtual_npu.codegen.turned import Turned
+from virtual_npu.codegen.passes.dialect import ProductOp, axes, numbers, wrap
+from virtual_npu.codegen.passes.loops import Loop, LoopNest
+from virtual_npu.codegen.passes.windows import READS, RearrangingCall, Windows, itself
 from virtual_npu.codegen.vector import contract_extents, contract_maps, reduction_kind, shape_of
-from virtual_npu.codegen.windows import READS, Windows, itself
+from virtual_npu.options import BuildOptions
 
 MOST_AXES = 6
 """vnpu::Axes::kMost."""
@@ -76,13 +76,31 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Rearranged:
+    """How blocks are read in a buffer that a function in C++ rearranged before they are multiplied.
+
+    A core may transpose the blocks that a DMA brought, in place, before it multiplies them. The simulator
+    need not do so if it knows where each element ends up. vnpu/turned.h asks the function itself, with a
+    buffer of labels.
+
+    `filled` are the steps in the source of each dimension of the buffer, before the call; `start` and `lanes`
+    say where in the buffer, after the call, the first block begins, and the steps of a block's dimensions.
+    """
+
+    call: RearrangingCall
+    filled: tuple[int, ...]
+    start: Linear
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Operand:
     """A, B or C: a memref, where the first block begins, and the steps of the dimensions of a block."""
 
     memref: SSAValue
     start: Linear
     lanes: tuple[int, ...]
-    turned: Turned | None = None
+    rearranged: Rearranged | None = None
 
 
 @dataclass(frozen=True)
@@ -99,77 +117,76 @@ class Product:
         return [axis for axis in self.axes if axis.index == index]
 
 
-# ---- emitting ----
-
-Otherwise = Callable[[], None]
-"""Emits what stands there where it is not taken for a product."""
+# ---- rewriting ----
 
 
-def emit(body: Body, op: Operation, otherwise: Otherwise) -> bool:
-    """Emit loops or a herd that are a product; false for others, and where not wanted."""
-    if not body.unit.options.is_fast or not isinstance(op, scf.ForOp | HerdOp):
-        return False
-    product = of_loops(op, with_herds=isinstance(op, HerdOp) or body.mode is Mode.STRAIGHT)
-    if product is None or _has_copies(body, product):
-        return False
-    body.unit.needs.add("product")
-    body.comment(op)
-    turned = _declare_turned(body, product)
-    if not turned:
-        body.put(f"vnpu::multiply_add({_seen(body, product)});")
+def find_products(module: ModuleOp, options: BuildOptions) -> None:
+    """Put `vnpu.product` around loops and herds that are a product, also inside of those that are one.
+
+    Loops in a sequencer stay as they are: each of their reads and writes waits for what is under way.
+    """
+    found: list[tuple[Operation, Product]] = []
+
+    def visit(op: Operation, mode: Mode) -> bool:
+        is_candidate = isinstance(op, scf.ForOp) and mode is not Mode.SEQUENCER
+        if is_candidate or (isinstance(op, HerdOp) and op.has_body and not takes_turns(op, options)):
+            product = of_loops(op, with_herds=isinstance(op, HerdOp) or mode is Mode.STRAIGHT)
+            if product is not None and not _has_copies(product):
+                found.append((op, product))
         return True
-    with body.block(f"if ({' && '.join(f'{name}.is_known()' for name in turned.values())})"):
-        text = f"vnpu::Product({_seen(body, product)})"
-        for side, name in turned.items():
-            text = f"{name}.as_{side}({text})"
-        body.put(f"vnpu::multiply_add({text});")
-    with body.block("else"):
-        otherwise()
-    return True
+
+    each_operation(module, options, visit)
+    for op, product in found:
+        _put_around(op, product)
 
 
-def _has_copies(body: Body, product: Product) -> bool:
+def _has_copies(product: Product) -> bool:
     """Whether tiles have an operand of their own that the herd does not allocate."""
-    views = [body.value(side.memref) for side in (product.a, product.b, product.c)]
-    return any(isinstance(view, MemRef) and view.copies > 1 for view in views)
+    return any(_copies(side.memref) > 1 for side in (product.a, product.b, product.c))
 
 
-def _declare_turned(body: Body, product: Product) -> dict[str, str]:
-    """Declare what functions do to A and B; gives the names, by side."""
-    found = {}
-    for side, operand, outer in (("a", product.a, "m"), ("b", product.b, "n")):
-        if operand.turned is not None:
-            body.unit.needs.add("turned")
-            name = found[side] = body.fresh(f"turned_{side}")
-            axes = [
-                _axes([(axis.extent, getattr(axis, f"{side}_within"), 0) for axis in product.along(index)])
-                for index in (outer, "k")
-            ]
-            body.put(operand.turned.declaration(body, name, axes))
-    return found
+def _copies(value: SSAValue) -> int:
+    """How many copies there are of a buffer that is allocated where it is used, also in an air.execute."""
+    while isinstance(value, OpResult) and isinstance(value.op, ExecuteOp):
+        end = value.op.body.block.last_op
+        assert end is not None
+        value = end.operands[value.index - 1]
+    is_allocated = isinstance(value, OpResult) and value.op.name in ("memref.alloc", "memref.alloca")
+    return tile_copies(value) if is_allocated else 1
 
 
-def _seen(body: Body, product: Product) -> str:
-    """C++ text of the product as vnpu::Product."""
-    sides = [_pointer(body, side) for side in (product.a, product.b, product.c)]
-    steps = {"m": ("a", "c"), "n": ("b", "c"), "k": ("a", "b")}
-    axes = [
-        _axes([(axis.extent, *(getattr(axis, side) for side in pair)) for axis in product.along(index)])
-        for index, pair in steps.items()
-    ]
-    return f"{{{', '.join([*sides, *axes])}}}"
+def _put_around(op: Operation, product: Product) -> None:
+    a, b, c = sides = product.a, product.b, product.c
+    along = {index: product.along(index) for index in "mnk"}
+    properties: dict[str, Attribute] = {
+        "m": axes([[axis.extent, axis.a, axis.c] for axis in along["m"]]),
+        "n": axes([[axis.extent, axis.b, axis.c] for axis in along["n"]]),
+        "k": axes([[axis.extent, axis.a, axis.b] for axis in along["k"]]),
+    }
+    for name, side in zip("abc", sides, strict=True):
+        properties[f"{name}_start"] = numbers([side.start.constant, *side.start.terms.values()])
+    if a.rearranged is not None:
+        within = [[[axis.extent, axis.a_within] for axis in along[index]] for index in "mk"]
+        properties["a_rearranged"] = _described(a.rearranged, *within)
+    if b.rearranged is not None:
+        within = [[[axis.extent, axis.b_within] for axis in along[index]] for index in "nk"]
+        properties["b_rearranged"] = _described(b.rearranged, *within)
+    indices = [list(side.start.terms) for side in sides]
+    wrap(op, ProductOp, [a.memref, b.memref, c.memref, *indices], properties)
 
 
-def _pointer(body: Body, side: Operand) -> str:
-    """C++ text of a pointer to the first element of an operand."""
-    terms = [times(grouped(body.text(value)), str(n)) for value, n in side.start.terms.items()]
-    return plus(body.memref(side.memref).pointer, *terms, str(side.start.constant))
-
-
-def _axes(axes: Sequence[tuple[int, ...]]) -> str:
-    """C++ text of a vnpu::Axes: an extent and two steps each."""
-    texts = [f"{{{', '.join(map(str, axis))}}}" for axis in axes]
-    return f"{{{len(texts)}, {{{', '.join(texts)}}}}}"
+def _described(found: Rearranged, outer: list[list[int]], depth: list[list[int]]) -> DictionaryAttr:
+    """What ProductOp says of an operand that a function rearranges."""
+    pairs = zip(found.call.shape, found.filled, strict=True)
+    return DictionaryAttr(
+        {
+            "function": found.call.op.callee,
+            "buffer": axes([[extent, step] for extent, step in pairs]),
+            "start": IntegerAttr(found.start.constant, i64),
+            "outer": axes(outer),
+            "depth": axes(depth),
+        }
+    )
 
 
 # ---- recognising ----
@@ -177,7 +194,7 @@ def _axes(axes: Sequence[tuple[int, ...]]) -> str:
 
 def of_loops(root: Operation, with_herds: bool = True) -> Product | None:
     """The product that loops, or all tiles of a herd, make; loops around herds only `with_herds`."""
-    nest = Nest(root)
+    nest = LoopNest(root)
     loops = nest.loops() if nest.ops else None
     if loops is None or root.results or (nest.coordinates() and not with_herds):
         return None
@@ -208,7 +225,7 @@ _WRITES = ("vector.transfer_write", "vector.store")
 class _Match:
     """Loops around one contraction, to be looked at closer."""
 
-    nest: Nest
+    nest: LoopNest
     contract: Operation
     write: Operation
 
@@ -269,16 +286,18 @@ class _Match:
         if view is None or own is None:
             return None
         # What indices move: the window, or the buffer that a function rearranges behind it.
-        steps = view.steps if view.turn is None else own.steps
+        steps = view.steps if view.rearranged_by is None else own.steps
         indexed = weighted(indices, steps)
         moved = None if indexed is None else self.nest.resolved(indexed)
         lanes = _cast([steps[dim] for dim in dims], shape_of(read.results[0]), shape_of(value))
         if moved is None or lanes is None:
             return None
-        if view.turn is None:
+        if view.rearranged_by is None:
             return Operand(view.memref, view.start.plus(moved), lanes)
         still = (0,) * len(lanes)
-        return Operand(view.memref, view.start, still, Turned(view.turn, view.steps, moved, lanes))
+        return Operand(
+            view.memref, view.start, still, Rearranged(view.rearranged_by, view.steps, moved, lanes)
+        )
 
     def _is_apart(self, sides: Sequence[Operand], windows: Windows) -> bool:
         """Whether C is a buffer of its own, and the windows on A and B are all that is filled and called."""
@@ -288,8 +307,8 @@ class _Match:
         touched = [value for fill in self.nest.fills for value in (fill.dst, fill.src)]
         others = [*touched, *(side.memref for side in sides[:2])]
         effects = [*self.nest.fills, *self.nest.calls]
-        is_seen = all(op in windows.seen_through for op in effects)
-        return is_seen and all(origin(value) is not made for value in others)
+        is_known = all(op in windows.replaced for op in effects)
+        return is_known and all(origin(value) is not made for value in others)
 
     def _along(self, loops: Sequence[Loop], sides: Sequence[Operand]) -> Product | None:
         """The product with its axes: those of the loops and herds, and of the contraction."""
@@ -320,14 +339,16 @@ class _Match:
             where = [map_.index(dim) if dim in map_ else -1 for map_ in maps]
             steps = [0 if at < 0 else side.lanes[at] for side, at in zip(sides, where, strict=True)]
             within = [
-                0 if at < 0 or side.turned is None else side.turned.lanes[at]
+                0 if at < 0 or side.rearranged is None else side.rearranged.lanes[at]
                 for side, at in zip(sides[:2], where[:2], strict=True)
             ]
             yield Axis(extent, *steps, *within)
 
     def _is_outside(self, side: Operand) -> bool:
         """Whether what the statement names is there before the loops, or before the herd."""
-        if side.turned is not None and (side.turned.start.terms or len(side.turned.turn.shape) > MOST_AXES):
+        if side.rearranged is not None and (
+            side.rearranged.start.terms or len(side.rearranged.call.shape) > MOST_AXES
+        ):
             return False
         return not any(is_inside(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
 
@@ -335,7 +356,7 @@ class _Match:
 def _axis(loop: Loop, sides: Sequence[Operand]) -> Axis:
     steps = [side.start.terms.get(loop.variable, 0) * loop.step for side in sides]
     within = [
-        0 if side.turned is None else side.turned.start.terms.get(loop.variable, 0) * loop.step
+        0 if side.rearranged is None else side.rearranged.start.terms.get(loop.variable, 0) * loop.step
         for side in sides[:2]
     ]
     return Axis(loop.trips, *steps, *within)
@@ -343,10 +364,10 @@ def _axis(loop: Loop, sides: Sequence[Operand]) -> Axis:
 
 def _at_first(side: Operand, loops: Sequence[Loop]) -> Operand:
     """An operand as the first iteration sees it."""
-    turned = side.turned
-    if turned is not None:
-        turned = replace(turned, start=_start(turned.start, loops))
-    return replace(side, start=_start(side.start, loops), turned=turned)
+    rearranged = side.rearranged
+    if rearranged is not None:
+        rearranged = replace(rearranged, start=_start(rearranged.start, loops))
+    return replace(side, start=_start(side.start, loops), rearranged=rearranged)
 
 
 def _read_of(value: SSAValue) -> Operation | None:

@@ -23,7 +23,7 @@ class Loop:
     trips: int
 
 
-class Nest:
+class LoopNest:
     """Loops and herds from an outermost one on: each holds the next, and whatever else."""
 
     def __init__(self, root: Operation) -> None:

@@ -8,11 +8,11 @@ This is so when
   end the run with a message);
 - every other use of the buffer is a read in the nest, after the DMA in its block or deeper, or gives the
   buffer back, so that each read sees what the last DMA brought;
-- nothing in the nest writes the source: the caller sees to that (virtual_npu.codegen.products);
+- nothing in the nest writes the source: the caller sees to that (products.py);
 - each dimension of the buffer walks the source in steps of one length.
 
-Between the DMA and the reads, one function in C++ may have rearranged the buffer (`Turn`). What it does to
-the buffer is found out when the program runs (vnpu/turned.h).
+Between the DMA and the reads, one function in C++ may have rearranged the buffer (`RearrangingCall`). What
+it does to the buffer is found out when the program runs (vnpu/turned.h).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from air_dialect.readings import Linear, interval, weighted
 from virtual_npu.codegen import types
-from virtual_npu.codegen.loops import Nest
+from virtual_npu.codegen.passes.loops import LoopNest
 
 
 @dataclass(frozen=True)
-class Turn:
+class RearrangingCall:
     """A call of a function in C++ that has a buffer as its only argument, and the buffer's extents."""
 
-    call: func.CallOp
+    op: func.CallOp
     shape: tuple[int, ...]
 
 
@@ -43,22 +43,22 @@ class Turn:
 class Window:
     """A memref, as it is read: where in which memref its first element lies, and its dimensions' steps.
 
-    With a turn, that is how the buffer was filled, before the function rearranged it.
+    With a call that rearranges it, that is how the buffer was filled, before the function rearranged it.
     """
 
     memref: SSAValue
     start: Linear
     steps: tuple[int, ...]
-    turn: Turn | None = None
+    rearranged_by: RearrangingCall | None = None
 
 
 class Windows:
     """What the buffers are that a nest reads."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: LoopNest) -> None:
         self.nest = nest
-        self.seen_through: list[Operation] = []
-        """The DMAs and calls without which the windows that were asked for see the same."""
+        self.replaced: list[Operation] = []
+        """The DMAs and calls that the windows which were asked for stand for."""
 
     def on(self, memref: SSAValue, reader: Operation) -> Window | None:
         """How an operation of the nest sees a memref; None where that cannot be told.
@@ -76,8 +76,8 @@ class Windows:
         if not self._is_only_read(buffer, fills[0], calls):
             return None
         found = self._on_source(fills[0])
-        self.seen_through += [fills[0], *calls]
-        return self._turned(found, fills[0], calls) if calls and found is not None else found
+        self.replaced += [fills[0], *calls]
+        return self._rearranged(found, fills[0], calls) if calls and found is not None else found
 
     def _is_only_read(self, buffer: SSAValue, fill: Operation, calls: Sequence[Operation]) -> bool:
         """Whether a buffer is allocated, and but for the DMA and the calls only read, in the nest."""
@@ -111,7 +111,7 @@ class Windows:
             return None
         walk = walked(dma.src.type, dma.src_sizes, dma.src_strides)
         source = self.on(dma.src, dma)
-        if not covers(dma) or walk is None or source is None or source.turn is not None:
+        if not covers(dma) or walk is None or source is None or source.rearranged_by is not None:
             return None
         sizes, strides = walk
         steps = refined(dma.dst.type.get_shape(), sizes, strides)
@@ -123,14 +123,14 @@ class Windows:
             return Window(source.memref, start, steps)
         return _through(source, dma.src.type, start, dma.dst.type.get_shape(), steps)
 
-    def _turned(self, window: Window, fill: DmaMemcpyNdOp, calls: Sequence[func.CallOp]) -> Window | None:
+    def _rearranged(self, window: Window, fill: DmaMemcpyNdOp, calls: Sequence[func.CallOp]) -> Window | None:
         (call,) = calls
         assert isinstance(fill.dst.type, MemRefType)
         shape = tuple(fill.dst.type.get_shape())
         is_plain = len(call.operands) == 1 and not call.results and call.parent is fill.parent
         if not is_plain or not isinstance(fill.dst.type.element_type, BFloat16Type):
             return None
-        return replace(window, turn=Turn(call, shape))
+        return replace(window, rearranged_by=RearrangingCall(call, shape))
 
 
 READS = ("vector.transfer_read", "vector.load")
@@ -172,12 +172,12 @@ def _through(
     if any(sum(most) >= extent for most, extent in zip(zip(*parts, strict=True), extents, strict=True)):
         return None
 
-    def seen(step: int) -> int:
+    def in_source(step: int) -> int:
         return sum(n * far for n, far in zip(_in_dimensions(step, strides), source.steps, strict=True))
 
-    moved = {value: seen(factor) for value, factor in start.terms.items() if seen(factor)}
-    first = source.start.plus(Linear(seen(start.constant), moved))
-    return Window(source.memref, first, tuple(seen(step) for step in steps))
+    moved = {value: in_source(factor) for value, factor in start.terms.items() if in_source(factor)}
+    first = source.start.plus(Linear(in_source(start.constant), moved))
+    return Window(source.memref, first, tuple(in_source(step) for step in steps))
 
 
 def _in_dimensions(step: int, strides: Sequence[int]) -> list[int]:

@@ -1,0 +1,195 @@
+"""The operations that the passes put in place of what they recognise: emitters turn each into its C++.
+
+Each has what it stands for, as it was, in its region. So whoever walks a program finds all reads, writes and
+transfers where they were, and an emitter can fall back on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, IndexType, MemRefType, i64
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.printer import Printer
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.traits import IsTerminator
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """`vnpu.yield %value : type`: what the operation around gives."""
+
+    name = "vnpu.yield"
+    values = var_operand_def()
+    traits = traits_def(IsTerminator())
+    assembly_format = "attr-dict ($values^ `:` type($values))?"
+
+
+class Rewritten(IRDLOperation):
+    """An operation around another one, which is emitted in a way of its own."""
+
+    body = region_def("single_block")
+    given = var_result_def()
+
+    @property
+    def original(self) -> Operation:
+        """The operation as it was."""
+        first = self.body.block.first_op
+        assert first is not None
+        return first
+
+    def print(self, printer: Printer) -> None:
+        """The operation's own part, then the region; its end is left out where that gives nothing."""
+        self.print_own(printer)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_block_terminators=bool(self.results))
+        if self.results:
+            printer.print_string(" : ")
+            printer.print_list([result.type for result in self.results], printer.print_attribute)
+
+    def print_own(self, printer: Printer) -> None:
+        """What stands between the name and the region."""
+
+
+@irdl_op_definition
+class ProductOp(Rewritten):
+    """`vnpu.product`: loops, or a herd, that add the product of A and B to C.
+
+    An operand begins at the memref's first element plus `start`: a number, then a factor for each index.
+    m, n and k are axes, outermost first: `[extent, step in the one, step in the other]`, in elements, of A
+    and C for m, of B and C for n, of A and B for k. Where a function rearranges a buffer of A or B first, the
+    region is executed unless that function is found, at run time, to do no more than to move elements.
+    """
+
+    name = "vnpu.product"
+    a = operand_def(MemRefType)
+    b = operand_def(MemRefType)
+    c = operand_def(MemRefType)
+    a_indices = var_operand_def(IndexType)
+    b_indices = var_operand_def(IndexType)
+    c_indices = var_operand_def(IndexType)
+    a_start = prop_def(DenseArrayBase)
+    b_start = prop_def(DenseArrayBase)
+    c_start = prop_def(DenseArrayBase)
+    m = prop_def(ArrayAttr[DenseArrayBase])
+    n = prop_def(ArrayAttr[DenseArrayBase])
+    k = prop_def(ArrayAttr[DenseArrayBase])
+    a_rearranged = opt_prop_def(DictionaryAttr)
+    b_rearranged = opt_prop_def(DictionaryAttr)
+    """function: the one called; buffer: of each dimension, its extent and the step in the source with which
+    it is filled; start, outer, depth: where the buffer is read after the call, its axes of m or n, of k."""
+
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def print_own(self, printer: Printer) -> None:
+        """`%c[start] += %a[start] * %b[start]`, then the axes."""
+        sides = [
+            (" ", self.c, self.c_start, self.c_indices),
+            (" += ", self.a, self.a_start, self.a_indices),
+            (" * ", self.b, self.b_start, self.b_indices),
+        ]
+        for sign, memref, start, indices in sides:
+            printer.print_string(sign)
+            printer.print_operand(memref)
+            number, *factors = numbers_of(start)
+            printer.print_string(f"[{number}")
+            for factor, index in zip(factors, indices, strict=True):
+                printer.print_string(f" + {factor} * ")
+                printer.print_operand(index)
+            printer.print_string("]")
+        for name in ("m", "n", "k"):
+            printer.print_string(f" {name} {axes_of(self.properties[name])}")
+        rest = {name: self.properties[name] for name in self.properties if name.endswith("_rearranged")}
+        if rest:
+            printer.print_string(" ")
+            printer.print_attr_dict(rest)
+
+
+@irdl_op_definition
+class NestOp(Rewritten):
+    """`vnpu.nest`: the outermost of loops that read or write memory and suspend nowhere."""
+
+    name = "vnpu.nest"
+
+
+@irdl_op_definition
+class TaskOp(Rewritten):
+    """`vnpu.task`: an operation that reads or writes memory itself, where engines run side by side."""
+
+    name = "vnpu.task"
+
+
+@irdl_op_definition
+class BorrowedOp(Rewritten):
+    """`vnpu.borrowed`: an allocation in L1 that points to what transfers bring, in place of a copy."""
+
+    name = "vnpu.borrowed"
+
+
+@irdl_op_definition
+class BorrowOp(Rewritten):
+    """`vnpu.borrow`: a DMA or air.channel.get that lets such a buffer point to its data."""
+
+    name = "vnpu.borrow"
+
+
+Around = TypeVar("Around", bound=Rewritten)
+
+
+def wrap(
+    op: Operation,
+    around: type[Around],
+    operands: Sequence[SSAValue | Sequence[SSAValue]] = (),
+    properties: Mapping[str, Attribute] | None = None,
+) -> Around:
+    """Put an operation around another one, in its place; what the inner one gave, the outer one gives."""
+    block = Block()
+    new = around(
+        operands=operands,
+        properties=properties,
+        regions=[Region(block)],
+        result_types=[[result.type for result in op.results]],
+    )
+    new.location = op.location
+    for old, given in zip(op.results, new.results, strict=True):
+        given.name_hint = old.name_hint
+        old.replace_all_uses_with(given)
+    Rewriter.insert_op(new, InsertPoint.before(op))
+    op.detach()  # type: ignore[no-untyped-call]
+    block.add_ops([op, YieldOp(operands=[op.results])])
+    return new
+
+
+def numbers(values: Sequence[int]) -> DenseArrayBase:
+    """Numbers as an attribute."""
+    return DenseArrayBase.from_list(i64, values)
+
+
+def numbers_of(found: Attribute) -> list[int]:
+    """The numbers of such an attribute."""
+    assert isinstance(found, DenseArrayBase)
+    return [int(number) for number in found.get_values()]
+
+
+def axes(values: Sequence[Sequence[int]]) -> ArrayAttr[DenseArrayBase]:
+    """Axes as an attribute: of each the extent, then its steps."""
+    return ArrayAttr([numbers(axis) for axis in values])
+
+
+def axes_of(found: Attribute) -> list[list[int]]:
+    """The axes of such an attribute."""
+    assert isinstance(found, ArrayAttr)
+    return [numbers_of(axis) for axis in found]

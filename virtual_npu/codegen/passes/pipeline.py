@@ -1,0 +1,36 @@
+"""The stages of a program before C++ is made of it, and the passes that lead from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from xdsl.dialects.builtin import ModuleOp
+
+from virtual_npu.codegen.passes.borrowed import borrow_buffers
+from virtual_npu.codegen.passes.inlined import inline_program
+from virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
+from virtual_npu.codegen.passes.products import find_products
+from virtual_npu.options import BuildOptions
+
+STAGES = ("parsed", "inlined", "rewritten")
+"""A program as its text has it; with one function per entry; with what is emitted in a way of its own."""
+
+
+def advance(
+    module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[Path] = (), stage: str = STAGES[-1]
+) -> None:
+    """Bring a parsed module to a stage, in place. Raises UnsupportedOpError that says what stands against it.
+
+    `kernel_dirs` are folders with the sources of external kernels, of which the signatures are read.
+    """
+    if stage == "parsed":
+        return
+    inline_program(module)
+    if stage == "inlined":
+        return
+    if options.is_fast:
+        find_products(module, options)
+        borrow_buffers(module, options, kernel_dirs)
+    mark_nests(module, options)
+    mark_tasks(module, options)

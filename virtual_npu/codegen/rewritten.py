@@ -1,0 +1,238 @@
+"""Emitters of what the passes put around operations (`virtual_npu.codegen.passes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from xdsl.dialects import func, memref
+from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, MemRefType, SymbolRefAttr
+from xdsl.ir import Operation, SSAValue
+
+from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
+from air_dialect.values import is_inside
+from virtual_npu.codegen import types
+from virtual_npu.codegen.air import grid, pattern, points, transfer_arguments
+from virtual_npu.codegen.blocks import touched_block
+from virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
+from virtual_npu.codegen.execution import Mode
+from virtual_npu.codegen.functions import callee
+from virtual_npu.codegen.memory import uses_of
+from virtual_npu.codegen.memref import allocated, arena
+from virtual_npu.codegen.passes.dialect import (
+    BorrowedOp,
+    BorrowOp,
+    NestOp,
+    ProductOp,
+    TaskOp,
+    axes_of,
+    numbers_of,
+)
+from virtual_npu.codegen.reaches import reach
+from virtual_npu.codegen.text import grouped, plus, times
+from virtual_npu.codegen.tokens import in_order, suspend
+
+# ---- products ----
+
+
+@emits("vnpu.product")
+def _product(body: Body, op: Operation) -> None:
+    assert isinstance(op, ProductOp)
+    original = op.original
+    if isinstance(original, HerdOp):
+        grid(body, original, lambda capture: _multiply(body, op, lambda: points(body, original, capture)))
+    else:
+        _multiply(body, op, lambda: body.operation(original))
+
+
+def _multiply(body: Body, op: ProductOp, emit_original: Callable[[], None]) -> None:
+    """One call of vnpu::multiply_add; and what it stands for, where it may turn out not to be the same."""
+    body.unit.needs.add("product")
+    body.comment(op)
+    rearranged = _declare_rearranged(body, op)
+    if not rearranged:
+        body.put(f"vnpu::multiply_add({_fields(body, op)});")
+        return
+    with body.block(f"if ({' && '.join(f'{name}.is_known()' for name in rearranged.values())})"):
+        text = f"vnpu::Product({_fields(body, op)})"
+        for side, name in rearranged.items():
+            text = f"{name}.as_{side}({text})"
+        body.put(f"vnpu::multiply_add({text});")
+    with body.block("else"):
+        emit_original()
+
+
+def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
+    """Declare what functions do to buffers of A and B; gives the C++ names, by side."""
+    names = {}
+    for side, found in (("a", op.a_rearranged), ("b", op.b_rearranged)):
+        if found is not None:
+            body.unit.needs.add("turned")
+            names[side] = body.fresh(f"turned_{side}")
+            arguments = ", ".join(_rearranged(body, op, found))
+            body.put(f"static const vnpu::Turned {names[side]}({arguments});")
+    return names
+
+
+def _rearranged(body: Body, op: ProductOp, found: DictionaryAttr) -> list[str]:
+    """C++ text of the function, how its buffer is filled, and where and how it is read after the call."""
+    symbol, start = found.data["function"], found.data["start"]
+    assert isinstance(symbol, SymbolRefAttr)
+    assert isinstance(start, IntegerAttr)
+    name = symbol.root_reference.data
+    calls = (inner for inner in op.walk() if isinstance(inner, func.CallOp))
+    call = next(inner for inner in calls if inner.callee.root_reference.data == name)
+    axes = [
+        _axes([[*axis, 0] for axis in axes_of(found.data[part])]) for part in ("buffer", "outer", "depth")
+    ]
+    buffer, *read = axes
+    return [callee(body.unit, call, name), buffer, str(start.value.data), *read]
+
+
+def _fields(body: Body, op: ProductOp) -> str:
+    """C++ text of the product as vnpu::Product."""
+    sides = [
+        _pointer(body, op.a, op.a_start, op.a_indices),
+        _pointer(body, op.b, op.b_start, op.b_indices),
+        _pointer(body, op.c, op.c_start, op.c_indices),
+    ]
+    return f"{{{', '.join([*sides, *(_axes(axes_of(axes)) for axes in (op.m, op.n, op.k))])}}}"
+
+
+def _pointer(body: Body, memref: SSAValue, start: DenseArrayBase, indices: Sequence[SSAValue]) -> str:
+    """C++ text of a pointer to the first element of an operand."""
+    number, *factors = numbers_of(start)
+    terms = [times(grouped(body.text(index)), str(n)) for index, n in zip(indices, factors, strict=True)]
+    return plus(body.memref(memref).pointer, *terms, str(number))
+
+
+def _axes(axes: Sequence[Sequence[int]]) -> str:
+    """C++ text of a vnpu::Axes: an extent and two steps each."""
+    texts = [f"{{{', '.join(map(str, axis))}}}" for axis in axes]
+    return f"{{{len(texts)}, {{{', '.join(texts)}}}}}"
+
+
+# ---- borrowed buffers ----
+
+
+@emits("vnpu.borrowed")
+def _borrowed(body: Body, op: Operation) -> None:
+    """A pointer for what DMAs bring; for what channels bring, a buffer as well, into which they may copy."""
+    assert isinstance(op, BorrowedOp)
+    assert isinstance(op.original, memref.AllocOp)
+    view, count = allocated(body, op.original)
+    result, element = op.results[0], types.scalar(view.type.element_type)
+    body.values[result] = view
+    if body.mode is not Mode.PROCESS:
+        body.put(f"{element} *{view.pointer} = nullptr;")
+        return
+    body.put(f"{element} *{view.pointer} = {arena(body)}.alloc<{element}>({count});")
+    body.loans[result] = body.fresh(f"{view.pointer}_loan")
+    body.put(f"vnpu::Loan {body.loans[result]}({view.pointer});")
+
+
+@emits("vnpu.borrow")
+def _borrow(body: Body, op: Operation) -> None:
+    """Let such a buffer point to what a transfer brings."""
+    assert isinstance(op, BorrowOp)
+    if isinstance(op.original, DmaMemcpyNdOp):
+        _borrow_source(body, op.original)
+    else:
+        assert isinstance(op.original, ChannelTransferOp)
+        _borrow_block(body, op.original)
+
+
+def _borrow_source(body: Body, dma: DmaMemcpyNdOp) -> None:
+    source = pattern(body, dma, dma.src, (dma.src_offsets, dma.src_sizes, dma.src_strides))
+    element = types.scalar(types.element(dma.dst.type))
+    body.comment(dma)
+    body.put(f"{body.memref(dma.dst).pointer} = reinterpret_cast<{element} *>({source}.first);")
+
+
+def _borrow_block(body: Body, get: ChannelTransferOp) -> None:
+    loan, pointer = body.loans[get.memref], body.memref(get.memref).pointer
+    site, arguments = transfer_arguments(body, get)
+    with in_order(body, get, get.async_dependencies):
+        body.put(f"{pointer} = {loan}.give_back();")
+        suspend(body, f"vnpu::get(island, where, {site}, {arguments}, &{loan}.cargo)")
+        body.put(f"{pointer} = {loan}.block();")
+
+
+# ---- tasks ----
+
+
+@emits("vnpu.task")
+def _task(body: Body, op: Operation) -> None:
+    """Issue memory work to a sequencer; where it has results, do it at once, after what it must wait for."""
+    assert isinstance(op, TaskOp)
+    original = op.original
+    uses = ", ".join(uses_of(body, original))
+    if not op.results:
+        head = f"sequencer.run({body.site(original)}, vnpu::blocking(vnpu::Token()), {{{uses}}}, [=]"
+        with body.block(head, "});"), body.straight():
+            body.operation(original)
+        return
+    suspend(body, f"sequencer.settle({{{uses}}})")
+    with body.straight():
+        body.operation(original)
+    for result, value in zip(op.results, original.results, strict=True):
+        body.values[result] = body.values[value]
+
+
+# ---- nests ----
+
+
+@emits("vnpu.nest")
+def _nest(body: Body, op: Operation) -> None:
+    """Emit loops, in two versions with checks. What they give is assigned to variables outside."""
+    assert isinstance(op, NestOp)
+    outside = [body.name_for(result) for result in op.results]
+    for name, result in zip(outside, op.results, strict=True):
+        body.put(f"{types.cpp(result.type)} {name};")
+    body.versioned = VersionedLoops(op.original)
+    with _two_versions(body, body.versioned) if body.checked else body.compute(*outside):
+        body.operation(op.original)
+        for name, result in zip(outside, op.original.results, strict=True):
+            body.put(f"{name} = {body.text(result)};")
+    body.versioned = None
+    for name, result in zip(outside, op.results, strict=True):
+        body.values[result] = Scalar(name)
+
+
+@contextmanager
+def _two_versions(body: Body, loops: VersionedLoops) -> Iterator[None]:
+    """Write loops once, as a lambda that C++ makes for plain pointers and for those that know their buffer.
+
+    Before the outermost loop comes one test per buffer that it touches: not given back, all of it written,
+    nobody to race with; and one per index that is not known to lie inside. Where all hold, no access has
+    anything to report but an index that only the loops themselves can tell.
+    """
+    memrefs = {body.memref(value).pointer: value for value in _memrefs_from_outside(loops.op)}
+    body.put(f"vnpu::nest([&]({', '.join(f'auto {pointer}' for pointer in memrefs)}) {{")
+    body.depth += 1
+    yield
+    body.depth -= 1
+    inside = " && ".join(loops.conditions) or "true"
+    parts = [_part(body, loops.op, pointer, value) for pointer, value in memrefs.items()]
+    body.put(f"}}, {', '.join([inside, *parts])});")
+
+
+def _part(body: Body, op: Operation, pointer: str, value: SSAValue) -> str:
+    """C++ text of a `vnpu::Part`: the block that loops touch, or what they reach, or all of the memref."""
+    block = touched_block(body, op, value)
+    if block is None:
+        reached = reach(body, op, value)
+        part = f"vnpu::part({pointer}, {body.memref(value).extent})"
+        return part if reached is None else f"{part}.between({reached[0]}, {reached[1]})"
+    begin = pointer if block.offset == "0" else f"{pointer} + {grouped(block.offset)}"
+    use = f"{block.count}, {str(block.writes).lower()}"
+    return f"vnpu::block({body.site(op)}, {pointer}, {begin}, {use})"
+
+
+def _memrefs_from_outside(op: Operation) -> list[SSAValue]:
+    found: dict[SSAValue, None] = {}
+    for inner in op.walk():
+        for value in inner.operands:
+            if isinstance(value.type, MemRefType) and not is_inside(op, value):
+                found[value] = None
+    return list(found)
