@@ -81,8 +81,8 @@ _PASSING = (
     "air.segment", "air.herd", "air.rank", "air.execute", "memref.alloca_scope", "memref.alloc",
     "memref.get_global", "vnpu.",
 )  # fmt: skip
-"""How the names begin of operations that touch nothing themselves: what is inside of them does. `vnpu.` is what
-the virtual NPU puts around operations that it has recognised."""
+"""How the names begin of operations that touch nothing themselves: what is inside of them does. `vnpu.` is
+what the virtual NPU puts around operations that it has recognised."""
 
 _NO_MEMORY = ("arith.", "math.", "index.", "ub.", "cf.", "affine.", "vector.")
 """Dialects whose operations compute on values, but for those that the tables name."""

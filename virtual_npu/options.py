@@ -10,6 +10,9 @@ from virtual_npu.errors import OptionError
 NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")
 RACES = ("error", "note")
+STAGES = ("parsed", "inlined", "rewritten")
+"""What a program is before it is C++: as its text has it; with one function per entry; with the operations
+that are emitted in a way of their own marked."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from xdsl.dialects.builtin import ModuleOp
+
 import air_dialect
 from virtual_npu.codegen.module import Generated, generate
+from virtual_npu.codegen.passes.pipeline import advance
 from virtual_npu.compiler import INCLUDE, Compiler, find_compiler
 from virtual_npu.errors import ParseError, ToolchainError
 from virtual_npu.external import ExternalKernel, kernel_objects
@@ -28,11 +31,21 @@ def emit(
     kernel_dirs: Sequence[Path] = (),
 ) -> Generated:
     """Parse AIR text and generate its C++, without compiling. Raises VirtualNpuError."""
+    return generate(_parse(text, filename), text, options, kernel_dirs)
+
+
+def staged(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
+    """AIR text as it is at a stage on its way to C++ (one of `STAGES`), as text. Raises VirtualNpuError."""
+    module = _parse(text, filename)
+    advance(module, options, stage=stage)
+    return air_dialect.print_module(module)
+
+
+def _parse(text: str, filename: str) -> ModuleOp:
     try:
-        module = air_dialect.parse(text, filename)
+        return air_dialect.parse(text, filename)
     except air_dialect.AirParseError as error:
         raise ParseError(str(error)) from error
-    return generate(module, text, options, kernel_dirs)
 
 
 @dataclass(frozen=True)

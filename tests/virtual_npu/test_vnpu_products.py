@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - MLIR has long lines
-"""Which loops become one matrix product (virtual_npu.codegen.products), and that it gives the same bits."""
+"""Which loops become one matrix product (virtual_npu.codegen.passes.products), and that it gives the same bits."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from air_dialect.ops import (
     MemorySpace,
     memory_space,
 )
-from virtual_npu.codegen.passes.dialect import Rewritten
+from virtual_npu.codegen.dialect import Rewritten
 
 
 def tile_copies(buffer: SSAValue) -> int:

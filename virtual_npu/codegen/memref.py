@@ -15,10 +15,10 @@ from air_dialect.types import attribute_text
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, emits
 from virtual_npu.codegen.buffers import global_pointer, label, value_name
+from virtual_npu.codegen.dialect import Rewritten
 from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.l1_copies import tile_copies
 from virtual_npu.codegen.memory import access, at, whole
-from virtual_npu.codegen.passes.dialect import Rewritten
 from virtual_npu.codegen.refusals import unsupported
 from virtual_npu.codegen.text import grouped, plus, times
 

@@ -15,11 +15,7 @@ from virtual_npu.codegen import types
 from virtual_npu.codegen.air import grid, pattern, points, transfer_arguments
 from virtual_npu.codegen.blocks import touched_block
 from virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
-from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.functions import callee
-from virtual_npu.codegen.memory import uses_of
-from virtual_npu.codegen.memref import allocated, arena
-from virtual_npu.codegen.passes.dialect import (
+from virtual_npu.codegen.dialect import (
     BorrowedOp,
     BorrowOp,
     NestOp,
@@ -28,6 +24,10 @@ from virtual_npu.codegen.passes.dialect import (
     axes_of,
     numbers_of,
 )
+from virtual_npu.codegen.execution import Mode
+from virtual_npu.codegen.functions import callee
+from virtual_npu.codegen.memory import uses_of
+from virtual_npu.codegen.memref import allocated, arena
 from virtual_npu.codegen.reaches import reach
 from virtual_npu.codegen.text import grouped, plus, times
 from virtual_npu.codegen.tokens import in_order, suspend

@@ -34,11 +34,11 @@ from xdsl.rewriter import Rewriter
 
 from air_dialect.effects import accesses
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
+from air_dialect.values import origin
 from virtual_npu.codegen import types
+from virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
 from virtual_npu.codegen.execution import Mode, each_operation
 from virtual_npu.codegen.functions import external_kernel
-from virtual_npu.codegen.memory import origin
-from virtual_npu.codegen.passes.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
 from virtual_npu.codegen.passes.windows import covers, refined, walked
 from virtual_npu.errors import UnsupportedOpError
 from virtual_npu.external import constant_parameters

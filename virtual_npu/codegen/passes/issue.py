@@ -13,8 +13,8 @@ from xdsl.ir import Operation
 
 from air_dialect.effects import accesses
 from air_dialect.ops import AsyncTokenType
+from virtual_npu.codegen.dialect import NestOp, ProductOp, TaskOp, wrap
 from virtual_npu.codegen.execution import Mode, each_operation, is_memory_work
-from virtual_npu.codegen.passes.dialect import NestOp, ProductOp, TaskOp, wrap
 from virtual_npu.options import BuildOptions
 
 _LOOPS = frozenset(["scf.for", "scf.parallel", "scf.forall", "scf.while", "affine.for", "affine.parallel"])

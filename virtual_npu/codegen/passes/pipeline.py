@@ -11,10 +11,7 @@ from virtual_npu.codegen.passes.borrowed import borrow_buffers
 from virtual_npu.codegen.passes.inlined import inline_program
 from virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
 from virtual_npu.codegen.passes.products import find_products
-from virtual_npu.options import BuildOptions
-
-STAGES = ("parsed", "inlined", "rewritten")
-"""A program as its text has it; with one function per entry; with what is emitted in a way of its own."""
+from virtual_npu.options import STAGES, BuildOptions
 
 
 def advance(

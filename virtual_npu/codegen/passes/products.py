@@ -39,12 +39,11 @@ from xdsl.ir.affine import AffineDimExpr
 
 from air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
 from air_dialect.readings import Linear, weighted
-from air_dialect.values import is_inside
+from air_dialect.values import is_inside, origin
 from virtual_npu.codegen import types
+from virtual_npu.codegen.dialect import ProductOp, axes, numbers, wrap
 from virtual_npu.codegen.execution import Mode, each_operation, takes_turns
 from virtual_npu.codegen.l1_copies import tile_copies
-from virtual_npu.codegen.memory import origin
-from virtual_npu.codegen.passes.dialect import ProductOp, axes, numbers, wrap
 from virtual_npu.codegen.passes.loops import Loop, LoopNest
 from virtual_npu.codegen.passes.windows import READS, RearrangingCall, Windows, itself
 from virtual_npu.codegen.vector import contract_extents, contract_maps, reduction_kind, shape_of
@@ -121,9 +120,10 @@ class Product:
 
 
 def find_products(module: ModuleOp, options: BuildOptions) -> None:
-    """Put `vnpu.product` around loops and herds that are a product, also inside of those that are one.
+    """Put `vnpu.product` around loops and herds that are a product.
 
-    Loops in a sequencer stay as they are: each of their reads and writes waits for what is under way.
+    Also inside of one whose loops may have to be executed, because a function rearranges what it reads. Loops
+    in a sequencer stay as they are: each of their reads and writes waits for what is under way.
     """
     found: list[tuple[Operation, Product]] = []
 
@@ -133,6 +133,7 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
             product = of_loops(op, with_herds=isinstance(op, HerdOp) or mode is Mode.STRAIGHT)
             if product is not None and not _has_copies(product):
                 found.append((op, product))
+                return product.a.rearranged is not None or product.b.rearranged is not None
         return True
 
     each_operation(module, options, visit)

@@ -1,6 +1,6 @@
 // Matrix products of bf16 summed in f32: c[m, n] += sum over k of a[m, k] * b[k, n], at once over many blocks.
 //
-// What virtual_npu/codegen/products.py recognises becomes one call of multiply_add. Each of m, n and k is a nest of
+// What virtual_npu/codegen/passes/products.py recognises becomes one call of multiply_add. Each of m, n and k is a nest of
 // axes (loops, and dimensions of blocks), the outermost first, with a step per axis in the two operands that have the
 // index. So any arrangement in blocks is one product, and an element of c is summed in the order of its k axes: the
 // same bits whatever else is in the product, on however many threads.

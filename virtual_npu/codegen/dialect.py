@@ -7,9 +7,18 @@ transfers where they were, and an emitter can fall back on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, IndexType, MemRefType, i64
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    DictionaryAttr,
+    IndexType,
+    IntegerAttr,
+    MemRefType,
+    i64,
+)
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -105,17 +114,25 @@ class ProductOp(Rewritten):
             printer.print_string(sign)
             printer.print_operand(memref)
             number, *factors = numbers_of(start)
-            printer.print_string(f"[{number}")
-            for factor, index in zip(factors, indices, strict=True):
-                printer.print_string(f" + {factor} * ")
-                printer.print_operand(index)
+            printer.print_string("[")
+            if number or not factors:
+                printer.print_string(f"{number}{' + ' if factors else ''}")
+            printer.print_list(zip(factors, indices, strict=True), partial(_print_term, printer), " + ")
             printer.print_string("]")
         for name in ("m", "n", "k"):
             printer.print_string(f" {name} {axes_of(self.properties[name])}")
-        rest = {name: self.properties[name] for name in self.properties if name.endswith("_rearranged")}
-        if rest:
-            printer.print_string(" ")
-            printer.print_attr_dict(rest)
+        for name, found in (("a", self.a_rearranged), ("b", self.b_rearranged)):
+            if found is not None:
+                buffer, outer, depth = (axes_of(found.data[part]) for part in ("buffer", "outer", "depth"))
+                printer.print_string(f" {name} rearranged by {found.data['function']} in {buffer}")
+                start = found.data["start"]
+                assert isinstance(start, IntegerAttr)
+                printer.print_string(f" from {start.value.data} along {outer} {depth}")
+
+
+def _print_term(printer: Printer, term: tuple[int, SSAValue]) -> None:
+    printer.print_string(f"{term[0]} * ")
+    printer.print_operand(term[1])
 
 
 @irdl_op_definition
