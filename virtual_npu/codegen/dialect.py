@@ -125,9 +125,9 @@ class ProductOp(Rewritten):
             if found is not None:
                 buffer, outer, depth = (axes_of(found.data[part]) for part in ("buffer", "outer", "depth"))
                 printer.print_string(f" {name} rearranged by {found.data['function']} in {buffer}")
-                start = found.data["start"]
-                assert isinstance(start, IntegerAttr)
-                printer.print_string(f" from {start.value.data} along {outer} {depth}")
+                first = found.data["start"]
+                assert isinstance(first, IntegerAttr)
+                printer.print_string(f" from {first.value.data} along {outer} {depth}")
 
 
 def _print_term(printer: Printer, term: tuple[int, SSAValue]) -> None:
