@@ -11,7 +11,7 @@ from xdsl.ir import Operation
 
 from air_dialect.effects import accesses
 from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
-from air_dialect.upstream.vector import MaskOp
+from air_dialect.upstream.vector_memory import MaskOp
 from virtual_npu.codegen import types
 from virtual_npu.codegen.effects import channels_used
 from virtual_npu.codegen.refusals import naming
