@@ -60,10 +60,10 @@ class Element:
 
 @dataclass(frozen=True)
 class Difference:
-    """What lies between a result and its reference.
+    """How a result differs from its reference.
 
-    differing of size elements differ, where most (a number of elements) may. worst is the element farthest
-    off, in allowed distances: that many times (ratio) farther than it may be.
+    size: its elements; differing: how many of them differ at all; most: how many may. worst: the element that
+    is farthest beyond its own allowed distance; ratio: its distance over that allowed distance.
     """
 
     size: int
@@ -74,7 +74,7 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """In allowed distances or in allowed numbers of differences, whichever is more; at most 1 passes."""
+        """The larger of two shares, of the allowed distance and of the allowed number of differences."""
         return max(self.ratio, self.differing / self.most)
 
     @property
@@ -123,7 +123,7 @@ class Tolerance:
         return Difference(differs.size, int(np.count_nonzero(differs)), most, worst, float(ratio[index]))
 
     def excess(self, got: Array, want: Array) -> float:
-        """How far `got` is away, in allowed distances or in numbers of differences; at most 1 passes."""
+        """`Difference.excess` of two arrays: at most 1 passes."""
         return self.compare(got, want).excess
 
 

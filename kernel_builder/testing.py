@@ -63,9 +63,3 @@ def compare(spec: KernelSpec, parameters: Parameters, seed: int = 0) -> dict[str
     got = run(spec.build(**parameters), arrays)
     want = spec.reference(parameters, arrays)
     return {name: spec.tolerance.compare(got[name], want[name]) for name in want}
-
-
-def complaints(spec: KernelSpec, parameters: Parameters, seed: int = 0) -> list[str]:
-    """Run one case on random arrays: one line for every result that is out of tolerance."""
-    results = compare(spec, parameters, seed)
-    return [f"{name}: {difference}" for name, difference in results.items() if not difference.passes]

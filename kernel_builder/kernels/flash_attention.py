@@ -223,10 +223,10 @@ class _Core:
         k.get(self.attention.q_l1[self.tx, self.ty], self.q)
         self.call["init"](self.acc, self.stats)
         for i in k.loop(0, (s.kv_tiles + s.num_stages - 1 - self.ty) // s.num_stages):
-            self._see((i * s.num_stages + self.ty) * s.lkp)
+            self._take_tiles((i * s.num_stages + self.ty) * s.lkp)
         self._merge()
 
-    def _see(self, first_k: Index) -> None:
+    def _take_tiles(self, first_k: Index) -> None:
         """Take one K tile and one V tile; compute on them unless all their keys are hidden."""
         k, s = self.k, self.shape
         channel = self.attention.kv_l1[self.tx, self.ty]
@@ -236,12 +236,12 @@ class _Core:
             k.get(channel, self.values)
             self._accumulate()
             return
-        seen = first_k <= self.first_q + (s.q_rows - 1)
-        with k.when(seen):
+        visible = first_k <= self.first_q + (s.q_rows - 1)
+        with k.when(visible):
             self.call["scores"](self.q, self.keys, self.work)
             self.call["causal_mask"](self.work, self.first_q, first_k)
         k.get(channel, self.values)
-        with k.when(seen):
+        with k.when(visible):
             self._accumulate()
 
     def _accumulate(self) -> None:

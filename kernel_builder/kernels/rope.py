@@ -2,7 +2,7 @@
 
 Prefill: eight cores in a row (herd 8x1), each with its own positions. Decode (rows=None): one position, one
 core. A core takes a position's row of the table over one input channel, its heads over the other, and sends
-the turned heads out. The table's row is cosines, then sines, head_dim / 2 of each, so it is a plain
+the rotated heads out. The table's row is cosines, then sines, head_dim / 2 of each, so it is a plain
 (rows, head_dim) array. The compute is `rope_halfsplit.cc`; its symbol is renamed for each shape of a row,
 because queries and keys have different numbers of heads and stand in one program.
 """
@@ -36,7 +36,7 @@ OPTIMIZE = Optimize(
     "(mlir-air programming_examples/llms/qwen25_3b_q4/Makefile)",
 )
 HALF_LANES = 32
-"""head_dim is a multiple of this: rope_halfsplit.cc turns 16 lanes of each half at a time."""
+"""head_dim is a multiple of this: rope_halfsplit.cc rotates 16 lanes of each half at a time."""
 
 
 def build(
@@ -109,8 +109,8 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
     heads = x.reshape(*x.shape[:-1], parameters["n_heads"], 2, half)
     cos, sin = (table[..., None, :] for table in (lut[..., :half], lut[..., half:]))
     first, second = heads[..., 0, :], heads[..., 1, :]
-    turned = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-2)
-    return {"out": turned.reshape(x.shape).astype(bf16.numpy)}
+    rotated = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-2)
+    return {"out": rotated.reshape(x.shape).astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:

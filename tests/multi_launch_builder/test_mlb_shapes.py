@@ -11,7 +11,7 @@ import pytest
 
 from air_dialect import parse
 from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.kernels import registry
+from kernel_builder.kernels import flash_attention, gemv, registry
 from multi_launch_builder import (
     ConfigError,
     ModelShape,
@@ -20,10 +20,17 @@ from multi_launch_builder import (
     legal_seq_len,
     padded_vocab_size,
 )
-from multi_launch_builder.limits import check_seq_len, check_shape
-from multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
-from virtual_npu.static import check
+from multi_launch_builder.limits import check_seq_len, check_shape, rules
+from multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
+from virtual_npu.static import NPU2, check
 
+AT_MOST = {
+    "head_dim": lambda most: {"head_dim": most},
+    "emb_dim": lambda most: {"emb_dim": most},
+    "hidden_dim": lambda most: {"hidden_dim": most},
+    "n_heads * head_dim": lambda most: {"n_heads": most // 32},
+}
+"""What to change of a shape whose heads are 32 wide, so that the size of a rule is at its limit."""
 LLAMA_CONFIG = {
     "hidden_size": 2048,
     "num_attention_heads": 32,
@@ -148,6 +155,23 @@ def test_the_limits_are_those_of_the_kernels(field, most, step, kernel, paramete
         registry()[kernel].build(**parameters(most + step))
 
 
+def test_numbers_that_tables_need_without_a_kernel_are_those_of_the_kernels():
+    heads = range(flash_attention.BLOCK, flash_attention.widest_head() + 1, flash_attention.BLOCK)
+    assert max(flash_attention.kv_rows(head) for head in heads) == SEQ_LEN_STEP
+    assert all(SEQ_LEN_STEP % flash_attention.kv_rows(head) == 0 for head in heads)
+    assert gemv.TILE_M * NPU2.columns == LM_HEAD_ROWS
+
+
+def test_limits_are_those_of_the_device():
+    """A core with half the memory holds shorter rows, and narrower heads."""
+    small = dataclasses.replace(NPU2, l1_bytes=NPU2.l1_bytes // 2)
+    narrow = dataclasses.replace(DEMO, head_dim=32, n_heads=2, n_kv_heads=1)
+    for rule, smaller in zip(rules(), rules(small), strict=True):
+        assert smaller.most < rule.most
+        with pytest.raises(UnsupportedShapeError, match=re.escape(f"is more than {smaller.most}")):
+            check_shape(dataclasses.replace(narrow, **AT_MOST[rule.name](rule.most)), small)
+
+
 @pytest.mark.parametrize(("seq_len", "nearest"), [(0, 64), (-5, 64), (100, 128), (129, 128), (31, 64)])
 def test_an_unsupported_length_names_the_nearest_legal_one(seq_len, nearest):
     words = f"seq_len={seq_len} is not a positive multiple of 64 .*the nearest legal value is {nearest}"
@@ -181,7 +205,13 @@ PUBLISHED = {
 """Sizes from the config.json files of these models."""
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("Llama-3.2-3B", "SmolLM2-135M") else pytest.param(name, marks=pytest.mark.long)
+        for name in PUBLISHED
+    ],
+)
 def test_programs_of_published_models_fit_the_device(name):
     for program in build_programs(PUBLISHED[name], 2048).values():
         check(parse(program.text)).require()
