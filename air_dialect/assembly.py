@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, cast
 
 from typing_extensions import Self
@@ -240,3 +240,10 @@ def parse_reference(parser: Parser) -> tuple[UnresolvedOperand, list[SSAValue]]:
     buffer = parser.parse_unresolved_operand()
     indices = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_unresolved_operand)
     return buffer, [parser.resolve_operand(index, IndexType()) for index in indices]
+
+
+def operations_of(module: ModuleType) -> list[type[Operation]]:
+    """The operations that a module defines, those of its table REGULAR too."""
+    here = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    own = [cls for cls in here if isinstance(cls, type) and issubclass(cls, IRDLOperation)]
+    return [op for op in own if hasattr(op, "name")] + getattr(module, "REGULAR", [])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from air_dialect import execution, hierarchy, transfers
+from air_dialect.assembly import operations_of
 from air_dialect.execution import CustomOp, ExecuteOp, ExecuteTerminatorOp, WaitAllOp
 from air_dialect.hierarchy import (
     HerdOp,
@@ -25,26 +27,7 @@ from air_dialect.types import AsyncTokenType, MemorySpace, memory_space, memory_
 
 AIR = Dialect(
     "air",
-    [
-        ChannelGetOp,
-        ChannelOp,
-        ChannelPutOp,
-        CustomOp,
-        DmaMemcpyNdOp,
-        ExecuteOp,
-        ExecuteTerminatorOp,
-        HerdOp,
-        HerdTerminatorOp,
-        LaunchOp,
-        LaunchTerminatorOp,
-        RankOp,
-        RankTerminatorOp,
-        SegmentOp,
-        SegmentTerminatorOp,
-        TranslateOp,
-        UniverseAllocOp,
-        WaitAllOp,
-    ],
+    [op for module in (execution, hierarchy, transfers) for op in operations_of(module)],
     [AsyncTokenType, SymmetricHeapAttr, UniverseType],
 )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from xdsl.dialects.affine import Affine
 from xdsl.dialects.arith import Arith
 from xdsl.dialects.bufferization import Bufferization
@@ -19,8 +17,8 @@ from xdsl.dialects.tensor import Tensor
 from xdsl.dialects.ub import UB
 from xdsl.dialects.vector import Vector
 from xdsl.ir import Attribute, Dialect, Operation
-from xdsl.irdl import IRDLOperation
 
+from air_dialect.assembly import operations_of
 from air_dialect.upstream import (
     affine,
     arith,
@@ -41,13 +39,6 @@ _MODULES = (
     affine, arith, bufferization, index, linalg, linalg_named, math, memref, scf, tensor, transform, vector,
     vector_memory,
 )  # fmt: skip
-
-
-def operations_of(module: ModuleType) -> list[type[Operation]]:
-    """The operations that a module of this package defines, those of its table REGULAR too."""
-    here = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-    own = [cls for cls in here if isinstance(cls, type) and issubclass(cls, IRDLOperation)]
-    return [op for op in own if hasattr(op, "name")] + getattr(module, "REGULAR", [])
 
 
 ADDED: dict[str, type[Operation]] = {op.name: op for module in _MODULES for op in operations_of(module)}

@@ -211,8 +211,8 @@ class Twice(CustomDirective):
 
 
 @irdl_custom_directive
-class FunctionType(CustomDirective):
-    """`custom<FunctionType>(type($a), type($b), type($result))`: `(A, B) -> C`."""
+class Signature(CustomDirective):
+    """`custom<Signature>(type($a), type($b), type($result))`: `(A, B) -> C`."""
 
     first: TypeDirective
     second: TypeDirective
@@ -270,7 +270,7 @@ class Word(CustomDirective):
 
 _DIRECTIVES: dict[str, type[CustomDirective]] = {
     directive.__name__: directive
-    for directive in (DynamicIndexList, FunctionType, OneType, Truth, Twice, VectorOf, Word)
+    for directive in (DynamicIndexList, Signature, OneType, Truth, Twice, VectorOf, Word)
 }
 
 

@@ -83,6 +83,7 @@ class CmpOp(Formatted):
 
 
 PREDICATES = CMPI_COMPARISON_OPERATIONS
+"""What index.cmp compares by; the attribute holds the number of the word."""
 
 
 class BinaryOp(IRDLOperation, ABC):

@@ -218,7 +218,7 @@ class AtomicRMWOp(Formatted, memref.AtomicRMWOp):
 
     FORMAT = (
         "custom<Word>($kind) $value `,` $memref `[` $indices `]` attr-dict "
-        "`:` custom<FunctionType>(type($value), type($memref), type($result))"
+        "`:` custom<Signature>(type($value), type($memref), type($result))"
     )
 
     @property

@@ -10,9 +10,9 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
+from air_dialect.assembly import operations_of
 from air_dialect.readings import INTERVALS
 from air_dialect.upstream import linalg_named
-from air_dialect.upstream.dialects import operations_of
 from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from virtual_npu.codegen.memory import access, address, whole
