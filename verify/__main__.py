@@ -1,11 +1,162 @@
-"""`python -m verify gate|diagnosis`."""
+"""`python -m verify gate|diagnosis`.
+
+Exit codes: 0 passed, or no step named; 1 failed, or one named; 2 nothing could be verified (one line says
+why); 130 stopped by Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from llama32_1b.cli import begin_process
-from verify.cli import main
+from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from llama32_1b.cli import (
+    Parser,
+    add_commands,
+    add_model,
+    add_prompt,
+    add_runtime,
+    begin_process,
+    default_cache_dir,
+    run_command,
+)
+from llama32_1b.commands import prompt_ids, runtime_options
+from llama32_1b.compiling import RuntimeOptions, choose_seq_len
+from llama32_1b.progress import Reporter
+from llama32_1b.session import Session, prepare_runtime
+from verify.diagnosis import diagnose
+from verify.diagnosis_report import as_json, print_diagnosis, render
+from verify.gate import Record, verify
+from verify.identity import Case, Identity, identities
+from verify.prompts import choose_prompts
+from verify.reference import Reference, check_memory_beside, import_torch
+from verify.report import make_folder, print_record, save_record, write_report
+from verify.rules import numerics_of
+from verify.subject import BROKEN, one_line
+
+RIGHT, WRONG = 0, 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m verify", description="Compare a model with Hugging Face transformers.")
+    add_commands(
+        parser,
+        ("gate", gate, [add_model, add_runtime, _add_gate]),
+        ("diagnosis", diagnosis, [add_model, add_runtime, add_prompt, _add_diagnosis]),
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    return run_command(build_parser(), argv)
+
+
+def _add_gate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--full", action="store_true", help="every kind of prompt, and what must be identical to the bit"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=default_cache_dir().with_name("verify"),
+        help="the folder of the JSON record (default: build/verify in the project)",
+    )
+
+
+def _add_diagnosis(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=default_cache_dir().parent,
+        help="the folder of diagnosis.html and diagnosis.json (default: build in the project)",
+    )
+
+
+def _open_both(
+    checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
+) -> tuple[Session, Reference]:
+    """Ours and theirs, once it is known that there is memory for both."""
+    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
+    check_memory_beside(checkpoint.config, seq_len, options.backend.access.copies)
+    reference = Reference.open(checkpoint.folder)
+    return prepare_runtime(checkpoint, options, report), reference
+
+
+def diagnosis(arguments: argparse.Namespace) -> int:
+    """Name the first step that is not what transformers computes, from the kernels up to the answer."""
+    report, options = Reporter(), runtime_options(arguments)
+    import_torch()  # before anything is compiled in vain
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    ids = prompt_ids(checkpoint, arguments, options)
+    session, reference = _open_both(checkpoint, options, report)
+    report.note(f"diagnosis of {len(ids)} tokens")
+    found = diagnose(session, reference, ids)
+    about = {
+        "model": arguments.model,
+        "prompt": arguments.prompt,
+        "backend": session.backend,
+        "numerics": numerics_of(session),
+    }
+    page, record = arguments.out / "diagnosis.html", as_json(found, about)
+    write_report(page, render(found, about))
+    write_report(page.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False))
+    print_diagnosis(found)
+    report.note(f"page: {page}")
+    return RIGHT if found.first is None else WRONG
+
+
+def gate(arguments: argparse.Namespace) -> int:
+    """Say PASS or FAIL: the model's answers and logits against those of transformers in bf16."""
+    report, options = Reporter(), runtime_options(arguments)
+    import_torch()  # what may be missing is looked for before anything is compiled in vain
+    make_folder(arguments.out)
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    session, reference = _open_both(checkpoint, options, report)
+    record = _verify(session, reference, checkpoint, options, report, arguments.full)
+    path = arguments.out / _record_name(record, arguments)
+    save_record(record, arguments.model, path)
+    report.note(f"record: {path}")
+    print_record(record)
+    return WRONG if record.failures else RIGHT
+
+
+def _record_name(record: Record, arguments: argparse.Namespace) -> str:
+    """Each model, backend, kind of numbers and set of prompts has a file of its own."""
+    kind = "verify-full" if arguments.full else "verify"
+    model = Path(arguments.model).resolve().name
+    numbers = record.numerics if record.rounding == "conv_even" else f"{record.numerics}-{record.rounding}"
+    return f"{kind}-{model}-{record.backend}-{numbers}.json"
+
+
+def _verify(
+    session: Session,
+    reference: Reference,
+    checkpoint: Checkpoint,
+    options: RuntimeOptions,
+    report: Reporter,
+    full: bool,
+) -> Record:
+    prompts = choose_prompts(session, full)
+    if not full:
+        return verify(session, reference, prompts, report.note)
+
+    def reopen(seq_len: int) -> Session:
+        other = RuntimeOptions(seq_len, options.backend, options.cache_dir)
+        return prepare_runtime(checkpoint, other, report)
+
+    try:
+        case = Case.take(session, prompts[0])
+    except BROKEN as error:
+        broken = Identity("in a fresh session", broken=one_line(error))
+        return verify(session, reference, prompts, report.note).with_identities([broken])
+    record = verify(session, reference, prompts, report.note)
+    report.note("bit identity")
+    return record.with_identities(list(identities(session, case, reopen)))
+
 
 if __name__ == "__main__":
     begin_process()

@@ -1,37 +1,132 @@
-"""One prompt through the model, recorded: every step's value by layer, for prefill and for decode."""
+"""One prompt through the model, with every step's value by layer: of ours, every argument of every program
+call; of theirs, what hooks see.
+
+Neither changes what is computed. Ours is recorded around the model's runner, so what is seen is what the very
+functions of `make run` pass on and get back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from kernel_builder.arguments import OVERWRITTEN_ROLES
 from llama32_1b.attention import KVCache
 from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array, F32Array
-from verify.captures import Call, CallRecorder
+from llama32_1b.programs import ProgramRunner
+from multi_launch_builder import Program
+from verify.steps import HEAD_STEPS, LAYER_STEPS, Step
 
-# Which argument of which program holds a step's value: (program of prefill, program of decode, argument).
-SOURCES: Mapping[str, tuple[str, str, str]] = {
-    "input": ("rms_gemms_rope", "rms_gemv_rope", "x"),
-    "attn_norm": ("rms_gemms_rope", "rms_gemv_rope", "normed"),
-    "q": ("rms_gemms_rope", "rms_gemv_rope", "q"),
-    "k": ("rms_gemms_rope", "rms_gemv_rope", "k"),
-    "v": ("rms_gemms_rope", "rms_gemv_rope", "v"),
-    "rope_q": ("rms_gemms_rope", "rms_gemv_rope", "q_roped"),
-    "rope_k": ("rms_gemms_rope", "rms_gemv_rope", "k_roped"),
-    "attention": ("flash_attn", "o_gemv_ffn", "attn_out"),  # decode attends on the CPU and passes it on
-    "o": ("o_ffn", "o_gemv_ffn", "proj"),
-    "attn_residual": ("o_ffn", "o_gemv_ffn", "res1"),
-    "ffn_norm": ("o_ffn", "o_gemv_ffn", "normed"),
-    "gate": ("o_ffn", "o_gemv_ffn", "gate"),
-    "up": ("o_ffn", "o_gemv_ffn", "up"),
-    "swiglu": ("o_ffn", "o_gemv_ffn", "swiglu"),
-    "down": ("o_ffn", "o_gemv_ffn", "down"),
-    "ffn_residual": ("o_ffn", "o_gemv_ffn", "x_next"),
-}
+Call = dict[str, BF16Array]
+"""One call of a program: its inputs as they were passed, all it wrote as it left it, by argument name."""
+
+
+@dataclass
+class CallRecorder:
+    """A runner that keeps a copy of every call, and asks `inner` for intermediates as well.
+
+    `calls` are by program name, in the order they came. The caller gets what `inner` would have given it.
+    """
+
+    inner: ProgramRunner
+    calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+
+    def run(
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        copy: bool = True,
+        on_device: Collection[str] = (),  # noqa: ARG002  all is brought to the host and kept
+        **arrays: Any,
+    ) -> dict[str, Any]:
+        table = program.arguments
+        written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
+        given = {name: array.copy() for name, array in arrays.items()}
+        results = self.inner.run(program, bo_key=bo_key, outputs=written, copy=copy, **arrays)
+        self.calls[program.name].append(given | {name: array.copy() for name, array in results.items()})
+        wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
+        return {name: results[name] for name in wanted}
+
+    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        return self.inner.unfilled(program, bo_key=bo_key)
+
+    def preload(self, program: Program, /, *, bo_key: str, **static: Any) -> None:
+        self.inner.preload(program, bo_key=bo_key, **static)
+
+    def record(self) -> None:
+        """Every call is made by itself, and looked at."""
+        return
+
+
+Captured = dict[tuple[int | None, str], F32Array]
+"""Values by layer (None: outside of the layers) and step, one row per position."""
+
+
+def capture_reference(model: Any, token_ids: Sequence[int]) -> Captured:
+    """Every step of transformers' LlamaForCausalLM `model` on `token_ids`, from one forward pass.
+
+    The rotated queries and keys are no module's; they are made again by transformers' own function.
+    """
+    import torch
+
+    captured: Captured = {}
+    with torch.inference_mode(), _hooks(model, captured):
+        model(torch.tensor([list(token_ids)]), use_cache=False)
+    return captured
+
+
+@contextmanager
+def _hooks(model: Any, captured: Captured) -> Iterator[None]:
+    with ExitStack() as stack:
+        for index, layer in enumerate(model.model.layers):
+            for step in LAYER_STEPS:
+                _watch(stack, layer, step, _keeper(captured, index, step.name))
+        for step in HEAD_STEPS:
+            _watch(stack, model, step, _keeper(captured, None, step.name))
+        yield
+
+
+def _watch(stack: ExitStack, module: Any, step: Step, keep: Callable[[Any], None]) -> None:
+    """Hook the step into transformers' layer or model, for as long as the stack stands."""
+    if step.hook:
+        path, side = step.hook
+        stack.callback(_hook(module.get_submodule(path), side, keep))
+
+
+def _keeper(captured: Captured, layer: int | None, step: str) -> Callable[[Any], None]:
+    def keep(value: Any) -> None:
+        captured[layer, step] = np.array(value[0].float().numpy())
+
+    return keep
+
+
+def _hook(module: Any, side: str, keep: Callable[[Any], None]) -> Callable[[], None]:
+    """Call `keep` with what goes into `module` or comes out of it; returns what takes the hook away."""
+    if side == "in":
+
+        def before(_: Any, inputs: tuple[Any, ...]) -> None:
+            keep(inputs[0])
+
+        handle = module.register_forward_pre_hook(before)
+    else:
+
+        def after(_: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            keep(output[0] if isinstance(output, tuple) else output)
+
+        handle = module.register_forward_hook(after)
+    remove: Callable[[], None] = handle.remove
+    return remove
+
 
 UNUSED = 4
 """Positions that the KV cache of decode has to spare, as in a generation: none of them may be looked at."""
@@ -82,10 +177,11 @@ def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
 def _layers(recorder: CallRecorder, phase: int, rows: int, model: LlamaModel) -> list[StepValues]:
     """Values of each layer: the n-th call of a program is layer n's, whatever buffers it was made on."""
     layers: list[StepValues] = [{} for _ in range(model.config.num_hidden_layers)]
-    for step, source in SOURCES.items():
-        calls: list[Call] = recorder.calls.get(source[phase], [])
-        for values, call in zip(layers, calls, strict=False):
-            values[step] = _rows(call[source[2]], rows)
+    for step in LAYER_STEPS:
+        if step.source:
+            calls: list[Call] = recorder.calls.get(step.source.programs[phase], [])
+            for values, call in zip(layers, calls, strict=False):
+                values[step.name] = _rows(call[step.source.argument], rows)
     return layers
 
 

@@ -15,10 +15,30 @@ from rich.box import ASCII, HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 
-from verify.bounds import Bounds
-from verify.files import write_whole
+from llama32_1b.errors import UserError
 from verify.gate import POSITIONS, Record, Trial
-from verify.rules import Distance, Failure, kl_bound
+from verify.rules import Bounds, Distance, Failure, kl_bound
+from virtual_npu import store
+
+
+def make_folder(folder: Path) -> None:
+    """The folder that --out names, for reports. Raises UserError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}); name another folder with --out"
+        ) from None
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write `text` to `path` in one step, its folder made if need be. Raises UserError where it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.write_whole(path, lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); name another folder with --out") from None
+
 
 PACKAGES = ("aerie", "numpy", "torch", "transformers")
 SHOWN_FAILURES = 10
@@ -129,8 +149,8 @@ def _identity_table(record: Record, box: Box) -> Table:
 
 
 def save_record(record: Record, model: str, path: Path) -> None:
-    """Write the record as JSON, atomically. Raises OSError where that cannot be done."""
-    write_whole(path, json.dumps(as_json(record, model), indent=1, allow_nan=False) + "\n")
+    """Write the record as JSON, in one step. Raises UserError where that cannot be done."""
+    write_report(path, json.dumps(as_json(record, model), indent=1, allow_nan=False) + "\n")
 
 
 def as_json(record: Record, model: str) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from board.compare.items import Item, choose
 from board.compare.processes import compare_all, compile_ahead, in_processes
 from board.compare.records import Outcome, line_of, print_outcomes, save
 from llama32_1b.cli import default_cache_dir
-from llama32_1b.errors import UserError
 from llama32_1b.progress import Reporter
 from runtime import select_backend
-from verify.files import make_folder
+from verify.report import make_folder
 
 RIGHT, WRONG = 0, 1
 RECORD = "compare.json"
@@ -67,20 +66,15 @@ def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out:
         failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
     report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
     outcomes: list[Outcome] = []
-    try:
-        with report.bar("comparing", len(items)) as step:
+    with report.bar("comparing", len(items)) as step:
 
-            def tell(item: Item, phase: str) -> None:
-                step(f"{item}: {phase}", len(outcomes))
+        def tell(item: Item, phase: str) -> None:
+            step(f"{item}: {phase}", len(outcomes))
 
-            for outcome in compare_all(items, apart, tell, failed):
-                outcomes.append(outcome)
-                save(outcomes, backend, out / RECORD)  # at once: the machine may not live on
-                report.note(line_of(outcome))
-    except OSError as error:
-        raise UserError(
-            f"cannot write {out / RECORD} ({error.strerror}); name another folder with --out"
-        ) from None
+        for outcome in compare_all(items, apart, tell, failed):
+            outcomes.append(outcome)
+            save(outcomes, backend, out / RECORD)  # at once: the machine may not live on
+            report.note(line_of(outcome))
     print_outcomes(outcomes, backend)
     report.note(f"record: {out / RECORD}, logs beside it")
     return outcomes

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from board.compare.items import PROGRAM, Item
-from verify.files import write_whole
+from verify.report import write_report
 
 
 class Verdict(str, Enum):
@@ -154,14 +154,14 @@ def as_json(value: Any) -> Any:
 
 
 def save(outcomes: Sequence[Outcome], backend: str, path: Path) -> None:
-    """The record as JSON, in one step. Raises OSError."""
+    """The record as JSON, in one step. Raises UserError where it cannot be written."""
     record = {
         "backend": backend,
         "against": "the virtual NPU, exact and bfp16",
         "right": all(outcome.status.is_right for outcome in outcomes),
         "items": [_entry(outcome) for outcome in outcomes],
     }
-    write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_report(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def _entry(outcome: Outcome) -> dict[str, object]:

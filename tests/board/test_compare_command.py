@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,7 +73,7 @@ def test_a_record_that_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command, "save", full)
+    monkeypatch.setattr("verify.report.store", SimpleNamespace(write_whole=full))
     monkeypatch.setattr(command, "in_processes", lambda *_: lambda item, __: Outcome(item, Status.SAME))
     arguments = ["--backend", "virtual", "--cache-dir", str(programs), "--out", str(tmp_path)]
     assert main(["compare", "narrow[1]", *arguments]) == 2

@@ -28,10 +28,10 @@ import sys
 sys.path.append({faults!r})
 from faults import FAULTS, Healthy
 
-import verify.cli
-import verify.diagnosis
+import verify.__main__
+import verify.__main__
 
-prepare_runtime = verify.cli.prepare_runtime
+prepare_runtime = verify.__main__.prepare_runtime
 (fault,) = (fault for fault in FAULTS if fault.name == {name!r})
 
 
@@ -39,8 +39,8 @@ def faulty(checkpoint, *arguments):
     return fault.inject(Healthy(prepare_runtime(checkpoint, *arguments), checkpoint, prepare_runtime))
 
 
-verify.cli.prepare_runtime = verify.diagnosis.prepare_runtime = faulty
-sys.exit(verify.cli.main())
+verify.__main__.prepare_runtime = verify.__main__.prepare_runtime = faulty
+sys.exit(verify.__main__.main())
 """
 """The command line with a fault in the session that it opens."""
 

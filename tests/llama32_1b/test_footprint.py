@@ -18,7 +18,7 @@ from llama32_1b.footprint import check_memory, footprint, require
 from llama32_1b.synthetic.__main__ import main as synthesise
 from llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from llama32_1b.weights import expected_shapes
-from verify import cli as verify_cli
+from verify import __main__ as verify_cli
 from verify.reference import reference_bytes
 
 MIB = 1 << 20

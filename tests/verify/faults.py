@@ -38,7 +38,7 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Fault:
-    """`place` is where diagnosis must point, in the words of verify.judging.Row.place."""
+    """`place` is where diagnosis must point, in the words of verify.diagnosis.Row.place."""
 
     name: str
     inject: Callable[[Healthy], Session]

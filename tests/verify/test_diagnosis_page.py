@@ -12,16 +12,14 @@ import pytest
 
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from verify import diagnosis as command
-from verify.cli import main
-from verify.diagnosis_report import as_json, percent, print_diagnosis, verdict_line
-from verify.judging import Row
-from verify.ladder import Diagnosis, diagnose
-from verify.page import render
+from verify.__main__ import main
+from verify.diagnosis import Diagnosis, Row, diagnose
+from verify.diagnosis_report import as_json, percent, print_diagnosis, render, verdict_line
 from verify.plots import Scale, heat_map, line_chart, shade
-from verify.steps import HEAD_RUNGS, LAYER_RUNGS
+from verify.steps import HEAD_STEPS, LAYER_STEPS
 
 ABOUT = {"model": "demo", "prompt": "<script>alert('&')</script>", "backend": "virtual", "numerics": "exact"}
-LAYERS, RUNGS = 6, len(LAYER_RUNGS)
+LAYERS, STEPS = 6, len(LAYER_STEPS)
 
 
 class Broken:
@@ -72,9 +70,9 @@ def test_a_healthy_model_has_every_step_and_none_named(healthy, ids):
     assert healthy.first is None
     assert healthy.token_ids == ids
     assert healthy.phases == ("prefill", "decode")
-    of_phase = LAYERS * RUNGS + len(HEAD_RUNGS)
+    of_phase = LAYERS * STEPS + len(HEAD_STEPS)
     assert [row.phase for row in healthy.rows] == ["prefill"] * of_phase + ["decode"] * of_phase + ["answer"]
-    assert [row.step for row in healthy.steps("decode", 3)] == [rung.step for rung in LAYER_RUNGS]
+    assert [row.step for row in healthy.steps("decode", 3)] == [step.name for step in LAYER_STEPS]
     assert verdict_line(healthy) == "[diagnosis] no step leaves its bound"
 
 
@@ -170,7 +168,7 @@ def test_the_page_is_one_file_that_fetches_nothing(healthy):
     assert "script" not in links.tags
     assert "url(" not in page
     assert "@import" not in page
-    assert links.tags.count("rect") == 2 * LAYERS * RUNGS
+    assert links.tags.count("rect") == 2 * LAYERS * STEPS
     assert "prefers-color-scheme: dark" in page
     assert "no step leaves its bound" in page
 
@@ -186,8 +184,8 @@ def test_the_page_shows_where_the_fault_is(broken):
 
 def test_the_page_explains_every_step_and_column(healthy):
     page = render(healthy, ABOUT)
-    for rung in (*LAYER_RUNGS, *HEAD_RUNGS):
-        assert rung.meaning in page.replace("&#39;", "'")
+    for step in (*LAYER_STEPS, *HEAD_STEPS):
+        assert step.meaning in page.replace("&#39;", "'")
     for column in ("cosine", "largest diff", "mean diff", "relative L1", "rounding", "bound used"):
         assert f"<dt>{column}</dt>" in page
 

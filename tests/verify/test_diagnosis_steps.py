@@ -1,4 +1,4 @@
-"""The rungs are transformers' own steps, and what is seen on the way is what was computed."""
+"""The steps are computed as transformers computes them, and what is seen on the way is what was computed."""
 
 import importlib.util
 from dataclasses import replace
@@ -10,10 +10,9 @@ import torch
 
 from kernel_builder.arguments import Role
 from llama32_1b.forward import prefill
-from verify.block_floats import converted
-from verify.captures import HEAD_HOOKS, LAYER_HOOKS, CallRecorder, capture_reference
-from verify.judging import SAME_AS, Theirs
-from verify.steps import HEAD_RUNGS, LAYER_RUNGS, Bench
+from verify.diagnosis import Theirs
+from verify.passes import CallRecorder, capture_reference
+from verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, converted
 
 IDS = [5, 700, 31, 31, 1200, 8, 90, 4, 55]
 
@@ -30,36 +29,36 @@ def theirs(demo_reference):
     return Theirs(demo_reference.model, IDS, "exact")
 
 
-def inputs(captured, layer, rung):
-    """What the rung reads, from a run of transformers."""
+def inputs(captured, layer, step):
+    """What the step reads, from a run of transformers."""
     names = {"keys": "rope_k", "values": "v", "before": "input", "last": "ffn_residual"}
     last = max(index for index, _ in captured if index is not None)
-    where = last if rung.step == "final_norm" else layer
-    return {name: captured[where, names.get(name, name)] for name in rung.inputs}
+    where = last if step.name == "final_norm" else layer
+    return {name: captured[where, names.get(name, name)] for name in step.inputs}
 
 
-@pytest.mark.parametrize("rung", LAYER_RUNGS, ids=lambda rung: rung.step)
-def test_a_rung_on_transformers_inputs_gives_transformers_value(rung, theirs):
+@pytest.mark.parametrize("step", LAYER_STEPS, ids=lambda step: step.name)
+def test_a_step_on_transformers_inputs_gives_transformers_value(step, theirs):
     for model, captured in zip(theirs.models, (theirs.bf16, theirs.f32), strict=True):
         bench = Bench(model, range(len(IDS)))
-        tolerance = 0.02 if model.dtype == torch.bfloat16 and rung.step == "attention" else 1e-5
+        tolerance = 0.02 if model.dtype == torch.bfloat16 and step.name == "attention" else 1e-5
         for layer in (0, 5):
-            value = bench.step(layer, rung, inputs(captured, layer, rung))
-            expected = captured[layer, SAME_AS.get(rung.step, rung.step)]
+            value = bench.compute(layer, step, inputs(captured, layer, step))
+            expected = captured[layer, step.same_as or step.name]
             np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("rung", HEAD_RUNGS, ids=lambda rung: rung.step)
-def test_the_steps_after_the_layers_are_transformers_too(rung, theirs):
-    value = Bench(theirs.models[0], range(len(IDS))).step(None, rung, inputs(theirs.bf16, None, rung))
-    np.testing.assert_array_equal(value, theirs.bf16[None, rung.step])
+@pytest.mark.parametrize("step", HEAD_STEPS, ids=lambda step: step.name)
+def test_the_steps_after_the_layers_are_transformers_too(step, theirs):
+    value = Bench(theirs.models[0], range(len(IDS))).compute(None, step, inputs(theirs.bf16, None, step))
+    np.testing.assert_array_equal(value, theirs.bf16[None, step.name])
 
 
 def test_hooks_see_every_step_and_go_away(demo_reference):
     captured = capture_reference(demo_reference.model, IDS)
     layers = demo_reference.model.config.num_hidden_layers
-    assert set(captured) == {(i, step) for i in range(layers) for step in LAYER_HOOKS} | {
-        (None, step) for step in HEAD_HOOKS
+    assert set(captured) == {(i, step.name) for i in range(layers) for step in LAYER_STEPS if step.hook} | {
+        (None, step.name) for step in HEAD_STEPS
     }
     np.testing.assert_array_equal(captured[None, "logits"], demo_reference.logits(IDS))
     for module in demo_reference.model.modules():
@@ -69,10 +68,10 @@ def test_hooks_see_every_step_and_go_away(demo_reference):
 
 def test_a_step_of_one_position_looks_at_earlier_keys_only(theirs):
     """Decode's attention: one row, all keys up to its own position."""
-    attention = next(rung for rung in LAYER_RUNGS if rung.step == "attention")
+    attention = next(step for step in LAYER_STEPS if step.name == "attention")
     whole = inputs(theirs.f32, 2, attention)
     row = {**whole, "rope_q": whole["rope_q"][4:5]}
-    value = Bench(theirs.models[1], range(4, 5)).step(2, attention, row)
+    value = Bench(theirs.models[1], range(4, 5)).compute(2, attention, row)
     np.testing.assert_allclose(value, theirs.f32[2, "attention"][4:5], rtol=1e-4, atol=1e-5)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from verify.answers import divergence, judge_answer
+from verify.gate import divergence, judge_answer
 from verify.reference import Answer
 from verify.subject import Said
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from faults import Passing
 
-from verify import cli
+from verify import __main__ as cli
 from verify.reference import Reference
 
 

@@ -12,11 +12,10 @@ import pytest
 from faults import FAULTS, Healthy
 
 from llama32_1b.forward import decode_step, next_token_logits, prefill
-from verify.bounds import BFP16, EXACT
+from verify.diagnosis import diagnose
 from verify.gate import STEPS, verify
-from verify.ladder import diagnose
 from verify.prompts import choose_prompts
-from verify.rules import place
+from verify.rules import BFP16, EXACT, place
 from verify.subject import Subject
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()

@@ -8,8 +8,8 @@ import pytest
 from faults import FAULTS, Healthy
 
 from llama32_1b.forward import decode_step, prefill
+from verify.diagnosis import diagnose
 from verify.gate import verify
-from verify.ladder import diagnose
 from verify.prompts import choose_prompts
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -10,10 +10,10 @@ from faults import Passing
 from llama32_1b.forward import decode_step
 from llama32_1b.generate import FinishReason
 from runtime import RunError
-from verify.bounds import EXACT, bounds_of, numerics_of
 from verify.gate import STEPS, steps_of, verify
 from verify.identity import Case, Identity, compare, identities
 from verify.prompts import Prompt, choose_prompts
+from verify.rules import EXACT, bounds_of, numerics_of
 from verify.subject import Subject
 from virtual_npu import knobs
 

@@ -3,8 +3,8 @@
 import pytest
 
 from llama32_1b.checkpoint import open_checkpoint
+from verify.diagnosis import diagnose
 from verify.gate import verify
-from verify.ladder import diagnose
 from verify.prompts import choose_prompts
 from verify.reference import Reference
 

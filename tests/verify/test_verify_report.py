@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from llama32_1b.generate import FinishReason
-from verify.bounds import EXACT
 from verify.gate import Record, Trial
 from verify.identity import Identity
 from verify.prompts import Prompt
 from verify.reference import Answer, Expected
 from verify.report import as_json, print_record, save_record, verdict_line
-from verify.rules import Failure, compare
+from verify.rules import EXACT, Failure, compare
 from verify.subject import Said
 
 THEIRS = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from verify.bounds import BFP16, EXACT
 from verify.rules import (
+    BFP16,
+    EXACT,
     Failure,
     bias_bound,
     compare,
