@@ -29,7 +29,6 @@ sys.path.append({faults!r})
 from faults import FAULTS, Healthy
 
 import verify.__main__
-import verify.__main__
 
 prepare_runtime = verify.__main__.prepare_runtime
 (fault,) = (fault for fault in FAULTS if fault.name == {name!r})
@@ -39,7 +38,7 @@ def faulty(checkpoint, *arguments):
     return fault.inject(Healthy(prepare_runtime(checkpoint, *arguments), checkpoint, prepare_runtime))
 
 
-verify.__main__.prepare_runtime = verify.__main__.prepare_runtime = faulty
+verify.__main__.prepare_runtime = faulty
 sys.exit(verify.__main__.main())
 """
 """The command line with a fault in the session that it opens."""

@@ -300,8 +300,8 @@ class OneOffInDecode(KVCache):
     def token_pass(self, made):
         self._made = made
         if made is not None:
-            see = made._attention.see
-            made._attention.see = lambda position, visible: see(position + 1, visible)
+            move_to = made._attention.move_to
+            made._attention.move_to = lambda position, visible: move_to(position + 1, visible)
 
 
 class Swapping(KVCache):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from verify import diagnosis as command
+from verify import __main__ as command
 from verify.__main__ import main
 from verify.diagnosis import Diagnosis, Row, diagnose
 from verify.diagnosis_report import as_json, percent, print_diagnosis, render, verdict_line
