@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from importlinter import api
 
 from board.compare.command import RECORD, board_folder
 from board.report.command import default_path
@@ -223,3 +224,13 @@ def test_make_test_runs_lint_beside_the_tests(tmp_path: Path, tests: int, lint: 
     assert "tests ran" in done.stdout
     assert "types are wrong" in done.stdout
     assert ("error: make lint failed" in done.stderr) == (lint != 0)
+
+
+def test_every_room_is_linted_for_its_order_and_for_circles() -> None:
+    """A room that a contract does not name would not be looked at, and nothing would say so."""
+    configuration = api.read_configuration(str(PROJECT / "pyproject.toml"))
+    rooms = set(configuration["session_options"]["root_packages"])
+    contracts = {contract["type"]: contract for contract in configuration["contracts_options"]}
+    assert set(contracts["acyclic_siblings"]["ancestors"]) == rooms
+    assert "skip_descendants" not in contracts["acyclic_siblings"]
+    assert {*contracts["layers"]["layers"], *contracts["forbidden"]["forbidden_modules"]} == rooms
