@@ -66,24 +66,6 @@ def causal(position: int) -> slice:
     return slice(0, position + 1)
 
 
-def decode_attention(
-    query: BF16Array, keys: BF16Array, values: BF16Array, position: int, mask: MaskRule = causal
-) -> BF16Array:
-    """softmax(q k^T / sqrt(head_dim)) v for one position.
-
-    query is (heads * head_dim,) after RoPE; keys and values are (kv_heads, capacity, head_dim).
-    Query heads g * n .. g * n + n - 1 share KV head g. Scores, softmax and sums are float32; the
-    result, (heads * head_dim,), is rounded to bf16 once. In C++ where that can be had (llama32_1b.native),
-    else in numpy; the two differ by the order of summation.
-    """
-    visible = mask(position)
-    arrays = query, keys, values
-    native = _serving(keys, visible) if all(array.flags.c_contiguous for array in arrays) else None
-    if native:
-        return native(*arrays, visible, knobs.threads())
-    return reference_attention(*arrays, visible)
-
-
 def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
     """The C++ form where it can be had and serves these."""
     native = native_attention()
@@ -136,7 +118,12 @@ class CacheAttention:
 
 
 def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:
-    """The same in numpy, over the positions that the index `visible` picks."""
+    """softmax(q k^T / sqrt(head_dim)) v for one position, over the positions that the index `visible` picks.
+
+    query is (heads * head_dim,) after RoPE; keys and values are (kv_heads, capacity, head_dim). Query heads
+    g * n .. g * n + n - 1 share KV head g. Scores, softmax and sums are float32; the result,
+    (heads * head_dim,), is rounded to bf16 once. The C++ form differs by the order of summation.
+    """
     kv_heads, _, head_dim = keys.shape
     grouped = widen(query).reshape(kv_heads, -1, head_dim)
     scores = grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.float32(math.sqrt(head_dim))

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llama32_1b.errors import UserError
 from llama32_1b.numerics import BF16Array, bf16
 from runtime import HostCode, HostWork
@@ -115,15 +113,6 @@ class NativeAttention:
             return False
         start, stop, step = visible.indices(keys.shape[1])
         return step == 1 and start < stop and keys.flags.c_contiguous
-
-    def __call__(
-        self, query: BF16Array, keys: BF16Array, values: BF16Array, visible: slice, threads: int = 1
-    ) -> BF16Array:
-        """As attention.reference_attention, for what `serves` accepts. The cache is read in place."""
-        out, place = np.empty(query.shape, bf16), Place()
-        place.set(0, visible, keys.shape[1])
-        LayerCode(self, place, threads, query=query, keys=keys, values=values, out=out).attend().do()
-        return out
 
     def timed(self, function: Any, layer: _Layer) -> None:
         """Call one of the functions."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llama32_1b import attention, native
-from llama32_1b.attention import decode_attention, reference_attention
+from llama32_1b import native
+from llama32_1b.attention import CacheAttention, causal, reference_attention
 from llama32_1b.cli import main
 from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
@@ -48,6 +48,16 @@ def exact(query, keys, values, visible):
     return (weights / weights.sum(-1, keepdims=True) @ values).reshape(-1)
 
 
+def decode_attention(query, keys, values, position, mask=causal):
+    """As a decoded token at that position attends, in the form that serves it."""
+    attention = CacheAttention([(keys, values)], query.size, mask(position))
+    attention.move_to(position, mask(position))
+    row = np.zeros(keys.shape[0] * keys.shape[2], bf16)
+    _, attend = attention.works(0, query, row, row)
+    attend.do()
+    return attention.out
+
+
 def bits(array):
     return array.view(np.uint16)
 
@@ -75,7 +85,7 @@ def test_both_forms_agree_to_the_order_of_summation():
     query, keys, values = drawn(32, 8, 64)
     seen = slice(0, CAPACITY)
     ours, reference = (
-        native_attention()(query, keys, values, seen),
+        decode_attention(query, keys, values, CAPACITY - 1),
         reference_attention(query, keys, values, seen),
     )
     apart = bits(ours).astype(np.int32) - bits(reference)
@@ -152,7 +162,7 @@ def test_the_cache_is_not_copied(monkeypatch):
     native_form = native_attention()
     monkeypatch.setattr(native_form, "timed", lambda function, layer: seen.append(layer))
     query, keys, values = drawn(4, 2, 64)
-    native_form(query, keys, values, slice(0, 7))
+    decode_attention(query, keys, values, 6)
     (layer,) = seen
     assert (layer.query, layer.keys, layer.values) == tuple(
         array.ctypes.data for array in (query, keys, values)
@@ -195,7 +205,7 @@ def test_without_a_compiler_numpy_does_it(monkeypatch):
     assert native_attention() is None
     query, keys, values = drawn(4, 2, 64)
     expected = reference_attention(query, keys, values, slice(0, 10))
-    np.testing.assert_array_equal(bits(attention.decode_attention(query, keys, values, 9)), bits(expected))
+    np.testing.assert_array_equal(bits(decode_attention(query, keys, values, 9)), bits(expected))
 
 
 def test_the_knob_is_told(monkeypatch):

@@ -7,7 +7,7 @@ head's partitions. That the programs compute what their argument tables say is t
 import numpy as np
 import pytest
 
-from llama32_1b.attention import KVCache, decode_attention
+from llama32_1b.attention import KVCache
 from llama32_1b.errors import PromptError, PromptTooLongError
 from llama32_1b.forward import decode_step, next_token_logits, prefill
 from llama32_1b.generate import Generation, Sampler
@@ -218,35 +218,6 @@ def test_cache_is_no_larger_than_the_context(numpy_model, make_checkpoint):
     model = numpy_model(make_checkpoint())
     assert model.new_cache(40).capacity == 40
     assert model.new_cache(100000).capacity == 256
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1), (1, 1)])
-@pytest.mark.parametrize("position", [0, 1, 13])
-def test_decode_attention(heads, kv_heads, position):
-    """Against the formula, head by head, in float64."""
-    random = np.random.default_rng(position)
-    query = random.normal(size=heads * 16).astype(bf16)
-    keys, values = (random.normal(size=(kv_heads, 20, 16)).astype(bf16) for _ in range(2))
-    expected = []
-    for head in range(heads):
-        shared = head // (heads // kv_heads)
-        wide = [a.astype(np.float64)[shared, : position + 1] for a in (keys, values)]
-        scores = wide[0] @ query.astype(np.float64)[head * 16 : head * 16 + 16] / 4
-        weights = np.exp(scores - scores.max())
-        expected.append(weights @ wide[1] / weights.sum())
-    result = decode_attention(query, keys, values, position)
-    assert result.dtype == bf16
-    np.testing.assert_allclose(result.astype(np.float64), np.concatenate(expected), rtol=2**-7, atol=1e-6)
-
-
-def test_attention_takes_another_mask():
-    """A window of one position sees its own value alone."""
-    keys = np.ones((1, 5, 4), bf16)
-    values = np.arange(20).reshape(1, 5, 4).astype(bf16)
-    result = decode_attention(
-        np.ones(4, bf16), keys, values, 3, mask=lambda position: slice(position, position + 1)
-    )
-    np.testing.assert_array_equal(result, values[0, 3])
 
 
 def test_widening_is_exact():

@@ -1,5 +1,6 @@
 """What decode keeps from token to token: recorded once, used as long as it holds, and never beyond."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir
 from llama32_1b.compiling import RuntimeOptions
 from llama32_1b.forward import TokenPass, decode_step, prefill
-from llama32_1b.model import preload
+from llama32_1b.model import LlamaModel, preload
 from llama32_1b.numerics import bf16, widen
 from llama32_1b.progress import Reporter
 from llama32_1b.session import prepare_runtime
@@ -157,7 +158,25 @@ def test_a_token_that_failed_is_made_again(begun, monkeypatch):
     np.testing.assert_array_equal(np.stack(rows).view(np.uint16), expected)
 
 
-def test_kv_caches_are_let_go_at_once(session):
+def test_little_python_lies_between_the_model_and_the_device(open_session, monkeypatch):
+    """After a program has streamed its weights the caches are cold, and each Python function costs most."""
+    depths, real = [], Batch.execute
+
+    def execute(batch):
+        frame, depth = sys._getframe(), 1
+        while frame.f_code is not LlamaModel.run.__code__:
+            frame, depth = frame.f_back, depth + 1
+        depths.append(depth)
+        real(batch)
+
+    monkeypatch.setattr(Batch, "execute", execute)
+    model = open_session().model
+    begin(model)
+    assert len(depths) == 3 * model.config.num_hidden_layers
+    assert max(depths) <= 6
+
+
+def test_kv_caches_are_freed_at_once(session):
     """They are large: no circle keeps one until the collector comes."""
     import gc
     import weakref

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernel_builder.arguments import OVERWRITTEN_ROLES
-from llama32_1b.attention import KVCache, decode_attention
+from llama32_1b.attention import KVCache, reference_attention
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.generate import Generation
 from llama32_1b.model import LlamaModel, preload
@@ -242,7 +242,7 @@ def prefill_mask(mask):
         keys, heads = (values[name].reshape(len(values["v"]), -1, 64) for name in ("k_roped", "v"))
         keys, heads = keys.transpose(1, 0, 2), heads.transpose(1, 0, 2)
         rows = [
-            decode_attention(query, keys, heads, position, mask)
+            reference_attention(query, keys, heads, mask(position))
             for position, query in enumerate(values["q_roped"])
         ]
         return {"attn_out": np.stack(rows)}
