@@ -7,8 +7,6 @@ import json
 import sys
 from dataclasses import replace
 
-from rich.console import Console
-
 from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
 from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
@@ -18,7 +16,6 @@ from llama32_1b.forward import check_prompt
 from llama32_1b.generate import FinishReason, Generation, Sampler
 from llama32_1b.progress import Reporter, stop_on_interrupt
 from llama32_1b.session import Session, prepare_runtime
-from multi_launch_builder.building import write_mlir
 from runtime import select_backend
 
 DONE = 0
@@ -55,6 +52,8 @@ def chat(arguments: argparse.Namespace) -> int:
 
 def profile(arguments: argparse.Namespace) -> int:
     """Answer one prompt, and show where the time went."""
+    from rich.console import Console
+
     session, generation, _ = _answer(arguments, Reporter())
     session.cache.profiler.print(Console())
     return _exit_code(generation)
@@ -62,6 +61,8 @@ def profile(arguments: argparse.Namespace) -> int:
 
 def mlir(arguments: argparse.Namespace) -> int:
     """Write every kernel and every program as MLIR text."""
+    from multi_launch_builder.building import write_mlir  # xDSL comes with it
+
     config = load_config(find_checkpoint(arguments.model))
     out = arguments.out
     try:

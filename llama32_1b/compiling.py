@@ -12,7 +12,7 @@ from llama32_1b.errors import UserError
 from llama32_1b.native import prepare_native
 from llama32_1b.programs import program_flops, sharing
 from llama32_1b.progress import Reporter, Step
-from multi_launch_builder import Program, build_programs, check_shape, legal_seq_len
+from multi_launch_builder import Program, cached, legal_seq_len
 from runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 
@@ -35,7 +35,7 @@ def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
     Raises UserError for more than the model's positions, UnsupportedShapeError for a model that the
     kernels do not accept. Whether `asked` is legal is for the program builders to say.
     """
-    check_shape(config.shape)
+    cached.check_shape(config.shape)
     most = legal_seq_len(config.max_position_embeddings)
     if asked is not None and asked > most:
         raise UserError(
@@ -53,12 +53,14 @@ def compile_programs(
     Raises UnsupportedShapeError before anything is compiled or written; CompileError and DiskFullError,
     which leave the cache usable.
     """
-    programs = build_programs(config.shape, choose_seq_len(config, options.seq_len))
+    started = time.perf_counter()
+    programs = cached.programs(config.shape, choose_seq_len(config, options.seq_len))
+    spent = time.perf_counter() - started
     report.note(options.backend.reason)
     if remark := prepare_native():
         report.note(remark)
     cache = open_cache(options.cache_dir, options.backend, programs, config, Profiler(), report)
-    compile_into(cache, programs, report)
+    compile_into(cache, programs, report, spent)
     return programs, cache
 
 
@@ -75,15 +77,19 @@ def open_cache(
     return KernelCache(folder, backend, profiler, report.note, shared)
 
 
-def compile_into(cache: KernelCache, programs: Mapping[str, Program], report: Reporter) -> None:
-    """Compile programs, telling how far it has come. Raises CompileError and DiskFullError."""
+def compile_into(
+    cache: KernelCache, programs: Mapping[str, Program], report: Reporter, building: float = 0.0
+) -> None:
+    """Compile programs, telling how far it has come. `building` is how long, in seconds, they took to make or
+    to fetch, which is told with it. Raises CompileError and DiskFullError.
+    """
     started = time.perf_counter()
     with report.bar("compiling", len(programs)) as step:
         telling = _Telling(report, step)
         cache.compile_all(list(programs.values()), progress=telling)
     for program in programs.values():
         cache.profiler.declare(program.name, flops=program_flops(program))
-    spent = time.perf_counter() - started
+    spent = building + time.perf_counter() - started
     report.note(f"programs: {telling.compiled} compiled, {telling.reused} from the cache, {spent:.1f} s")
 
 

@@ -16,7 +16,7 @@ from runtime.memory import available_bytes, buffer_bytes, resident_bytes, size, 
 
 ANSWER_TOKENS = 128
 """Of an answer after the longest prompt; a longer one takes more for its KV cache."""
-WORKING_BYTES = 128 << 20
+WORKING_BYTES = 112 << 20
 """The interpreter with its libraries, the programs as objects, and what they work with."""
 TOKEN_BYTES = 1 << 10
 """Of the tokenizer, for each token of the vocabulary."""

@@ -7,13 +7,14 @@ is torn out of a running program.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Step = Callable[[str, int], None]
 """Called with what is going on and how many steps are done."""
@@ -24,36 +25,51 @@ class Reporter:
 
     def __init__(self, file: TextIO | None = None, terminal: bool | None = None) -> None:
         """Writes to `file` (default: standard error), which is asked whether it is a terminal."""
-        self._console = Console(
-            file=file,
-            stderr=file is None,
-            force_terminal=terminal,
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        self._file = file
+        self._terminal = terminal
+        self._console: Console | None = None
+        """What shows a bar, while there is one: notes appear above it."""
 
     @property
     def has_bars(self) -> bool:
-        return self._console.is_terminal
+        return (self._file or sys.stderr).isatty() if self._terminal is None else self._terminal
 
-    def note(self, message: RenderableType) -> None:
-        """A line, or a table."""
-        self._console.print(message)
+    def note(self, message: str) -> None:
+        """A line."""
+        if self._console:
+            self._console.print(message)
+        else:
+            print(message, file=self._file or sys.stderr, flush=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Step]:
         """A bar of `total` steps, gone when it is done; it may be moved from any thread."""
+        if not self.has_bars:
+            yield lambda what, done: None  # noqa: ARG005
+            return
+        from rich import progress  # here, since its import takes longer than a warm start without it
+        from rich.console import Console
+
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[what]}"),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[what]}"),
         )
-        with Progress(*columns, console=self._console, transient=True, disable=not self.has_bars) as bars:
-            task = bars.add_task(title, total=total, what="")
-            yield lambda what, done: bars.update(task, completed=done, what=what)
+        self._console = Console(
+            file=self._file or sys.stderr,
+            force_terminal=True,
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        try:
+            with progress.Progress(*columns, console=self._console, transient=True) as bars:
+                task = bars.add_task(title, total=total, what="")
+                yield lambda what, done: bars.update(task, completed=done, what=what)
+        finally:
+            self._console = None
 
 
 def end_as_at_ctrl_c() -> None:

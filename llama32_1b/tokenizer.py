@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llama32_1b.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # Classes whose whole behaviour is in tokenizer.json. AutoTokenizer would do for these too, but where
 # torch is installed it imports torch, which takes seconds.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""What a chat template knows by name."""
+NOT_PLAIN = ("fast_tokenizer_files", "split_special_tokens", "extra_special_tokens")
+"""Settings by which transformers makes something else of tokenizer.json."""
+LEGACY = ("special_tokens_map.json", "added_tokens.json")
+"""Files with more tokens, which count where tokenizer_config.json lists none."""
+GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
+"""A block of chat templates that transformers has added to jinja2."""
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
 
@@ -21,7 +36,7 @@ Message = Mapping[str, str]  # "role" (system, user, assistant) and "content"
 
 
 class Tokenizer:
-    """Text to token ids and back. `inner` is a transformers tokenizer."""
+    """Text to token ids and back. `inner` is a transformers tokenizer, or a PlainTokenizer."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -108,7 +123,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _load(folder: Path) -> Any:
-    if (folder / "tokenizer.json").is_file() and _class_name(folder) in GENERIC_CLASSES:
+    """What transformers would give; itself only where it does more than the two libraries below it."""
+    config = _json(folder / "tokenizer_config.json")
+    is_generic = config.get("tokenizer_class", GENERIC_CLASSES[0]) in GENERIC_CLASSES
+    if is_generic and (folder / "tokenizer.json").is_file():
+        if plain := _plain(folder, config):
+            return plain
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(folder)
@@ -117,9 +137,132 @@ def _load(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _class_name(folder: Path) -> str:
-    path = folder / "tokenizer_config.json"
+def _json(path: Path) -> dict[str, Any]:
+    """An object; empty where there is no file."""
     if not path.is_file():
-        return GENERIC_CLASSES[0]
-    name: str = json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class", GENERIC_CLASSES[0])
-    return name
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+class PlainTokenizer:
+    """What `Tokenizer` needs of a transformers tokenizer, with the libraries tokenizers and jinja2 alone.
+
+    transformers with all that it imports takes a second or more. special_tokens: what a chat template knows
+    by name, such as bos_token. The results are those of transformers (tokenization_utils_tokenizers.py and
+    utils/chat_template_utils.py).
+    """
+
+    model_max_length = sys.maxsize
+
+    def __init__(self, inner: Any, chat_template: str | None, special_tokens: Mapping[str, str]) -> None:
+        self._inner = inner
+        self._inner.no_truncation()
+        self.chat_template = chat_template
+        self._special_tokens = special_tokens
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
+        assert not clean_up_tokenization_spaces
+        text: str = self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        assert not tokenize
+        assert self.chat_template is not None
+        return _compiled(self.chat_template).render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._special_tokens,
+        )
+
+
+@functools.cache
+def _compiled(template: str) -> Template:
+    """A chat template in the sandbox, and with the functions, that transformers gives it."""
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Unlike jinja2's own, it keeps < and & as they are."""
+        options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    def strftime_now(wanted: str) -> str:
+        return datetime.datetime.now().strftime(wanted)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return environment.from_string(template)
+
+
+def _plain(folder: Path, config: Mapping[str, Any]) -> PlainTokenizer | None:
+    """The tokenizer of a folder, where transformers would add nothing to tokenizer.json; else None."""
+    from tokenizers import Tokenizer as Inner
+
+    inner = Inner.from_file(str(folder / "tokenizer.json"))
+    template = config.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    named = {
+        key: _content(config[key]) for key in config if key.endswith("_token") and not _is_flag(config[key])
+    }
+    is_plain = (
+        not any(config.get(key) for key in NOT_PLAIN)
+        and set(named) <= set(NAMED_TOKENS)
+        and (template is None or (isinstance(template, str) and not GENERATION_BLOCK.search(template)))
+        and not (folder / "additional_chat_templates").is_dir()
+        and ("added_tokens_decoder" in config or not any((folder / name).exists() for name in LEGACY))
+        and inner.padding is None
+        and _are_special(inner, [*named.values(), *_declared_special(config)])
+        and _json(folder / "config.json").get("model_type", "llama") == "llama"
+    )
+    return PlainTokenizer(inner, template, named) if is_plain else None
+
+
+def _is_flag(value: Any) -> bool:
+    """Whether a setting is no token: add_bos_token is true or false, and an absent token is null."""
+    return value is None or isinstance(value, bool)
+
+
+def _content(token: Any) -> str:
+    """The text of a token, which tokenizer_config.json may give with its properties; "" for anything else."""
+    if isinstance(token, Mapping) and token.get("__type") == "AddedToken":
+        token = token["content"]
+    return token if isinstance(token, str) else ""
+
+
+def _declared_special(config: Mapping[str, Any]) -> list[str]:
+    declared = config.get("added_tokens_decoder", {}).values()
+    return [
+        *(token["content"] for token in declared if token.get("special")),
+        *map(_content, config.get("additional_special_tokens") or ()),
+    ]
+
+
+def _are_special(inner: Any, tokens: Sequence[str]) -> bool:
+    """Whether tokenizer.json has them all as special tokens, so that transformers need not add them."""
+    special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
+    return special.issuperset(tokens)

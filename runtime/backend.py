@@ -59,7 +59,7 @@ def select_backend(
         raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
     for_later = compile_only and choice == "npu"
     no_device = [] if for_later else missing_device()
-    missing = [*no_device, *missing_compile_tools()]
+    missing = no_device if no_device and choice == "auto" else [*no_device, *missing_compile_tools()]
     if not missing:
         return _npu(choice, numerics, for_later)
     if choice == "npu":

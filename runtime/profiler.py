@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 COMPUTE_BOUND = 16.0
 """Operations per byte from which a program's rate is shown in GFLOP/s; below that, in GB/s."""
@@ -116,6 +118,8 @@ class Profiler:
 
     def table(self) -> Table:
         """Programs, then host operations, then the total; times in milliseconds."""
+        from rich.table import Table  # here, since most runs show none
+
         table = Table(title="where the time went (milliseconds)", title_justify="left")
         table.add_column("program or host operation", no_wrap=True)
         for heading in ("calls", "write", "run", "read", "total", "share", "rate", "moved"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from virtual_npu.fingerprint import (
     file_digest,
     includes_digest,
     key_of,
+    package_version,
     text_digest,
     tool_version,
     tree_digest,
@@ -60,7 +60,7 @@ def _own() -> dict[str, str]:
         "air_dialect": tree_digest(PACKAGE.parent / "air_dialect"),
         "virtual_npu": tree_digest(PACKAGE, skip=_NOT_BUILT_IN),
         "AIE API for the host": tree_digest(OWN_KERNELS / "host"),
-        "xdsl": importlib.metadata.version("xdsl"),
+        "xdsl": package_version("xdsl"),
         "CPU": cpu_identity(),
     }
 

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -104,6 +105,17 @@ def tool_version(command: str) -> str:
         return f"{command}: {error}"
     lines = (result.stdout or result.stderr).strip().splitlines()
     return lines[0] if lines else f"{command}: no version, exit code {result.returncode}"
+
+
+def package_version(name: str) -> str:
+    """The version of an installed package, as importlib.metadata has it, whose import takes its time."""
+    for folder in filter(os.path.isdir, sys.path):
+        for found in os.listdir(folder):
+            if found.startswith(f"{name}-") and found.endswith(".dist-info"):
+                return found.removeprefix(f"{name}-").removesuffix(".dist-info")
+    from importlib.metadata import version
+
+    return version(name)
 
 
 @functools.cache

@@ -23,10 +23,10 @@ from runtime.npu import versions
 from runtime.npu.tools import installed_version
 from runtime.toolchain import KERNEL_SOURCES, first_lines
 from virtual_npu.errors import VirtualNpuError
-from virtual_npu.static import NPU2, Report, check
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
+    from virtual_npu.static import Report
 
 MAGIC = b"\x7fELF"
 PLATFORM_BYTE = 7
@@ -59,12 +59,14 @@ def preflight(program: Program) -> list[str]:
     found = first_lines("\n".join(map(str, report.faults)))
     raise CompileError(
         program.name,
-        f"the check before aircc found {count} thing{'s' * (count != 1)} that {NPU2.name} cannot do "
+        f"the check before aircc found {count} thing{'s' * (count != 1)} that {report.device.name} cannot do "
         f"(`python -m virtual_npu check` shows them beside the limits):\n{found}",
     )
 
 
 def _checked(program: Program) -> Report:
+    from virtual_npu.static import NPU2, check  # xDSL comes with it
+
     stack = program.option("--stack-size")
     return check(
         program.text,

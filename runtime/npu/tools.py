@@ -9,7 +9,6 @@ their `bin` is not on PATH.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 from collections.abc import Mapping
@@ -77,6 +76,8 @@ def aie_api_include() -> Path | None:
 
 def installed_version(distribution: str) -> str | None:
     """The version of an installed Python distribution; None where there is none."""
+    import importlib.metadata  # here and below, since most starts do not need it
+
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -143,6 +144,8 @@ def _executable(root: Path | None, name: str) -> Path | None:
 
 def _wheel_folder(name: str) -> Path | None:
     """The folder of data that a wheel of this name installed beside Python's packages."""
+    import importlib.metadata
+
     try:
         folder = Path(str(importlib.metadata.distribution(name).locate_file(name)))
     except importlib.metadata.PackageNotFoundError:

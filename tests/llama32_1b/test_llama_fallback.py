@@ -4,7 +4,6 @@ First in numpy, with a failure at every single call; then the demo model on the 
 for pyxrt. The stand-in proves plumbing: nothing here has run on an NPU.
 """
 
-import functools
 import io
 import json
 import shutil
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import virtual_npu.pyxrt
-from llama32_1b import commands, compiling
+from llama32_1b import commands
 from llama32_1b.chat import Chat
 from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from llama32_1b.cli import default_cache_dir, main
@@ -208,13 +207,6 @@ class Prebuilt(VirtualToolchain):
     def compile(self, program, work, *_):
         cache = KernelCache(default_cache_dir(), select_backend("virtual"))
         return Path(shutil.copy(cache.compile_and_cache(program).path, work / "program.elf"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def texts_built_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "build_programs", functools.cache(compiling.build_programs))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from llama32_1b.config import load_config
 from llama32_1b.errors import UserError
 from llama32_1b.programs import program_flops
 from llama32_1b.progress import Reporter
+from multi_launch_builder import cached
 from runtime import Progress, Stage, select_backend
 
 VIRTUAL = RuntimeOptions(128, select_backend("virtual"), Path("unused"))
@@ -42,7 +43,7 @@ class FakeCache:
 @pytest.fixture
 def config(make_checkpoint, monkeypatch, programs_without_text):
     """The small model's, where building and compiling cost nothing."""
-    monkeypatch.setattr(compiling, "build_programs", programs_without_text)
+    monkeypatch.setattr(cached, "programs", programs_without_text)
     monkeypatch.setattr(compiling, "KernelCache", FakeCache)
     return load_config(make_checkpoint())
 

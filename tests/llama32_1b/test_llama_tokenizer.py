@@ -1,11 +1,16 @@
 """Tokenizer, chat template, and text that grows token by token."""
 
+import json
 import random
 
 import pytest
+from checkpoints import TEMPLATE
+from jinja2 import TemplateError
 
+from llama32_1b.checkpoint import DEMO_FOLDER
 from llama32_1b.errors import CheckpointError
-from llama32_1b.tokenizer import load_tokenizer
+from llama32_1b.synthetic.tokenizer import make_tokenizer
+from llama32_1b.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
 
 TEXTS = [
     "What is the capital of France?",
@@ -70,16 +75,131 @@ def test_blanks_between_pieces_survive_a_decoder_that_strips(tmp_path):
     assert not tokenizer.has_chat_template
 
 
-def test_encode_is_that_of_transformers(tokenizer, make_checkpoint):
+CONVERSATIONS = [
+    [{"role": "user", "content": "hi"}],
+    [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}],
+    [{"role": "system", "content": " Be <brief> & kind. "}, {"role": "user", "content": "日本語 🙂\n\n"}],
+]
+TEMPLATES = [
+    TEMPLATE,
+    # blocks that are trimmed, the filters and functions that transformers adds, loop controls
+    """{{ bos_token }}
+    {% for m in messages %}
+      {% if m.role == 'system' %}{% continue %}{% endif %}
+      {{ m | tojson }}{{ [m.content] | tojson(indent=2) }}{{ eos_token }}
+    {% endfor %}
+    {% if strftime_now is defined %}{{ strftime_now('%Y') | length }}{% endif %}
+    {% if tools is not none %}tools{% endif %}{% if documents %}documents{% endif %}
+    {% if add_generation_prompt %}<|assistant|>{% endif %}
+    """,
+]
+
+
+def theirs_of(folder):
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(make_checkpoint())
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def assert_alike(folder, tokenizer):
+    theirs = theirs_of(folder)
     for text in TEXTS:
-        assert tokenizer.encode(text) == theirs.encode(text)
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert tokenizer.has_chat_template
-    assert tokenizer.encode_chat(messages) == expected
+        ids = tokenizer.encode(text)
+        assert ids == theirs.encode(text)
+        assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    for messages in CONVERSATIONS if tokenizer.has_chat_template else ():
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert tokenizer.encode_chat(messages) == expected
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_it_does_what_transformers_does(damaged, checkpoints, template, in_file):
+    (damaged / "chat_template.jinja").unlink(missing_ok=True)
+    checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=None if in_file else template)
+    if in_file:
+        (damaged / "chat_template.jinja").write_text(template)
+    tokenizer = load_tokenizer(damaged)
+    assert isinstance(tokenizer._inner, PlainTokenizer)
+    assert_alike(damaged, tokenizer)
+
+
+def test_the_demos_and_a_synthetic_one_do_too(tmp_path):
+    assert_alike(DEMO_FOLDER, load_tokenizer(DEMO_FOLDER))
+    make_tokenizer(2000).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer._inner, PlainTokenizer)
+    assert_alike(tmp_path, tokenizer)
+
+
+def test_a_template_that_refuses(damaged, checkpoints):
+    (damaged / "chat_template.jinja").unlink(missing_ok=True)
+    refusing = "{{ raise_exception('users first') }}"
+    checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=refusing)
+    for tokenizer in (load_tokenizer(damaged), Tokenizer(theirs_of(damaged))):
+        with pytest.raises(TemplateError, match="users first"):
+            tokenizer.encode_chat(CONVERSATIONS[0])
+
+
+def added(content, **properties):
+    return {"content": content, "special": True, "lstrip": False, "rstrip": False, **properties}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pad_token": "<|another|>"},
+        {"eos_token": added("<|another|>", lstrip=True, __type="AddedToken")},
+        {"image_token": "<|user|>"},
+        {"extra_special_tokens": ["the"]},
+        {"additional_special_tokens": ["the"]},
+        {"added_tokens_decoder": {"600": added("herd")}},
+        {"split_special_tokens": True},
+        {
+            "chat_template": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+            "{% endfor %}"
+        },
+        {"chat_template": [{"name": "default", "template": TEMPLATE}]},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_what_transformers_would_add_is_left_to_it(damaged, checkpoints, config):
+    if "chat_template" in config:
+        (damaged / "chat_template.jinja").unlink(missing_ok=True)
+    checkpoints.edit_json(damaged / "tokenizer_config.json", **config)
+    tokenizer = load_tokenizer(damaged)
+    assert not isinstance(tokenizer._inner, PlainTokenizer)
+    assert_alike(damaged, tokenizer)
+
+
+def test_a_token_with_its_properties(damaged, checkpoints):
+    typed = added("<|eos|>", __type="AddedToken")
+    checkpoints.edit_json(damaged / "tokenizer_config.json", eos_token=typed)
+    tokenizer = load_tokenizer(damaged)
+    assert isinstance(tokenizer._inner, PlainTokenizer)
+    assert_alike(damaged, tokenizer)
+    checkpoints.edit_json(damaged / "tokenizer_config.json", eos_token={"content": "<|eos|>"})
+    with pytest.raises(CheckpointError, match="has to be either str or AddedToken"):
+        load_tokenizer(damaged)
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "added_tokens.json"])
+def test_files_that_add_tokens_are_left_to_it(damaged, checkpoints, name):
+    checkpoints.edit_json(damaged / "tokenizer_config.json", added_tokens_decoder=None)
+    content = {"pad_token": "<|more|>"} if name.startswith("special") else {"<|more|>": 600}
+    (damaged / name).write_text(json.dumps(content))
+    tokenizer = load_tokenizer(damaged)
+    assert not isinstance(tokenizer._inner, PlainTokenizer)
+    assert_alike(damaged, tokenizer)
+
+
+def test_limits_in_tokenizer_json_do_not_cut(damaged):
+    path = damaged / "tokenizer.json"
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "truncation": cut}))
+    tokenizer = load_tokenizer(damaged)
+    assert isinstance(tokenizer._inner, PlainTokenizer)
+    assert_alike(damaged, tokenizer)
 
 
 def test_special_tokens_are_not_text(tokenizer):

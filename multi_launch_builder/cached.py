@@ -1,0 +1,90 @@
+"""What is built of a model, in the content store: a second start builds nothing and loads no IR.
+
+The keys are of the model's shape, the prompt length, xDSL's version, and all sources that a program's text
+depends on. Where VNPU_CACHE says that nothing is kept, or the store cannot be written, it is built each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
+from multi_launch_builder.programs import plan_programs
+from multi_launch_builder.shapes import ModelShape
+from virtual_npu.fingerprint import key_of, package_version, tree_digest
+from virtual_npu.store import kept_programs
+
+ROOMS = ("air_dialect", "virtual_npu", "kernel_builder", "multi_launch_builder")
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
+    """What `build_programs` gives, and raises."""
+
+    def build() -> dict[str, Any]:
+        from multi_launch_builder.building import build_programs  # xDSL comes with it
+
+        return {name: _without_arguments(program) for name, program in build_programs(shape, seq_len).items()}
+
+    plans = plan_programs(shape, seq_len)
+    texts = _kept("texts", build, shape=asdict(shape), seq_len=seq_len)
+    return {name: _with_arguments(plan, texts[name]) for name, plan in plans.items()}
+
+
+def check_shape(shape: ModelShape) -> None:
+    """What `limits.check_shape` raises for a shape that no kernel is built for."""
+
+    def check() -> bool:
+        from multi_launch_builder import limits  # xDSL comes with it
+
+        limits.check_shape(shape)
+        return True
+
+    _kept("shape", check, shape=asdict(shape))
+
+
+def _without_arguments(program: Program) -> dict[str, Any]:
+    """A program for JSON. Its arguments are its plan's, which costs nothing to make."""
+    objects, options = map(asdict, program.objects), map(asdict, program.options)
+    return {"text": program.text, "launches": program.launches, "objects": [*objects], "options": [*options]}
+
+
+def _with_arguments(plan: ProgramPlan, kept: dict[str, Any]) -> Program:
+    objects = tuple(
+        ExternalObject(**{**fields, "defines": tuple(fields["defines"]), "symbols": tuple(fields["symbols"])})
+        for fields in kept["objects"]
+    )
+    options = tuple(CompileOption(**fields) for fields in kept["options"])
+    return Program(plan.name, kept["text"], plan.arguments, tuple(kept["launches"]), objects, options)
+
+
+def _kept(kind: str, make: Callable[[], Any], **of: Any) -> Any:
+    """What `make` gives, ready for JSON: found in the store, or made and put there."""
+    store = kept_programs()
+    if store is None:
+        return make()
+    name = f"{kind}-{key_of({**_sources(), 'of': json.dumps(of, sort_keys=True)})}.json"
+    content = store.read(name)
+    if content is not None:
+        return json.loads(content)
+    made = make()
+    with contextlib.suppress(OSError):  # a full disk: it is made again the next time
+        store.made(name, lambda work: _written(work / name, made))
+    return made
+
+
+def _written(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    """All that shapes a program's text, by name, as hashes or short texts."""
+    return {**{room: tree_digest(REPOSITORY / room) for room in ROOMS}, "xdsl": package_version("xdsl")}

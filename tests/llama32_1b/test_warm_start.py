@@ -1,0 +1,141 @@
+"""A second start builds nothing: it loads no IR, no kernel, no code generator, and none of transformers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from multi_launch_builder import Program, UnsupportedShapeError, build_programs, cached
+from multi_launch_builder.shapes import DEMO
+
+ROOT = Path(__file__).parents[2]
+
+RUN = """
+import sys
+from llama32_1b.cli import main
+code = main(["run", "--prompt", "What is the capital of France?", "--cache-dir", sys.argv[1]])
+print(code, *sys.modules, file=sys.stderr)
+"""
+
+
+def run(cache_dir: Path) -> tuple[str, str, set[str]]:
+    """The answer, what was said about programs, and every module that is loaded at the end."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(cache_dir)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    *said, modules = done.stderr.splitlines()
+    code, *loaded = modules.split()
+    assert code == "0"
+    return done.stdout, next(line for line in said if line.startswith("programs: ")), set(loaded)
+
+
+def test_a_second_start_loads_nothing_that_builds(tmp_path):
+    answer, told, _ = run(tmp_path)
+    again, told_again, loaded = run(tmp_path)
+    assert answer == again == "The capital of France is Paris.\n"
+    assert re.fullmatch(r"programs: \d compiled, \d from the cache, \d+\.\d s", told)
+    assert told_again.startswith("programs: 0 compiled, 6 from the cache, ")
+    rooms = {name.partition(".")[0] for name in loaded}
+    assert not rooms & {"xdsl", "transformers", "huggingface_hub", "torch", "rich", "filelock"}
+    assert {name for name in loaded if name.startswith(("kernel_builder.", "air_dialect."))} == {
+        "air_dialect.common",
+        "kernel_builder.arguments",
+    }
+    builders = ("building", "limits", "stitcher", "wiring", "submodule")
+    assert not loaded & {f"multi_launch_builder.{name}" for name in builders}
+    assert not {name for name in loaded if name.startswith(("virtual_npu.codegen", "virtual_npu.static"))}
+
+
+@pytest.fixture
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def never_built(monkeypatch):
+    def never(*_):
+        pytest.fail("built again")
+
+    monkeypatch.setattr("multi_launch_builder.building.build_program", never)
+
+
+def fields(programs: dict[str, Program]) -> dict[str, dict[str, object]]:
+    """Everything that programs say, comparable."""
+    return {
+        name: {**vars(program), "arguments": list(program.arguments)} for name, program in programs.items()
+    }
+
+
+def test_programs_from_the_store_are_those_that_are_built(own_store, request):
+    built = fields(build_programs(DEMO, 128))
+    assert fields(cached.programs(DEMO, 128)) == built
+    request.getfixturevalue("never_built")
+    assert fields(cached.programs(DEMO, 128)) == built
+
+
+@pytest.mark.parametrize("changed", ["shape", "length", "sources", "damage"])
+def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed):
+    cached.programs(DEMO, 64)
+    count = len(list(own_store.glob("texts-*")))
+    assert count == 1
+    shape, seq_len = DEMO, 64
+    if changed == "shape":
+        shape = DEMO.__class__(**{**vars(DEMO), "rms_norm_eps": 1e-6})
+    elif changed == "length":
+        seq_len = 128
+    elif changed == "sources":
+        monkeypatch.setattr(cached, "_sources", lambda: {"kernel_builder": "edited"})
+    else:
+        next(own_store.glob("texts-*")).write_text("{")
+    assert fields(cached.programs(shape, seq_len)) == fields(build_programs(shape, seq_len))
+    assert len(list(own_store.glob("texts-*"))) == (1 if changed == "damage" else 2)
+
+
+def test_every_source_that_builds_counts():
+    """Of ours, what building loads is in the rooms whose sources are hashed."""
+    script = (
+        "import sys; from multi_launch_builder import build_programs; from multi_launch_builder.shapes "
+        "import DEMO; build_programs(DEMO, 64); print(*(m.__file__ for m in sys.modules.values() if "
+        "getattr(m, '__file__', None)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    ours = [Path(file).relative_to(ROOT) for file in done.stdout.split() if file.startswith(str(ROOT))]
+    rooms = {path.parts[0] for path in ours if not path.parts[0].startswith(".")}
+    assert rooms == set(cached.ROOMS)
+    assert set(cached._sources()) == {*cached.ROOMS, "xdsl"}
+
+
+def test_a_shape_is_refused_each_time(own_store):
+    wrong = DEMO.__class__(**{**vars(DEMO), "n_kv_heads": 3})
+    for _ in range(2):
+        with pytest.raises(UnsupportedShapeError, match="n_kv_heads=3 does not divide n_heads=4"):
+            cached.check_shape(wrong)
+    cached.check_shape(DEMO)
+    assert len(list(own_store.glob("shape-*"))) == 1
+
+
+@pytest.mark.parametrize("place", ["off", "/proc/nothing"])
+def test_without_a_store_they_are_built(monkeypatch, place):
+    monkeypatch.setenv("VNPU_CACHE", place)
+    assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
+
+
+def test_a_full_disk_does_not_matter_yet(own_store, monkeypatch):
+    real = os.replace
+
+    def full(made, target):
+        if Path(target).name.startswith("texts-"):
+            raise OSError(28, "No space left on device")
+        real(made, target)
+
+    monkeypatch.setattr("virtual_npu.store.os.replace", full)
+    assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
+    assert not list(own_store.glob("texts-*"))
