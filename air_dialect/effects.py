@@ -30,10 +30,10 @@ class Effect(Flag):
     """What else is said can happen, and need not."""
 
 
-NONE, READ, WRITE, FREE, VIEW, PASS = (
-    Effect.NONE, Effect.READ, Effect.WRITE, Effect.FREE, Effect.VIEW, Effect.PASS,
+NONE, READ, WRITE, FREE, VIEW, PASS, MAYBE = (
+    Effect.NONE, Effect.READ, Effect.WRITE, Effect.FREE, Effect.VIEW, Effect.PASS, Effect.MAYBE,
 )  # fmt: skip
-UNKNOWN = Effect.READ | Effect.WRITE | Effect.MAYBE
+UNKNOWN = READ | WRITE | MAYBE
 
 ACCESSES: Mapping[str, tuple[int, Effect]] = {
     "memref.load": (0, READ), "affine.load": (0, READ), "affine.vector_load": (0, READ),
@@ -61,7 +61,7 @@ VIEWS = frozenset([
 ALLOCATIONS = frozenset(["memref.alloc", "memref.alloca"])
 """Operations whose result is memory of its own."""
 
-_OPERANDS: Mapping[str, tuple[Effect, ...]] = {
+OPERANDS: Mapping[str, tuple[Effect, ...]] = {
     **{name: (effect,) for name, (_, effect) in (*ACCESSES.items(), *SCATTERED.items())},
     **dict.fromkeys(VIEWS, (VIEW,)),
     "memref.reshape": (VIEW, READ),
@@ -76,7 +76,7 @@ _OPERANDS: Mapping[str, tuple[Effect, ...]] = {
 }  # fmt: skip
 """By the order of the memref operands."""
 
-_PASSING = (
+PASSING = (
     "scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return", "air.launch",
     "air.segment", "air.herd", "air.rank", "air.execute", "memref.alloca_scope", "memref.alloc",
     "memref.get_global", "vnpu.",
@@ -84,25 +84,17 @@ _PASSING = (
 """How the names begin of operations that touch nothing themselves: what is inside of them does. `vnpu.` is
 what the virtual NPU puts around operations that it has recognised."""
 
-_NO_MEMORY = ("arith.", "math.", "index.", "ub.", "cf.", "affine.", "vector.")
-"""Dialects whose operations compute on values, but for those that the tables name."""
-
 
 def effects(op: Operation) -> list[tuple[int, Effect]]:
     """What an operation does to each of its memref operands: (position, effect), in their order."""
     positions = [position for position, value in enumerate(op.operands) if is_memref(value)]
     if not positions:
         return []
-    if op.name in _OPERANDS:
-        return list(zip(positions, _OPERANDS[op.name], strict=False))
+    if op.name in OPERANDS:
+        return list(zip(positions, OPERANDS[op.name], strict=False))
     if op.name.startswith("linalg."):
         return [(position, _of_linalg(op, position, position == positions[-1])) for position in positions]
-    return [(position, PASS if op.name.startswith(_PASSING) else UNKNOWN) for position in positions]
-
-
-def is_ruled(name: str) -> bool:
-    """Whether the effects of operations of this name are in a table, or follow a rule of their dialect."""
-    return name in _OPERANDS or name == "func.call" or name.startswith(("linalg.", *_PASSING, *_NO_MEMORY))
+    return [(position, PASS if op.name.startswith(PASSING) else UNKNOWN) for position in positions]
 
 
 def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:

@@ -25,6 +25,7 @@ from xdsl.dialects.builtin import (
     IndexType,
     IntegerAttr,
     IntegerType,
+    MemRefType,
 )
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import (
@@ -384,6 +385,22 @@ def _linearized(value: OpResult) -> Term | None:
     return total
 
 
+def _of_shape(value: OpResult) -> Term | None:
+    """What the type of a memref says: its rank, an extent, or the offset, extents and steps of its layout."""
+    op, type_ = value.op, value.op.operands[0].type
+    if not isinstance(type_, MemRefType):
+        return None
+    shape = type_.get_shape()
+    if op.name == "memref.rank":
+        return len(shape)
+    if op.name == "memref.dim":
+        dim = written_constant(op.operands[1])
+        extent = shape[dim] if dim is not None and 0 <= dim < len(shape) else DYNAMIC_INDEX
+        return None if extent == DYNAMIC_INDEX else extent
+    known = (None, type_.get_offset(), *shape, *(type_.get_strides() or [None] * len(shape)))[value.index]
+    return None if known == DYNAMIC_INDEX else known
+
+
 _OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
     **dict.fromkeys(("arith.constant", "index.constant", "index.bool.constant"), written_constant),
     **dict.fromkeys(("arith.cmpi", "index.cmp"), _compared),
@@ -391,6 +408,7 @@ _OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
     **dict.fromkeys(("affine.apply", "affine.min", "affine.max"), _mapped),
     "affine.delinearize_index": _delinearized,
     "affine.linearize_index": _linearized,
+    **dict.fromkeys(("memref.rank", "memref.dim", "memref.extract_strided_metadata"), _of_shape),
     "index.sizeof": lambda _: 64,
 }
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Block, SSAValue
 
-from air_dialect.indices import Operator, Reading
+from air_dialect.indices import Operator, Reading, unknown
 from air_dialect.values import passed
 
 
@@ -135,6 +135,11 @@ Interval: TypeAlias = tuple[int, int]
 """The smallest and the largest value, both included."""
 
 
+def only_number(found: Interval | None) -> int | None:
+    """The number that a range leaves, None where there are several."""
+    return found[0] if found is not None and found[0] == found[1] else None
+
+
 def add(left: Interval, right: Interval) -> Interval:
     """The values of a sum."""
     return left[0] + right[0], left[1] + right[1]
@@ -182,17 +187,7 @@ def _larger(left: Interval, right: Interval) -> Interval:
 def _and(left: Interval, right: Interval) -> Interval | None:
     """A natural number leaves none of the higher bits."""
     highest = [side[1] for side in (left, right) if side[0] >= 0]
-    return _exact(of.and_)(left, right) or ((0, min(highest)) if highest else None)
-
-
-def _exact(function: Callable[[int, int], int | None]) -> Callable[[Interval, Interval], Interval | None]:
-    """An operation of two numbers, where both sides are one."""
-
-    def compute(left: Interval, right: Interval) -> Interval | None:
-        found = function(left[0], right[0]) if left[0] == left[1] and right[0] == right[1] else None
-        return None if found is None else (found, found)
-
-    return compute
+    return (0, min(highest)) if highest else None
 
 
 def _unsigned(found: Interval, width: Interval) -> Interval | None:
@@ -250,41 +245,54 @@ def _fitting_interval(value: SSAValue, found: Interval) -> Interval | None:
     return found if bounds is None or (bounds[0] <= found[0] and found[1] <= bounds[1]) else None
 
 
+def _of_numbers(
+    operator: Operator, function: Callable[..., Interval | None]
+) -> Callable[..., Interval | None]:
+    """The number that an operator makes of numbers; else what the function makes of ranges."""
+
+    def compute(*operands: Interval | None) -> Interval | None:
+        found = NUMBERS.apply(operator, [only_number(operand) for operand in operands])
+        return function(*operands) if found is None else (found, found)
+
+    return compute
+
+
+_OF_RANGES: Mapping[Operator, Callable[..., Interval | None]] = {
+    Operator.ADD: add,
+    Operator.SUBTRACT: lambda left, right: (left[0] - right[1], left[1] - right[0]),
+    Operator.MULTIPLY: multiply,
+    Operator.FLOOR_DIVIDE: _divided(of.floordiv),
+    Operator.CEIL_DIVIDE: _divided(_ceil_divide),
+    Operator.DIVIDE: _of_naturals(_divided(of.floordiv)),
+    Operator.REMAINDER: _of_naturals(_modulo),
+    Operator.MODULO: _modulo,
+    Operator.UNSIGNED_DIVIDE: _of_naturals(_divided(of.floordiv)),
+    Operator.UNSIGNED_CEIL_DIVIDE: _of_naturals(_divided(_ceil_divide)),
+    Operator.UNSIGNED_REMAINDER: _of_naturals(_modulo),
+    Operator.MIN: _smaller,
+    Operator.MAX: _larger,
+    Operator.UNSIGNED_MIN: _of_naturals(_smaller),
+    Operator.UNSIGNED_MAX: _of_naturals(_larger),
+    Operator.AND: _and,
+    Operator.OR: unknown,
+    Operator.XOR: unknown,
+    Operator.CAST: lambda found: found,
+    Operator.UNSIGNED_CAST: _unsigned,
+    Operator.SELECT: _either,
+    Operator.EQUAL: _equal,
+    Operator.UNEQUAL: _unequal,
+    Operator.LESS: _compared(of.lt),
+    Operator.LESS_EQUAL: _compared(of.le),
+    Operator.GREATER: _compared(of.gt),
+    Operator.GREATER_EQUAL: _compared(of.ge),
+    Operator.UNSIGNED_LESS: _compared(of.lt, unsigned=True),
+    Operator.UNSIGNED_LESS_EQUAL: _compared(of.le, unsigned=True),
+    Operator.UNSIGNED_GREATER: _compared(of.gt, unsigned=True),
+    Operator.UNSIGNED_GREATER_EQUAL: _compared(of.ge, unsigned=True),
+}
 INTERVALS: Reading[Interval] = Reading(
     lambda number: (number, number),
-    {
-        Operator.ADD: add,
-        Operator.SUBTRACT: lambda left, right: (left[0] - right[1], left[1] - right[0]),
-        Operator.MULTIPLY: multiply,
-        Operator.FLOOR_DIVIDE: _divided(of.floordiv),
-        Operator.CEIL_DIVIDE: _divided(_ceil_divide),
-        Operator.DIVIDE: _of_naturals(_divided(of.floordiv)),
-        Operator.REMAINDER: _of_naturals(_modulo),
-        Operator.MODULO: _modulo,
-        Operator.UNSIGNED_DIVIDE: _of_naturals(_divided(of.floordiv)),
-        Operator.UNSIGNED_CEIL_DIVIDE: _of_naturals(_divided(_ceil_divide)),
-        Operator.UNSIGNED_REMAINDER: _of_naturals(_modulo),
-        Operator.MIN: _smaller,
-        Operator.MAX: _larger,
-        Operator.UNSIGNED_MIN: _of_naturals(_smaller),
-        Operator.UNSIGNED_MAX: _of_naturals(_larger),
-        Operator.AND: _and,
-        Operator.OR: _exact(of.or_),
-        Operator.XOR: _exact(of.xor),
-        Operator.CAST: lambda found: found,
-        Operator.UNSIGNED_CAST: _unsigned,
-        Operator.SELECT: _either,
-        Operator.EQUAL: _equal,
-        Operator.UNEQUAL: _unequal,
-        Operator.LESS: _compared(of.lt),
-        Operator.LESS_EQUAL: _compared(of.le),
-        Operator.GREATER: _compared(of.gt),
-        Operator.GREATER_EQUAL: _compared(of.ge),
-        Operator.UNSIGNED_LESS: _compared(of.lt, unsigned=True),
-        Operator.UNSIGNED_LESS_EQUAL: _compared(of.le, unsigned=True),
-        Operator.UNSIGNED_GREATER: _compared(of.gt, unsigned=True),
-        Operator.UNSIGNED_GREATER_EQUAL: _compared(of.ge, unsigned=True),
-    },
+    {operator: _of_numbers(operator, function) for operator, function in _OF_RANGES.items()},
     variable=_counted,
     fitted=_fitting_interval,
 )
@@ -293,11 +301,6 @@ INTERVALS: Reading[Interval] = Reading(
 def interval(value: SSAValue) -> Interval | None:
     """The values that an integer or index can take; None where that is not known."""
     return INTERVALS.read(value)
-
-
-def only_number(found: Interval | None) -> int | None:
-    """The number that a range leaves, None where there are several."""
-    return found[0] if found is not None and found[0] == found[1] else None
 
 
 # ---- what divides all values ----
@@ -389,7 +392,7 @@ def multiple(value: SSAValue) -> int:
 # ---- whether that is all there is to know ----
 
 _SUMS = (Operator.ADD, Operator.SUBTRACT, Operator.MULTIPLY, Operator.CAST)
-_REGULAR: Reading[bool] = Reading(
+REGULAR: Reading[bool] = Reading(
     lambda _: True,
     {operator: (lambda *_: True) if operator in _SUMS else None for operator in Operator},
     variable=lambda *_: True,
@@ -402,7 +405,7 @@ def is_regular(value: SSAValue) -> bool:
     Then `multiple` is what divides all its values, not just the most that can be told.
     """
     known: dict[SSAValue, int | None] = {}
-    given = replace(_REGULAR, given=lambda part: NUMBERS.read(part, known) is not None or None)
+    given = replace(REGULAR, given=lambda part: NUMBERS.read(part, known) is not None or None)
     return given.read(value) is not None
 
 
@@ -464,7 +467,7 @@ def _product(left: Linear, right: Linear) -> Linear | None:
     return right.times(left.constant) if not left.terms else left.times(right.constant)
 
 
-_LINEAR: Reading[Linear] = Reading(
+LINEAR: Reading[Linear] = Reading(
     Linear,
     {
         **dict.fromkeys(Operator),
@@ -491,7 +494,7 @@ def linear(value: SSAValue) -> Linear:
         known = not isinstance(part.type, IntegerType) or INTERVALS.read(part, ranges) is not None
         return form if known else None
 
-    found = replace(_LINEAR, given=constant, fitted=fitted).read(value)
+    found = replace(LINEAR, given=constant, fitted=fitted).read(value)
     assert found is not None  # a value is a term at least
     return found
 

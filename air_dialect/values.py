@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from air_dialect.effects import VIEWS
 from air_dialect.execution import ExecuteOp
 from air_dialect.hierarchy import HierarchyOp
+from air_dialect.verifiers import enclosing
 
 
 def passed(value: SSAValue) -> SSAValue | None:
@@ -39,14 +38,6 @@ def origin(value: SSAValue) -> SSAValue:
         if source is None:
             return value
         value = source
-
-
-def enclosing(op: Operation) -> Iterator[Operation]:
-    """The operations around one, nearest first."""
-    parent = op.parent_op()
-    while parent is not None:
-        yield parent
-        parent = parent.parent_op()
 
 
 def is_inside(op: Operation, value: SSAValue) -> bool:

@@ -12,8 +12,8 @@ from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.readings import number, numbers
 from air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
-from air_dialect.verifiers import constant_value, constant_values
 
 
 class AirParseError(Exception):
@@ -86,7 +86,7 @@ def _check_operands(op: Operation, seen: Set[Operation], dominance: dict[Region,
 
     `seen` are the operations met so far; `dominance` keeps what is known of the regions met.
     """
-    for number, operand in enumerate(op.operands):
+    for position, operand in enumerate(op.operands):
         owner = operand.owner
         region = owner.parent if isinstance(owner, Block) else owner.parent_region()
         user: Operation | None = op
@@ -94,21 +94,21 @@ def _check_operands(op: Operation, seen: Set[Operation], dominance: dict[Region,
             user = user.parent_op()
         if user is None or region is None:
             raise VerifyException(
-                f"operand {number} of {op.name} is {_described(owner)}, which it cannot see: the value is "
+                f"operand {position} of {op.name} is {_described(owner)}, which it cannot see: the value is "
                 "of a body that does not enclose the use"
             )
         home = owner if isinstance(owner, Block) else owner.parent
         if user.parent is not home and not _runs_before(home, user.parent, dominance):
             raise VerifyException(
-                f"operand {number} of {op.name} is {_described(owner)} in a block that need not run before: "
+                f"operand {position} of {op.name} is {_described(owner)} in a block that need not run before: "
                 "hand the value over as a block argument"
             )
         if isinstance(owner, Operation) and user.parent is home and owner not in seen:
             raise VerifyException(
-                f"operand {number} of {op.name} is {_described(owner)}, which comes later: define it first"
+                f"operand {position} of {op.name} is {_described(owner)}, which comes later: define it first"
             )
         if user is owner:
-            raise VerifyException(f"operand {number} of {op.name} is a result of the operation around it")
+            raise VerifyException(f"operand {position} of {op.name} is a result of the operation around it")
 
 
 def _runs_before(one: Block | None, other: Block | None, dominance: dict[Region, DominanceInfo]) -> bool:
@@ -146,7 +146,7 @@ def check_runnable(op: Operation) -> None:
 def element_count(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | None:
     """How many elements a side of a transfer moves, None when that is not known at compile time."""
     if sizes:
-        extents = constant_values(sizes)
+        extents = numbers(sizes)
         return None if extents is None else prod(extents)
     if not isinstance(memref_type, MemRefType) or DYNAMIC_INDEX in memref_type.get_shape():
         return None
@@ -155,7 +155,7 @@ def element_count(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | No
 
 def _check_sizes(op: Operation, side: str, sizes: Sequence[SSAValue]) -> None:
     for size in sizes:
-        extent = constant_value(size)
+        extent = number(size)
         if extent is not None and extent < 1:
             raise VerifyException(f"{op.name} {side} has a size of {extent}: every size must be at least 1")
 
@@ -190,7 +190,7 @@ def _check_bundle(op: ChannelTransferOp) -> None:
             "dimension"
         )
     for axis, (index, extent) in enumerate(zip(op.indices, extents, strict=False)):
-        position = constant_value(index)
+        position = number(index)
         if position is not None and not 0 <= position < extent:
             raise VerifyException(
                 f"{op.name} index {axis} is {position}: @{op.chan_name} has {extent} there, use 0 to "

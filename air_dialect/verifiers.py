@@ -7,9 +7,9 @@ the value, the limit and what to write instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from xdsl.dialects import affine, arith, memref, scf, vector
+from xdsl.dialects import arith, memref, scf
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
@@ -20,6 +20,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
+from air_dialect.effects import ACCESSES, SCATTERED
 from air_dialect.types import MemorySpace, attribute_text, memory_space, memory_space_name
 
 MAX_PADDING = 65535
@@ -28,18 +29,11 @@ MAX_REFEED_COUNT = 2**31 - 1
 
 
 def constant_value(value: SSAValue) -> int | None:
-    """The integer of an `arith.constant`, None for anything else."""
+    """The integer of an `arith.constant`: mlir-air looks no further for the size of a herd."""
     owner = value.owner
     if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
         return int(owner.value.value.data)
     return None
-
-
-def constant_values(values: Iterable[SSAValue]) -> list[int] | None:
-    """The integers of a list of `arith.constant`, None if any of them is something else."""
-    integers = [constant_value(value) for value in values]
-    known = [integer for integer in integers if integer is not None]
-    return known if len(known) == len(integers) else None
 
 
 def _integer_space(memref_type: Attribute) -> int | None:
@@ -99,21 +93,16 @@ def check_allocations(op: Operation, body: Region, least: MemorySpace) -> None:
             )
 
 
-def _directly_accessed(op: Operation) -> SSAValue | None:
-    """The memref that an operation loads from or stores to from within a core."""
-    if isinstance(op, memref.LoadOp | memref.StoreOp | affine.LoadOp | affine.StoreOp):
-        return op.memref
-    if isinstance(op, vector.LoadOp | vector.StoreOp):
-        return op.base
-    if isinstance(op, vector.TransferReadOp | vector.TransferWriteOp):
-        return op.source
-    return None
+def _touched_by_core(op: Operation) -> SSAValue | None:
+    """The memref whose elements an operation of a core loads, stores or updates."""
+    found = ACCESSES.get(op.name) or SCATTERED.get(op.name)
+    return None if found is None else op.operands[found[0]]
 
 
 def check_core_accesses(body: Region) -> None:
     """Loads, stores and vector transfers in a herd touch L1 only."""
     for inner in body.walk():
-        accessed = _directly_accessed(inner)
+        accessed = _touched_by_core(inner)
         if accessed is None or not isinstance(accessed.type, MemRefType):
             continue
         space = _integer_space(accessed.type)

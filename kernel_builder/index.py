@@ -8,7 +8,6 @@ of a long formula. Nothing here touches the program being built; `scopes.Scopes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias, Union
@@ -16,6 +15,7 @@ from typing import NoReturn, TypeAlias, Union
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineExpr
 
+from air_dialect.readings import MULTIPLES, Multiple
 from kernel_builder.arguments import DslError
 
 
@@ -108,7 +108,12 @@ class Index:
     @property
     def multiple(self) -> int:
         """The largest number known to divide every value of this; 0 where it is the number 0."""
-        return math.gcd(self.constant, *(f * _atom_multiple(atom) for atom, f in self.terms.items()))
+        variables = list(self.variables())
+        expression = self.affine(lambda variable: AffineExpr.dimension(variables.index(variable)))
+        known = [Multiple(variable.multiple) for variable in variables]
+        found = MULTIPLES.expression(expression, known, len(variables))
+        assert found is not None  # something divides every number
+        return found.divisor
 
     def variables(self) -> frozenset[Variable]:
         """Every device value this depends on."""
@@ -218,14 +223,6 @@ class Index:
 
     def __repr__(self) -> str:
         return f"Index({len(self.terms)} terms + {self.constant})"
-
-
-def _atom_multiple(atom: Atom) -> int:
-    if isinstance(atom, Variable):
-        return atom.multiple
-    if isinstance(atom, FloorDiv):
-        return 1
-    return math.gcd(Index(dict(atom.numerator), atom.constant).multiple, atom.divisor)
 
 
 def _affine_atom(atom: Atom, leaf: Callable[[Variable], AffineExpr]) -> AffineExpr:

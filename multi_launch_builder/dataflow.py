@@ -1,7 +1,7 @@
 """How a kernel uses its buffer arguments: which it reads, which it writes, and which comes first.
 
-An operation this page does not know (a call into an object file, say) may read and may write: it
-counts as a use, and it never causes a refusal.
+What operations do is said by one table (air_dialect.effects). One that it does not know (a call into an
+object file, say) may read and may write: it counts as a use, and it never causes a refusal.
 """
 
 from __future__ import annotations
@@ -9,36 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.dialects import memref, scf, vector
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.dialects.linalg.ops import FillOp
-from xdsl.ir import Operation, SSAValue, Use
+from xdsl.dialects import scf
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import SSAValue, Use
 from xdsl.traits import SymbolTable
 
-from air_dialect.ops import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp, HierarchyOp
-from air_dialect.upstream.memref import ReshapeOp, TransposeOp
+from air_dialect.effects import MAYBE, NONE, PASS, READ, UNKNOWN, VIEW, WRITE, Effect, effects
+from air_dialect.ops import ExecuteOp, HierarchyOp
 from multi_launch_builder.submodule import SubModule
-
-READ = "read"
-WRITE = "write"
-BOTH = "read and write"
-UNKNOWN = "may read, may write"
-NONE = "none"
-
-_VIEWS = (
-    memref.SubviewOp,
-    memref.CastOp,
-    memref.ReinterpretCastOp,
-    memref.CollapseShapeOp,
-    memref.ExpandShapeOp,
-    memref.MemorySpaceCastOp,
-    memref.ViewOp,
-    TransposeOp,
-    ReshapeOp,
-)
-_READERS = (ChannelPutOp, memref.LoadOp, vector.LoadOp, vector.TransferReadOp)
-_WRITERS = (ChannelGetOp, memref.StoreOp, vector.StoreOp, vector.TransferWriteOp, FillOp)
-_NO_ACCESS = (memref.DeallocOp, memref.DimOp, memref.RankOp, ReturnOp)
 
 
 @dataclass(frozen=True)
@@ -61,48 +39,52 @@ def argument_accesses(sub: SubModule) -> dict[str, Access]:
 
 
 def _summary(argument: SSAValue, order: dict[int, int]) -> Access:
-    found = sorted(
-        ((order.get(id(use.operation), len(order)), kind) for use, kind in _accesses(argument)),
-        key=lambda access: access[0],
-    )
-    kinds = {kind for _, kind in found}
-    first = next((position for position, _ in found), None)
-    at_first = {kind for position, kind in found if position == first}
+    found = [(order.get(id(use.operation), len(order)), effect) for use, effect in _accesses(argument)]
+    first = min((position for position, _ in found), default=None)
+    certain = [(position, effect) for position, effect in found if MAYBE not in effect]
     return Access(
-        may_read=bool(kinds & {READ, BOTH, UNKNOWN}),
-        may_write=bool(kinds & {WRITE, BOTH, UNKNOWN}),
-        writes=bool(kinds & {WRITE, BOTH}),
-        reads_first=READ in at_first,
+        may_read=any(READ in effect for _, effect in found),
+        may_write=any(WRITE in effect for _, effect in found),
+        writes=any(WRITE in effect for _, effect in certain),
+        reads_first=any(READ in effect for position, effect in certain if position == first),
     )
 
 
-def _accesses(value: SSAValue) -> Iterator[tuple[Use, str]]:
-    """Every access to `value` and to the views of it, through hierarchy operations and calls."""
-    for use in value.uses:
-        inner = _inner_names(use)
-        if inner:
-            for alias in inner:
-                yield from _accesses(alias)
-        else:
-            kind = _access_kind(use)
-            if kind != NONE:
-                yield use, kind
+def _accesses(value: SSAValue) -> Iterator[tuple[Use, Effect]]:
+    """Every access to `value` and to the views of it, through hierarchy operations, loops and calls."""
+    seen: set[SSAValue] = set()
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for use in current.uses:
+            names = _other_names(use)
+            pending += names
+            effect = NONE if names else _effect(use)
+            if effect & (READ | WRITE):
+                yield use, effect
 
 
-def _inner_names(use: Use) -> list[SSAValue]:
+def _other_names(use: Use) -> list[SSAValue]:
     """What the used value is called inside or after the operation, where that only passes it on."""
     op = use.operation
-    value = op.operands[use.index]
+    value, around = op.operands[use.index], op.parent_op()
     if isinstance(op, HierarchyOp):
         pairs = zip(op.kernel_operands, op.kernel_args, strict=True)
         return [argument for operand, argument in pairs if operand is value]
-    if isinstance(op, _VIEWS):
+    if (use.index, VIEW) in effects(op):
         return [op.results[0]]
     if isinstance(op, CallOp):
         return _callee_arguments(op, use.index)
     if isinstance(op, scf.ForOp) and use.index >= 3:
         return [op.body.block.args[use.index - 2], op.results[use.index - 3]]
-    return []
+    if op.name == "scf.yield" and isinstance(around, scf.ForOp):
+        return [around.body.block.args[use.index + 1], around.results[use.index]]
+    if op.name == "air.execute_terminator" and isinstance(around, ExecuteOp):
+        return [around.values[use.index]]
+    return [around.results[use.index]] if op.name == "scf.yield" and isinstance(around, scf.IfOp) else []
 
 
 def _callee_arguments(call: CallOp, index: int) -> list[SSAValue]:
@@ -112,30 +94,7 @@ def _callee_arguments(call: CallOp, index: int) -> list[SSAValue]:
     return []
 
 
-def _access_kind(use: Use) -> str:
-    op = use.operation
-    value = op.operands[use.index]
-    if isinstance(op, _NO_ACCESS):
-        return NONE
-    if isinstance(op, _READERS):
-        return READ
-    if isinstance(op, _WRITERS):
-        return WRITE
-    if isinstance(op, DmaMemcpyNdOp):
-        return _copy_kind(value, op.dst, op.src)
-    if isinstance(op, memref.CopyOp):
-        return _copy_kind(value, op.destination, op.source)
-    return _structured_kind(op, value)
-
-
-def _copy_kind(value: SSAValue, destination: SSAValue, source: SSAValue) -> str:
-    if destination is source:
-        return BOTH
-    return WRITE if value is destination else READ
-
-
-def _structured_kind(op: Operation, value: SSAValue) -> str:
-    """linalg operations read their `ins`; an `outs` they may read as well as write."""
-    if not op.name.startswith("linalg."):
-        return UNKNOWN
-    return READ if value in tuple(getattr(op, "inputs", ())) else BOTH
+def _effect(use: Use) -> Effect:
+    """What an operation does to the value; of what it passes on out of sight, anything may become."""
+    found = dict(effects(use.operation)).get(use.index, NONE)
+    return UNKNOWN if found is PASS and use.operation.name != "func.return" else found

@@ -1,9 +1,10 @@
-"""Static check: whatever parses can be checked, and shown, without a traceback."""
+"""Static check: whatever parses can be checked and shown, without a traceback; compiled forms count alike."""
 
 from __future__ import annotations
 
 import random
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,24 @@ def test_numbers_beyond_all_devices() -> None:
         usage.resource for usage in report.usages if not usage.fits
     }
     assert shown(report) > 0
+
+
+# ---- what a compiler makes of a program takes of each core what the program did ----
+
+FORMS = sorted((Path(__file__).parent / "compiled_forms").glob("*.mlir"))
+OF_A_CORE = ("L1 bytes", "input channels", "output channels", "descriptors")
+
+
+@cache
+def of_a_core(path: Path) -> dict[str, int]:
+    report = check(path.read_text(), filename=str(path))
+    report.require()
+    return {usage.resource: usage.used for usage in report.usages if usage.resource in OF_A_CORE}
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_takes_what_its_program_takes(path: Path) -> None:
+    kernel, _, _ = path.stem.rpartition("_")
+    first = next(form for form in FORMS if form.stem.rpartition("_")[0] == kernel)
+    assert of_a_core(path) == of_a_core(first)
+    assert len(of_a_core(path)) == len(OF_A_CORE)

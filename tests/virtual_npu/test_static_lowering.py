@@ -1,4 +1,4 @@
-"""Static check: forms that the compiler of the cores lowers, those it does not, and those nobody tells of."""
+"""Static check: forms that compilers lower, those they do not, those nobody tells of; stack and alignment."""
 
 from __future__ import annotations
 
@@ -337,3 +337,84 @@ def test_the_nearest_form() -> None:
 def test_what_does_not_lower_is_never_proposed() -> None:
     proposed = {nearest(form, "aie2p") for row in TABLE for form in forms(row)}
     assert {row.verdict for row in proposed if row} == {Verdict.DIRECT, Verdict.SPLIT, Verdict.SCALAR}
+
+
+# ---- forms of AIR that mlir-air lowers to something else ----
+
+CASCADE = 'air.channel @c [1] {channel_type = "npu_cascade"}'
+ALLOC = "%b = memref.alloc() : memref<128xf32, 2>\n"
+SETS = "affine_set<()[s0] : (s0 - 1 == 0)>", "affine_set<()[s0] : (s0 == 0)>"
+
+
+def chain(walk: str) -> str:
+    """Core (0, 1) sends to core (0, 0) over a cascade; `walk` is the part of its buffer."""
+    ends = (
+        f"affine.if {SETS[0]}()[%y] {{\nair.channel.put @c[%c0] (%b{walk}) : (memref<128xf32, 2>)\n}}\n"
+        f"affine.if {SETS[1]}()[%y] {{\nair.channel.get @c[%c0] (%b{walk}) : (memref<128xf32, 2>)\n}}\n"
+    )
+    return program(ALLOC + ends, module=CASCADE, tiles="%c1, %c2")
+
+
+def test_a_whole_buffer_over_a_cascade() -> None:
+    assert_clean(chain("[] [] []"))
+
+
+def test_part_of_a_buffer_over_a_cascade() -> None:
+    report = check(chain("[%c0] [%c64] [%c1]"))
+    assert report.ok
+    assert [str(found).partition(": ")[2] for found in report.warnings] == [
+        f"air.channel.{end}: f/0/s/h: part of a buffer over a cascade: mlir-air's lowering of cascades "
+        "passes over offsets and sizes and moves the whole buffer; send and receive whole buffers of "
+        "one type (mlir-air AIRToAIEPass.cpp)"
+        for end in ("put", "get")
+    ]
+
+
+# ---- what vectors and divisions ask of a core: stack and alignment ----
+
+QUOTIENT = program(
+    "%b = memref.alloc() : memref<64xf32, 2>\n%v = memref.load %b[%c0] : memref<64xf32, 2>\n"
+    "%r = arith.divf %v, %v : f32"
+)
+
+
+def test_a_division_of_scalars_takes_stack() -> None:
+    message = (
+        "a division of scalar floats takes about 1152 bytes of stack, and a core has 1024; multiply with"
+    )
+    assert_fault(QUOTIENT, "stack", message)
+    assert_clean(QUOTIENT, stack_bytes=2048)
+
+
+def test_the_host_may_divide() -> None:
+    assert_clean(program(function="%x = arith.constant 1.0 : f32\n%r = arith.divf %x, %x : f32"))
+
+
+def at(index: str) -> str:
+    return program(
+        "%b = memref.alloc() : memref<256xbf16, 2>\nscf.for %i = %c0 to %c8 step %c1 {\n"
+        f"%o = affine.apply affine_map<(d0) -> ({index})>(%i)\n"
+        "%v = vector.load %b[%o] : memref<256xbf16, 2>, vector<16xbf16>\n"
+        "vector.store %v, %b[%o] : memref<256xbf16, 2>, vector<16xbf16>\n}"
+    )
+
+
+def test_vectors_are_aligned_to_their_width() -> None:
+    assert_clean(at("d0 * 16"))
+    text = program(
+        "%b = memref.alloc() : memref<256xbf16, 2>\n"
+        "%v = vector.load %b[%c8] : memref<256xbf16, 2>, vector<16xbf16>"
+    )
+    message = (
+        "vector.load: .* 256 bits at steps of 16 bytes; native loads and stores of 256 bits are aligned to 32"
+    )
+    assert_warning(text, "vector-alignment", message)
+
+
+def test_an_alignment_that_cannot_be_told_is_not_complained_about() -> None:
+    text = program(
+        "%b = memref.alloc() : memref<256xbf16, 2>\n%n = memref.alloc() : memref<1xindex, 2>\n"
+        "%o = memref.load %n[%c0] : memref<1xindex, 2>\n"
+        "%v = vector.load %b[%o] : memref<256xbf16, 2>, vector<16xbf16>"
+    )
+    assert_clean(text)

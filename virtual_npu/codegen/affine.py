@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseIntOrFPElem
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
+from air_dialect.indices import Operator
 from air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
 from virtual_npu.codegen import affine_text, memory, types
 from virtual_npu.codegen.body import Body, Scalar, emits
@@ -29,35 +30,23 @@ def _map(op: Operation, name: str) -> AffineMapAttr:
 
 @emits("affine.apply")
 def _apply(body: Body, op: Operation) -> None:
-    known = [body.const(value) for value in op.operands]
-    map_ = _map(op, "map").data
-    if all(value is not None for value in known):
-        numbers = [value for value in known if value is not None]
-        (result,) = map_.eval(numbers[: map_.num_dims], numbers[map_.num_dims :])
-        body.values[op.results[0]] = Scalar(str(result), result)
-        return
-    (text,) = affine_text.results(map_, body.texts(op.operands))
+    (text,) = affine_text.results(_map(op, "map").data, body.texts(op.operands))
     body.define(op.results[0], text)
-
-
-def _extreme(map_: AffineMapAttr, operands: Sequence[str], function: str) -> str:
-    first, *rest = affine_text.results(map_.data, operands)
-    for text in rest:
-        first = f"vnpu::{function}<vnpu::i64>({first}, {text})"
-    return first
 
 
 @emits("affine.min", "affine.max")
 def _min_max(body: Body, op: Operation) -> None:
-    function = "minsi" if op.name == "affine.min" else "maxsi"
-    body.define(op.results[0], _extreme(_map(op, "map"), body.texts(op.operands), function))
+    operator = Operator.MIN if op.name == "affine.min" else Operator.MAX
+    texts = affine_text.results(_map(op, "map").data, body.texts(op.operands))
+    body.define(op.results[0], affine_text.folded(operator, texts))
 
 
 @emits("affine.for")
 def _affine_for(body: Body, op: Operation) -> None:
     assert isinstance(op, affine.ForOp)
-    low = _extreme(op.lowerBoundMap, body.texts(op.lowerBoundOperands), "maxsi")
-    high = _extreme(op.upperBoundMap, body.texts(op.upperBoundOperands), "minsi")
+    lows = affine_text.results(op.lowerBoundMap.data, body.texts(op.lowerBoundOperands))
+    highs = affine_text.results(op.upperBoundMap.data, body.texts(op.upperBoundOperands))
+    low, high = affine_text.folded(Operator.MAX, lows), affine_text.folded(Operator.MIN, highs)
     bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
     counted_loop(body, op, bounds, op.body.block, op.inits, op.results)
 
@@ -125,8 +114,8 @@ def _parallel(body: Body, op: Operation) -> None:
     lower, upper = op.lowerBoundsMap.data, op.upperBoundsMap.data
     operands = body.texts(op.map_operands)
     cut = lower.num_dims + lower.num_symbols
-    lows = _bounds(lower, op.lowerBoundsGroups, operands[:cut], "maxsi")
-    highs = _bounds(upper, op.upperBoundsGroups, operands[cut:], "minsi")
+    lows = _bounds(lower, op.lowerBoundsGroups, operands[:cut], Operator.MAX)
+    highs = _bounds(upper, op.upperBoundsGroups, operands[cut:], Operator.MIN)
     block = op.body.block
     body.comment(op)
     for argument, low, high, step in zip(block.args, lows, highs, op.steps, strict=True):
@@ -147,18 +136,12 @@ def _parallel(body: Body, op: Operation) -> None:
 
 
 def _bounds(
-    map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], function: str
+    map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], operator: Operator
 ) -> list[str]:
     """C++ text of one bound per loop: the largest lower, or smallest upper one, of its group."""
     texts = iter(affine_text.results(map_, operands))
-    found = []
-    for size in groups.get_values():
-        assert isinstance(size, int)
-        first, *rest = islice(texts, size)
-        for text in rest:
-            first = f"vnpu::{function}<vnpu::i64>({first}, {text})"
-        found.append(first)
-    return found
+    sizes = [size for size in groups.get_values() if isinstance(size, int)]
+    return [affine_text.folded(operator, list(islice(texts, size))) for size in sizes]
 
 
 _FLOAT_STARTS = {

@@ -179,10 +179,6 @@ def _cast_unsigned(body: Body, op: Operation) -> None:
 
 
 def _from_integer(body: Body, op: Operation, function: str) -> None:
-    known = body.const(op.operands[0]) if function == "cast" else None
-    if known is not None and isinstance(op.results[0].type, IndexType | IntegerType):
-        body.values[op.results[0]] = Scalar(str(known), known)
-        return
     source = body.text(op.operands[0])
     if not isinstance(op.operands[0].type, VectorType):
         source = f"{types.cpp(op.operands[0].type)}({source})"
@@ -214,8 +210,7 @@ def _constant(body: Body, op: Operation) -> None:
     value = op.properties["value"] if "value" in op.properties else op.attributes["value"]
     result = op.results[0]
     if isinstance(value, IntegerAttr):
-        number = value.value.data
-        body.values[result] = Scalar(types.literal(result.type, number), number)
+        body.values[result] = Scalar(types.literal(result.type, value.value.data), is_literal=True)
     elif isinstance(value, FloatAttr):
         body.values[result] = Scalar(types.literal(result.type, float(value.value.data)))
     elif isinstance(op, ConstantOp) and isinstance(value, DenseIntOrFPElementsAttr):

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType
 from xdsl.ir import Block, Operation, SSAValue
 
+from air_dialect.readings import NUMBERS
 from virtual_npu.codegen import types
 from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
@@ -18,10 +19,10 @@ from virtual_npu.codegen.unit import Unit
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar, vector or token value: C++ text, and the value where it is a known integer."""
+    """A scalar, vector or token value: C++ text; a literal can stand in any function."""
 
     text: str
-    const: int | None = None
+    is_literal: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Body:
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     values: dict[SSAValue, Value] = field(default_factory=dict)
+    numbers: dict[SSAValue, int | None] = field(default_factory=dict)
+    """What is known of the numbers that values are."""
     names: set[str] = field(default_factory=set)
     uses_arena: bool = False
     modes: str = ""
@@ -159,10 +162,12 @@ class Body:
         """C++ text of several scalars."""
         return [self.text(value) for value in values]
 
-    def const(self, value: SSAValue) -> int | None:
-        """The integer a value is known to be, else None."""
-        found = self.values[value]
-        return found.const if isinstance(found, Scalar) else None
+    def number(self, value: SSAValue) -> int | None:
+        """The integer of 64 bits that a value is known to be, else None."""
+        if not isinstance(value.type, IndexType | IntegerType):
+            return None
+        known = NUMBERS.read(value, self.numbers)
+        return known if known is not None and -(1 << 63) <= known < 1 << 63 else None
 
     def memref(self, value: SSAValue) -> MemRef:
         """The C++ side of a memref."""
@@ -171,14 +176,18 @@ class Body:
         return found
 
     def define(self, result: SSAValue, expression: str) -> None:
-        """Emit `const T name = expression;` for a scalar or vector result."""
+        """Emit `const T name = expression;` for a scalar or vector result; a known number stays a literal."""
+        known = self.number(result)
+        if known is not None:
+            self.values[result] = Scalar(types.literal(result.type, known), is_literal=True)
+            return
         name = self.name_for(result)
         self.put(f"const {types.cpp(result.type)} {name} = {expression};")
         self.values[result] = Scalar(name)
 
     def alias(self, result: SSAValue, expression: str) -> None:
         """Let a result stand for an expression that costs nothing to repeat."""
-        self.values[result] = Scalar(expression)
+        self.values[result] = Scalar(expression, is_literal=is_integer(expression))
 
     def define_memref(
         self, result: SSAValue, pointer: str, sizes: Sequence[str], strides: Sequence[str]

@@ -6,18 +6,18 @@ The table is for the report of a deadlock: who could still do what.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from xdsl.dialects.arith import CmpiOp
-from xdsl.dialects.builtin import AffineMapAttr
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from air_dialect.indices import Operator, Reading
 from air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
-from air_dialect.readings import interval
+from air_dialect.readings import INTERVALS, Interval, only_number
 from virtual_npu.codegen import affine_text
 from virtual_npu.codegen.effects import channels_used
 from virtual_npu.codegen.execution import function_around
-from virtual_npu.codegen.refusals import attribute, line_of, unsupported
+from virtual_npu.codegen.refusals import line_of, unsupported
 from virtual_npu.codegen.text import quotable
 from virtual_npu.codegen.unit import Unit
 from virtual_npu.library import identifier
@@ -137,39 +137,48 @@ def _index(op: Operation, value: SSAValue) -> str:
     return f"{{{str(is_fixed).lower()}, {function}}}"
 
 
-_OPERATORS = {
-    "arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.andi": "&", "arith.ori": "|",
-    "arith.xori": "^", "index.add": "+", "index.sub": "-", "index.mul": "*",
-}  # fmt: skip
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
-"""By the number of an arith.cmpi predicate. Coordinates are not negative, so the sign makes no difference."""
-
-
 def _text(op: Operation, value: SSAValue) -> str | None:
     """C++ text of an index in terms of x and y of the point that executes; None where it takes more."""
-    if isinstance(op, HierarchyOp) and value in op.ids:
-        return "x" if value is op.ids[0] else "y"
-    found = interval(value)
-    if found is not None and found[0] == found[1]:
-        return str(found[0])
-    if not isinstance(value, OpResult):
-        return None
-    operands = [_text(op, operand) for operand in value.op.operands]
-    known = [operand for operand in operands if operand is not None]
-    return _of_result(value.op, known) if len(known) == len(operands) else None
+    coordinates = op.ids if isinstance(op, HierarchyOp) else []
+    ranges: dict[SSAValue, Interval | None] = {}
+
+    def given(part: SSAValue) -> str | None:
+        if part in coordinates:
+            return "x" if part is coordinates[0] else "y"
+        known = only_number(INTERVALS.read(part, ranges))
+        return None if known is None else str(known)
+
+    return replace(OF_COORDINATES, given=given).read(value)
 
 
-def _of_result(op: Operation, operands: Sequence[str]) -> str | None:
-    map_ = attribute(op, "map")
-    if op.name == "affine.apply" and isinstance(map_, AffineMapAttr):
-        return f"({affine_text.results(map_.data, operands)[0]})"
-    if op.name in _OPERATORS:
-        return f"({operands[0]} {_OPERATORS[op.name]} {operands[1]})"
-    if isinstance(op, CmpiOp):
-        return f"({operands[0]} {_COMPARISONS[op.predicate.value.data]} {operands[1]})"
-    if op.name == "arith.select":
-        return f"({operands[0]} ? {operands[1]} : {operands[2]})"
-    divides = {"arith.remui": "%", "arith.remsi": "%", "arith.divui": "/", "arith.divsi": "/"}
-    if op.name in divides and operands[1].isdigit() and operands[1] != "0":
-        return f"({operands[0]} {divides[op.name]} {operands[1]})"
-    return operands[0] if op.name.startswith("arith.index_cast") else None
+def _infix(sign: str) -> Callable[[str, str], str]:
+    return lambda left, right: f"({left} {sign} {right})"
+
+
+def _by_number(sign: str) -> Callable[[str, str], str | None]:
+    """A division that cannot be by zero."""
+    return lambda left, right: f"({left} {sign} {right})" if right.isdigit() and right != "0" else None
+
+
+_INFIX = {
+    Operator.ADD: "+", Operator.SUBTRACT: "-", Operator.MULTIPLY: "*",
+    Operator.AND: "&", Operator.OR: "|", Operator.XOR: "^", Operator.EQUAL: "==", Operator.UNEQUAL: "!=",
+    Operator.LESS: "<", Operator.LESS_EQUAL: "<=", Operator.GREATER: ">", Operator.GREATER_EQUAL: ">=",
+    Operator.UNSIGNED_LESS: "<", Operator.UNSIGNED_LESS_EQUAL: "<=", Operator.UNSIGNED_GREATER: ">",
+    Operator.UNSIGNED_GREATER_EQUAL: ">=",
+}  # fmt: skip
+"""Coordinates are not negative, so the sign makes no difference."""
+OF_COORDINATES: Reading[str] = Reading(
+    str,
+    {
+        **affine_text.TEXTS.operators,
+        **{operator: _infix(sign) for operator, sign in _INFIX.items()},
+        Operator.DIVIDE: _by_number("/"),
+        Operator.UNSIGNED_DIVIDE: _by_number("/"),
+        Operator.REMAINDER: _by_number("%"),
+        Operator.UNSIGNED_REMAINDER: _by_number("%"),
+        Operator.SELECT: lambda chosen, yes, no: None if chosen is None else f"({chosen} ? {yes} : {no})",
+        Operator.CAST: lambda text: text,
+        Operator.UNSIGNED_CAST: lambda text, _: text,
+    },
+)

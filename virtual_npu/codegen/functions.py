@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import IntegerType, MemRefType, StringAttr
+from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
@@ -71,7 +71,7 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
     """Name block arguments; gives the C++ parameters. Known integers stay literals, not parameters."""
     parameters: list[str] = []
     for argument, value in zip(arguments, outer, strict=True):
-        if isinstance(value, Scalar) and value.const is not None:
+        if isinstance(value, Scalar) and value.is_literal:
             body.values[argument] = value
             continue
         name, type_ = body.name_for(argument), argument.type
@@ -101,7 +101,7 @@ def captured_arguments(body: Body, op: HierarchyOp) -> list[str]:
     for operand in (*op.sizes, *op.kernel_operands):
         value = body.value(operand)
         if isinstance(value, Scalar):
-            texts += [] if value.const is not None else [value.text]
+            texts += [] if value.is_literal else [value.text]
             continue
         type_ = operand.type
         assert isinstance(type_, MemRefType)
@@ -234,8 +234,6 @@ def _argument(body: Body, op: Operation, value: SSAValue) -> str:
     """An argument of a call: a bare pointer for a memref."""
     found = body.value(value)
     if isinstance(found, Scalar):
-        if isinstance(value.type, IntegerType) and found.const is not None:
-            return f"{types.cpp(value.type)}({found.const})"
         return found.text
     shape = found.type.get_shape()
     if types.DYNAMIC in (*shape, *types.memref_strides(found.type)):

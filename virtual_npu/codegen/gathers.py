@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from air_dialect.upstream.formats import ATOMIC_KINDS
 from air_dialect.upstream.memref import AtomicRMWOp
 from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, Scalar, emits
+from virtual_npu.codegen.body import Body, emits
 from virtual_npu.codegen.text import plus
 from virtual_npu.codegen.vector import shape_of
 
@@ -127,7 +127,7 @@ def _prefetch(body: Body, op: Operation) -> None:
 @emits("memref.rank")
 def _rank(body: Body, op: Operation) -> None:
     rank = len(body.memref(op.operands[0]).sizes)
-    body.values[op.results[0]] = Scalar(str(rank), rank)
+    body.alias(op.results[0], str(rank))
 
 
 @emits("memref.extract_aligned_pointer_as_index")
@@ -144,9 +144,9 @@ def _metadata(body: Body, op: Operation) -> None:
     known = types.memref_offset(view.type)
     known = 0 if known == types.DYNAMIC else known
     body.define_memref(buffer, plus(view.pointer, str(-known)), [], [])
-    body.values[offset] = Scalar(str(known), known)
+    body.alias(offset, str(known))
     for result, text in zip(rest, (*view.sizes, *view.strides), strict=True):
-        body.values[result] = Scalar(text, int(text) if text.lstrip("-").isdigit() else None)
+        body.alias(result, text)
 
 
 @emits("memref.alloca_scope")

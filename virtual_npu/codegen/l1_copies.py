@@ -21,6 +21,7 @@ from air_dialect.ops import (
     MemorySpace,
     memory_space,
 )
+from air_dialect.readings import number
 from virtual_npu.codegen.dialect import Rewritten
 
 
@@ -29,7 +30,7 @@ def tile_copies(buffer: SSAValue) -> int:
     if not isinstance(buffer.type, MemRefType) or memory_space(buffer.type) != MemorySpace.L1:
         return 1
     herds = _users(buffer)
-    grids = {tuple(_constant(size) for size in herd.sizes) for herd, _ in herds}
+    grids = {tuple(number(size) for size in herd.sizes) for herd, _ in herds}
     if len(grids) != 1 or len({herd.sym_name or id(herd) for herd, _ in herds}) != 1:
         return 1
     (grid,) = grids
@@ -60,13 +61,6 @@ def _users(buffer: SSAValue) -> list[tuple[HerdOp, SSAValue]]:
             elif user.name != "memref.dealloc":
                 return []
     return found
-
-
-def _constant(value: SSAValue) -> int | None:
-    owner = value.owner
-    found = owner.properties.get("value") if isinstance(owner, Operation) else None
-    number = getattr(getattr(found, "value", None), "data", None)
-    return number if isinstance(number, int) else None
 
 
 def _depends_on_tile(herd: HerdOp, buffer: SSAValue) -> bool:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType
-from xdsl.ir import Block, Operation, OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from air_dialect.ops import ExecuteOp, HierarchyOp
 from air_dialect.readings import INTERVALS, Interval, interval
 from air_dialect.types import attribute_text
+from air_dialect.values import origin
 from virtual_npu.codegen import affine_text, types
 from virtual_npu.codegen.body import Body, MemRef
 from virtual_npu.codegen.buffers import value_name
@@ -79,30 +79,6 @@ def _maker(value: SSAValue) -> str:
     if found.op.name in ("memref.alloc", "memref.alloca"):
         return f"allocated at line {line_of(found.op)}"
     return f"global @{found.op.name_.root_reference.data}" if isinstance(found.op, memref.GetGlobalOp) else ""
-
-
-def origin(value: SSAValue) -> SSAValue:
-    """The memref that a chain of views, captures and executes begins with."""
-    while True:
-        found = _one_step_back(value)
-        if found is None:
-            return value
-        value = found
-
-
-def _one_step_back(value: SSAValue) -> SSAValue | None:
-    if isinstance(value, OpResult):
-        if isinstance(value.op, ExecuteOp):
-            end = value.op.body.block.last_op
-            return end.operands[value.index - 1] if end is not None else None
-        sources = [operand for operand in value.op.operands if isinstance(operand.type, MemRefType)]
-        is_view = value.op.name.startswith("memref.") and not value.op.regions
-        return sources[0] if is_view and sources else None
-    around = value.owner.parent_op() if isinstance(value.owner, Block) else None
-    if not isinstance(around, HierarchyOp):
-        return None
-    pairs = zip(around.kernel_args, around.kernel_operands, strict=True)
-    return next((operand for argument, operand in pairs if argument is value), None)
 
 
 # ---- indices ----

@@ -138,7 +138,7 @@ def _copy(body: Body, op: Operation) -> None:
 
 @emits("memref.dim")
 def _dim(body: Body, op: Operation) -> None:
-    dim, sizes = body.const(op.operands[1]), body.memref(op.operands[0]).sizes
+    dim, sizes = body.number(op.operands[1]), body.memref(op.operands[0]).sizes
     if dim is not None and 0 <= dim < len(sizes):
         body.alias(op.results[0], sizes[dim])
         return

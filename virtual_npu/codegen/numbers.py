@@ -8,7 +8,7 @@ from xdsl.ir import Operation
 from air_dialect.upstream.index import PREDICATES
 from virtual_npu.codegen import types
 from virtual_npu.codegen.arith import named_type
-from virtual_npu.codegen.body import Body, Scalar, emits
+from virtual_npu.codegen.body import Body, emits
 from virtual_npu.codegen.refusals import attribute
 
 _UNARY = {
@@ -86,7 +86,7 @@ def _compare(body: Body, op: Operation) -> None:
 
 @emits("index.sizeof")
 def _size_of(body: Body, op: Operation) -> None:
-    body.values[op.results[0]] = Scalar("64", 64)
+    body.alias(op.results[0], "64")
 
 
 @emits("index.bool.constant")

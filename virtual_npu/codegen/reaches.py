@@ -17,8 +17,8 @@ from air_dialect.effects import ACCESSES
 from air_dialect.indices import Operator, Reading
 from air_dialect.readings import interval
 from air_dialect.values import is_inside
+from virtual_npu.codegen import affine_text
 from virtual_npu.codegen.body import Body
-from virtual_npu.codegen.refusals import attribute
 from virtual_npu.codegen.text import grouped, plus, times
 
 Reach = tuple[str, str]
@@ -37,26 +37,18 @@ def reach(body: Body, nest: Operation, value: SSAValue) -> Reach | None:
             return None
         found.append(one)
     lows, highs = ([*dict.fromkeys(side)] for side in zip(*found, strict=True))
-    return _nested("minsi", lows), _nested("maxsi", highs)
-
-
-def _nested(function: str, texts: Sequence[str]) -> str:
-    first, *rest = texts
-    for text in rest:
-        first = f"vnpu::{function}<vnpu::i64>({first}, {text})"
-    return first
+    return affine_text.folded(Operator.MIN, lows), affine_text.folded(Operator.MAX, highs)
 
 
 def _of_access(body: Body, nest: Operation, op: Operation, value: SSAValue) -> Reach | None:
     if op.name not in ACCESSES:
         return None
     view, first = body.memref(value), ACCESSES[op.name][0] + 1
-    map_ = attribute(op, "map")
-    is_mapped = isinstance(map_, AffineMapAttr) and not op.name.startswith("vector.transfer")
-    operands = op.operands[first:] if is_mapped else op.operands[first : first + len(view.sizes)]
-    bounds = of_indices(
-        body, nest, operands, map_.data if isinstance(map_, AffineMapAttr) and is_mapped else None
-    )
+    map_ = op.properties.get("map")
+    if isinstance(map_, AffineMapAttr):
+        bounds = of_indices(body, nest, op.operands[first:], map_.data)
+    else:
+        bounds = of_indices(body, nest, op.operands[first : first + len(view.sizes)], None)
     lanes = _lanes(op, len(view.sizes))
     low, high = "0", "0"
     for bound, extent, stride in zip(bounds, lanes, view.strides, strict=True):
@@ -95,7 +87,7 @@ def _reading(body: Body, nest: Operation) -> Reading[Reach]:
     def text(value: SSAValue) -> Reach | None:
         return None if is_inside(nest, value) else (body.text(value), body.text(value))
 
-    return replace(_REACHES, given=lambda value: number(value) or text(value))
+    return replace(REACHES, given=lambda value: number(value) or text(value))
 
 
 def _of_loop_variable(_: SSAValue, low: Reach | None, high: Reach | None, _step: object) -> Reach | None:
@@ -118,7 +110,7 @@ def _multiply(left: Reach, right: Reach) -> Reach | None:
     return times(grouped(other[0]), by[0]), times(grouped(other[1]), by[0])
 
 
-_REACHES: Reading[Reach] = Reading(
+REACHES: Reading[Reach] = Reading(
     lambda value: (str(value), str(value)),
     {
         **dict.fromkeys(Operator),

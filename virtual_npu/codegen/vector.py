@@ -147,7 +147,7 @@ class _Transfer:
 
     def _left(self, body: Body, op: vector.TransferReadOp | vector.TransferWriteOp, dim: int) -> str:
         """Elements from the index to the end of a dimension."""
-        size, known = self.view.sizes[dim], body.const(op.indices[dim])
+        size, known = self.view.sizes[dim], body.number(op.indices[dim])
         if known is not None and size.isdigit():
             return str(int(size) - known)
         return plus(size, f"-{grouped(self.indices[dim])}")

@@ -29,7 +29,8 @@ from air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from air_dialect.values import enclosing, origin
+from air_dialect.values import origin
+from air_dialect.verifiers import enclosing
 from virtual_npu.static.device import Device
 from virtual_npu.static.transfers import Side, extents, sides
 

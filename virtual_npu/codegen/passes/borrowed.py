@@ -32,7 +32,7 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
-from air_dialect.effects import accesses
+from air_dialect.effects import accesses, reads_only
 from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
 from air_dialect.values import origin
 from virtual_npu.codegen import types
@@ -213,10 +213,7 @@ def _fills(get: ChannelTransferOp) -> bool:
 
 
 def _only_reads(kernels: _Kernels, user: Operation, buffer: SSAValue) -> bool:
-    return user.name in _READERS and all(value is not buffer for value in kernels.written_by(user))
-
-
-_READERS = frozenset([
-    "func.call", "memref.load", "affine.load", "vector.load", "vector.transfer_read", "air.channel.put",
-])  # fmt: skip
-"""Operations that read a memref operand and do nothing else with it, or say so (a call, by its signature)."""
+    """A call says so by its signature."""
+    if isinstance(user, func.CallOp):
+        return all(value is not buffer for value in kernels.written_by(user))
+    return reads_only(user, buffer)

@@ -23,7 +23,7 @@ from air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from air_dialect.values import enclosing
+from air_dialect.verifiers import enclosing
 from virtual_npu.static.lowering.rows import ALL, Form, Row, direct, split, wrong
 from virtual_npu.static.transfers import space_of
 

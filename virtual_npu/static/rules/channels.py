@@ -14,7 +14,8 @@ from xdsl.ir.affine import AffineConstraintKind
 from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
 from air_dialect.readings import Known, leaves, number, numbers
 from air_dialect.types import attribute_text
-from air_dialect.values import enclosing, origin
+from air_dialect.values import origin
+from air_dialect.verifiers import enclosing
 from virtual_npu.static.device import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.rules.placement import shape

@@ -11,7 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 
 from air_dialect.ops import HerdOp
-from air_dialect.values import enclosing
+from air_dialect.verifiers import enclosing
 from virtual_npu.compiler import OWN_KERNELS
 from virtual_npu.static.device import LINKING, TO_AIE
 from virtual_npu.static.report import Fault, Finding

@@ -16,7 +16,7 @@ from xdsl.ir import Operation
 
 from air_dialect.ops import HerdOp
 from air_dialect.readings import is_regular, multiple
-from air_dialect.values import enclosing
+from air_dialect.verifiers import enclosing
 from virtual_npu.static.device import AIE_API, XRT_BACKEND
 from virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
 from virtual_npu.static.lowering.air import air_forms_of, find_air

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from air_dialect.readings import number
-from air_dialect.values import enclosing
+from air_dialect.verifiers import enclosing
 from virtual_npu.static.device import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
 from virtual_npu.static.report import Fault, Finding, Usage
 from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of

@@ -1,0 +1,175 @@
+"""The one table of what operations do to memory, and that every room goes by it."""
+
+from __future__ import annotations
+
+import pytest
+from xdsl.dialects.builtin import MemRefType, f32
+from xdsl.ir import Operation
+from xdsl.irdl import IRDLOperation
+from xdsl.irdl.constraints import VerificationContext
+from xdsl.utils.exceptions import VerifyException
+
+import virtual_npu.codegen.module  # noqa: F401  registers every emitter
+from air_dialect import AirParseError, parse
+from air_dialect.effects import (
+    ACCESSES,
+    ALLOCATIONS,
+    FREE,
+    NONE,
+    OPERANDS,
+    PASS,
+    PASSING,
+    READ,
+    SCATTERED,
+    UNKNOWN,
+    VIEW,
+    VIEWS,
+    WRITE,
+    accesses,
+    effects,
+    reads_only,
+)
+from air_dialect.text import context
+from air_dialect.values import origin
+from virtual_npu.codegen.body import supported_operations
+
+ON_VALUES = ("arith.", "math.", "index.", "ub.", "cf.")
+"""Dialects whose operations take values of any type, and no memrefs but for arith.select."""
+OF_ANY_ELEMENT = {
+    "vector.broadcast", "vector.contract", "vector.from_elements", "vector.insertelement",
+    "vector.outerproduct", "vector.multi_reduction", "vector.reduction", "vector.splat",
+}  # fmt: skip
+"""Operations on elements of any type; a vector has no memrefs for elements."""
+
+
+def takes_memrefs(name: str) -> bool:
+    """Whether an operand of an operation may be a memref, by its definition."""
+    cls = context().get_optional_op(name)
+    assert cls is not None
+    assert issubclass(cls, IRDLOperation)
+    return any(allows(operand.constr) for _, operand in cls.get_irdl_definition().operands)
+
+
+def allows(constraint: object) -> bool:
+    try:
+        constraint.verify((MemRefType(f32, [4]),), VerificationContext())  # type: ignore[attr-defined]
+    except VerifyException:
+        return False
+    return True
+
+
+def test_the_effects_of_everything_that_can_run_are_known() -> None:
+    names = [
+        name for name in supported_operations() if takes_memrefs(name) and not name.startswith(ON_VALUES)
+    ]
+    ruled = ("linalg.", "func.call", *PASSING)
+    unknown = [name for name in names if name not in OPERANDS and not name.startswith(ruled)]
+    assert set(unknown) == OF_ANY_ELEMENT
+    assert len(names) > len(OF_ANY_ELEMENT) + 100
+
+
+def test_the_table_names_operations_that_there_are() -> None:
+    known = {*OPERANDS, *VIEWS, *ALLOCATIONS, *ACCESSES, *SCATTERED}
+    assert [name for name in known if context().get_optional_op(name) is None] == []
+
+
+PROGRAM = """
+func.func private @outside(memref<8xf32>)
+func.func @f(%m: memref<8xf32>, %o: memref<8xf32>, %s: memref<1xindex>, %p: i1) {
+  %c0 = arith.constant 0 : index
+  %x = arith.constant 1.0 : f32
+  %mask = arith.constant dense<true> : vector<4xi1>
+  %v = vector.transfer_read %m[%c0], %x : memref<8xf32>, vector<4xf32>
+  vector.maskedstore %o[%c0], %mask, %v : memref<8xf32>, vector<4xi1>, vector<4xf32>
+  %old = memref.atomic_rmw addf %x, %m[%c0] : (f32, memref<8xf32>) -> f32
+  memref.copy %m, %o : memref<8xf32> to memref<8xf32>
+  %r = memref.reshape %m(%s) : (memref<8xf32>, memref<1xindex>) -> memref<8xf32>
+  %n = memref.dim %m, %c0 : memref<8xf32>
+  %w = arith.select %p, %m, %o : memref<8xf32>
+  func.call @outside(%m) : (memref<8xf32>) -> ()
+  linalg.fill ins(%x : f32) outs(%m : memref<8xf32>)
+  linalg.add ins(%m, %m : memref<8xf32>, memref<8xf32>) outs(%o : memref<8xf32>)
+  linalg.generic {indexing_maps = [affine_map<(d) -> (d)>, affine_map<(d) -> (d)>],
+      iterator_types = ["parallel"]} ins(%m : memref<8xf32>) outs(%o : memref<8xf32>) {
+    ^bb0(%i: f32, %t: f32):
+      %sum = arith.addf %i, %t : f32
+      linalg.yield %sum : f32
+  }
+  %token, %got = air.execute -> (memref<8xf32>) {
+    %a = memref.alloc() : memref<8xf32>
+    air.execute_terminator %a : memref<8xf32>
+  }
+  %half = memref.subview %got[4] [4] [1] : memref<8xf32> to memref<4xf32, strided<[1], offset: 4>>
+  memref.dealloc %got : memref<8xf32>
+  return
+}
+"""
+
+
+def operation(name: str) -> Operation:
+    return next(op for op in parse(PROGRAM).walk() if op.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("vector.transfer_read", [(0, READ)]), ("vector.maskedstore", [(0, WRITE)]),
+        ("memref.atomic_rmw", [(1, READ | WRITE)]), ("memref.copy", [(0, READ), (1, WRITE)]),
+        ("memref.reshape", [(0, VIEW), (1, READ)]), ("memref.dim", [(0, NONE)]),
+        ("arith.select", [(1, UNKNOWN), (2, UNKNOWN)]), ("func.call", [(0, UNKNOWN)]),
+        ("linalg.fill", [(1, WRITE)]), ("linalg.add", [(0, READ), (1, READ), (2, WRITE)]),
+        ("linalg.generic", [(0, READ), (1, READ | WRITE)]), ("memref.alloc", []),
+        ("memref.subview", [(0, VIEW)]), ("air.execute_terminator", [(0, PASS)]),
+        ("memref.dealloc", [(0, FREE)]),
+    ],
+)  # fmt: skip
+def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int, object]]) -> None:
+    op = operation(name)
+    assert effects(op) == found
+    assert [writes for _, writes in accesses(op)] == [
+        bool(effect & WRITE)
+        for _, effect in found
+        if effect & (READ | WRITE)  # type: ignore[operator]
+    ]
+
+
+def test_a_view_leads_back_to_the_allocation() -> None:
+    half = operation("memref.subview").results[0]
+    made = origin(half).owner
+    assert isinstance(made, Operation)
+    assert made.name == "memref.alloc"
+
+
+def test_reading_only_is_reading_and_nothing_else() -> None:
+    add, update = operation("linalg.add"), operation("memref.atomic_rmw")
+    assert reads_only(add, add.operands[0])
+    assert not reads_only(add, add.operands[2])
+    assert not reads_only(update, update.operands[1])
+    assert not reads_only(add, update.operands[0])
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        "%v = affine.vector_load %m[0] : memref<8xf32>, vector<4xf32>",
+        "%v = vector.maskedload %m[%c0], %mask, %old "
+        ": memref<8xf32>, vector<4xi1>, vector<4xf32> into vector<4xf32>",
+        "%v = memref.atomic_rmw addf %x, %m[%c0] : (f32, memref<8xf32>) -> f32",
+    ],
+)
+def test_a_core_reaches_l3_by_no_operation(access: str) -> None:
+    """The verifier knew loads and stores only, but for these."""
+    text = f"""
+    func.func @f(%m: memref<8xf32>) {{
+      %c1 = arith.constant 1 : index
+      air.herd @h tile (%x0, %y0) in (%sx=%c1, %sy=%c1) args(%m=%m) : memref<8xf32> {{
+        %c0 = arith.constant 0 : index
+        %x = arith.constant 1.0 : f32
+        %mask = arith.constant dense<true> : vector<4xi1>
+        %old = arith.constant dense<1.0> : vector<4xf32>
+        {access}
+      }}
+      return
+    }}"""
+    with pytest.raises(AirParseError, match=r"inside air.herd accesses memref<8xf32> in L3"):
+        parse(text)
