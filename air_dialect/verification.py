@@ -100,8 +100,8 @@ def _check_operands(op: Operation, seen: Set[Operation], dominance: dict[Region,
         home = owner if isinstance(owner, Block) else owner.parent
         if user.parent is not home and not _runs_before(home, user.parent, dominance):
             raise VerifyException(
-                f"operand {position} of {op.name} is {_described(owner)} in a block that need not run before: "
-                "hand the value over as a block argument"
+                f"operand {position} of {op.name} is {_described(owner)} in a block that need not run "
+                "before: hand the value over as a block argument"
             )
         if isinstance(owner, Operation) and user.parent is home and owner not in seen:
             raise VerifyException(

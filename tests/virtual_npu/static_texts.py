@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from xdsl.dialects.builtin import ModuleOp
+
 from virtual_npu.static import Report, check
 
 CONSTANTS = "".join(f"%c{n} = arith.constant {n} : index\n" for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 32, 64))
@@ -62,7 +64,7 @@ def assert_clean(text: str, **options: object) -> None:
     assert [str(found) for found in (*report.faults, *report.warnings)] == []
 
 
-def assert_fault(text: str, kind: str, message: str, **options: object) -> None:
+def assert_fault(text: str | ModuleOp, kind: str, message: str, **options: object) -> None:
     """The program has exactly one fault, of this kind, whose message matches."""
     report = check(text, **options)  # type: ignore[arg-type]
     assert [fault.kind for fault in report.faults] == [kind], [str(fault) for fault in report.faults]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
+from air_dialect import AirParseError, parse
 from virtual_npu.static import check
 
 
@@ -106,7 +107,7 @@ FAULTS = {
         "the L1 side .* an offset that may be no multiple of 4 bytes",
     ),
     "size 0": (
-        program(launch=NOTHING, module="air.channel @c []"),
+        parse(program(launch=NOTHING, module="air.channel @c []"), strict=False),
         "size",
         "size 0 in dimension 0; a transfer of nothing is none, so give every size at least 1",
     ),
@@ -212,6 +213,11 @@ FAULTS = {
 def test_what_no_dma_can_walk(name: str) -> None:
     text, kind, message = FAULTS[name]
     assert_fault(text, kind, message)
+
+
+def test_a_size_that_is_computed_is_refused_as_one_that_is_written() -> None:
+    with pytest.raises(AirParseError, match="src has a size of 0: every size must be at least 1"):
+        parse(program(launch=NOTHING, module="air.channel @c []"))
 
 
 def test_a_repeat_takes_a_dimension_of_the_shim_only() -> None:
