@@ -25,6 +25,9 @@ BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)")
 override PROMPT := $(value PROMPT)
 export PROMPT
 
+# Without bytecode, which some containers ask for, each of many processes would compile all Python anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.stamp

@@ -194,7 +194,7 @@ def test_scripts_parse(path: Path) -> None:
 
 STUB = """#!/bin/sh
 case "$*" in
-  *pytest*) echo "tests ran"; exit $TESTS ;;
+  *pytest*) echo "tests ran${PYTHONDONTWRITEBYTECODE}"; exit $TESTS ;;
   *mypy*) echo "types are wrong"; exit $LINT ;;
 esac
 """
@@ -215,13 +215,13 @@ def test_make_test_runs_lint_beside_the_tests(tmp_path: Path, tests: int, lint: 
     done = subprocess.run(
         ["make", "test"],
         cwd=tmp_path,
-        env={**outside, "TESTS": str(tests), "LINT": str(lint)},
+        env={**outside, "TESTS": str(tests), "LINT": str(lint), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == status
-    assert "tests ran" in done.stdout
+    assert "tests ran\n" in done.stdout
     assert "types are wrong" in done.stdout
     assert ("error: make lint failed" in done.stderr) == (lint != 0)
 
