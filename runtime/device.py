@@ -60,7 +60,7 @@ class DeviceAccess(Protocol):
 
     @property
     def copies(self) -> int:
-        """How often a buffer object is kept in the machine's memory."""
+        """How many copies of a buffer object the machine's memory holds."""
 
     @property
     def batches(self) -> bool:

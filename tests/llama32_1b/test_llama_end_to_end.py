@@ -170,28 +170,24 @@ def test_run_from_the_command_line(session):
     assert done.stderr.splitlines()[-1].endswith("| complete | virtual")
 
 
-def test_strict_memory_gives_the_same(session):
+def test_strict_memory_gives_the_same(session, command_line):
     """Host and device memory really apart: a buffer that is not synchronised would show."""
-    done = command("run", "--prompt", QUESTION, "--backend", "virtual", VNPU_STRICT="1")
-    assert done.returncode == 0, done.stderr
+    words = ["run", "--prompt", QUESTION, "--backend", "virtual"]
+    done = command_line("llama32_1b", words, VNPU_STRICT="1")
+    assert done.status == 0, done.err
     generation = session.generate(ask(session, QUESTION), 128, Sampler())
-    assert done.stdout == "".join(session.text(generation)) + "\n"
+    assert done.out == "".join(session.text(generation)) + "\n"
 
 
-def test_chat_from_a_pipe(session):
-    done = subprocess.run(
-        [sys.executable, "-m", "llama32_1b", "chat", "--backend", "virtual"],
-        input=f"{QUESTION}\n/stats\n{'word ' * 200}\n/reset\n{QUESTION}\n",
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    answers = done.stdout.splitlines()
+def test_chat_from_a_pipe(session, command_line):
+    typed = f"{QUESTION}\n/stats\n{'word ' * 200}\n/reset\n{QUESTION}\n"
+    done = command_line("llama32_1b", "chat --backend virtual", stdin=typed)
+    assert done.status == 0, done.err
+    answers = done.out.splitlines()
     assert len(answers) == 2
     assert answers[0] == answers[1]
     assert "Paris" in answers[0]
-    assert "compiled for at most 128" in done.stderr
+    assert "compiled for at most 128" in done.err
 
 
 TAKE_TERMINAL = """

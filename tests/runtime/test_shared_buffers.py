@@ -45,7 +45,7 @@ def test_the_next_program_reads_what_the_first_made(strict, sharing_cache):
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X + 1), 4 * (X + 1))
 
 
-def test_what_is_lent_through_one_set_the_other_takes_over(strict, monkeypatch, sharing_cache):
+def test_what_is_filled_in_place_through_one_set_reaches_the_other(strict, monkeypatch, sharing_cache):
     monkeypatch.delenv("AERIE_PLAIN", raising=False)
     sharing_cache.preload("scale", "first", w=W)
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
@@ -79,13 +79,13 @@ def test_an_array_of_the_hosts_is_copied_as_ever(sharing_cache):
     np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="second", x=10 * X)["y"], 20 * X)
 
 
-def test_an_unread_result_that_nobody_shares_is_read(strict, sharing_cache):
+def test_a_result_left_on_the_device_is_read_where_nobody_shares_it(strict, sharing_cache):
     sharing_cache.preload("scale", "first", w=W)
     result = sharing_cache.run("scale", bo_key="second", copy=False, on_device=("y",), x=X)["y"]
     np.testing.assert_array_equal(result, 2 * X)
 
 
-def test_a_shared_weight_that_is_lent_reaches_both(strict, sharing_cache):
+def test_a_shared_weight_that_is_filled_in_place_reaches_both(strict, sharing_cache):
     sharing_cache.buffer("scale", "first", "w")[...] = W
     np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="second", x=X)["y"], 2 * X)
     np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="first", x=X)["y"], 2 * X)
