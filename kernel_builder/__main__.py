@@ -96,7 +96,7 @@ def _size(text: str) -> int:
 def _list(_: argparse.Namespace, rest: list[str]) -> int:
     _nothing_more(rest)
     for name, spec in registry().items():
-        print(f"{name:<16} {spec.summary}\n{'':<16} parameters: {', '.join(spec.parameters)}")
+        print(f"{name:<16} {spec.title}\n{'':<16} parameters: {', '.join(spec.parameters)}")
     return 0
 
 

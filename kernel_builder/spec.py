@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,10 +152,11 @@ class KernelSpec:
     random_inputs: Callable[[Parameters, np.random.Generator], dict[str, Array]] | None = None
     summary: str = ""
 
-    def __post_init__(self) -> None:
-        file = inspect.getmodule(self.reference)
-        first_line = ((file.__doc__ if file else None) or "").partition("\n")[0]
-        object.__setattr__(self, "summary", self.summary or first_line)
+    @property
+    def title(self) -> str:
+        """What it computes, in a line."""
+        file = sys.modules[self.reference.__module__]
+        return self.summary or (file.__doc__ or "").partition("\n")[0]
 
     @property
     def parameters(self) -> tuple[str, ...]:
