@@ -1,4 +1,4 @@
-"""`build`: a program into a shared object."""
+"""`build`, `emit`, `ops`: a program into a shared object; into C++, or a stage before; what is executed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from virtual_npu.commands import common
+from virtual_npu.options import STAGES
+
+CPP = "c++"
 
 
 def add(commands: Any) -> None:
-    """Add the parser."""
-    parser = commands.add_parser("build", help="build a program into a shared object")
-    common.add_file(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the shared object to write")
-    common.add_building(parser)
-    parser.set_defaults(command=_build)
+    """Add the three parsers."""
+    building = commands.add_parser("build", help="build a program into a shared object")
+    common.add_file(building)
+    building.add_argument("-o", "--output", type=Path, required=True, help="the shared object to write")
+    common.add_building(building)
+    building.set_defaults(command=_build)
+    emitting = commands.add_parser("emit", help="print the C++ of a program")
+    common.add_file(emitting)
+    common.add_numerics(emitting, checks=False)
+    emitting.add_argument(
+        "--stage",
+        choices=(*STAGES, CPP),
+        default=CPP,
+        help="what to print: MLIR as parsed, as inlined into one function per entry, or as rewritten by the "
+        "fast paths; or C++ (default)",
+    )
+    emitting.set_defaults(command=_emit)
+    listing = commands.add_parser("ops", help="list the operations that are executed")
+    listing.set_defaults(command=_ops)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -30,4 +46,24 @@ def _build(options: argparse.Namespace) -> int:
         options=common.build_options(options),
         keep=options.keep,
     )
+    return 0
+
+
+def _emit(options: argparse.Namespace) -> int:
+    from virtual_npu.texts import read_text
+    from virtual_npu.toolchain import emit, staged
+
+    text, name, built_for = read_text(options.file), str(options.file), common.build_options(options)
+    if options.stage == CPP:
+        print(emit(text, name, built_for).text, end="")
+    else:
+        print(staged(text, options.stage, name, built_for), end="")
+    return 0
+
+
+def _ops(_: argparse.Namespace) -> int:
+    from virtual_npu.codegen import module  # noqa: F401 - the emitters register
+    from virtual_npu.codegen.body import supported_operations
+
+    print("\n".join(supported_operations()))
     return 0
