@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bandwidth import MemoryReader
 from benchmarks.figures import OURS, THEIRS, Samples, record
-from benchmarks.machine import describe, load_average
+from benchmarks.machine import MemoryReader, describe, load_average
 from benchmarks.sides import WARM_UP
 from benchmarks.worker import Worker, working
 from llama32_1b.checkpoint import open_checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import peak_bytes
-from benchmarks.one_call import overhead_of_load_and_run
+from kernel_builder.kernels import eltwise_add
 from llama32_1b.attention import KVCache
 from llama32_1b.checkpoint import open_checkpoint
 from llama32_1b.compiling import RuntimeOptions, compile_programs
@@ -21,10 +21,33 @@ from llama32_1b.generate import Sampler
 from llama32_1b.native import native_attention
 from llama32_1b.progress import Reporter
 from llama32_1b.session import Session, prepare_runtime
-from runtime import select_backend
+from multi_launch_builder import Program
+from runtime import Backend, KernelCache, select_backend
 from runtime.calls import BETWEEN
 from virtual_npu import Library, knobs
 from virtual_npu.pyxrt.batch import Batch
+
+ELEMENTS = 128
+CALLS_BEFORE, CALLS = 20, 200
+"""Of `load_and_run`: before the clock counts, and those that it counts."""
+
+
+def overhead_of_load_and_run(cache_dir: Path, backend: Backend) -> float:
+    """Seconds, the median of many calls, without the time in the program's own code."""
+    module = eltwise_add.build(None, ELEMENTS)
+    program = Program.from_module(module.module, module.arguments, module.name)
+    arrays = [np.zeros(argument.shape, argument.dtype.numpy) for argument in program.arguments]
+    with KernelCache(cache_dir, backend) as cache:
+        cache.compile_and_cache(program)
+
+        def call() -> float:
+            started, in_code = time.perf_counter(), Library.seconds
+            cache.load_and_run(program.name, *arrays)
+            return time.perf_counter() - started - (Library.seconds - in_code)
+
+        spent = [call() for _ in range(CALLS_BEFORE + CALLS)]
+    return median(spent[CALLS_BEFORE:])
+
 
 WARM_UP = 2
 """Tokens decoded before the clock runs."""

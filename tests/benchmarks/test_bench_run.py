@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import bench, machine, worker
-from benchmarks.bandwidth import MemoryReader
+from benchmarks.machine import MemoryReader
 from benchmarks.worker import working
 from llama32_1b import footprint
 from llama32_1b.errors import CheckpointError, UserError

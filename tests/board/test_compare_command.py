@@ -1,8 +1,11 @@
-"""`python -m board compare`, on the virtual NPU in the place of a board."""
+"""`python -m board compare`, on the virtual NPU in the place of a board; and a process per item: a hang, a
+crash and a defect are outcomes, and after a lost device nothing is run."""
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,13 +15,34 @@ import pytest
 
 from board.__main__ import main
 from board.compare import command, processes
-from board.compare.items import Item
-from board.compare.processes import compare_all, compile_ahead
-from board.compare.records import Outcome, Status, details, print_outcomes, verdict_line
+from board.compare.items import Item, plan_of
+from board.compare.measuring import RUNNING
+from board.compare.processes import (
+    LIMITS_S,
+    STARTING,
+    compare_all,
+    compare_apart,
+    compile_ahead,
+    in_processes,
+    limits_s,
+)
+from board.compare.records import (
+    Distance,
+    Finding,
+    Outcome,
+    Status,
+    Verdict,
+    Worst,
+    details,
+    print_outcomes,
+    save,
+    verdict_line,
+)
 from multi_launch_builder.building import build_program
 from multi_launch_builder.program import Program, ProgramPlan
 
 ITEM = Item("kernel", "narrow", 1)
+"""3 x 48 numbers, one launch."""
 OTHER = Item("kernel", "eltwise_add", 3)
 
 
@@ -129,3 +153,107 @@ def test_every_outcome_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(details(outcomes)) == ["narrow[1]: no end of running"]
     print_outcomes(outcomes, "npu")
     assert "| narrow[1]" in capsys.readouterr().out
+
+
+def apart(make: Any, programs: Path, tmp_path: Path, **limits: float) -> tuple[Outcome, list[str], str]:
+    phases: list[str] = []
+    log = tmp_path / "item.log"
+    outcome = compare_apart(ITEM, make, programs, log, phases.append, {**LIMITS_S, **limits})
+    return outcome, phases, log.read_text() if log.exists() else ""
+
+
+def faulty(faulty_npu: ModuleType, fault: str) -> Any:
+    table = plan_of(ITEM).arguments
+    slot = table.slot("out")
+    return functools.partial(
+        faulty_npu.faulty_backend, "narrow", slot, table["out"], getattr(faulty_npu, fault)
+    )
+
+
+def test_one_that_is_right(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
+    outcome, phases, log = apart(faulty_npu.healthy_backend, programs, tmp_path)
+    assert outcome.status is Status.SAME
+    assert phases[0] == STARTING
+    assert "] compiling" in log
+    assert "] judging" in log
+
+
+def test_a_hang_is_ended_and_loses_the_device(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
+    outcome, phases, _ = apart(faulty(faulty_npu, "hang"), programs, tmp_path, running=0.5)
+    assert (outcome.status, outcome.lost, phases[-1]) == (Status.HUNG, True, RUNNING)
+    assert outcome.message == (
+        "no end of running within 0.5 s, so its process was killed; the device may answer no more until it "
+        "is reset"
+    )
+
+
+def test_a_compiler_that_hangs_loses_no_device(
+    faulty_npu: ModuleType, programs: Path, tmp_path: Path
+) -> None:
+    outcome, _, _ = apart(faulty_npu.healthy_backend, programs, tmp_path, starting=0.001)
+    assert (outcome.status, outcome.lost) == (Status.HUNG, False)
+    assert outcome.message == "no end of starting within 0.001 s, so its process was killed"
+
+
+def test_a_crash_is_an_outcome(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
+    outcome, _, _ = apart(faulty(faulty_npu, "crash"), programs, tmp_path)
+    assert (outcome.status, outcome.lost) == (Status.CRASHED, False)
+    assert outcome.message == "its process ended by SIGSEGV while running"
+
+
+def test_a_defect_of_ours_keeps_its_traceback_in_the_log(
+    faulty_npu: ModuleType, programs: Path, tmp_path: Path
+) -> None:
+    outcome, _, log = apart(faulty_npu.broken_backend, programs, tmp_path)
+    assert outcome.message == "its process ended with exit code 1 while starting; its log says why"
+    assert "KeyError: 'a defect of ours'" in log
+
+
+def test_a_run_may_take_what_the_runtime_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AERIE_NPU_TIMEOUT", "100")
+    assert limits_s() == {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + 300}
+
+
+def test_after_a_lost_device_nothing_is_run() -> None:
+    items = [Item("kernel", "gemm", case) for case in range(4)]
+    asked: list[Item] = []
+
+    def compare_one(item: Item, on_phase: Any) -> Outcome:
+        on_phase(RUNNING)
+        asked.append(item)
+        return Outcome(item, Status.FAILED if item.case else Status.SAME, lost=item.case == 1)
+
+    told: list[str] = []
+    outcomes = list(compare_all(items, compare_one, lambda item, phase: told.append(f"{item} {phase}"), {}))
+    assert asked == items[:2]
+    assert told == ["gemm[0] running", "gemm[1] running"]
+    assert [outcome.status.value for outcome in outcomes] == ["same", "failed", "not run", "not run"]
+    assert outcomes[3].message == "gemm[1] left a device that answers no more"
+
+
+def test_a_crash_does_not_end_the_comparison() -> None:
+    def compare_one(item: Item, _: Any) -> Outcome:
+        return Outcome(item, Status.SAME if item.case else Status.CRASHED)
+
+    items = [Item("kernel", "gemm", case) for case in range(2)]
+    assert [o.status for o in compare_all(items, compare_one, print, {})] == [Status.CRASHED, Status.SAME]
+
+
+def test_the_log_is_named_in_the_outcome(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
+    outcome = in_processes(faulty(faulty_npu, "wedge"), programs, tmp_path)(ITEM, print)
+    assert (outcome.status, outcome.lost, outcome.log) == (Status.FAILED, True, "kernel-narrow-1.log")
+    assert (tmp_path / outcome.log).is_file()
+
+
+def test_the_record_is_json_whatever_was_found(tmp_path: Path) -> None:
+    distances = {"exact": Distance(math.inf, math.inf, 3), "bfp16": Distance(math.nan, 2.0, 3)}
+    worst = Worst((1, 2), math.nan, 1.0)
+    finding = Finding("q_gemm", 1, "gemm", "q", Verdict.DIFFERS, "bfp16", distances, 8, 3, worst)
+    save([Outcome(ITEM, Status.DIFFERS, (finding,))], "npu", tmp_path / "compare.json")
+    record = json.loads((tmp_path / "compare.json").read_text())
+    assert record["right"] is False
+    (entry,) = record["items"]
+    assert entry["item"] == {"kind": "kernel", "name": "narrow[1]", "parameters": "rows=3 cols=48"}
+    assert (entry["status"], entry["first_at_fault"]) == ("differs", "q_gemm")
+    assert entry["findings"][0]["distances"]["exact"] == {"share": "inf", "excess": "inf", "differing": 3}
+    assert entry["findings"][0]["worst"] == {"index": [1, 2], "got": "nan", "want": 1.0}

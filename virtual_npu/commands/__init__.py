@@ -1,7 +1,8 @@
 """The commands of `python -m virtual_npu`.
 
 A module of COMMANDS has `add(commands)`, which adds a parser for each of its commands and sets the parser's
-default `command` to a function from the parsed options to the exit status. It imports what costs time (xDSL, numpy, rich) where it is used.
+default `command` to a function from the parsed options to the exit status. It imports what costs time (xDSL,
+numpy, rich) where it is used.
 """
 
 COMMANDS = (
