@@ -47,9 +47,9 @@ class Store {
   // The number after `last`, the thread's last one: threads take numbers in blocks. 0 when all are used up.
   uint32_t add(uint32_t &last) {
     if (last % kBlock == 0) {
-      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= most_) return 0;
+      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= most()) return 0;
       const int block = __atomic_fetch_add(&used_, 1, __ATOMIC_RELAXED);
-      T *const values = block < most_ ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
+      T *const values = block < most() ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
       if (!values) return 0;
       __atomic_store_n(&blocks_[block], values, __ATOMIC_RELEASE);
       last = uint32_t(block) * kBlock;
@@ -64,13 +64,16 @@ class Store {
       blocks_[block] = nullptr;
     }
     used_ = 0;
-    most_ = most < i64(kBlocks) * kBlock ? int((most + kBlock - 1) / kBlock) : kBlocks;
+    unwanted_ = most < i64(kBlocks) * kBlock ? kBlocks - int((most + kBlock - 1) / kBlock) : 0;
   }
 
  private:
   static constexpr int kBlock = 1024, kBlocks = 1 << 19;
+  // All is zero to begin with: 4 MB of anything else would lie in every program's file.
   T *blocks_[kBlocks] = {};
-  int used_ = 0, most_ = kBlocks;
+  int used_ = 0, unwanted_ = 0;
+
+  int most() const { return kBlocks - unwanted_; }
 };
 
 // An access that happened.
