@@ -13,10 +13,13 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 SOURCE_SUFFIXES = (".py", ".cc", ".cpp", ".h", ".hpp", ".inc")
+
+_SETTLED_SECONDS = 3.0
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
@@ -73,20 +76,44 @@ def with_includes(sources: Iterable[Path], folders: Iterable[Path] = ()) -> set[
         path = waiting.pop()
         if path not in reached:
             reached.add(path)
-            waiting += _found(path.read_text(errors="replace"), (path.parent, *places))
+            waiting += _found(_facts(path)[1], (path.parent, *places))
     return reached
 
 
-def _found(text: str, places: Sequence[Path]) -> list[Path]:
-    """What a text includes, wherever it is in `places`: in all of them, lest the compiler choose another."""
-    paths = (f"{place}/{name}" for name in INCLUDE.findall(text) for place in places)
+def _found(names: Iterable[str], places: Sequence[Path]) -> list[Path]:
+    """What is included under these names, wherever it is in `places`: in all, lest the compiler choose
+    another."""
+    paths = (f"{place}/{name}" for name in names for place in places)
     return [Path(path) for path in paths if os.path.isfile(path)]
+
+
+def _facts(path: Path | str) -> tuple[str, tuple[str, ...]]:
+    """The sha256 of a C++ file and what it includes; from memory where the file is as it was.
+
+    One that changed within the last seconds is read each time: a further change might have the same time.
+    """
+    status = os.stat(path)
+    if abs(time.time() - status.st_ctime) < _SETTLED_SECONDS:
+        return _read_facts(str(path))
+    state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return _remembered_facts(str(path), state)
+
+
+def _read_facts(path: str) -> tuple[str, tuple[str, ...]]:
+    content = Path(path).read_bytes()
+    return hashlib.sha256(content).hexdigest(), tuple(INCLUDE.findall(content.decode(errors="replace")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _remembered_facts(path: str, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
+    del state  # another state is another entry
+    return _read_facts(path)
 
 
 def includes_digest(text: str, folders: Sequence[Path]) -> str:
     """One hash of the files that C++ in `text` includes from `folders`, however deep, with their names."""
-    files = with_includes(_found(text, folders), folders)
-    return _digest_of((_name_below(path, folders), str(path)) for path in files)
+    files = with_includes(_found(INCLUDE.findall(text), folders), folders)
+    return text_digest("\n".join(sorted(f"{_name_below(path, folders)} {_facts(path)[0]}" for path in files)))
 
 
 def _name_below(path: Path, folders: Sequence[Path]) -> str:

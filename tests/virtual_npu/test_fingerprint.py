@@ -1,9 +1,18 @@
 """Hashes of what makes an artifact."""
 
+import importlib.metadata
+import os
+import time
+
+import pytest
+
+from virtual_npu import fingerprint
 from virtual_npu.fingerprint import (
     cpu_identity,
     files_digest,
+    includes_digest,
     key_of,
+    package_version,
     tool_version,
     tree_digest,
     with_includes,
@@ -51,6 +60,43 @@ def test_includes_are_followed(tmp_path):
     (tmp_path / "two.h").write_text("")
     found = with_includes([tmp_path / "a.cc", tmp_path / "missing.cc"])
     assert {path.name for path in found} == {"a.cc", "one.h", "two.h"}
+
+
+@pytest.mark.parametrize("settled", [3.0, 0.0])
+def test_every_change_of_a_header_counts(tmp_path, monkeypatch, settled):
+    """Also one of the same size, and with the old time of change put back."""
+    monkeypatch.setattr(fingerprint, "_SETTLED_SECONDS", settled)
+    header = tmp_path / "inner" / "one.h"
+    header.parent.mkdir()
+    text = '#include "inner/one.h"\n'
+    seen = set()
+    for content in ("1", "2", "3"):
+        if settled == 0:
+            time.sleep(0.02)  # longer than a file system's clock ticks
+        header.write_text(content)
+        os.utime(header, (1, 1))
+        assert includes_digest(text, [tmp_path]) == includes_digest(text, [tmp_path])
+        seen.add(includes_digest(text, [tmp_path]))
+    assert len(seen) == 3
+    header.unlink()
+    assert includes_digest(text, [tmp_path]) not in seen
+
+
+def test_where_a_folder_is_does_not_count(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "vnpu").mkdir(parents=True)
+        (tmp_path / name / "vnpu" / "x.h").write_text('#include "y.h"')
+        (tmp_path / name / "vnpu" / "y.h").write_text("1")
+    digests = [includes_digest('#include "vnpu/x.h"', [tmp_path / name]) for name in ("a", "b")]
+    assert digests[0] == digests[1]
+    (tmp_path / "b" / "vnpu" / "y.h").write_text("2")
+    assert includes_digest('#include "vnpu/x.h"', [tmp_path / "b"]) != digests[1]
+
+
+def test_the_version_of_a_package():
+    assert package_version("xdsl") == importlib.metadata.version("xdsl")
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        package_version("no-such-package")
 
 
 def test_tools_and_cpu():
