@@ -31,6 +31,8 @@ from air_dialect.effects import (
 )
 from air_dialect.text import context
 from air_dialect.values import origin
+from multi_launch_builder.dataflow import argument_accesses
+from multi_launch_builder.submodule import read_submodule
 from virtual_npu.codegen.body import supported_operations
 
 ON_VALUES = ("arith.", "math.", "index.", "ub.", "cf.")
@@ -173,3 +175,40 @@ def test_a_core_reaches_l3_by_no_operation(access: str) -> None:
     }}"""
     with pytest.raises(AirParseError, match=r"inside air.herd accesses memref<8xf32> in L3"):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "reads", "writes", "reads_first"),
+    [
+        ("linalg.add ins(%m, %m : $M, $M) outs(%o : $M)", False, True, False),
+        ("%v = memref.atomic_rmw addf %x, %o[%c0] : (f32, $M) -> f32", True, True, True),
+        ("vector.maskedstore %o[%c0], %mask, %old : $M, vector<4xi1>, vector<4xf32>", False, True, False),
+        ("%t, %u = air.execute -> ($M) { air.execute_terminator %o : $M }\n"
+         "memref.store %x, %u[%c0] : $M", False, True, False),
+        ("%u = scf.if %p -> ($M) { scf.yield %o : $M } else { scf.yield %m : $M }\n"
+         "%v = memref.load %u[%c0] : $M", True, False, True),
+        ("%u = memref.assume_alignment %o, 16 : $M\nmemref.store %x, %u[%c0] : $M",
+         False, True, False),
+        ("memref.dealloc %o : $M", False, False, False),
+    ],
+)  # fmt: skip
+def test_the_stitcher_follows_a_buffer_by_the_same_table(
+    body: str, reads: bool, writes: bool, reads_first: bool
+) -> None:
+    text = f"""
+    func.func @f(%m: memref<8xf32>, %o: memref<8xf32>) {{
+      %c0 = arith.constant 0 : index
+      %p = arith.constant true
+      %x = arith.constant 1.0 : f32
+      %mask = arith.constant dense<true> : vector<4xi1>
+      %old = arith.constant dense<1.0> : vector<4xf32>
+      {body.replace("$M", "memref<8xf32>")}
+      return
+    }}"""
+    found = argument_accesses(read_submodule(text, "k"))["o"]
+    assert (found.may_read, found.may_write, found.writes, found.reads_first) == (
+        reads,
+        writes,
+        writes,
+        reads_first,
+    )

@@ -19,7 +19,7 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     externals.symbols,
     lowering.forms,
     lowering.known_bad,
-    lowering.demands,
+    lowering.stack_and_alignment,
 )
 """Rules that look at the whole module."""
 

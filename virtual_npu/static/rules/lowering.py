@@ -101,7 +101,7 @@ VECTOR_ACCESSES = (128, 256, 512)
 """Bits of the native vector loads and stores, each aligned to its own width."""
 
 
-def demands(program: Program) -> Iterator[Finding]:
+def stack_and_alignment(program: Program) -> Iterator[Finding]:
     """Divisions that need more stack than there is, and vectors at offsets that are not aligned."""
     for op in on_cores(program.module):
         yield from _division(program, op)
