@@ -97,37 +97,40 @@ class Theirs:
         self.models = (model, copy.deepcopy(model).float())
         self.bf16, self.f32 = (_captured(each, token_ids) for each in self.models)
 
-    def judge(self, seen: Pass) -> Iterator[Row]:
+    def judge(self, recorded: Pass) -> Iterator[Row]:
         """A row for each step, in the order they run."""
-        benches = self._benches(seen)
-        before: F32Array | None = self.bf16[0, "input"][seen.positions.start : seen.positions.stop]
-        for layer, values in enumerate(seen.layers):
+        benches = self._benches(recorded)
+        before: F32Array | None = self.bf16[0, "input"][recorded.positions.start : recorded.positions.stop]
+        for layer, values in enumerate(recorded.layers):
             given = values if before is None else {**values, "before": before}
             for step in LAYER_STEPS:
-                yield self._row(seen, layer, step, given, benches)
+                yield self._row(recorded, layer, step, given, benches)
             before = values.get("ffn_residual")
-        given = seen.head if before is None else {**seen.head, "last": before[-1:]}
+        given = recorded.head if before is None else {**recorded.head, "last": before[-1:]}
         for step in HEAD_STEPS:
-            yield self._row(seen, None, step, given, benches)
+            yield self._row(recorded, None, step, given, benches)
 
-    def _benches(self, seen: Pass) -> Benches:
+    def _benches(self, recorded: Pass) -> Benches:
         """Decode multiplies a matrix by a vector, which no numerics makes of blocks."""
         rounded, exact = self.models
-        of_blocks = self.numerics != "exact" and seen.phase == "prefill"
-        return (BlockBench if of_blocks else Bench)(rounded, seen.positions), Bench(exact, seen.positions)
+        of_blocks = self.numerics != "exact" and recorded.phase == "prefill"
+        rounding_bench = BlockBench if of_blocks else Bench
+        return rounding_bench(rounded, recorded.positions), Bench(exact, recorded.positions)
 
-    def _row(self, seen: Pass, layer: int | None, step: Step, values: StepValues, benches: Benches) -> Row:
+    def _row(
+        self, recorded: Pass, layer: int | None, step: Step, values: StepValues, benches: Benches
+    ) -> Row:
         missing = next((name for name in (*step.inputs, step.name) if name not in values), None)
         if missing:
-            return Row(seen.phase, layer, step.name, remark=f"{missing} was never computed")
+            return Row(recorded.phase, layer, step.name, remark=f"{missing} was never computed")
         ours = values[step.name]
         rounded, exact = (bench.compute(layer, step, values) for bench in benches)
-        name, stop = step.same_as or step.name, seen.positions.stop
+        name, stop = step.same_as or step.name, recorded.positions.stop
         theirs, theirs_exact = (run[layer, name][:stop][-len(ours) :] for run in (self.bf16, self.f32))
         near = measure(ours, exact), measure(rounded, exact)
         far = measure(ours, theirs), measure(theirs, theirs_exact)
         own = Judged(*near, own_checks(*near, benches[0].makes_blocks(step)))
-        return Row(seen.phase, layer, step.name, own, Judged(*far, run_checks(*far, self.drift)))
+        return Row(recorded.phase, layer, step.name, own, Judged(*far, run_checks(*far, self.drift)))
 
 
 def _captured(model: Any, token_ids: Sequence[int]) -> Captured:

@@ -151,11 +151,11 @@ def observe_prefill(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(len(token_ids))
     rows = prefill(recorded, token_ids, cache)
-    seen = Pass("prefill", range(len(token_ids)), _layers(recorder, 0, len(token_ids), model))
-    for layer, values in enumerate(seen.layers):
+    found = Pass("prefill", range(len(token_ids)), _layers(recorder, 0, len(token_ids), model))
+    for layer, values in enumerate(found.layers):
         _add_keys(values, values, cache, layer, len(token_ids))
-    seen.head = _head(recorded, recorder, rows[-1])
-    return seen
+    found.head = _head(recorded, recorder, rows[-1])
+    return found
 
 
 def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
@@ -166,12 +166,12 @@ def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     cache = model.new_cache(len(token_ids) + UNUSED)
     prefill(recorded, token_ids[:-1], cache)
     row = decode_step(recorded, token_ids[-1], cache)
-    seen = Pass("decode", range(earlier, earlier + 1), _layers(recorder, 1, 1, model))
+    found = Pass("decode", range(earlier, earlier + 1), _layers(recorder, 1, 1, model))
     before = _layers(recorder, 0, earlier, model)
-    for layer, values in enumerate(seen.layers):
+    for layer, values in enumerate(found.layers):
         _add_keys(values, _joined(before[layer], values), cache, layer, earlier + 1)
-    seen.head = _head(recorded, recorder, row)
-    return seen
+    found.head = _head(recorded, recorder, row)
+    return found
 
 
 def _layers(recorder: CallRecorder, phase: int, rows: int, model: LlamaModel) -> list[StepValues]:

@@ -35,10 +35,10 @@ def one_line(error: Exception) -> str:
 class Recorder(Sampler):
     """The greedy sampler, which keeps the logits it was given, in float32."""
 
-    seen: list[F32Array] = field(default_factory=list, repr=False, compare=False)
+    sampled: list[F32Array] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, logits: F32Array | BF16Array) -> int:
-        self.seen.append(logits.astype(np.float32))
+        self.sampled.append(logits.astype(np.float32))
         return super().__call__(logits)
 
 
@@ -76,7 +76,7 @@ class Subject:
         sampler = Recorder()
         generation = self.session.generate(prompt_ids, steps, sampler)
         tokens = list(generation)
-        return Said(tuple(prompt_ids), tokens, sampler.seen, generation.finish_reason)
+        return Said(tuple(prompt_ids), tokens, sampler.sampled, generation.finish_reason)
 
     def chat(self, messages: Sequence[str], steps: int) -> list[Said]:
         """The answers to `messages`, one after the other, as `make chat` makes them.
@@ -149,7 +149,7 @@ class _Listening:
     @property
     def said(self) -> list[Said]:
         return [
-            Said(made.prompt_ids, heard, recorder.seen, made.finish_reason)
+            Said(made.prompt_ids, heard, recorder.sampled, made.finish_reason)
             for made, heard, recorder in zip(self._generations, self._heard, self._recorders, strict=True)
         ]
 

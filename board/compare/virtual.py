@@ -135,9 +135,9 @@ def _sign_launch(launch: LaunchOp) -> None:
     """Hand the iteration's coordinates down to the herds, and sign there."""
     extents = _extents(launch)
     for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
-        outer, seen = _with_arguments(segment, launch.ids)
+        outer, handed = _with_arguments(segment, launch.ids)
         for herd in [op for op in outer.walk() if isinstance(op, HerdOp)]:
-            inner, ids = _with_arguments(herd, seen)
+            inner, ids = _with_arguments(herd, handed)
             _sign_herd(inner, ids, extents)
 
 
