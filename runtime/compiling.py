@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime import knobs
 from runtime.artifacts import Artifact
 from runtime.memory import GIB, available_bytes
+from virtual_npu.store import stop_waiting
 
 if TYPE_CHECKING:
     from multi_launch_builder.program import Program
@@ -145,9 +146,10 @@ class SideBySide:
         return [future.result() for future in futures]
 
     def _stop_all(self, futures: Sequence[Future[Artifact]]) -> None:
-        """Stops again and again, for a compilation that begins its next tool meanwhile."""
+        """Stops again and again, for a compilation that begins its next tool, or its next wait, meanwhile."""
         while not all(future.done() for future in futures):
             self._load.stop()
+            stop_waiting()
             wait(futures, timeout=0.1)
 
     def _one(self, program: Program) -> Artifact:

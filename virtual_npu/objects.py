@@ -18,7 +18,7 @@ from pathlib import Path
 from virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler, stop
 from virtual_npu.errors import ToolchainError
 from virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest, tool_version
-from virtual_npu.store import Store, kept_programs
+from virtual_npu.store import Store, kept_programs, stop_waiting
 
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
 """Where generated code, runtime and kernels find their headers."""
@@ -102,6 +102,7 @@ def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) 
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             stop()
+            stop_waiting()
             raise
     return made
 

@@ -11,6 +11,7 @@ was not used for OLDEST_DAYS is removed, and the least recently used beyond LARG
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -64,7 +65,8 @@ class Store:
     ) -> Path:
         """The file of an entry: the one that is there, or what `make` makes now in the empty folder given.
 
-        `waiting` is called where another process or thread is making it. Raises what `make` raises, OSError.
+        `waiting` is called where another process or thread is making it. Raises what `make` raises, OSError,
+        which is an InterruptedError where `stop_waiting` ended the waiting.
         """
         found = self.find(name)
         if found is None:
@@ -186,6 +188,14 @@ def kept_programs() -> Store | None:
 
 # one lock
 
+_asked_to_stop = 0
+
+
+def stop_waiting() -> None:
+    """Whoever waits for a lock now, in any thread, gets an InterruptedError, an OSError."""
+    global _asked_to_stop
+    _asked_to_stop += 1
+
 
 @contextlib.contextmanager
 def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
@@ -193,7 +203,10 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     lock = _try_lock(path)
     if lock is None:
         waiting()
+    asked = _asked_to_stop
     while lock is None:
+        if _asked_to_stop != asked:
+            raise InterruptedError(errno.EINTR, "stopped while another process makes it", str(path))
         time.sleep(_POLL_SECONDS)
         lock = _try_lock(path)
     try:

@@ -7,6 +7,7 @@ import pytest
 
 from runtime import CompileError, Stage
 from runtime import compiling as compiling_module
+from runtime.artifacts import Recipe
 from runtime.compiling import Budget, memory_budget
 
 
@@ -89,6 +90,21 @@ def test_the_budget_is_what_is_asked_for_else_most_of_what_is_free(monkeypatch):
     assert memory_budget() == 800
     monkeypatch.undo()
     assert 0 < memory_budget() < 2**50
+
+
+def test_an_interruption_ends_waiting_for_another_process(open_cache, variant, monkeypatch):
+    cache, told = open_cache(), threading.Event()
+    monkeypatch.setattr(cache._store, "_report", lambda line: told.set())
+
+    def interrupt(futures):
+        assert told.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
+    a = variant(name="a")
+    recipe = Recipe("a", "virtual", a.text, cache.backend.toolchain.ingredients(a))
+    with cache._store.store.making(recipe.file), pytest.raises(KeyboardInterrupt):
+        cache.compile_all([a])
 
 
 def test_an_interruption_stops_what_compiles(open_cache, variant, toolchain, monkeypatch):

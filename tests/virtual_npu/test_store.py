@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from virtual_npu.store import Store, write_whole
+from virtual_npu.store import Store, stop_waiting, write_whole
 
 KEY = "0123456789abcdef"
 NAME = f"{KEY}.o"
@@ -88,6 +88,28 @@ def test_a_second_thread_waits_says_so_and_finds_it(store):
     second.join()
     assert found == [store.folder / NAME]
     assert left_of(store) == []
+
+
+def test_waiting_can_be_stopped(store):
+    """As by Ctrl-C, which only the main thread gets."""
+    waits, ended = threading.Event(), []
+
+    def wait() -> None:
+        try:
+            store.made(NAME, never, waits.set)
+        except InterruptedError as error:
+            ended.append(str(error))
+
+    with store.making(NAME):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert waits.wait(20)
+        while waiter.is_alive():
+            stop_waiting()
+            waiter.join(0.02)
+    assert len(ended) == 1
+    assert "stopped while another process makes it" in ended[0]
+    assert store.made(NAME, made_of(b"x"))
 
 
 def test_the_lock_is_one_however_many_want_it(store):

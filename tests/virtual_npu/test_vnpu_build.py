@@ -141,6 +141,7 @@ def test_a_full_disk_at_link_time_is_told_in_the_linkers_words(tmp_path, monkeyp
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("VNPU_CXX", str(wrapper))
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "cache"))  # empty, so that it is linked
     monkeypatch.setenv("VNPU_OPT", "0")
     with pytest.raises(virtual_npu.ToolchainError, match=r"linking failed; .*\n.*No space left on device"):
         build(COPY, folder)
