@@ -117,7 +117,7 @@ class BufferSet:
     what is in them, those that other sets share for as long as one of these is open. Not for two threads at
     once: a set belongs to one call at a time, and so do all that share its buffers. `allocate` gives each
     argument its buffer; what it raises is raised. `moved` counts the bytes that the host has written to the
-    device and read from it.
+    device and read from it. `nothing` has an empty array of each argument's dtype.
     """
 
     views_given: ClassVar[int] = 0
@@ -155,6 +155,7 @@ class BufferSet:
             self.close()
             raise
         self._forms = [(buffer.view.shape, buffer.view.dtype) for buffer in self._buffers]
+        self.nothing: list[Array] = [np.empty(0, dtype) for _, dtype in self._forms]
 
     def slot(self, name: str) -> int:
         """The slot of an argument; ArgumentError with the nearest names where there is none."""

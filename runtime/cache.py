@@ -22,8 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kernel_builder.arguments import ArgumentTable
 from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from runtime.backend import Backend
@@ -197,8 +195,10 @@ class KernelCache:
             if not buffers.is_written(slot):
                 arrays[slot] = inputs[slot]
         found = Call(name, buffers, arrays, slots.wanted).make(self.profiler)
-        given = zip(buffers.names, inputs, strict=True)
-        return tuple([found[n] if n in found else np.empty(0, array.dtype) for n, array in given])
+        results = list(buffers.nothing)
+        for slot in slots.wanted:
+            results[slot] = found[buffers.names[slot]]
+        return tuple(results)
 
     # buffers and lifetime
 

@@ -39,7 +39,8 @@ BETWEEN = "between recorded calls"
 WRITE, RUN, HOST = range(3)
 
 
-class Call(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Call:
     """A call of the program `name`: the arrays to be written to its buffers, and the slots to be given back.
 
     `arrays` are by slot. Results are views unless they are to be a `copy`; those of arguments named in

@@ -67,6 +67,10 @@ class DeviceLock:
     """The lock of this machine's NPU; within one process it may be held several times."""
 
     def __init__(self, path: Path | None = None) -> None:
+        # Not at the top: a virtual NPU needs none. Not later: what filelock does at the interpreter's end
+        # would come before what a cache does there, which releases this lock.
+        import filelock  # noqa: F401
+
         folder = Path(tempfile.gettempdir())
         self.path = path or Path(NPU_LOCK.get() or folder / "aerie-npu.lock")
         self._upstream = folder / UPSTREAM
@@ -115,7 +119,7 @@ class DeviceLock:
             self._noted = True
 
     def _take(self, path: Path, report: Report) -> None:
-        from filelock import FileLock, Timeout  # here, since a virtual NPU needs none
+        from filelock import FileLock, Timeout
 
         lock = FileLock(path, mode=0o666, is_singleton=True, thread_local=False)
         started, wait = time.monotonic(), 0.0
