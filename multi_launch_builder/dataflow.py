@@ -96,5 +96,8 @@ def _callee_arguments(call: CallOp, index: int) -> list[SSAValue]:
 
 def _effect(use: Use) -> Effect:
     """What an operation does to the value; of what it passes on out of sight, anything may become."""
-    found = dict(effects(use.operation)).get(use.index, NONE)
-    return UNKNOWN if found is PASS and use.operation.name != "func.return" else found
+    op = use.operation
+    found = dict(effects(op)).get(
+        use.index, READ | MAYBE
+    )  # what is no memref, such as a number, is only read
+    return UNKNOWN if found is PASS and op.name != "func.return" else found

@@ -212,3 +212,14 @@ def test_the_stitcher_follows_a_buffer_by_the_same_table(
         writes,
         reads_first,
     )
+
+
+def test_a_number_that_a_kernel_passes_on_is_read() -> None:
+    text = """
+    func.func private @outside(i32)
+    func.func @f(%n: i32) {
+      func.call @outside(%n) : (i32) -> ()
+      return
+    }"""
+    found = argument_accesses(read_submodule(text, "k"))["n"]
+    assert (found.may_read, found.may_write, found.reads_first) == (True, False, False)
