@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from runtime.npu.device import missing_device
 from runtime.npu.tools import missing_compile_tools
@@ -20,6 +21,9 @@ from virtual_npu.pyxrt.batch import Batch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")  # that is busy has found no fault
 
 TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
 """Where programs that tests build are kept, from run to run: they are found by what made them."""
