@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from virtual_npu.codegen.affine_text import TEXTS
+from virtual_npu.codegen.reaches import REACHES
 from xdsl.ir import SSAValue
 
 import virtual_npu.codegen.module  # noqa: F401  registers every emitter
@@ -29,10 +31,8 @@ from air_dialect.readings import (
     multiple,
     number,
 )
-from virtual_npu.codegen.affine_text import TEXTS
 from virtual_npu.codegen.body import supported_operations
 from virtual_npu.codegen.channels import OF_COORDINATES
-from virtual_npu.codegen.reaches import REACHES
 
 
 def values(text: str) -> dict[str, SSAValue]:

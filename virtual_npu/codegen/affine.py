@@ -12,12 +12,12 @@ from xdsl.ir.affine import AffineMap
 
 from air_dialect.indices import Operator
 from air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
-from virtual_npu.codegen import affine_text, memory, types
+from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, Scalar, emits
-from virtual_npu.codegen.gathers import combined
+from virtual_npu.codegen.memref import combined
 from virtual_npu.codegen.refusals import attribute, unsupported
 from virtual_npu.codegen.scf import branch, counted_loop
-from virtual_npu.codegen.text import grouped, plus, times
+from virtual_npu.codegen.text import folded, grouped, map_results, plus, set_condition, times
 
 # ---- maps, loops and branches ----
 
@@ -30,23 +30,23 @@ def _map(op: Operation, name: str) -> AffineMapAttr:
 
 @emits("affine.apply")
 def _apply(body: Body, op: Operation) -> None:
-    (text,) = affine_text.results(_map(op, "map").data, body.texts(op.operands))
+    (text,) = map_results(_map(op, "map").data, body.texts(op.operands))
     body.define(op.results[0], text)
 
 
 @emits("affine.min", "affine.max")
 def _min_max(body: Body, op: Operation) -> None:
     operator = Operator.MIN if op.name == "affine.min" else Operator.MAX
-    texts = affine_text.results(_map(op, "map").data, body.texts(op.operands))
-    body.define(op.results[0], affine_text.folded(operator, texts))
+    texts = map_results(_map(op, "map").data, body.texts(op.operands))
+    body.define(op.results[0], folded(operator, texts))
 
 
 @emits("affine.for")
 def _affine_for(body: Body, op: Operation) -> None:
     assert isinstance(op, affine.ForOp)
-    lows = affine_text.results(op.lowerBoundMap.data, body.texts(op.lowerBoundOperands))
-    highs = affine_text.results(op.upperBoundMap.data, body.texts(op.upperBoundOperands))
-    low, high = affine_text.folded(Operator.MAX, lows), affine_text.folded(Operator.MIN, highs)
+    lows = map_results(op.lowerBoundMap.data, body.texts(op.lowerBoundOperands))
+    highs = map_results(op.upperBoundMap.data, body.texts(op.upperBoundOperands))
+    low, high = folded(Operator.MAX, lows), folded(Operator.MIN, highs)
     bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
     counted_loop(body, op, bounds, op.body.block, op.inits, op.results)
 
@@ -56,7 +56,7 @@ def _affine_if(body: Body, op: Operation) -> None:
     condition = attribute(op, "condition")
     assert isinstance(condition, AffineSetAttr)
     yes, no = op.regions
-    branch(body, op, affine_text.condition(condition.data, body.texts(op.operands)), yes, no)
+    branch(body, op, set_condition(condition.data, body.texts(op.operands)), yes, no)
 
 
 @emits("affine.load")
@@ -139,9 +139,9 @@ def _bounds(
     map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], operator: Operator
 ) -> list[str]:
     """C++ text of one bound per loop: the largest lower, or smallest upper one, of its group."""
-    texts = iter(affine_text.results(map_, operands))
+    texts = iter(map_results(map_, operands))
     sizes = [size for size in groups.get_values() if isinstance(size, int)]
-    return [affine_text.folded(operator, list(islice(texts, size))) for size in sizes]
+    return [folded(operator, list(islice(texts, size))) for size in sizes]
 
 
 _FLOAT_STARTS = {

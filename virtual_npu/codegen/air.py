@@ -136,7 +136,7 @@ def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     is_put = op.name == "air.channel.put"
     side = pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
     side = _padded(body, op, side, len(op.sizes) or len(body.memref(op.memref).sizes))
-    channel = f"channels.{channel_field(body.unit, op)}"
+    channel = f"channels.{channel_field(body.file, op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
     return body.site(op, f"@{op.chan_name}"), f"{channel}, {index}, {side}"
@@ -144,7 +144,7 @@ def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
     """C++ text of the flat index into a bundle, checked at run time against its extents."""
-    extents = bundle(body.unit, op.chan_name, is_put)
+    extents = bundle(body.file, op.chan_name, is_put)
     texts = [
         "0" if extent == 1 and _is_coordinate(value) else body.text(value)
         for value, extent in zip_longest(op.indices, extents[: len(op.indices)])
@@ -171,7 +171,7 @@ def _hierarchy(body: Body, op: Operation) -> None:
     if not op.has_body:
         _without_body(body, op)
         return
-    if not takes_turns(op, body.unit.options):
+    if not takes_turns(op, body.file.options):
         grid(body, op, lambda capture: points(body, op, capture))
         return
     function = hierarchy_function(body, op)
@@ -273,11 +273,11 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         body.put("(void)flat;")
         body.put("vnpu::Island island;")
         if not owns:
-            body.put(f"{channel_struct(body.unit, body.root or op)} channels(island);")
+            body.put(f"{channel_struct(body.file, body.root or op)} channels(island);")
         channels = [] if owns else ["channels"]
         call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
         body.put(f"island.run({function}({call}));")
-    if body.unit.options.checks:
+    if body.file.options.checks:
         body.put("vnpu::next_phase();")
 
 
@@ -286,7 +286,7 @@ def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     x, y = (*ids, "0", "0")[:2]
     name = quotable(f"{op.name.removeprefix('air.')} {label(op)}".strip())
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
-    table = ports(body.unit, op)
+    table = ports(body.file, op)
     return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}'
 
 
@@ -299,6 +299,6 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     order = after(body, op, op.async_dependencies)
     site = body.site(op, label(op))
-    table = ports(body.unit, op, within=True)
+    table = ports(body.file, op, within=True)
     call = f"sequencer.spawn({site}, {order}, {{{uses}}}, {table}, {count}, {make})"
     define_token(body, op.async_token, call)

@@ -1,4 +1,4 @@
-"""One C++ function under construction: its lines, the C++ names of SSA values, the way it executes."""
+"""C++ under construction: a file, a function in it, and the C++ side of SSA values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType
+from xdsl.dialects import func
+from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
+from air_dialect.ops import ChannelOp
 from air_dialect.readings import NUMBERS
 from virtual_npu.codegen import types
 from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
 from virtual_npu.codegen.text import grouped, is_integer, local_name, plus, quotable, times
-from virtual_npu.codegen.unit import Unit
+from virtual_npu.external import ExternalKernel
+from virtual_npu.library import identifier
+from virtual_npu.options import BuildOptions
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,66 @@ class VersionedLoops:
 
 
 @dataclass
+class CppFile:
+    """One C++ file under construction."""
+
+    module: ModuleOp
+    source: Sequence[str]
+    """The lines of the MLIR text, for comments."""
+    options: BuildOptions
+    functions: list[str] = field(default_factory=list)
+    declarations: list[str] = field(default_factory=list)
+    kernels: dict[str, ExternalKernel] = field(default_factory=dict)
+    """The external kernels that are called, by their symbol."""
+    needs: set[str] = field(default_factory=set)
+    """The parts of the runtime that it needs beyond the common one: schedule, product, turned."""
+    names: set[str] = field(default_factory=set)
+    emitted: set[str] = field(default_factory=set)
+    channel_structs: dict[Operation, str] = field(default_factory=dict)
+    port_tables: dict[tuple[Operation, bool], str] = field(default_factory=dict)
+    globals: dict[str, str] = field(default_factory=dict)
+    """C++ text of a pointer to every memref.global that is used, by its name."""
+    constants: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.symbols: dict[str, func.FuncOp] = {}
+        self.channels: dict[str, ChannelOp] = {}
+        for op in self.module.walk():
+            if isinstance(op, func.FuncOp):
+                self.symbols[op.sym_name.data] = op
+            elif isinstance(op, ChannelOp):
+                self.channels[op.sym_name] = op
+
+    def source_line(self, line: int) -> str:
+        """A line of the MLIR text, stripped; empty for operations that were built in Python."""
+        if not 0 < line <= len(self.source):
+            return ""
+        return self.source[line - 1].strip().rstrip("\\")
+
+    def fresh(self, hint: str) -> str:
+        """A C++ name that no other function or struct of this file has."""
+        base = identifier(hint)
+        name, count = base, 1
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self.names.add(name)
+        return name
+
+    def constant(self, type_: str, hint: str, fields: str) -> str:
+        """The C++ name of a constant of the file; the same fields give the same one."""
+        key = type_, fields
+        if key not in self.constants:
+            self.constants[key] = self.fresh(hint)
+            self.declarations.append(f"static constexpr {type_} {self.constants[key]}{{{fields}}};")
+        return self.constants[key]
+
+
+@dataclass
 class Body:
     """One C++ function under construction."""
 
-    unit: Unit
+    file: CppFile
     mode: Mode
     root: Operation | None = None
     """The launch or function whose channels this body uses."""
@@ -124,7 +184,7 @@ class Body:
     def fresh(self, hint: str | None) -> str:
         """A C++ identifier that this function does not use yet."""
         base = local_name(hint)
-        if base in self.unit.symbols:  # it must not hide a function that the body calls
+        if base in self.file.symbols:  # it must not hide a function that the body calls
             base = f"v{base}"
         name, count = base, 1
         while name in self.names:
@@ -144,7 +204,7 @@ class Body:
         An emitter of an operation that touches memory asks virtual_npu.codegen.memory for its C++, and so has
         checks without knowing of them.
         """
-        return self.unit.options.checks
+        return self.file.options.checks
 
     # ---- values ----
 
@@ -247,7 +307,7 @@ class Body:
     def comment(self, op: Operation) -> None:
         """Carry the source line of an operation over as a comment."""
         line = line_of(op)
-        source = self.unit.source_line(line)
+        source = self.file.source_line(line)
         if source:
             self.put(f"// {line}: {source}")
 

@@ -1,4 +1,4 @@
-"""Buffers that are there before the program runs, globals and arguments; and how messages call a buffer."""
+"""Buffers: what messages call them, globals and arguments, and those of which every tile has its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects import func, memref
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IndexType, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from air_dialect.ops import (
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    ExecuteOp,
+    ExecuteTerminatorOp,
+    HerdOp,
+    MemorySpace,
+    memory_space,
+)
+from air_dialect.readings import number
 from air_dialect.types import attribute_text
 from virtual_npu.codegen import types
+from virtual_npu.codegen.body import CppFile
+from virtual_npu.codegen.dialect import Rewritten
 from virtual_npu.codegen.refusals import line_of
 from virtual_npu.codegen.text import quoted
-from virtual_npu.codegen.unit import Unit
 from virtual_npu.errors import UnsupportedOpError
 from virtual_npu.library import identifier
 
@@ -21,12 +32,12 @@ from virtual_npu.library import identifier
 
 
 def label(
-    unit: Unit, name: str, type_: Attribute, op: Operation, how: str, ends_with_body: bool = False
+    file: CppFile, name: str, type_: Attribute, op: Operation, how: str, ends_with_body: bool = False
 ) -> str:
     """C++ name of the `vnpu::Label` of a buffer that `op` makes."""
     site = f"{{{quoted(op.name)}, {line_of(op)}}}"
     texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), str(ends_with_body).lower()]
-    return unit.constant(
+    return file.constant(
         "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
     )
 
@@ -39,13 +50,13 @@ def value_name(value: SSAValue) -> str:
 # ---- globals and arguments ----
 
 
-def global_pointer(unit: Unit, name: str) -> str:
+def global_pointer(file: CppFile, name: str) -> str:
     """C++ text of a pointer to a memref.global, which is emitted on first use."""
     text = f"global_{identifier(name)}"
-    if name in unit.globals:
-        return unit.globals[name]
-    unit.globals[name] = text
-    declared = (op for op in unit.module.walk() if isinstance(op, memref.GlobalOp))
+    if name in file.globals:
+        return file.globals[name]
+    file.globals[name] = text
+    declared = (op for op in file.module.walk() if isinstance(op, memref.GlobalOp))
     op = next((op for op in declared if op.sym_name.data == name), None)
     if op is None:
         raise UnsupportedOpError(f"memref.get_global: @{name} is not declared in the module")
@@ -58,20 +69,20 @@ def global_pointer(unit: Unit, name: str) -> str:
         numbers = numbers * count if len(numbers) == 1 else numbers
         initial = " = {" + ", ".join(types.literal(type_.element_type, n) for n in numbers) + "}"
     scalar = types.scalar(type_.element_type)
-    unit.declarations.append(f"alignas(64) static {scalar} {text}[{count}]{initial};")
-    if unit.options.checks:
-        unit.globals[name] = _checked_global(unit, op, text, bool(initial))
-    return unit.globals[name]
+    file.declarations.append(f"alignas(64) static {scalar} {text}[{count}]{initial};")
+    if file.options.checks:
+        file.globals[name] = _checked_global(file, op, text, bool(initial))
+    return file.globals[name]
 
 
-def checked_arguments(unit: Unit, op: func.FuncOp, unpacked: Sequence[str]) -> tuple[list[str], list[str]]:
+def checked_arguments(file: CppFile, op: func.FuncOp, unpacked: Sequence[str]) -> tuple[list[str], list[str]]:
     """C++ of an entry with checks: statements that make a buffer of every memref, and what to pass."""
     statements, arguments = [], []
     for index, (value, text) in enumerate(zip(op.body.block.args, unpacked, strict=True)):
         if not isinstance(value.type, MemRefType):
             arguments.append(text)
             continue
-        known = label(unit, value_name(value), value.type, op, f"argument {index} of @{op.sym_name.data}")
+        known = label(file, value_name(value), value.type, op, f"argument {index} of @{op.sym_name.data}")
         name = f"buffer_{index}"
         statements.append(
             f"  vnpu::Buffer {name}({_buffer(known, f'arguments[{index}]', value.type, 'nullptr')});"
@@ -80,15 +91,15 @@ def checked_arguments(unit: Unit, op: func.FuncOp, unpacked: Sequence[str]) -> t
     return statements, arguments
 
 
-def _checked_global(unit: Unit, op: memref.GlobalOp, data: str, is_written: bool) -> str:
+def _checked_global(file: CppFile, op: memref.GlobalOp, data: str, is_written: bool) -> str:
     """C++ declarations of the buffer of a global; gives a pointer to it."""
     assert isinstance(op.type, MemRefType)
     written = "nullptr"
     if not is_written:
         written = f"written_{data}"
-        unit.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
-    known = label(unit, f"@{op.sym_name.data}", op.type, op, "declared")
-    unit.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
+        file.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
+    known = label(file, f"@{op.sym_name.data}", op.type, op, "declared")
+    file.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
     return f"vnpu::all_of<{types.scalar(op.type.element_type)}>(buffer_{data})"
 
 
@@ -97,3 +108,78 @@ def _buffer(known: str, data: str, type_: MemRefType, written: str) -> str:
     shape = type_.get_shape()
     extents = ", ".join(map(str, shape))
     return f"{known}, {data}, {types.byte_width(type_.element_type)}, {{{extents}}}, {prod(shape)}, {written}"
+
+
+# ---- copies for tiles ----
+
+
+def tile_copies(buffer: SSAValue) -> int:
+    """How many copies of a buffer that is allocated outside of herds its tiles need; 1 where they share.
+
+    The compiler moves such L1 buffers into the cores, one for each (mlir-air, AIRToAIEPass.cpp: "Local L1"),
+    unless cores share data through them. So every tile gets a copy of its own where no access depends on the
+    tile's coordinates; where one does, the buffer is laid out for all tiles (or neighbours share it), and
+    there is one.
+    """
+    if not isinstance(buffer.type, MemRefType) or memory_space(buffer.type) != MemorySpace.L1:
+        return 1
+    herds = _herds_using(buffer)
+    grids = {tuple(number(size) for size in herd.sizes) for herd, _ in herds}
+    if len(grids) != 1 or len({herd.sym_name or id(herd) for herd, _ in herds}) != 1:
+        return 1
+    (grid,) = grids
+    sizes = [size for size in grid if size is not None]
+    if len(sizes) != len(grid) or any(_depends_on_tile(herd, argument) for herd, argument in herds):
+        return 1
+    return prod(sizes)
+
+
+def _herds_using(buffer: SSAValue) -> list[tuple[HerdOp, SSAValue]]:
+    """The herds that capture a buffer, each with its name inside; none where other operations use it too."""
+    found: list[tuple[HerdOp, SSAValue]] = []
+    pending = [buffer]
+    while pending:
+        value = pending.pop()
+        for use in value.uses:
+            user = use.operation
+            if isinstance(user, HerdOp):
+                found += [
+                    (user, argument)
+                    for argument, operand in zip(user.kernel_args, user.kernel_operands, strict=True)
+                    if operand is value
+                ]
+            elif isinstance(user, ExecuteTerminatorOp):
+                around = user.parent_op()
+                assert isinstance(around, ExecuteOp)
+                pending.append(around.values[use.index])
+            elif user.name != "memref.dealloc":
+                return []
+    return found
+
+
+def _depends_on_tile(herd: HerdOp, buffer: SSAValue) -> bool:
+    """Whether an access to the buffer, or to a view of it, has an index made from the coordinates."""
+    made: set[SSAValue] = set(herd.ids)
+    views: set[SSAValue] = {buffer}
+    for op in herd.body.block.walk():
+        if any(index in made for view in views for index in _indices(op, view)):
+            return True
+        if any(operand in views for operand in op.operands):
+            views.update(result for result in op.results if isinstance(result.type, MemRefType))
+        elif any(operand in made for operand in op.operands):
+            made.update(op.results)
+            for block in (block for region in op.regions for block in region.blocks):
+                made.update(block.args)
+    return False
+
+
+def _indices(op: Operation, view: SSAValue) -> list[SSAValue]:
+    """The operands that say where in a view an operation reads or writes."""
+    if op.name == "func.call" or isinstance(op, Rewritten) or not any(o is view for o in op.operands):
+        return []
+    if isinstance(op, ChannelTransferOp):
+        return [*op.offsets, *op.sizes, *op.strides]
+    if isinstance(op, DmaMemcpyNdOp):
+        dst = [*op.dst_offsets, *op.dst_sizes, *op.dst_strides] if op.dst is view else []
+        return [*dst, *op.src_offsets, *op.src_sizes, *op.src_strides] if op.src is view else dst
+    return [operand for operand in op.operands if isinstance(operand.type, IndexType)]

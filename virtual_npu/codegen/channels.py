@@ -14,34 +14,33 @@ from xdsl.ir import Operation, SSAValue
 from air_dialect.indices import Operator, Reading
 from air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
 from air_dialect.readings import INTERVALS, Interval, only_number
-from virtual_npu.codegen import affine_text
+from virtual_npu.codegen.body import CppFile
 from virtual_npu.codegen.effects import channels_used
 from virtual_npu.codegen.execution import function_around
 from virtual_npu.codegen.refusals import line_of, unsupported
-from virtual_npu.codegen.text import quotable
-from virtual_npu.codegen.unit import Unit
+from virtual_npu.codegen.text import TEXTS, quotable
 from virtual_npu.library import identifier
 
 # ---- the struct ----
 
 
-def channel_field(unit: Unit, op: ChannelTransferOp) -> str:
+def channel_field(file: CppFile, op: ChannelTransferOp) -> str:
     """The C++ name of a channel inside its struct."""
-    if op.chan_name not in unit.channels:
+    if op.chan_name not in file.channels:
         raise unsupported(
             op, f"channel @{op.chan_name} is not declared: add air.channel @{op.chan_name} [..]"
         )
     return f"ch_{identifier(op.chan_name)}"
 
 
-def channel_struct(unit: Unit, root: Operation) -> str:
+def channel_struct(file: CppFile, root: Operation) -> str:
     """The C++ struct with the channels that a launch or function uses; emitted on first use."""
-    if root in unit.channel_structs:
-        return unit.channel_structs[root]
-    name = unit.fresh("Channels")
-    unit.channel_structs[root] = name
+    if root in file.channel_structs:
+        return file.channel_structs[root]
+    name = file.fresh("Channels")
+    file.channel_structs[root] = name
     channels = channels_used(root)
-    fields = [f"  vnpu::Channel {_channel(unit, channel)};" for channel in channels]
+    fields = [f"  vnpu::Channel {_channel(file, channel)};" for channel in channels]
     ends = " ".join(f"ch_{identifier(channel)}.refuse_leftovers();" for channel in channels)
     lines = [
         f"struct {name} {{",
@@ -52,18 +51,18 @@ def channel_struct(unit: Unit, root: Operation) -> str:
         *fields,
         "};",
     ]
-    unit.declarations.append("\n".join(lines))
+    file.declarations.append("\n".join(lines))
     return name
 
 
-def _channel(unit: Unit, name: str) -> str:
-    extents = [", ".join(map(str, bundle(unit, name, is_put))) for is_put in (True, False)]
+def _channel(file: CppFile, name: str) -> str:
+    extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
     return f'ch_{identifier(name)}{{island, "@{quotable(name)}", {{{extents[0]}}}, {{{extents[1]}}}}}'
 
 
-def bundle(unit: Unit, name: str, is_put: bool) -> list[int]:
+def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
     """The extents of a channel, as the putting or the getting side has them."""
-    op = unit.channels[name]
+    op = file.channels[name]
     size = op.size or [1]
     return list(size if is_put else op.broadcast_shape or size)
 
@@ -85,22 +84,22 @@ _MOST_DIMENSIONS = 4
 _LINES = ",\n  "
 
 
-def ports(unit: Unit, op: Operation, within: bool = False) -> str:
+def ports(file: CppFile, op: Operation, within: bool = False) -> str:
     """C++ text of a pointer to the puts and gets that the body of an operation has; emitted on first use.
 
     within: also those of what it starts.
     """
     key = (op, within)
-    if key not in unit.port_tables:
+    if key not in file.port_tables:
         transfers = _all_transfers(op) if within else _own_transfers(op)
         found = [_port(op, transfer) for transfer in transfers]
-        unit.port_tables[key] = _port_table(unit, found) if found else "nullptr"
-    return unit.port_tables[key]
+        file.port_tables[key] = _port_table(file, found) if found else "nullptr"
+    return file.port_tables[key]
 
 
-def _port_table(unit: Unit, found: Sequence[str]) -> str:
-    name = unit.fresh("ports")
-    unit.declarations.append(
+def _port_table(file: CppFile, found: Sequence[str]) -> str:
+    name = file.fresh("ports")
+    file.declarations.append(
         f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(found)},\n}};\n"
         f"static const vnpu::Ports {name} = {{{name}_list, {len(found)}}};"
     )
@@ -171,7 +170,7 @@ _INFIX = {
 OF_COORDINATES: Reading[str] = Reading(
     str,
     {
-        **affine_text.TEXTS.operators,
+        **TEXTS.operators,
         **{operator: _infix(sign) for operator, sign in _INFIX.items()},
         Operator.DIVIDE: _by_number("/"),
         Operator.UNSIGNED_DIVIDE: _by_number("/"),

@@ -10,27 +10,26 @@ from xdsl.ir import Operation, SSAValue
 
 from air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
 from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, MemRef, Scalar, Value, emits
+from virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
 from virtual_npu.codegen.channels import channel_struct, owns_channels
 from virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, mode_registers
 from virtual_npu.codegen.refusals import attribute, unsupported
 from virtual_npu.codegen.text import grouped
-from virtual_npu.codegen.unit import Unit
 from virtual_npu.external import ExternalKernel
 from virtual_npu.library import identifier
 
 # ---- bodies ----
 
 
-def function(unit: Unit, op: func.FuncOp) -> str:
+def function(file: CppFile, op: func.FuncOp) -> str:
     """Emit a func.func with a body, once; gives its C++ name."""
     name = f"func_{identifier(op.sym_name.data)}"
-    if name in unit.emitted:
+    if name in file.emitted:
         return name
-    unit.emitted.add(name)
-    unit.names.add(name)
-    mode = function_mode(op, unit.options)
-    body = Body(unit, mode, root=op if mode is Mode.SEQUENCER else None)
+    file.emitted.add(name)
+    file.names.add(name)
+    mode = function_mode(op, file.options)
+    body = Body(file, mode, root=op if mode is Mode.SEQUENCER else None)
     parameters = _bind(body, op.body.block.args, [None] * len(op.body.block.args))
     terminator = op.body.block.last_op
     result = "void"
@@ -52,12 +51,12 @@ def function(unit: Unit, op: func.FuncOp) -> str:
 
 def hierarchy_function(parent: Body, op: HierarchyOp) -> str:
     """Emit the body of a launch, segment or herd; gives its C++ name."""
-    unit, mode = parent.unit, hierarchy_mode(op, parent.unit.options)
-    name = unit.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
+    file, mode = parent.file, hierarchy_mode(op, parent.file.options)
+    name = file.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
     owns = owns_channels(op)
-    body = Body(unit, mode, root=op if owns else parent.root or op, owns_channels=owns)
+    body = Body(file, mode, root=op if owns else parent.root or op, owns_channels=owns)
     if isinstance(op, HerdOp):
-        body.modes = mode_registers(op, mode, unit.options)
+        body.modes = mode_registers(op, mode, file.options)
     sizes = [parent.value(value) for value in op.sizes]
     captured = [parent.value(value) for value in op.kernel_operands]
     arguments = [*op.ids, *op.size_args, *op.kernel_args]
@@ -118,19 +117,19 @@ _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
 
 def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> None:
     """Put what a function needs around the lines of its body, and add it to the file."""
-    unit, lines, leading = body.unit, list(body.lines), []
+    file, lines, leading = body.file, list(body.lines), []
     if body.mode is not Mode.STRAIGHT:
-        unit.needs.add("schedule")
+        file.needs.add("schedule")
         assert body.root is not None
         leading = ["vnpu::Island &island", "vnpu::Where where"]
-        struct = channel_struct(unit, body.root)
+        struct = channel_struct(file, body.root)
         if not body.owns_channels:
             leading.append(f"{struct} &channels")
         result = "vnpu::Process"
         lines.append("  co_return;" if body.mode is Mode.PROCESS else _DRAIN)
         if body.owns_channels:
             lines.append("  channels.finish();")
-    if unit.options.checks:
+    if file.options.checks:
         _close_arena(body, lines)
     if body.mode is Mode.SEQUENCER:
         lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
@@ -140,9 +139,9 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
         lines.insert(0, f"  {body.modes}")
     if body.owns_channels and body.mode is not Mode.STRAIGHT:
         assert body.root is not None
-        lines.insert(0, f"  {channel_struct(unit, body.root)} channels(island);")
+        lines.insert(0, f"  {channel_struct(file, body.root)} channels(island);")
     head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
-    unit.functions.append("\n".join([head, *lines, "}"]))
+    file.functions.append("\n".join([head, *lines, "}"]))
 
 
 def _close_arena(body: Body, lines: list[str]) -> None:
@@ -157,16 +156,16 @@ def _close_arena(body: Body, lines: list[str]) -> None:
 # ---- functions that are called ----
 
 
-def callee(unit: Unit, call: Operation, name: str) -> str:
+def callee(file: CppFile, call: Operation, name: str) -> str:
     """The C++ function that a call goes to; external ones are declared."""
-    op = unit.symbols.get(name)
+    op = file.symbols.get(name)
     if op is None:
         raise unsupported(call, f"function @{name} is not declared in the module")
     if op.body.blocks:
-        return function(unit, op)
-    if name not in unit.kernels:
-        unit.kernels[name] = external_kernel(call, op)
-        unit.declarations.append(f'extern "C" {_signature(op)};')
+        return function(file, op)
+    if name not in file.kernels:
+        file.kernels[name] = external_kernel(call, op)
+        file.declarations.append(f'extern "C" {_signature(op)};')
     return name
 
 
@@ -217,10 +216,10 @@ def _call(body: Body, op: Operation) -> None:
     name = op.callee.root_reference.data
     arguments = [_argument(body, op, value) for value in op.arguments]
     body.comment(op)
-    call = f"{callee(body.unit, op, name)}({', '.join(arguments)})"
-    if body.checked and name in body.unit.kernels:
+    call = f"{callee(body.file, op, name)}({', '.join(arguments)})"
+    if body.checked and name in body.file.kernels:
         call = _kernel_call(body, op, call)
-    if body.unit.options.checks and name in body.unit.kernels:
+    if body.file.options.checks and name in body.file.kernels:
         body.put(f'if (vnpu::record::on()) vnpu::record::called({body.site(op)}, "{name}");')
     if not op.results:
         body.put(f"{call};")
@@ -244,7 +243,7 @@ def _argument(body: Body, op: Operation, value: SSAValue) -> str:
 def _is_checked_kernel(body: Body, op: Operation) -> bool:
     """Whether a call goes to a function in C++, which takes plain pointers."""
     assert isinstance(op, func.CallOp)
-    callee = body.unit.symbols.get(op.callee.root_reference.data)
+    callee = body.file.symbols.get(op.callee.root_reference.data)
     return body.checked and callee is not None and not callee.body.blocks
 
 

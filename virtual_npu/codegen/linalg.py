@@ -13,10 +13,12 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 from air_dialect.assembly import operations_of
 from air_dialect.readings import INTERVALS
 from air_dialect.upstream import linalg_named
-from virtual_npu.codegen import affine_text, memory, types
+from air_dialect.upstream.linalg import PackOp, UnpackOp
+from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from virtual_npu.codegen.memory import access, address, whole
 from virtual_npu.codegen.refusals import attribute, unsupported
+from virtual_npu.codegen.text import grouped, map_results, times
 
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
@@ -133,7 +135,7 @@ def _scalar_body(
 def _indices(map_: AffineMap, indices: Sequence[str], extents: Sequence[str]) -> list[memory.Index]:
     """The indices into an operand at one point of the loops."""
     ranges = [(0, max(0, int(extent) - 1)) if extent.isdigit() else None for extent in extents]
-    texts = affine_text.results(map_, indices)
+    texts = map_results(map_, indices)
     return [
         memory.Index(f"({text})", INTERVALS.expression(expr, ranges, map_.num_dims))
         for text, expr in zip(texts, map_.results, strict=True)
@@ -219,3 +221,75 @@ def _broadcast(body: Body, op: Operation) -> None:
     sizes = list(target.sizes) or ["1"]
     spread = access(body, op, source, "0", sizes, strides or ["1"])
     body.put(f"vnpu::dma({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {spread});")
+
+
+# ---- pack and unpack: element by element over the packed side ----
+
+
+@emits("linalg.pack")
+def _pack(body: Body, op: Operation) -> None:
+    assert isinstance(op, PackOp)
+    _refuse_tensors(op)
+    padding = None if op.padding_value is None else body.text(op.padding_value)
+    memory.reads_whole(body, op, op.source)
+    memory.writes_whole(body, op, op.dest)
+    plain, packed, inside, indices, places = _open_loops(body, op)
+    target = f"{packed.pointer}[{address(packed, indices)}]"
+    source = f"{plain.pointer}[{address(plain, places)}]"
+    if inside and padding is None:
+        raise unsupported(
+            op, "the tiles may reach beyond the source, and no padding_value says what lies there"
+        )
+    value = f"{inside} ? {source} : {padding}" if inside else source
+    body.put(f"{target} = {value};")
+    _close_loops(body, indices)
+
+
+@emits("linalg.unpack")
+def _unpack(body: Body, op: Operation) -> None:
+    assert isinstance(op, UnpackOp)
+    _refuse_tensors(op)
+    memory.reads_whole(body, op, op.source)
+    memory.writes_whole(body, op, op.dest)
+    plain, packed, inside, indices, places = _open_loops(body, op)
+    guard = f"if ({inside}) " if inside else ""
+    source = f"{packed.pointer}[{address(packed, indices)}]"
+    body.put(f"{guard}{plain.pointer}[{address(plain, places)}] = {source};")
+    _close_loops(body, indices)
+
+
+def _refuse_tensors(op: Operation) -> None:
+    if any(isinstance(value.type, TensorType) for value in op.operands):
+        raise unsupported(op, "tensors are not supported: bufferize to memrefs first")
+
+
+def _open_loops(body: Body, op: PackOp | UnpackOp) -> tuple[MemRef, MemRef, str, list[str], list[str]]:
+    """Open the loops: both sides, the test of lying inside ("" if sure), packed indices, plain indices."""
+    plain, packed = (memory.raw(body, body.memref(side)) for side in op.sides())
+    rank = len(plain.sizes)
+    body.comment(op)
+    indices = [body.fresh("tile" if n < rank else "in") for n in range(len(packed.sizes))]
+    for name, size in zip(indices, packed.sizes, strict=True):
+        body.put(f"for (vnpu::i64 {name} = 0; {name} < {size}; ++{name}) {{")
+        body.depth += 1
+    places = [""] * rank
+    for outer, dim in enumerate(op.order()):
+        places[dim] = indices[outer]
+    extents = dict(zip(op.order(), packed.sizes[:rank], strict=True))
+    for inner, dim in enumerate(op.inner_dims_pos.get_values()):
+        tile = packed.sizes[rank + inner]
+        places[dim] = f"({times(places[dim], grouped(tile))} + {indices[rank + inner]})"
+        extents[dim] = times(grouped(extents[dim]), grouped(tile))
+    return plain, packed, _inside(plain.sizes, extents, places), indices, places
+
+
+def _inside(sizes: Sequence[str], extents: dict[int, str], places: Sequence[str]) -> str:
+    """C++ text of whether a packed element has a place in the plain side; "" where all have."""
+    beyond = [dim for dim in range(len(sizes)) if extents[dim] != sizes[dim]]
+    return " && ".join(f"{places[dim]} < {sizes[dim]}" for dim in beyond)
+
+
+def _close_loops(body: Body, indices: Sequence[str]) -> None:
+    for _ in indices:
+        body.depth -= 1
+        body.put("}")

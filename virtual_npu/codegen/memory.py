@@ -22,13 +22,13 @@ from xdsl.ir.affine import AffineMap
 from air_dialect.readings import INTERVALS, Interval, interval
 from air_dialect.types import attribute_text
 from air_dialect.values import origin
-from virtual_npu.codegen import affine_text, types
+from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, MemRef
 from virtual_npu.codegen.buffers import value_name
 from virtual_npu.codegen.effects import operand_effects
-from virtual_npu.codegen.reaches import Reach, of_indices
 from virtual_npu.codegen.refusals import line_of
-from virtual_npu.codegen.text import grouped, plus, quoted, times
+from virtual_npu.codegen.text import grouped, map_results, plus, quoted, times
+from virtual_npu.codegen.touched import Bounds, index_bounds
 
 # ---- addresses ----
 
@@ -68,7 +68,7 @@ def place(body: Body, op: Operation, value: SSAValue) -> str:
     origin = f" ({made})" if made else ""
     texts = [value_name(value), attribute_text(value.type), origin]
     fields = ", ".join([f"{{{quoted(op.name)}, {line_of(op)}}}", *map(quoted, texts)])
-    return body.unit.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
+    return body.file.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
 
 
 def _maker(value: SSAValue) -> str:
@@ -90,7 +90,7 @@ class Index:
 
     text: str
     values: Interval | None
-    reach: Reach | None = None
+    bounds: Bounds | None = None
     """C++ text of the bounds of its values over all iterations of the nest it is in, where they are known."""
 
     def is_within(self, size: str, lanes: str = "1") -> bool:
@@ -105,11 +105,11 @@ def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None 
     texts = body.texts(operands)
     values = [interval(value) for value in operands] if map_ is None else INTERVALS.of_map(map_, operands)
     if map_ is not None:
-        texts = affine_text.results(map_, texts)
-    reaches: list[Reach | None] = [None] * len(texts)
+        texts = map_results(map_, texts)
+    bounds: list[Bounds | None] = [None] * len(texts)
     if body.checked and body.versioned is not None:
-        reaches = of_indices(body, body.versioned.op, operands, map_)
-    return [Index(*found) for found in zip(texts, values, reaches, strict=True)]
+        bounds = index_bounds(body, body.versioned.op, operands, map_)
+    return [Index(*found) for found in zip(texts, values, bounds, strict=True)]
 
 
 def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Index, lanes: str = "1") -> None:
@@ -119,8 +119,8 @@ def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Ind
         return
     many = f"{lanes}, " if lanes != "1" else ""
     where = place(body, op, value)
-    if body.versioned is not None and index.reach is not None:
-        low, high = index.reach
+    if body.versioned is not None and index.bounds is not None:
+        low, high = index.bounds
         beyond = plus(high, lanes)
         body.versioned.conditions[f"{grouped(low)} >= 0 && {grouped(beyond)} <= {size}"] = None
         where = f"{body.memref(value).pointer}, {where}"

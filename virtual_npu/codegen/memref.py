@@ -12,12 +12,13 @@ from xdsl.ir.affine import AffineDimExpr
 from air_dialect.ops import ExecuteOp
 from air_dialect.readings import interval
 from air_dialect.types import attribute_text
+from air_dialect.upstream.formats import ATOMIC_KINDS
+from air_dialect.upstream.memref import AtomicRMWOp
 from virtual_npu.codegen import memory, types
 from virtual_npu.codegen.body import Body, MemRef, emits
-from virtual_npu.codegen.buffers import global_pointer, label, value_name
+from virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
 from virtual_npu.codegen.dialect import Rewritten
 from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.l1_copies import tile_copies
 from virtual_npu.codegen.memory import access, at, whole
 from virtual_npu.codegen.refusals import unsupported
 from virtual_npu.codegen.text import grouped, plus, times
@@ -30,7 +31,7 @@ def _alloc(body: Body, op: Operation) -> None:
     element, kind = types.scalar(view.type.element_type), "const auto "
     if body.checked:
         how = op.name == "memref.alloca"
-        known_as = label(body.unit, value_name(op.memref), view.type, op, "allocated", how)
+        known_as = label(body.file, value_name(op.memref), view.type, op, "allocated", how)
         count = f"{known_as}, {{{', '.join(view.sizes)}}}, {count}"
     else:
         kind = f"{element} *const "
@@ -343,5 +344,84 @@ def _get_global(body: Body, op: Operation) -> None:
     type_ = op.memref.type
     assert isinstance(type_, MemRefType)
     strides = [str(s) for s in types.memref_strides(type_)]
-    pointer = global_pointer(body.unit, op.name_.root_reference.data)
+    pointer = global_pointer(body.file, op.name_.root_reference.data)
     body.define_memref(op.memref, pointer, [str(n) for n in type_.get_shape()], strides)
+
+
+# ---- read, change, write ----
+
+_COMBINED = {
+    "addf": "add", "addi": "add", "mulf": "mul", "muli": "mul", "maximumf": "maximumf",
+    "minimumf": "minimumf", "maxnumf": "maxnumf", "minnumf": "minnumf", "maxs": "maxsi", "maxu": "maxui",
+    "mins": "minsi", "minu": "minui", "ori": "ori", "andi": "andi", "xori": "xori",
+}  # fmt: skip
+
+
+def combined(kind: str, scalar: str, old: str, value: str) -> str:
+    """C++ text of two scalars combined as memref.atomic_rmw and affine.parallel name it."""
+    return value if kind == "assign" else f"vnpu::{_COMBINED[kind]}<{scalar}>({old}, {value})"
+
+
+@emits("memref.atomic_rmw")
+def _atomic(body: Body, op: Operation) -> None:
+    """Gives the old element. A tile runs by itself between two waits, so nothing can come between."""
+    assert isinstance(op, AtomicRMWOp)
+    scalar, kind = types.scalar(op.value.type), ATOMIC_KINDS[op.kind.value.data]
+    body.define(op.result, memory.read(body, op, op.memref, op.indices))
+    new = combined(kind, scalar, body.text(op.result), body.text(op.value))
+    body.put(memory.write(body, op, op.memref, op.indices, new))
+
+
+@emits("memref.generic_atomic_rmw")
+def _generic_atomic(body: Body, op: Operation) -> None:
+    """Gives the new element."""
+    (buffer, *indices), block = op.operands, op.regions[0].block
+    body.define(block.args[0], memory.read(body, op, buffer, indices))
+    body.operations(block)
+    assert block.last_op is not None
+    (new,) = block.last_op.operands
+    body.values[op.results[0]] = body.values[new]
+    body.put(memory.write(body, op, buffer, indices, body.text(new)))
+
+
+@emits("memref.prefetch")
+def _prefetch(body: Body, op: Operation) -> None:
+    """A hint that changes nothing."""
+
+
+# ---- what a memref is made of ----
+
+
+@emits("memref.rank")
+def _rank(body: Body, op: Operation) -> None:
+    rank = len(body.memref(op.operands[0]).sizes)
+    body.alias(op.results[0], str(rank))
+
+
+@emits("memref.extract_aligned_pointer_as_index")
+def _address(body: Body, op: Operation) -> None:
+    pointer = memory.raw(body, body.memref(op.operands[0])).pointer
+    body.define(op.results[0], f"reinterpret_cast<vnpu::i64>({pointer})")
+
+
+@emits("memref.extract_strided_metadata")
+def _metadata(body: Body, op: Operation) -> None:
+    """Where the offset is known at run time only, the buffer counts from the view's first element."""
+    view = body.memref(op.operands[0])
+    buffer, offset, *rest = op.results
+    known = types.memref_offset(view.type)
+    known = 0 if known == types.DYNAMIC else known
+    body.define_memref(buffer, plus(view.pointer, str(-known)), [], [])
+    body.alias(offset, str(known))
+    for result, text in zip(rest, (*view.sizes, *view.strides), strict=True):
+        body.alias(result, text)
+
+
+@emits("memref.alloca_scope")
+def _scope(body: Body, op: Operation) -> None:
+    """Buffers of the stack stay until the body around ends, which nothing can tell."""
+    block = op.regions[0].block
+    body.operations(block)
+    assert block.last_op is not None
+    for result, value in zip(op.results, block.last_op.operands, strict=True):
+        body.values[result] = body.values[value]

@@ -11,7 +11,21 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Attribute
 
-from virtual_npu.codegen import emitters, types  # noqa: F401 - emitters register
+from virtual_npu.codegen import (  # noqa: F401 - every file of emitters registers what it emits
+    affine,
+    air,
+    arith,
+    functions,
+    linalg,
+    memref,
+    rewritten,
+    scf,
+    types,
+    vector_lanes,
+    vector_memory,
+    vector_sums,
+)
+from virtual_npu.codegen.body import CppFile
 from virtual_npu.codegen.buffers import checked_arguments
 from virtual_npu.codegen.channels import channel_struct, ports
 from virtual_npu.codegen.execution import Mode, function_mode, public_functions
@@ -19,7 +33,6 @@ from virtual_npu.codegen.functions import function
 from virtual_npu.codegen.passes.pipeline import advance
 from virtual_npu.codegen.refusals import line_of, naming, unsupported
 from virtual_npu.codegen.text import quotable
-from virtual_npu.codegen.unit import Unit
 from virtual_npu.errors import UnsupportedOpError
 from virtual_npu.external import ExternalKernel
 from virtual_npu.library import FORMAT, entry_symbol, identifier
@@ -39,20 +52,20 @@ class Generated:
 # ---- entries ----
 
 
-def _entry(unit: Unit, op: func.FuncOp) -> dict[str, object]:
+def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     """Emit the exported entry of a public function; gives its metadata."""
     name = op.sym_name.data
-    function_name = function(unit, op)
+    function_name = function(file, op)
     described = [_described(op, i) for i in range(len(op.function_type.inputs))]
     arguments = [_unpacked(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
     entry = f"entry_{identifier(name)}"
     lines = [f"static void {entry}(void *const *arguments) {{"]
-    if unit.options.checks:
-        buffers, arguments = checked_arguments(unit, op, arguments)
+    if file.options.checks:
+        buffers, arguments = checked_arguments(file, op, arguments)
         lines += buffers
-    if function_mode(op, unit.options) is Mode.SEQUENCER:
-        struct = channel_struct(unit, op)
-        where = f'"func @{quotable(name)}", 0, 0, 0, nullptr, {ports(unit, op)}, {line_of(op)}'
+    if function_mode(op, file.options) is Mode.SEQUENCER:
+        struct = channel_struct(file, op)
+        where = f'"func @{quotable(name)}", 0, 0, 0, nullptr, {ports(file, op)}, {line_of(op)}'
         call = ", ".join(["island", f"vnpu::Where{{{where}}}", "channels", *arguments])
         lines += ["  vnpu::Island island;", f"  {struct} channels(island);"]
         lines += [f"  island.run({function_name}({call}));"]
@@ -61,7 +74,7 @@ def _entry(unit: Unit, op: func.FuncOp) -> dict[str, object]:
     parameters = "void *const *arguments, const vnpu::RunOptions *options, vnpu::RunReport *report"
     lines += ["}", f"VNPU_EXPORT int {entry_symbol(name)}({parameters}) {{"]
     lines += [f"  return vnpu::call_entry({entry}, arguments, options, report);", "}"]
-    unit.functions.append("\n".join(lines))
+    file.functions.append("\n".join(lines))
     return {"arguments": described}
 
 
@@ -120,19 +133,19 @@ def generate(
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
     advance(module, options, kernel_dirs)
-    unit = Unit(module, text.splitlines(), options)
+    file = CppFile(module, text.splitlines(), options)
     entries = {}
     for op in public_functions(module):
         with naming(op):
-            entries[op.sym_name.data] = _entry(unit, op)
+            entries[op.sym_name.data] = _entry(file, op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries})
-    parts = [_HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in unit.needs)]
-    parts += [*unit.declarations, *unit.functions]
+    parts = [_HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.needs)]
+    parts += [*file.declarations, *file.functions]
     parts.append(
         f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
     )
-    runtime = ["runtime.cc", *(source for name in _PARTS if name in unit.needs for source in _PARTS[name])]
+    runtime = ["runtime.cc", *(source for name in _PARTS if name in file.needs for source in _PARTS[name])]
     runtime += _CHECKS if options.checks else []
-    return Generated("\n\n".join(parts) + "\n", list(unit.kernels.values()), runtime)
+    return Generated("\n\n".join(parts) + "\n", list(file.kernels.values()), runtime)

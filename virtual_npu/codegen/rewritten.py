@@ -13,7 +13,6 @@ from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
 from air_dialect.values import is_inside
 from virtual_npu.codegen import types
 from virtual_npu.codegen.air import grid, pattern, points, transfer_arguments
-from virtual_npu.codegen.blocks import touched_block
 from virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
 from virtual_npu.codegen.dialect import (
     BorrowedOp,
@@ -28,9 +27,9 @@ from virtual_npu.codegen.execution import Mode
 from virtual_npu.codegen.functions import callee
 from virtual_npu.codegen.memory import uses_of
 from virtual_npu.codegen.memref import allocated, arena
-from virtual_npu.codegen.reaches import reach
 from virtual_npu.codegen.text import grouped, plus, times
 from virtual_npu.codegen.tokens import in_order, suspend
+from virtual_npu.codegen.touched import touched_block, touched_bounds
 
 # ---- products ----
 
@@ -47,7 +46,7 @@ def _product(body: Body, op: Operation) -> None:
 
 def _multiply(body: Body, op: ProductOp, emit_original: Callable[[], None]) -> None:
     """One call of vnpu::multiply_add; and what it stands for, where it may turn out not to be the same."""
-    body.unit.needs.add("product")
+    body.file.needs.add("product")
     body.comment(op)
     rearranged = _declare_rearranged(body, op)
     if not rearranged:
@@ -67,7 +66,7 @@ def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
     names = {}
     for side, found in (("a", op.a_rearranged), ("b", op.b_rearranged)):
         if found is not None:
-            body.unit.needs.add("turned")
+            body.file.needs.add("turned")
             names[side] = body.fresh(f"turned_{side}")
             arguments = ", ".join(_rearranged(body, op, found))
             body.put(f"static const vnpu::Turned {names[side]}({arguments});")
@@ -86,7 +85,7 @@ def _rearranged(body: Body, op: ProductOp, found: DictionaryAttr) -> list[str]:
         _axes([[*axis, 0] for axis in axes_of(found.data[part])]) for part in ("buffer", "outer", "depth")
     ]
     buffer, *read = axes
-    return [callee(body.unit, call, name), buffer, str(start.value.data), *read]
+    return [callee(body.file, call, name), buffer, str(start.value.data), *read]
 
 
 def _fields(body: Body, op: ProductOp) -> str:
@@ -221,9 +220,9 @@ def _part(body: Body, op: Operation, pointer: str, value: SSAValue) -> str:
     """C++ text of a `vnpu::Part`: the block that loops touch, or what they reach, or all of the memref."""
     block = touched_block(body, op, value)
     if block is None:
-        reached = reach(body, op, value)
+        bounds = touched_bounds(body, op, value)
         part = f"vnpu::part({pointer}, {body.memref(value).extent})"
-        return part if reached is None else f"{part}.between({reached[0]}, {reached[1]})"
+        return part if bounds is None else f"{part}.between({bounds[0]}, {bounds[1]})"
     begin = pointer if block.offset == "0" else f"{pointer} + {grouped(block.offset)}"
     use = f"{block.count}, {str(block.writes).lower()}"
     return f"vnpu::block({body.site(op)}, {pointer}, {begin}, {use})"

@@ -18,7 +18,7 @@ from virtual_npu.codegen.execution import Mode
 
 def marks(body: Body) -> bool:
     """Whether the tokens of a body are marks."""
-    return body.mode is Mode.PROCESS and body.unit.options.checks
+    return body.mode is Mode.PROCESS and body.file.options.checks
 
 
 def token_type(body: Body) -> str:

@@ -1,0 +1,218 @@
+"""Emitters of vector operations that combine lanes: reductions, scans, outer products, contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    ArrayAttr,
+    IntegerAttr,
+    VectorType,
+)
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr
+
+from virtual_npu.codegen import types
+from virtual_npu.codegen.body import Body, emits
+from virtual_npu.codegen.refusals import attribute, unsupported
+from virtual_npu.codegen.vector_lanes import coordinates, flat_index, integers, permuted, pick, shape_of
+
+# ---- reductions ----
+
+_COMBINE = {
+    "add": "add", "mul": "mul", "minui": "minui", "minsi": "minsi", "maxui": "maxui", "maxsi": "maxsi",
+    "minnumf": "minnumf", "maxnumf": "maxnumf", "minimumf": "minimumf", "maximumf": "maximumf",
+    "and": "andi", "or": "ori", "xor": "xori",
+}  # fmt: skip
+
+
+def reduction_kind(op: Operation) -> str:
+    """The C++ function that combines two values of a reduction."""
+    kind = attribute(op, "kind")
+    if kind is None:
+        return "add"
+    text = str(getattr(kind, "data", kind))
+    names = [name for name in _COMBINE if name == text or f"<{name}>" in text]
+    if not names:
+        names = [
+            str(flag.value) for flag in getattr(kind, "data", ()) if getattr(flag, "value", None) in _COMBINE
+        ]
+    if not names:
+        raise unsupported(op, f"combining kind {text} is not supported")
+    return _COMBINE[names[0]]
+
+
+def combine(op: Operation) -> str:
+    """A C++ lambda that combines two scalars or two vectors."""
+    return f"[](auto a, auto b) {{ return vnpu::{reduction_kind(op)}(a, b); }}"
+
+
+def _is_reassociable(op: Operation) -> bool:
+    flags = str(attribute(op, "fastmath"))
+    return "reassoc" in flags or "fast>" in flags
+
+
+@emits("vector.reduction")
+def _reduction(body: Body, op: Operation) -> None:
+    """In order of the lanes, starting from the accumulator if there is one."""
+    source, *accumulator = body.texts(op.operands)
+    type_ = types.element(op.operands[0].type)
+    is_exact = not types.is_float(type_) or reduction_kind(op) not in ("add", "mul")
+    combined = combine(op)
+    if is_exact or _is_reassociable(op):
+        text = f"vnpu::reduce_tree({source}, {combined})"
+        if accumulator:
+            text = f"vnpu::{reduction_kind(op)}<{types.scalar(type_)}>({accumulator[0]}, {text})"
+    elif accumulator:
+        start = f"vnpu::splat<{types.scalar(type_)}, 1>({accumulator[0]})"
+        text = f"vnpu::lane(vnpu::fold({source}, {start}, [](int) {{ return 0; }}, {combined}), 0)"
+    else:
+        text = f"vnpu::reduce({source}, {combined})"
+    body.define(op.results[0], text)
+
+
+@emits("vector.multi_reduction")
+def _multi_reduction(body: Body, op: Operation) -> None:
+    source, accumulator = op.operands
+    shape, dims = shape_of(source), set(integers(op, "reduction_dims"))
+    kept = [dim for dim in range(len(shape)) if dim not in dims]
+    places = coordinates("i", shape)
+    target = flat_index([places[dim] for dim in kept], [shape[dim] for dim in kept])
+    start = body.text(accumulator)
+    scalar = types.scalar(types.element(source.type))
+    is_scalar = not isinstance(accumulator.type, VectorType)
+    if is_scalar:
+        start = f"vnpu::splat<{scalar}, 1>({start})"
+    index = f"[]([[maybe_unused]] int i) {{ return {target}; }}"
+    text = f"vnpu::fold({body.text(source)}, {start}, {index}, {combine(op)})"
+    body.define(op.results[0], f"vnpu::lane({text}, 0)" if is_scalar else text)
+
+
+# ---- contraction ----
+
+
+@emits("vector.contract")
+def _contract(body: Body, op: Operation) -> None:
+    lhs, rhs, acc = op.operands[:3]
+    maps = contract_maps(op)
+    extents = contract_extents(op, maps, [shape_of(value) for value in (lhs, rhs, acc)])
+    in_lhs, in_rhs, in_acc = (set(map_) for map_ in maps)
+    dims = [dim for dim in range(len(extents)) if extents[dim] != 1]
+    batch = [dim for dim in dims if dim in in_lhs & in_rhs & in_acc]
+    rows = [dim for dim in dims if dim in (in_lhs & in_acc) - in_rhs]
+    columns = [dim for dim in dims if dim in (in_rhs & in_acc) - in_lhs]
+    reduced = [dim for dim in dims if dim in (in_lhs & in_rhs) - in_acc]
+    if {*batch, *rows, *columns, *reduced} != set(dims):
+        raise unsupported(op, "a dimension that only one operand has is not supported")
+    a = _arranged(body, lhs, maps[0], extents, [*batch, *rows, *reduced])
+    b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
+    c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
+    counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
+    others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
+    body.file.needs.add("contract")
+    function = "contract_by" if others else "contract"
+    result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
+    _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])
+
+
+def contract_maps(op: Operation) -> list[list[int]]:
+    """For each of lhs, rhs, acc: the iteration dimension of every vector dimension."""
+    maps = attribute(op, "indexing_maps")
+    assert isinstance(maps, ArrayAttr)
+    found = []
+    for map_ in maps:
+        assert isinstance(map_, AffineMapAttr)
+        found.append([expr.position for expr in map_.data.results if isinstance(expr, AffineDimExpr)])
+        if len(found[-1]) != len(map_.data.results):
+            raise unsupported(op, f"indexing map {map_.data} is not a projected permutation")
+    return found
+
+
+def contract_extents(
+    op: Operation, maps: Sequence[Sequence[int]], shapes: Sequence[Sequence[int]]
+) -> list[int]:
+    """The extent of every iteration dimension."""
+    extents: dict[int, int] = {}
+    for map_, shape in zip(maps, shapes, strict=True):
+        for dim, extent in zip(map_, shape, strict=True):
+            if extents.setdefault(dim, extent) != extent:
+                raise unsupported(op, f"dimension d{dim} has extents {extents[dim]} and {extent}")
+    return [extents[dim] for dim in range(len(extents))]
+
+
+def _arranged(
+    body: Body, value: SSAValue, map_: Sequence[int], extents: Sequence[int], order: Sequence[int]
+) -> str:
+    """C++ text of a vector with its iteration dimensions in the given order (unit ones left out)."""
+    text = body.text(value)
+    if not isinstance(value.type, VectorType):
+        return f"vnpu::splat<{types.scalar(value.type)}, 1>({text})"
+    wide = [dim for dim in map_ if extents[dim] != 1]
+    return permuted(text, [extents[dim] for dim in wide], [wide.index(dim) for dim in order])
+
+
+def _define_contracted(
+    body: Body, op: Operation, text: str, map_: Sequence[int], extents: Sequence[int], order: Sequence[int]
+) -> None:
+    """Name the result, back in the accumulator's own order of dimensions."""
+    if not isinstance(op.results[0].type, VectorType):
+        body.define(op.results[0], f"vnpu::lane({text}, 0)")
+        return
+    wide = [dim for dim in map_ if extents[dim] != 1]
+    back = permuted(text, [extents[dim] for dim in order], [list(order).index(dim) for dim in wide])
+    body.define(op.results[0], back)
+
+
+# ---- of two dimensions ----
+
+
+@emits("vector.outerproduct")
+def _outer_product(body: Body, op: Operation) -> None:
+    """Products of sums are fused with the addition, one rounding each, as vector.contract's are."""
+    left, right, *accumulator = op.operands
+    rows, columns = prod(shape_of(left)), prod(shape_of(right))
+    count, scalar = rows * columns, types.scalar(types.element(left.type))
+    spread = pick(body.text(left), count, f"i / {columns}")
+    if isinstance(right.type, VectorType):
+        repeated = pick(body.text(right), count, f"i % {columns}")
+    else:
+        repeated = f"vnpu::splat<{scalar}, {count}>({body.text(right)})"
+    if accumulator and reduction_kind(op) == "add" and types.is_float(types.element(left.type)):
+        text = f"vnpu::fma({spread}, {repeated}, {body.text(accumulator[0])})"
+    else:
+        text = f"vnpu::mul({spread}, {repeated})"
+        if accumulator:
+            text = f"vnpu::{reduction_kind(op)}({body.text(accumulator[0])}, {text})"
+    body.define(op.results[0], text)
+
+
+@emits("vector.scan")
+def _scan(body: Body, op: Operation) -> None:
+    """Lane by lane, in the order of the dimension, as upstream lowers it (LowerVectorScan.cpp).
+
+    Only an exclusive scan begins with the initial value.
+    """
+    source, initial = op.operands
+    dim, inclusive = attribute(op, "reduction_dim"), attribute(op, "inclusive")
+    assert isinstance(dim, IntegerAttr)
+    assert isinstance(inclusive, IntegerAttr)
+    shape, axis = shape_of(source), dim.value.data
+    scalar, count = types.scalar(types.element(source.type)), prod(shape)
+    kept = [d for d in range(len(shape)) if d != axis]
+    places = coordinates("i", shape)
+    total = flat_index([places[d] for d in kept], [shape[d] for d in kept])
+    values, totals, all_ = (body.fresh(hint) for hint in ("values", "totals", "all"))
+    body.put(f"const vnpu::Lanes<{scalar}, {count}> {values}({body.text(source)});")
+    body.put(f"vnpu::Lanes<{scalar}, {count // shape[axis]}> {totals}({body.text(initial)});")
+    body.put(f"vnpu::Lanes<{scalar}, {count}> {all_};")
+    back = 0 if inclusive.value.data else prod(shape[axis + 1 :])
+    first = f"{values}.at[i]" if inclusive.value.data else f"{totals}.at[to]"
+    with body.block(f"for (int i = 0; i < {count}; ++i)"):
+        body.put(f"const int to = {total};")
+        body.put(f"if ({places[axis]} == 0) {totals}.at[to] = {first};")
+        body.put(f"else {totals}.at[to] = ({combine(op)})({totals}.at[to], {values}.at[i - {back}]);")
+        body.put(f"{all_}.at[i] = {totals}.at[to];")
+    body.define(op.results[0], f"{all_}.vec()")
+    body.define(op.results[1], f"{totals}.vec()")
