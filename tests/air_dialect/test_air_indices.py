@@ -9,8 +9,6 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from virtual_npu.codegen.affine_text import TEXTS
-from virtual_npu.codegen.reaches import REACHES
 from xdsl.ir import SSAValue
 
 import virtual_npu.codegen.module  # noqa: F401  registers every emitter
@@ -33,6 +31,8 @@ from air_dialect.readings import (
 )
 from virtual_npu.codegen.body import supported_operations
 from virtual_npu.codegen.channels import OF_COORDINATES
+from virtual_npu.codegen.text import TEXTS
+from virtual_npu.codegen.touched import BOUNDS
 
 
 def values(text: str) -> dict[str, SSAValue]:
@@ -65,7 +65,7 @@ SUMS = {Operator.ADD, Operator.SUBTRACT, Operator.MULTIPLY, Operator.CAST}
 FEW: dict[str, tuple[Reading[object], set[Operator]]] = {  # type: ignore[type-arg]
     "linear forms": (LINEAR, SUMS),  # type: ignore[dict-item]
     "regular": (REGULAR, SUMS),  # type: ignore[dict-item]
-    "reaches": (REACHES, SUMS),  # type: ignore[dict-item]
+    "reaches": (BOUNDS, SUMS),  # type: ignore[dict-item]
     "affine text": (
         TEXTS,  # type: ignore[dict-item]
         {Operator.ADD, Operator.MULTIPLY, Operator.MODULO, Operator.FLOOR_DIVIDE, Operator.CEIL_DIVIDE,

@@ -90,7 +90,7 @@ def _reading(body: Body, nest: Operation) -> Reading[Bounds]:
     def text(value: SSAValue) -> Bounds | None:
         return None if is_inside(nest, value) else (body.text(value), body.text(value))
 
-    return replace(REACHES, given=lambda value: number(value) or text(value))
+    return replace(BOUNDS, given=lambda value: number(value) or text(value))
 
 
 def _of_loop_variable(_: SSAValue, low: Bounds | None, high: Bounds | None, _step: object) -> Bounds | None:
@@ -113,7 +113,7 @@ def _multiply(left: Bounds, right: Bounds) -> Bounds | None:
     return times(grouped(other[0]), by[0]), times(grouped(other[1]), by[0])
 
 
-REACHES: Reading[Bounds] = Reading(
+BOUNDS: Reading[Bounds] = Reading(
     lambda value: (str(value), str(value)),
     {
         **dict.fromkeys(Operator),
