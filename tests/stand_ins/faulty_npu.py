@@ -158,6 +158,10 @@ class FailingToolchain(VirtualToolchain):
     def compile(self, program: Any, *_: Any) -> Any:
         raise CompileError(program.name, "aircc: out of shim channels")
 
+    def ingredients(self, program: Any) -> dict[str, str]:
+        """Of nothing that a toolchain that compiles has made, or it would be found."""
+        return {**super().ingredients(program), "stand-in": "compiles nothing"}
+
 
 def failing_backend() -> Backend:
     return Backend("stand-in", FailingToolchain(), pyxrt, "a stand-in that compiles nothing")
