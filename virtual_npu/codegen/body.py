@@ -97,7 +97,7 @@ class CppFile:
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
     """The external kernels that are called, by their symbol."""
     needs: set[str] = field(default_factory=set)
-    """The parts of the runtime that it needs beyond the common one: schedule, product, turned."""
+    """The parts of the runtime that it needs beyond the common one: schedule, product, rearranged."""
     names: set[str] = field(default_factory=set)
     emitted: set[str] = field(default_factory=set)
     channel_structs: dict[Operation, str] = field(default_factory=dict)

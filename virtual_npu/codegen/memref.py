@@ -77,17 +77,17 @@ def _dealloc(body: Body, op: Operation) -> None:
     alloc = _allocation(op.operands[0])
     if alloc is None or _loops_around(op) != _loops_around(alloc):
         if body.checked:
-            _end_use(body, op, view, alloc is not None)
+            _forget_contents(body, op, view, alloc is not None)
     elif body.mode is Mode.SEQUENCER:
         body.put(f"sequencer.dealloc({body.site(op)}, {view.pointer}, {view.footprint});")
     else:
         body.put(f"{arena(body)}.dealloc({body.site(op)}, {view.pointer});")
 
 
-def _end_use(body: Body, op: Operation, view: MemRef, is_own: bool) -> None:
+def _forget_contents(body: Body, op: Operation, view: MemRef, is_own: bool) -> None:
     """End what one iteration does with a buffer. Only what the body allocated itself loses what it holds."""
     extent = view.footprint if is_own else "0"
-    call = f"vnpu::end_use({body.site(op)}, {view.pointer}, {extent});"
+    call = f"vnpu::forget_contents({body.site(op)}, {view.pointer}, {extent});"
     if body.mode is not Mode.SEQUENCER:
         body.put(call)
         return

@@ -118,7 +118,7 @@ _PARTS: dict[str, list[str]] = {
     "contract": [],
     "schedule": ["schedule.cc", "channel.cc", "deadlock.cc"],
     "product": ["product.cc"],
-    "turned": ["turned.cc"],
+    "rearranged": ["rearranged.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
 _CHECKS = ["check.cc", "kernel_call.cc", "order.cc", "record.cc"]

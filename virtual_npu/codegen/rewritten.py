@@ -66,10 +66,10 @@ def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
     names = {}
     for side, found in (("a", op.a_rearranged), ("b", op.b_rearranged)):
         if found is not None:
-            body.file.needs.add("turned")
-            names[side] = body.fresh(f"turned_{side}")
+            body.file.needs.add("rearranged")
+            names[side] = body.fresh(f"rearranged_{side}")
             arguments = ", ".join(_rearranged(body, op, found))
-            body.put(f"static const vnpu::Turned {names[side]}({arguments});")
+            body.put(f"static const vnpu::Rearranged {names[side]}({arguments});")
     return names
 
 

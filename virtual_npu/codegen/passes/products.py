@@ -22,8 +22,8 @@ Why that is the same:
   of a herd do not meet;
 - nothing else in the loops has an effect, and nothing leaves them.
 
-A function that rearranges a buffer is watched when the program runs (vnpu/turned.h). If it turns out to do
-anything else, the loops run as they stand.
+A function that rearranges a buffer is watched when the program runs (vnpu/rearranged.h). If it turns out to
+do anything else, the loops run as they stand.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Rearranged:
     """How blocks are read in a buffer that a function in C++ rearranged before they are multiplied.
 
     A core may transpose the blocks that a DMA brought, in place, before it multiplies them. The simulator
-    need not do so if it knows where each element ends up. vnpu/turned.h asks the function itself, with a
+    need not do so if it knows where each element ends up. vnpu/rearranged.h asks the function itself, with a
     buffer of labels.
 
     `filled` are the steps in the source of each dimension of the buffer, before the call; `start` and `lanes`

@@ -12,7 +12,7 @@ This is so when
 - each dimension of the buffer walks the source in steps of one length.
 
 Between the DMA and the reads, one function in C++ may have rearranged the buffer (`RearrangingCall`). What
-it does to the buffer is found out when the program runs (vnpu/turned.h).
+it does to the buffer is found out when the program runs (vnpu/rearranged.h).
 """
 
 from __future__ import annotations

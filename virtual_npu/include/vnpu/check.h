@@ -229,7 +229,7 @@ class Arena {
 
 // A deallocation that the compiler left in a loop out of which it moved the allocation.
 template <class T>
-inline void end_use(Site site, Ptr<T> x, i64 extent) {
+inline void forget_contents(Site site, Ptr<T> x, i64 extent) {
   x.buffer->check(site, "gives back", x.p, x.p);
   x.buffer->forget(site, x.p, x.p + extent);
 }

@@ -1,6 +1,6 @@
 // Who waits for whom when nothing can make progress.
 //
-// The knots of the graph are operations and bodies that wait. A queued get waits for whoever may still put into
+// The nodes of the graph are operations and bodies that wait. A queued get waits for whoever may still put into
 // its place of the channel: an operation that was issued, or a tile or body whose text has such a put. An
 // operation that is held back waits for what holds it back, a herd for its tiles. A cycle in this graph is the
 // deadlock; where there is none, something waits for what nobody will do.
@@ -16,7 +16,7 @@ namespace {
 
 using Body = Process::promise_type;
 
-struct Knot {
+struct Node {
   const Where *where;
   Site site;
   Body *body;        // that cannot go on before this is over
@@ -54,39 +54,39 @@ class Deadlock {
   void collect();
   void collect_channel(Channel &channel);
   template <class Visit>
-  bool each_cause(int knot, Visit visit);
+  bool each_cause(int node, Visit visit);
   template <class Visit>
-  bool each_partner(const Knot &knot, Visit visit);
+  bool each_partner(const Node &node, Visit visit);
   template <class Visit>
   bool each_reason(Task *task, Visit visit);
-  int knot_of(const Body *body);
-  int knot_of(const Task *task);
+  int node_of(const Body *body);
+  int node_of(const Task *task);
   bool is_at_end(const Body &body);
   bool may_do(const Ports *ports, const Where *where, const Channel &channel, bool put, i64 index) const;
-  bool search(int knot);
-  void describe(Text &text, const Knot &knot) const;
-  bool is_shown(const Knot &knot) const { return knot.site.line > 0; }
+  bool search(int node);
+  void describe(Text &text, const Node &node) const;
+  bool is_shown(const Node &node) const { return node.site.line > 0; }
   void list_cycle(Text &text);
   void list_dead_ends(Text &text);
   void refuse_unfilled();
 
   static constexpr int kMostLines = 16;
   Island &island_;
-  List<Knot> knots_;
-  List<int> path_;  // the knots of the cycle, once it is found
+  List<Node> nodes_;
+  List<int> path_;  // the nodes of the cycle, once it is found
 };
 
 void Deadlock::collect_channel(Channel &channel) {
   for (i64 i = 0; i < channel.from_.count; ++i) {
     for (Transfer *t = channel.inlets_[i].puts.first; t; t = t->next) {
       Body *const body = t->process ? &t->process.promise() : nullptr;
-      knots_.push(Knot{&t->where, t->site, body, t->task, &channel, i, true, t});
+      nodes_.push(Node{&t->where, t->site, body, t->task, &channel, i, true, t});
     }
   }
   for (i64 i = 0; i < channel.to_.count; ++i) {
     for (Transfer *t = channel.outlets_[i].gets.first; t; t = t->next) {
       Body *const body = t->process ? &t->process.promise() : nullptr;
-      knots_.push(Knot{&t->where, t->site, body, t->task, &channel, i, false, t});
+      nodes_.push(Node{&t->where, t->site, body, t->task, &channel, i, false, t});
     }
   }
 }
@@ -94,38 +94,38 @@ void Deadlock::collect_channel(Channel &channel) {
 void Deadlock::collect() {
   for (int i = 0; i < island_.channels_.size(); ++i) collect_channel(*island_.channels_[i]);
   for (Task *task = island_.tasks_; task; task = task->next_) {
-    if (task->done || knot_of(task) >= 0) continue;
-    Knot knot{task->where, task->site, nullptr, task, nullptr, 0, false, nullptr};
+    if (task->done || node_of(task) >= 0) continue;
+    Node node{task->where, task->site, nullptr, task, nullptr, 0, false, nullptr};
     if (auto *transfer = dynamic_cast<TransferTask *>(task)) {
-      knot.channel = &transfer->channel;
-      knot.index = transfer->index;
-      knot.is_put = transfer->is_put;
+      node.channel = &transfer->channel;
+      node.index = transfer->index;
+      node.is_put = transfer->is_put;
     }
-    knots_.push(knot);
+    nodes_.push(node);
   }
   for (Body *body = island_.live_; body; body = body->next) {
-    if (knot_of(body) < 0) knots_.push(Knot{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, nullptr});
+    if (node_of(body) < 0) nodes_.push(Node{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, nullptr});
   }
 }
 
-int Deadlock::knot_of(const Body *body) {
-  for (int i = 0; i < knots_.size(); ++i) {
-    if (body && knots_[i].body == body) return i;
+int Deadlock::node_of(const Body *body) {
+  for (int i = 0; i < nodes_.size(); ++i) {
+    if (body && nodes_[i].body == body) return i;
   }
   return -1;
 }
 
-int Deadlock::knot_of(const Task *task) {
-  for (int i = 0; i < knots_.size(); ++i) {
-    if (task && knots_[i].task == task) return i;
+int Deadlock::node_of(const Task *task) {
+  for (int i = 0; i < nodes_.size(); ++i) {
+    if (task && nodes_[i].task == task) return i;
   }
   return -1;
 }
 
 // Whether a body has issued all it has and waits for the rest.
 bool Deadlock::is_at_end(const Body &body) {
-  for (int i = 0; i < knots_.size(); ++i) {
-    auto *const resume = knots_[i].task ? dynamic_cast<Resume *>(knots_[i].task) : nullptr;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
     if (resume && resume->is_end && &resume->handle.promise() == &body) return true;
   }
   return false;
@@ -154,22 +154,22 @@ bool Deadlock::may_do(const Ports *ports, const Where *where, const Channel &cha
 
 // The other side of a queued transfer.
 template <class Visit>
-bool Deadlock::each_partner(const Knot &knot, Visit visit) {
-  const Channel &channel = *knot.channel;
-  const i64 first = knot.is_put ? 0 : channel.outlets_[knot.index].source;
-  const i64 last = knot.is_put ? channel.to_.count - 1 : first;
+bool Deadlock::each_partner(const Node &node, Visit visit) {
+  const Channel &channel = *node.channel;
+  const i64 first = node.is_put ? 0 : channel.outlets_[node.index].source;
+  const i64 last = node.is_put ? channel.to_.count - 1 : first;
   for (i64 other = first; other <= last; ++other) {
-    if (knot.is_put && (channel.outlets_[other].source != knot.index || channel.outlets_[other].full == 0)) continue;
-    for (int i = 0; i < knots_.size(); ++i) {
-      const Knot &k = knots_[i];
-      if (k.channel == &channel && k.is_put != knot.is_put && k.index == other && visit(i)) return true;
+    if (node.is_put && (channel.outlets_[other].source != node.index || channel.outlets_[other].full == 0)) continue;
+    for (int i = 0; i < nodes_.size(); ++i) {
+      const Node &k = nodes_[i];
+      if (k.channel == &channel && k.is_put != node.is_put && k.index == other && visit(i)) return true;
       auto *const spawn = k.task ? dynamic_cast<Spawn *>(k.task) : nullptr;
       const bool begins = spawn && spawn->pending > 0;
-      if (begins && may_do(spawn->ports, nullptr, channel, !knot.is_put, other) && visit(i)) return true;
+      if (begins && may_do(spawn->ports, nullptr, channel, !node.is_put, other) && visit(i)) return true;
     }
     for (Body *body = island_.live_; body; body = body->next) {
       if (is_at_end(*body)) continue;
-      if (may_do(body->where.ports, &body->where, channel, !knot.is_put, other) && visit(knot_of(body))) return true;
+      if (may_do(body->where.ports, &body->where, channel, !node.is_put, other) && visit(node_of(body))) return true;
     }
   }
   return false;
@@ -178,38 +178,38 @@ bool Deadlock::each_partner(const Knot &knot, Visit visit) {
 // What holds a task back, or what it runs.
 template <class Visit>
 bool Deadlock::each_reason(Task *task, Visit visit) {
-  for (int i = 0; i < knots_.size(); ++i) {
-    Task *const before = knots_[i].task;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    Task *const before = nodes_[i].task;
     for (int n = 0; before && n < before->successors_.size(); ++n) {
       if (before->successors_[n].task == task && visit(i)) return true;
     }
   }
   for (Body *body = island_.live_; body; body = body->next) {
-    if (body->owner == task && visit(knot_of(body))) return true;
+    if (body->owner == task && visit(node_of(body))) return true;
   }
   return false;
 }
 
 template <class Visit>
 bool Deadlock::each_cause(int number, Visit visit) {
-  const Knot knot = knots_[number];
-  if (knot.transfer) return each_partner(knot, visit);
-  if (knot.task) return each_reason(knot.task, visit);
+  const Node node = nodes_[number];
+  if (node.transfer) return each_partner(node, visit);
+  if (node.task) return each_reason(node.task, visit);
   // A body: it goes on when the task does that resumes it.
-  for (int i = 0; i < knots_.size(); ++i) {
-    auto *const resume = knots_[i].task ? dynamic_cast<Resume *>(knots_[i].task) : nullptr;
-    if (resume && resume->handle == Process::Handle::from_promise(*knot.body) && visit(i)) return true;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
+    if (resume && resume->handle == Process::Handle::from_promise(*node.body) && visit(i)) return true;
   }
   return false;
 }
 
 // Depth first; on finding a cycle leaves it in path_.
-bool Deadlock::search(int knot) {
-  knots_[knot].color = 1;
-  path_.push(knot);
-  const bool found = each_cause(knot, [&](int cause) {
-    if (cause < 0 || knots_[cause].color == 2) return false;
-    if (knots_[cause].color == 0) return search(cause);
+bool Deadlock::search(int node) {
+  nodes_[node].color = 1;
+  path_.push(node);
+  const bool found = each_cause(node, [&](int cause) {
+    if (cause < 0 || nodes_[cause].color == 2) return false;
+    if (nodes_[cause].color == 0) return search(cause);
     int start = 0;
     while (path_[start] != cause) ++start;
     for (int i = start; i < path_.size(); ++i) path_[i - start] = path_[i];
@@ -217,26 +217,26 @@ bool Deadlock::search(int knot) {
     return true;
   });
   if (found) return true;
-  knots_[knot].color = 2;
+  nodes_[node].color = 2;
   path_.shrink(path_.size() - 1);
   return false;
 }
 
-void Deadlock::describe(Text &text, const Knot &knot) const {
-  const Where &where = *knot.where;
+void Deadlock::describe(Text &text, const Node &node) const {
+  const Where &where = *node.where;
   text.add("\n  %s", where.name);
   if (where.dims == 1) text.add(" (%lld)", (long long)where.x);
   if (where.dims > 1) text.add(" (%lld, %lld)", (long long)where.x, (long long)where.y);
-  text.add(", line %d: ", knot.site.line);
-  if (!knot.channel) {
-    text.add("%s", knot.site.op);
+  text.add(", line %d: ", node.site.line);
+  if (!node.channel) {
+    text.add("%s", node.site.op);
     return;
   }
   char index[64];
-  const Channel &channel = *knot.channel;
-  Channel::describe_index(index, int(sizeof(index)), knot.is_put ? channel.from_ : channel.to_, knot.index);
-  const i64 source = knot.is_put ? knot.index : channel.outlets_[knot.index].source;
-  text.add("%s %s[%s] (%lld put so far, ", knot.is_put ? "put" : "get", channel.name_, index,
+  const Channel &channel = *node.channel;
+  Channel::describe_index(index, int(sizeof(index)), node.is_put ? channel.from_ : channel.to_, node.index);
+  const i64 source = node.is_put ? node.index : channel.outlets_[node.index].source;
+  text.add("%s %s[%s] (%lld put so far, ", node.is_put ? "put" : "get", channel.name_, index,
            (long long)channel.inlets_[source].blocks);
   int full = 0;
   for (i64 o = 0; o < channel.to_.count; ++o) {
@@ -247,15 +247,15 @@ void Deadlock::describe(Text &text, const Knot &knot) const {
 
 void Deadlock::list_cycle(Text &text) {
   int shown = 0;
-  for (int i = 0; i < path_.size(); ++i) shown += is_shown(knots_[path_[i]]);
+  for (int i = 0; i < path_.size(); ++i) shown += is_shown(nodes_[path_[i]]);
   text.add("deadlock: nothing can make progress. ");
   if (shown == 1) text.add("This one waits for what only it could do later:");
   else text.add("Each of these %d waits for the next one, the last for the first:", shown);
   for (int i = 0; i < path_.size(); ++i) {
-    const Knot &knot = knots_[path_[i]];
-    if (!is_shown(knot)) continue;
-    describe(text, knot);
-    if (knot.transfer) text.add(knot.is_put ? ", until a get makes room" : ", until a put comes");
+    const Node &node = nodes_[path_[i]];
+    if (!is_shown(node)) continue;
+    describe(text, node);
+    if (node.transfer) text.add(node.is_put ? ", until a get makes room" : ", until a put comes");
     else text.add(", held back by what it depends on");
   }
 }
@@ -263,26 +263,26 @@ void Deadlock::list_cycle(Text &text) {
 void Deadlock::list_dead_ends(Text &text) {
   text.add("deadlock: nothing can make progress. Nobody is left who could do what these wait for:");
   int listed = 0, more = 0;
-  for (int i = 0; i < knots_.size(); ++i) {
-    if (!is_shown(knots_[i]) || !knots_[i].transfer || each_cause(i, [](int) { return true; })) continue;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    if (!is_shown(nodes_[i]) || !nodes_[i].transfer || each_cause(i, [](int) { return true; })) continue;
     if (listed++ >= kMostLines) {
       ++more;
       continue;
     }
-    describe(text, knots_[i]);
-    text.add(knots_[i].is_put ? ": no get makes room" : ": no put comes");
+    describe(text, nodes_[i]);
+    text.add(nodes_[i].is_put ? ": no get makes room" : ": no put comes");
   }
   if (more) text.add("\n  and %d more", more);
 }
 
 // A get that has a part of what it takes and waits for the rest.
 void Deadlock::refuse_unfilled() {
-  for (int i = 0; i < knots_.size(); ++i) {
-    Transfer *const get = knots_[i].transfer;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    Transfer *const get = nodes_[i].transfer;
     if (!get || get->collected.count == 0) continue;
     here = &get->where;
     fail_as(Failure::kMismatch, get->site, "takes %lld elements from %s, but only %lld were put there and no more come",
-            (long long)get->side.count, knots_[i].channel->name_, (long long)get->collected.count);
+            (long long)get->side.count, nodes_[i].channel->name_, (long long)get->collected.count);
   }
 }
 
@@ -290,7 +290,7 @@ void Deadlock::report() {
   Failure failure{Failure::kDeadlock, {}};
   Text text{failure.text, int(sizeof(failure.text))};
   bool found = false;
-  for (int i = 0; i < knots_.size() && !found; ++i) found = knots_[i].color == 0 && search(i);
+  for (int i = 0; i < nodes_.size() && !found; ++i) found = nodes_[i].color == 0 && search(i);
   if (!found) refuse_unfilled();
   if (found) list_cycle(text);
   else list_dead_ends(text);

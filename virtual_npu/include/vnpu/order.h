@@ -28,7 +28,8 @@ struct Use {
 #endif
 };
 
-// An operation as the body that issued it knows it: which body, the how-manieth, and whether it has a token.
+// An operation as the body that issued it knows it: the body, how many that one issued before, and whether
+// it has a token.
 struct Lineage {
   const Lineage *around;
   uint32_t body, issue;

@@ -1,5 +1,5 @@
 // Functions that only rearrange a buffer, found out by watching them.
-#include "vnpu/turned.h"
+#include "vnpu/rearranged.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -50,7 +50,7 @@ std::vector<i64> rearranged(void (*function)(bf16 *), i64 count) {
   return from;
 }
 
-i64 Turned::place(i64 position, const std::vector<i64> &from, const Axes &buffer) const {
+i64 Rearranged::place(i64 position, const std::vector<i64> &from, const Axes &buffer) const {
   if (position < 0 || position >= i64(from.size())) return -1;
   i64 rest = from[position], at = 0;
   for (int i = buffer.count - 1; i >= 0; --i) {
@@ -60,7 +60,7 @@ i64 Turned::place(i64 position, const std::vector<i64> &from, const Axes &buffer
   return at;
 }
 
-Turned::Turned(void (*function)(bf16 *), const Axes &buffer, i64 start, const Axes &outer, const Axes &depth) {
+Rearranged::Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, const Axes &outer, const Axes &depth) {
   i64 count = 1;
   for (int i = 0; i < buffer.count; ++i) count *= buffer.list[i].extent;
   const std::vector<i64> from = rearranged(function, count);
@@ -89,14 +89,14 @@ Turned::Turned(void (*function)(bf16 *), const Axes &buffer, i64 start, const Ax
   is_known_ = true;
 }
 
-Product Turned::as_a(Product product) const {
+Product Rearranged::as_a(Product product) const {
   product.a += start_;
   for (int i = 0; i < product.m.count; ++i) product.m.list[i].first += outer_[i];
   for (int i = 0; i < product.k.count; ++i) product.k.list[i].first += depth_[i];
   return product;
 }
 
-Product Turned::as_b(Product product) const {
+Product Rearranged::as_b(Product product) const {
   product.b += start_;
   for (int i = 0; i < product.n.count; ++i) product.n.list[i].first += outer_[i];
   for (int i = 0; i < product.k.count; ++i) product.k.list[i].second += depth_[i];

@@ -17,11 +17,11 @@ namespace vnpu {
 std::vector<i64> rearranged(void (*function)(bf16 *), i64 count);
 
 // An operand of a product as it lies before the function. Made once per call in a program.
-class Turned {
+class Rearranged {
  public:
   // buffer: extents, and the steps (`first`) with which a DMA filled it from the operand; start and the axes of m or n,
   // and of k: where it is read after the call, in elements of the buffer (`first`).
-  Turned(void (*function)(bf16 *), const Axes &buffer, i64 start, const Axes &outer, const Axes &depth);
+  Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, const Axes &outer, const Axes &depth);
 
   // Whether the operand can be read where the DMA reads it.
   bool is_known() const { return is_known_; }

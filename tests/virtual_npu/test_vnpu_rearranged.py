@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - MLIR has long lines
-"""Products read through L2 and L1, and through functions that rearrange a buffer on the way (vnpu/turned.h)."""
+"""Products read through L2 and L1, and through functions that rearrange a buffer on the way (vnpu/rearranged.h)."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ def test_the_product_is_as_if_the_function_had_been_called(program, run, tmp_pat
     (tmp_path / "turn.cc").write_text(source(function))
     turned = text(CALL)
     code = emitted(turned)
-    assert "static const vnpu::Turned turned_b(turn," in code
-    assert "if (turned_b.is_known())" in code
+    assert "static const vnpu::Rearranged rearranged_b(turn," in code
+    assert "if (rearranged_b.is_known())" in code
     got, want = (
         run(program(turned, (tmp_path,), options), "product", *operands()) for options in (FAST, WATCHED)
     )
@@ -238,10 +238,10 @@ def test_a_function_that_is_seen_through_is_not_called(program, run, tmp_path: P
 @pytest.fixture(scope="module")
 def rearranged(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A library with every function, and `is_rearranging(function)`."""
-    folder = tmp_path_factory.mktemp("turned")
+    folder = tmp_path_factory.mktemp("rearranged")
     names = {name: f"function_{number}" for number, name in enumerate(FUNCTIONS)}
     asks = """
-#include "vnpu/turned.h"
+#include "vnpu/rearranged.h"
 extern "C" {
 void beside(vnpu::bf16 *at) { at[256] = at[0]; }
 uint32_t aie_host_exchange_modes(uint32_t next) { static uint32_t modes = 0; return std::exchange(modes, next); }
@@ -255,11 +255,14 @@ int is_rearranging(void (*function)(vnpu::bf16 *)) { return !vnpu::rearranged(fu
         find_compiler(BuildOptions()),
         (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}", "-fvisibility=default"),
     )
-    sources = [folder / "functions.cc", *(INCLUDE / "vnpu" / name for name in ("runtime.cc", "turned.cc"))]
+    sources = [
+        folder / "functions.cc",
+        *(INCLUDE / "vnpu" / name for name in ("runtime.cc", "rearranged.cc")),
+    ]
     for path in sources:
         compiler.compile(path, folder / f"{path.stem}.o", include)
-    compiler.link([folder / f"{path.stem}.o" for path in sources], folder / "turned.so")
-    return ctypes.CDLL(str(folder / "turned.so"))
+    compiler.link([folder / f"{path.stem}.o" for path in sources], folder / "rearranged.so")
+    return ctypes.CDLL(str(folder / "rearranged.so"))
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, "writes beside", "changes the rounding"])
