@@ -75,17 +75,28 @@ def said_of(fault, healthy, prompt):
     return free_run(session, prompt.token_ids)
 
 
-def row_of(fault, healthy, reference, prompts) -> list[str]:
-    """What the page has to say of a fault, which is put in anew for each: some remember."""
+KL = "mean KL divergence"
+NEAR = {KL: 1.5**2}
+"""How near a factor has to be, by what is beyond its bound; 1.5 for what is a difference of logits.
+
+Other CPUs sum in another order, and so have a yardstick of another size: 1.33 times between an EPYC with
+AVX512-BF16 and a Xeon with AMX. A KL divergence goes with the square of the differences.
+"""
+
+
+def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
+    """What the page has to say of a fault, which is put in anew for each: some remember; and of what its
+    factor is."""
     answers = [expected.answer for expected in reference.expect([(prompt, STEPS) for prompt in prompts])]
     pairs = zip(prompts, answers, strict=True)
     alone = all(first_divergence_passes(*said_of(fault, healthy, prompt), answer) for prompt, answer in pairs)
     record = verify(fault.inject(healthy), reference, prompts)
     everywhere = all(trial.forced and trial.forced.worst_place <= TOP_K for trial in record.trials)
-    beyond = [failure.value / failure.bound for failure in record.failures if failure.value and failure.bound]
+    numbers = [failure for failure in record.failures if failure.value and failure.bound]
+    beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
     first = diagnose(fault.inject(healthy), reference, prompts[0].token_ids).first
     words = ["passes" if passes else "fails" for passes in (alone, everywhere)]
-    return [fault.name, *words, factor(max(beyond, default=math.nan)), first.place if first else "nothing"]
+    return [fault.name, *words, factor(beyond), first.place if first else "nothing"], what
 
 
 def factor(value: float) -> str:
@@ -94,17 +105,18 @@ def factor(value: float) -> str:
 
 @pytest.mark.long
 def test_what_each_fault_does(demo_session, demo_checkpoint, open_session, demo_reference) -> None:
-    """Words as they are; how far beyond a bound, within a factor of 1.5: other CPUs sum in another order."""
+    """Words as they are; how far beyond a bound, as near as NEAR says."""
     healthy = Healthy(demo_session, demo_checkpoint, lambda **how: open_session(demo_checkpoint, **how))
     prompts = choose_prompts(demo_session, full=False)
     found = [row_of(fault, healthy, demo_reference, prompts) for fault in FAULTS]
-    wrong = [new for old, new in zip(FAULT_TABLE, found, strict=True) if not alike(old, new)]
+    wrong = [new for old, (new, what) in zip(FAULT_TABLE, found, strict=True) if not alike(old, new, what)]
     assert not wrong, "the page should say:\n" + "\n".join(f"| {' | '.join(row)} |" for row in wrong)
-    passing = sum(row[1] == "passes" for row in found)
+    passing = sum(row[1] == "passes" for row, _ in found)
     assert f"{passing} of the {len(found)} faults below pass" in re.sub(r"\s+", " ", PAGE)
 
 
-def alike(old: list[str], new: list[str]) -> bool:
+def alike(old: list[str], new: list[str], what: str) -> bool:
     told, measured = (re.sub(r"[^\d.]", "", row[3]) for row in (old, new))
-    near = told == measured or (told and measured and 2 / 3 <= float(told) / float(measured) <= 1.5)
+    most = NEAR.get(what, 1.5)
+    near = told == measured or (told and measured and 1 / most <= float(told) / float(measured) <= most)
     return bool(near) and [*old[:3], old[4]] == [*new[:3], new[4]]
