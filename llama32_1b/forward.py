@@ -12,8 +12,9 @@ from llama32_1b.attention import CacheAttention, KVCache
 from llama32_1b.errors import PromptError, PromptTooLongError
 from llama32_1b.model import LlamaModel
 from llama32_1b.numerics import BF16Array, F32Array, bf16, rms_norm, widen
-from llama32_1b.programs import LM_HEAD_PARTITIONS, buffer_set
+from llama32_1b.programs import buffer_set
 from multi_launch_builder import Program
+from multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from runtime import HostWork, Recording
 
 _PARTS = [f"logits_{part}" for part in range(LM_HEAD_PARTITIONS)]

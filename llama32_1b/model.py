@@ -14,9 +14,10 @@ from llama32_1b.attention import KVCache, MaskRule, causal
 from llama32_1b.checkpoint import Checkpoint
 from llama32_1b.config import LlamaConfig
 from llama32_1b.numerics import BF16Array, rope_table
-from llama32_1b.programs import LAYER_PROGRAMS, LM_HEAD_PARTITIONS, ProgramRunner, buffer_set
+from llama32_1b.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
 from llama32_1b.weights import Rows, Tensor, Weights
 from multi_launch_builder import Program
+from multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from runtime import Static
 
 HostTimer = Callable[[str], AbstractContextManager[Any]]

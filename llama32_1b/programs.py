@@ -17,7 +17,6 @@ DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 PROGRAMS = PREFILL_PROGRAMS + DECODE_PROGRAMS
 WITHOUT_LAYERS = frozenset({"flash_attn", "lm_head_gemv"})  # no weights of a layer in these
 LAYER_PROGRAMS = tuple(name for name in PROGRAMS if name not in WITHOUT_LAYERS)
-LM_HEAD_PARTITIONS = 8
 
 
 def buffer_set(name: str, layer: int) -> str:

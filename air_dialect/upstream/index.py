@@ -6,7 +6,6 @@ from abc import ABC
 from typing import ClassVar
 
 from typing_extensions import Self
-from xdsl.dialects.arith import CMPI_COMPARISON_OPERATIONS
 from xdsl.dialects.builtin import BoolAttr, IndexType, IntegerAttr, IntegerType, i1
 from xdsl.irdl import IRDLOperation, base, irdl_op_definition, operand_def, prop_def, result_def, traits_def
 from xdsl.parser import Parser
@@ -80,10 +79,6 @@ class CmpOp(Formatted):
     result = result_def(i1)
     traits = traits_def(Pure())
     FORMAT: ClassVar[str] = "custom<Word>($pred) `(` $lhs `,` $rhs `)` attr-dict"
-
-
-PREDICATES = CMPI_COMPARISON_OPERATIONS
-"""What index.cmp compares by; the attribute holds the number of the word."""
 
 
 class BinaryOp(IRDLOperation, ABC):

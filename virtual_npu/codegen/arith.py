@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.arith import CmpfOp, CmpiOp, ConstantOp
+from xdsl.dialects.arith import CMPI_COMPARISON_OPERATIONS, CmpfOp, CmpiOp, ConstantOp
 from xdsl.dialects.builtin import (
     DenseIntOrFPElementsAttr,
     Float32Type,
@@ -16,7 +16,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from air_dialect.upstream.index import PREDICATES
 from virtual_npu.codegen import types
 from virtual_npu.codegen.body import Body, Scalar, emits
 from virtual_npu.codegen.refusals import attribute, unsupported
@@ -315,7 +314,7 @@ def _multiply_extended(body: Body, op: Operation) -> None:
 def _compare(body: Body, op: Operation) -> None:
     predicate = attribute(op, "pred")
     assert isinstance(predicate, IntegerAttr)
-    body.define(op.results[0], called(body, op, f"cmp_{PREDICATES[predicate.value.data]}"))
+    body.define(op.results[0], called(body, op, f"cmp_{CMPI_COMPARISON_OPERATIONS[predicate.value.data]}"))
 
 
 @emits("index.sizeof")
