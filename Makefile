@@ -65,37 +65,37 @@ help: ## list targets and variables
 setup: $(RUN) ## make .venv with all that running needs (no torch)
 
 setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/install.md)
-	@$(PY) -m board setup-npu $(if $(WHEELS),--wheels "$(WHEELS)")
+	@$(PY) -m aerie setup-npu $(if $(WHEELS),--wheels "$(WHEELS)")
 
 doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next
-	@$(PY) -m board doctor --model "$(MODEL)" $(if $(JSON),--json)
+	@$(PY) -m aerie doctor --model "$(MODEL)" $(if $(JSON),--json)
 
 compile: $(RUN) ## compile the six programs for MODEL
-	@$(PY) -m llama32_1b compile $(common)
+	@$(PY) -m aerie compile $(common)
 
 run: $(RUN) ## answer PROMPT
-	@$(PY) -m llama32_1b run $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
+	@$(PY) -m aerie run $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
 
 chat: $(RUN) ## talk with the model
-	@$(PY) -m llama32_1b chat $(common) $(fallback) $(sampling)
+	@$(PY) -m aerie chat $(common) $(fallback) $(sampling)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
-	@$(PY) -m llama32_1b profile $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
+	@$(PY) -m aerie profile $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
 
 verify: $(TEST) ## PASS or FAIL: two prompts against Hugging Face transformers in bf16
-	@$(PY) -m verify gate $(common)
+	@$(PY) -m aerie verify $(common)
 
 verify-full: $(TEST) ## the same with every kind of prompt, and what must be the same to the bit
-	@$(PY) -m verify gate --full $(common)
+	@$(PY) -m aerie verify --full $(common)
 
 diagnosis: $(TEST) ## name the first step, from kernel to logits, that is not what transformers computes
-	@$(PY) -m verify diagnosis $(common) --prompt="$$PROMPT"
+	@$(PY) -m aerie diagnosis $(common) --prompt="$$PROMPT"
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
 	@$(PY) -m benchmarks $(BENCH_MODEL)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
-	@$(PY) -m llama32_1b mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
+	@$(PY) -m aerie mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
 
 test: $(TEST) ## lint, types, imports between rooms, and every test but the long ones and the board's
 	@mkdir -p build
@@ -113,10 +113,10 @@ lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board whe
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$(REFRESH)") tests/lit
 
 test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, the board tests, one report
-	@$(PY) -m board test-npu
+	@$(PY) -m aerie test-npu
 
 report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
-	@$(PY) -m board report
+	@$(PY) -m aerie report
 
 lint: $(TEST) ## ruff, mypy --strict, the order of the rooms, no circles inside them
 	@$(PY) -m ruff check .

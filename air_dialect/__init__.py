@@ -6,21 +6,21 @@ modules in Python, are in `air_dialect.ops`.
 
 from typing import TYPE_CHECKING
 
-from air_dialect.common import on_first_use
+from aerie.air_dialect.common import on_first_use
 
 if TYPE_CHECKING:
-    from air_dialect.text import context, parse, print_module
-    from air_dialect.verification import AirParseError, location, verify
+    from aerie.air_dialect.text import context, parse, print_module
+    from aerie.air_dialect.verification import AirParseError, location, verify
 else:
     __getattr__ = on_first_use(
         __name__,
         {
-            "context": "air_dialect.text",
-            "parse": "air_dialect.text",
-            "print_module": "air_dialect.text",
-            "AirParseError": "air_dialect.verification",
-            "location": "air_dialect.verification",
-            "verify": "air_dialect.verification",
+            "context": "aerie.air_dialect.text",
+            "parse": "aerie.air_dialect.text",
+            "print_module": "aerie.air_dialect.text",
+            "AirParseError": "aerie.air_dialect.verification",
+            "location": "aerie.air_dialect.verification",
+            "verify": "aerie.air_dialect.verification",
         },
     )
 

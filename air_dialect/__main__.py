@@ -1,4 +1,4 @@
-"""`python -m air_dialect FILE`: parse a module, verify it, print it."""
+"""`aerie air FILE`: parse a module, verify it, print it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from air_dialect.common import OneLineParser
-from air_dialect.text import parse, print_module
-from air_dialect.verification import AirParseError
+from aerie.air_dialect.common import OneLineParser
+from aerie.air_dialect.text import parse, print_module
+from aerie.air_dialect.verification import AirParseError
 
 INVALID_IR = 1
 BAD_USAGE = 2
@@ -18,7 +18,7 @@ BAD_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for invalid IR, 2 for an unreadable file."""
     parser = OneLineParser(
-        prog="python -m air_dialect",
+        prog="aerie air",
         description="Parse a module in the AIR dialect (Xilinx/mlir-air), verify it and print it.",
         epilog="Exit status: 0 valid, 1 invalid IR (file:line:col: error on stderr), 2 bad usage.",
     )

@@ -16,7 +16,7 @@ from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 
-from air_dialect.types import AsyncTokenType
+from aerie.air_dialect.types import AsyncTokenType
 
 SEGMENTS = "operandSegmentSizes"
 RESULT_SEGMENTS = "resultSegmentSizes"

@@ -32,7 +32,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import (
+from aerie.air_dialect.assembly import (
     AsyncOp,
     parse_async,
     parse_dependencies,
@@ -41,7 +41,7 @@ from air_dialect.assembly import (
     split_properties,
     write,
 )
-from air_dialect.types import AsyncTokenType, attribute_text
+from aerie.air_dialect.types import AsyncTokenType, attribute_text
 
 
 @irdl_op_definition

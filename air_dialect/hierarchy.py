@@ -58,7 +58,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import (
+from aerie.air_dialect.assembly import (
     AsyncOp,
     parse_async,
     parse_binding,
@@ -69,8 +69,8 @@ from air_dialect.assembly import (
     split_properties,
     write,
 )
-from air_dialect.types import AsyncTokenType, MemorySpace
-from air_dialect.verifiers import (
+from aerie.air_dialect.types import AsyncTokenType, MemorySpace
+from aerie.air_dialect.verifiers import (
     check_allocations,
     check_body_arguments,
     check_core_accesses,

@@ -38,8 +38,8 @@ from xdsl.ir.affine import (
     AffineSymExpr,
 )
 
-from air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
-from air_dialect.values import captured, passed
+from aerie.air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
+from aerie.air_dialect.values import captured, passed
 
 T = TypeVar("T")
 

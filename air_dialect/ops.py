@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from air_dialect import execution, hierarchy, transfers
-from air_dialect.assembly import operations_of
-from air_dialect.execution import CustomOp, ExecuteOp, ExecuteTerminatorOp, WaitAllOp
-from air_dialect.hierarchy import (
+from aerie.air_dialect import execution, hierarchy, transfers
+from aerie.air_dialect.assembly import operations_of
+from aerie.air_dialect.execution import CustomOp, ExecuteOp, ExecuteTerminatorOp, WaitAllOp
+from aerie.air_dialect.hierarchy import (
     HerdOp,
     HerdTerminatorOp,
     HierarchyOp,
@@ -22,8 +22,14 @@ from air_dialect.hierarchy import (
     UniverseAllocOp,
     UniverseType,
 )
-from air_dialect.transfers import ChannelGetOp, ChannelOp, ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
-from air_dialect.types import AsyncTokenType, MemorySpace, memory_space, memory_space_name
+from aerie.air_dialect.transfers import (
+    ChannelGetOp,
+    ChannelOp,
+    ChannelPutOp,
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+)
+from aerie.air_dialect.types import AsyncTokenType, MemorySpace, memory_space, memory_space_name
 
 AIR = Dialect(
     "air",

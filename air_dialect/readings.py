@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Block, SSAValue
 
-from air_dialect.indices import Operator, Reading, unknown
-from air_dialect.values import passed
+from aerie.air_dialect.indices import Operator, Reading, unknown
+from aerie.air_dialect.values import passed
 
 
 def _bounds(value: SSAValue) -> tuple[int, int] | None:

@@ -30,12 +30,12 @@ from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
-from air_dialect.assembly import RESULT_SEGMENTS, SEGMENTS
-from air_dialect.ops import AIR
-from air_dialect.types import AttributePrinter
-from air_dialect.upstream.dialects import ADDED, DIALECTS
-from air_dialect.upstream.formats import Formatted, program
-from air_dialect.verification import AirParseError, location, one_line, verify
+from aerie.air_dialect.assembly import RESULT_SEGMENTS, SEGMENTS
+from aerie.air_dialect.ops import AIR
+from aerie.air_dialect.types import AttributePrinter
+from aerie.air_dialect.upstream.dialects import ADDED, DIALECTS
+from aerie.air_dialect.upstream.formats import Formatted, program
+from aerie.air_dialect.verification import AirParseError, location, one_line, verify
 
 
 class _Context(Context):

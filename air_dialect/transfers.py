@@ -37,7 +37,7 @@ from xdsl.printer import Printer
 from xdsl.traits import SymbolOpInterface, SymbolTable
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import (
+from aerie.air_dialect.assembly import (
     StaticLists,
     parse_async,
     parse_index,
@@ -48,8 +48,8 @@ from air_dialect.assembly import (
     split_properties,
     write,
 )
-from air_dialect.types import AsyncTokenType, MemorySpace
-from air_dialect.verifiers import (
+from aerie.air_dialect.types import AsyncTokenType, MemorySpace
+from aerie.air_dialect.verifiers import (
     check_broadcast,
     check_channel_size,
     check_channel_type,

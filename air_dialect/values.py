@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
-from air_dialect.effects import VIEWS
-from air_dialect.execution import ExecuteOp
-from air_dialect.hierarchy import HierarchyOp
-from air_dialect.verifiers import enclosing
+from aerie.air_dialect.effects import VIEWS
+from aerie.air_dialect.execution import ExecuteOp
+from aerie.air_dialect.hierarchy import HierarchyOp
+from aerie.air_dialect.verifiers import enclosing
 
 
 def passed(value: SSAValue) -> SSAValue | None:

@@ -12,8 +12,8 @@ from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.readings import number, numbers
-from air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
+from aerie.air_dialect.readings import number, numbers
+from aerie.air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
 
 
 class AirParseError(Exception):

@@ -20,8 +20,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.effects import ACCESSES, SCATTERED
-from air_dialect.types import MemorySpace, attribute_text, memory_space, memory_space_name
+from aerie.air_dialect.effects import ACCESSES, SCATTERED
+from aerie.air_dialect.types import MemorySpace, attribute_text, memory_space, memory_space_name
 
 MAX_PADDING = 65535
 MAX_PACKET_ID = 31

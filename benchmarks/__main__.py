@@ -16,15 +16,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from aerie.llama32_1b.checkpoint import find_checkpoint
+from aerie.llama32_1b.cli import Parser, begin_process, default_cache_dir, run_command, whole_number
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+from aerie.virtual_npu.store import write_whole
 from benchmarks import bench
 from benchmarks.figures import table
-from llama32_1b.checkpoint import find_checkpoint
-from llama32_1b.cli import Parser, begin_process, default_cache_dir, run_command, whole_number
-from llama32_1b.errors import UserError
-from llama32_1b.progress import Reporter
-from llama32_1b.synthetic.shape import LLAMA_3_2_1B
-from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from virtual_npu.store import write_whole
 
 BUILD = default_cache_dir().parent
 UNLIMITED = 10_000

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.footprint import footprint, require
+from aerie.llama32_1b.progress import Reporter, Step
+from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
+from aerie.llama32_1b.weights import EMBED, expected_shapes
+from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
+from aerie.runtime.knobs import NPU_LOCK
+from aerie.runtime.memory import size
+from aerie.verify.reference import reference_bytes
+from aerie.virtual_npu import knobs
 from benchmarks.figures import OURS, THEIRS, Samples, record
 from benchmarks.machine import MemoryReader, describe, load_average
 from benchmarks.sides import WARM_UP
 from benchmarks.worker import Worker, working
-from llama32_1b.checkpoint import open_checkpoint
-from llama32_1b.config import LlamaConfig
-from llama32_1b.errors import UserError
-from llama32_1b.footprint import footprint, require
-from llama32_1b.progress import Reporter, Step
-from llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
-from llama32_1b.weights import EMBED, expected_shapes
-from multi_launch_builder.shapes import SEQ_LEN_STEP
-from runtime.knobs import NPU_LOCK
-from runtime.memory import size
-from verify.reference import reference_bytes
-from virtual_npu import knobs
 
 LONGEST = 2048
 SHORT_CONTEXT = 128

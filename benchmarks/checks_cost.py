@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import virtual_npu
-from kernel_builder.kernels import registry
-from virtual_npu import arrays
+from aerie import virtual_npu
+from aerie.kernel_builder.kernels import registry
+from aerie.virtual_npu import arrays
 
 ROUNDS = 7
 SHAPES: dict[str, dict[str, Any]] = {

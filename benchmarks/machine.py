@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from virtual_npu import knobs
-from virtual_npu.compiler import find_compiler
-from virtual_npu.fingerprint import tool_version
-from virtual_npu.objects import load_host_code
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.fingerprint import tool_version
+from aerie.virtual_npu.objects import load_host_code
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("numpy", "torch", "transformers")

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from aerie.kernel_builder.kernels import eltwise_add
+from aerie.llama32_1b.attention import KVCache
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.llama32_1b.compiling import RuntimeOptions, compile_programs
+from aerie.llama32_1b.config import load_config
+from aerie.llama32_1b.forward import decode_step, next_token_row, prefill
+from aerie.llama32_1b.generate import Sampler
+from aerie.llama32_1b.native import native_attention
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.multi_launch_builder import Program
+from aerie.runtime import Backend, KernelCache, select_backend
+from aerie.runtime.calls import BETWEEN
+from aerie.virtual_npu import Library, knobs
+from aerie.virtual_npu.pyxrt.batch import Batch
 from benchmarks.machine import peak_bytes
-from kernel_builder.kernels import eltwise_add
-from llama32_1b.attention import KVCache
-from llama32_1b.checkpoint import open_checkpoint
-from llama32_1b.compiling import RuntimeOptions, compile_programs
-from llama32_1b.config import load_config
-from llama32_1b.forward import decode_step, next_token_row, prefill
-from llama32_1b.generate import Sampler
-from llama32_1b.native import native_attention
-from llama32_1b.progress import Reporter
-from llama32_1b.session import Session, prepare_runtime
-from multi_launch_builder import Program
-from runtime import Backend, KernelCache, select_backend
-from runtime.calls import BETWEEN
-from virtual_npu import Library, knobs
-from virtual_npu.pyxrt.batch import Batch
 
 ELEMENTS = 128
 CALLS_BEFORE, CALLS = 20, 200
@@ -163,7 +163,7 @@ class Theirs:
     def load(self) -> Answer:
         """Everything up to the first prompt."""
         started = time.perf_counter()
-        from verify.reference import Reference, import_torch
+        from aerie.verify.reference import Reference, import_torch
 
         self._torch = import_torch()
         self._torch.set_num_threads(knobs.threads())

@@ -1,4 +1,4 @@
-"""`python -m board`: a command per row of the table below.
+"""`aerie`: a command per row of the table below.
 
 Exit codes: what each command says; 2 for a request that cannot be met (one line says why); 130 stopped by
 Ctrl-C.
@@ -10,16 +10,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from board.acceptance import acceptance, add_acceptance
-from board.compare.command import add_compare, compare
-from board.doctor.command import add_doctor, doctor
-from board.report.command import add_report, report
-from board.setup_npu import add_setup_npu, setup_npu
-from llama32_1b.cli import Parser, add_commands, begin_process, run_command
+from aerie.board.acceptance import acceptance, add_acceptance
+from aerie.board.compare.command import add_compare, compare
+from aerie.board.doctor.command import add_doctor, doctor
+from aerie.board.report.command import add_report, report
+from aerie.board.setup_npu import add_setup_npu, setup_npu
+from aerie.llama32_1b.cli import Parser, add_commands, begin_process, run_command
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m board", description="What works on this machine, and what does not.")
+    parser = Parser(prog="aerie", description="What works on this machine, and what does not.")
     add_commands(
         parser,
         ("doctor", doctor, [add_doctor]),

@@ -1,4 +1,4 @@
-"""`python -m board test-npu`: everything that wants a board, and one report at the end.
+"""`aerie test-npu`: everything that wants a board, and one report at the end.
 
 First the comparison, which pinpoints; then the lit and pytest cases that need a board; then the report. Where
 the comparison leaves a device that answers no more, the rest is not run.
@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from board.compare.command import board_folder, compare_and_print
-from board.compare.items import choose
-from board.compare.records import verdict_line
-from board.report.command import default_path, write_report
-from board.report.scrubbing import PROJECT
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.errors import UserError
-from runtime import BackendError, select_backend
+from aerie.board.compare.command import board_folder, compare_and_print
+from aerie.board.compare.items import choose
+from aerie.board.compare.records import verdict_line
+from aerie.board.report.command import default_path, write_report
+from aerie.board.report.scrubbing import PROJECT
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.errors import UserError
+from aerie.runtime import BackendError, select_backend
 
 RIGHT, WRONG = 0, 1
 BOARD = "npu"

@@ -1,4 +1,4 @@
-"""`python -m board setup-npu`: upstream's wheels of the NPU compilers, as runtime/npu/versions.py names them.
+"""`aerie setup-npu`: upstream's wheels of the NPU compilers, as runtime/npu/versions.py names them.
 
 They go into the environment of the Python that runs this. pip fetches all before it installs any, and is held
 to the versions that Aerie itself asks for, so that a failure leaves the environment as it was.
@@ -18,11 +18,11 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.errors import UserError
-from llama32_1b.progress import Reporter
-from runtime.npu import versions
-from runtime.npu.tools import installed_version
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.progress import Reporter
+from aerie.runtime.npu import versions
+from aerie.runtime.npu.tools import installed_version
 
 DONE = 0
 REACH_S = 15

@@ -1,4 +1,4 @@
-"""`python -m kernel_builder`: look at the kernels.
+"""`aerie kernels`: look at the kernels.
 
     list                                  every kernel and what it computes
     show KERNEL [--param=value ...]       its MLIR
@@ -23,17 +23,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from air_dialect import AirParseError, parse
-from air_dialect.common import OneLineParser
-from kernel_builder import numerics
-from kernel_builder.arguments import KernelBuilderError
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Difference, KernelModule, KernelSpec, Parameters
-from kernel_builder.testing import compare
-from virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
-from virtual_npu.static import check
-from virtual_npu.static.device import DEVICES, NPU2
-from virtual_npu.texts import print_table, text_table
+from aerie.air_dialect import AirParseError, parse
+from aerie.air_dialect.common import OneLineParser
+from aerie.kernel_builder import numerics
+from aerie.kernel_builder.arguments import KernelBuilderError
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Difference, KernelModule, KernelSpec, Parameters
+from aerie.kernel_builder.testing import compare
+from aerie.virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
+from aerie.virtual_npu.static import check
+from aerie.virtual_npu.static.device import DEVICES, NPU2
+from aerie.virtual_npu.texts import print_table, text_table
 
 WRONG_RESULT, REFUSED = 1, 2
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m kernel_builder", description="look at the kernels")
+    parser = OneLineParser(prog="aerie kernels", description="look at the kernels")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every kernel and what it computes")
     listing.set_defaults(run=_list)
@@ -190,7 +190,7 @@ def _read(path: Path) -> str:
 
 def _nothing_more(rest: list[str]) -> None:
     if rest:
-        raise UsageError(f"unknown argument {rest[0]}; see python -m kernel_builder --help")
+        raise UsageError(f"unknown argument {rest[0]}; see aerie kernels --help")
 
 
 def _spec(name: str) -> KernelSpec:

@@ -29,9 +29,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 
-from kernel_builder.arguments import DslError, DType
-from kernel_builder.index import Index, IndexLike
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.arguments import DslError, DType
+from aerie.kernel_builder.index import Index, IndexLike
+from aerie.virtual_npu.static.device import NPU2, Device
 
 ElementType: TypeAlias = BFloat16Type | Float16Type | Float32Type | IntegerType
 

@@ -15,8 +15,8 @@ from typing import NoReturn, TypeAlias, Union
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineExpr
 
-from air_dialect.readings import MULTIPLES, Multiple
-from kernel_builder.arguments import DslError
+from aerie.air_dialect.readings import MULTIPLES, Multiple
+from aerie.kernel_builder.arguments import DslError
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernel_builder.arguments import bf16
-from kernel_builder.dsl import without_rounding
-from kernel_builder.kernels import eltwise_add, gemm, narrow
-from kernel_builder.spec import Array, KernelModule
-from kernel_builder.testing import run
-from virtual_npu.options import BuildOptions
+from aerie.kernel_builder.arguments import bf16
+from aerie.kernel_builder.dsl import without_rounding
+from aerie.kernel_builder.kernels import eltwise_add, gemm, narrow
+from aerie.kernel_builder.spec import Array, KernelModule
+from aerie.kernel_builder.testing import run
+from aerie.virtual_npu.options import BuildOptions
 
 TOLERANCE = 0.05
 """How far an error may be from the published one, as a share of it."""

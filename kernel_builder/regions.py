@@ -11,11 +11,11 @@ from xdsl.dialects.builtin import AffineSetAttr, IndexType
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineConstraintExpr, AffineConstraintKind, AffineExpr, AffineSet
 
-from air_dialect.ops import HerdOp, HierarchyOp, LaunchOp, SegmentOp
-from kernel_builder.arguments import DslError
-from kernel_builder.index import Comparison, Condition, Index, IndexLike, Variable
-from kernel_builder.scopes import Scope, Scopes
-from kernel_builder.values import Value
+from aerie.air_dialect.ops import HerdOp, HierarchyOp, LaunchOp, SegmentOp
+from aerie.kernel_builder.arguments import DslError
+from aerie.kernel_builder.index import Comparison, Condition, Index, IndexLike, Variable
+from aerie.kernel_builder.scopes import Scope, Scopes
+from aerie.kernel_builder.values import Value
 
 _AXES = "xyzw"
 

@@ -24,9 +24,9 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
-from kernel_builder.arguments import DslError, DType
-from kernel_builder.buffers import element_type
-from kernel_builder.index import Index, Variable
+from aerie.kernel_builder.arguments import DslError, DType
+from aerie.kernel_builder.buffers import element_type
+from aerie.kernel_builder.index import Index, Variable
 
 ISOLATED = ("launch", "segment", "herd")
 """Regions that see nothing of what surrounds them."""

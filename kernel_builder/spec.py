@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 
-from air_dialect import print_module
-from kernel_builder.arguments import ArgumentTable, IllegalShapeError
-from virtual_npu.static.device import NPU2, Device
+from aerie.air_dialect import print_module
+from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
+from aerie.virtual_npu.static.device import NPU2, Device
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-import virtual_npu
-from kernel_builder.arguments import Role
-from kernel_builder.spec import Array, Difference, KernelModule, KernelSpec, Parameters
-from virtual_npu.options import BuildOptions
-from virtual_npu.program import Program
+from aerie import virtual_npu
+from aerie.kernel_builder.arguments import Role
+from aerie.kernel_builder.spec import Array, Difference, KernelModule, KernelSpec, Parameters
+from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.program import Program
 
 READ = (Role.INPUT, Role.WEIGHT, Role.LUT)
 """Roles of arguments that a kernel reads."""

@@ -16,12 +16,12 @@ from xdsl.dialects.vector import CombiningKindAttr, CombiningKindFlag
 from xdsl.ir import Attribute, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
-from air_dialect.upstream import arith as upstream_arith
-from air_dialect.upstream import vector as upstream_vector
-from kernel_builder.arguments import DslError, DType, i1
-from kernel_builder.buffers import Buffer, BufferType, View, element_type
-from kernel_builder.index import Index
-from kernel_builder.scopes import Scopes
+from aerie.air_dialect.upstream import arith as upstream_arith
+from aerie.air_dialect.upstream import vector as upstream_vector
+from aerie.kernel_builder.arguments import DslError, DType, i1
+from aerie.kernel_builder.buffers import Buffer, BufferType, View, element_type
+from aerie.kernel_builder.index import Index
+from aerie.kernel_builder.scopes import Scopes
 
 Operand: TypeAlias = Union["Value", int, float]
 

@@ -1,10 +1,10 @@
-"""`python -m llama32_1b compile|run|chat|profile|mlir`."""
+"""`aerie compile|run|chat|profile|mlir`."""
 
 from __future__ import annotations
 
 import sys
 
-from llama32_1b.cli import begin_process, main
+from aerie.llama32_1b.cli import begin_process, main
 
 if __name__ == "__main__":
     begin_process()

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from llama32_1b.config import LlamaConfig
-from llama32_1b.native import LayerCode, NativeAttention, Place, native_attention
-from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
-from runtime import HostWork
-from virtual_npu import knobs
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.native import LayerCode, NativeAttention, Place, native_attention
+from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, widen
+from aerie.runtime import HostWork
+from aerie.virtual_npu import knobs
 
 KeysAndValues: TypeAlias = tuple[BF16Array, BF16Array]
 Layers: TypeAlias = Sequence[KeysAndValues]

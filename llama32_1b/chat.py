@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from llama32_1b.errors import PromptTooLongError, UserError
-from llama32_1b.generate import FinishReason, Generation, Sampler
-from llama32_1b.progress import stop_on_interrupt
-from llama32_1b.tokenizer import Message, Tokenizer
+from aerie.llama32_1b.errors import PromptTooLongError, UserError
+from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
+from aerie.llama32_1b.progress import stop_on_interrupt
+from aerie.llama32_1b.tokenizer import Message, Tokenizer
 
 PROMPT = ">>> "
 HELP = """\

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama32_1b.config import LlamaConfig, load_config
-from llama32_1b.errors import CheckpointError
-from llama32_1b.tokenizer import Tokenizer, load_tokenizer
-from llama32_1b.weights import Weights
+from aerie.llama32_1b.config import LlamaConfig, load_config
+from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.tokenizer import Tokenizer, load_tokenizer
+from aerie.llama32_1b.weights import Weights
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parent / "demo" / "checkpoint"

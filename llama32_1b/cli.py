@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from llama32_1b import commands
-from llama32_1b.checkpoint import DEMO
-from llama32_1b.errors import UsageError, UserError
-from llama32_1b.progress import end_as_at_ctrl_c
-from multi_launch_builder import UnsupportedShapeError
-from runtime import AerieRuntimeError, ArrayError
-from runtime.memory import available_bytes, share_arena, size
+from aerie.llama32_1b import commands
+from aerie.llama32_1b.checkpoint import DEMO
+from aerie.llama32_1b.errors import UsageError, UserError
+from aerie.llama32_1b.progress import end_as_at_ctrl_c
+from aerie.multi_launch_builder import UnsupportedShapeError
+from aerie.runtime import AerieRuntimeError, ArrayError
+from aerie.runtime.memory import available_bytes, share_arena, size
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -70,13 +70,13 @@ def real_number(text: str) -> float:
 
 def default_cache_dir() -> Path:
     """build/programs in the project this package is part of; under the working directory if installed."""
-    project = Path(__file__).parents[1]
+    project = Path(__file__).resolve().parents[1]
     root = project if (project / "pyproject.toml").is_file() else Path.cwd()
     return root / "build" / "programs"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m llama32_1b", description="Run a Llama on an AMD NPU, or a virtual one.")
+    parser = Parser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
     add_commands(
         parser,
         ("compile", commands.compile_, [add_model, add_runtime]),
@@ -89,11 +89,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_commands(parser: argparse.ArgumentParser, *table: Subcommand) -> None:
-    """Subcommands, each with what adds its arguments; its docstring's first line is its help."""
+    """Subcommands, each with what adds its arguments; its docstring's first line is its help.
+
+    A name may be followed by a former one, which still works: "verify|gate".
+    """
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for name, command, adders in table:
+    for names, command, adders in table:
+        name, *former = names.split("|")
         summary = (command.__doc__ or "").splitlines()[0]
-        subparser = subparsers.add_parser(name, help=summary, description=summary)
+        subparser = subparsers.add_parser(name, aliases=former, help=summary, description=summary)
         for add in adders:
             add(subparser)
         subparser.set_defaults(command=command)

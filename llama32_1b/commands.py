@@ -7,16 +7,16 @@ import json
 import sys
 from dataclasses import replace
 
-from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
-from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
-from llama32_1b.config import load_config
-from llama32_1b.errors import PromptError, UserError
-from llama32_1b.forward import check_prompt
-from llama32_1b.generate import FinishReason, Generation, Sampler
-from llama32_1b.progress import Reporter, stop_on_interrupt
-from llama32_1b.session import Session, prepare_runtime
-from runtime import select_backend
+from aerie.llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
+from aerie.llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.llama32_1b.config import load_config
+from aerie.llama32_1b.errors import PromptError, UserError
+from aerie.llama32_1b.forward import check_prompt
+from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
+from aerie.llama32_1b.progress import Reporter, stop_on_interrupt
+from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.runtime import select_backend
 
 DONE = 0
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -61,7 +61,7 @@ def profile(arguments: argparse.Namespace) -> int:
 
 def mlir(arguments: argparse.Namespace) -> int:
     """Write every kernel and every program as MLIR text."""
-    from multi_launch_builder.building import write_mlir  # xDSL comes with it
+    from aerie.multi_launch_builder.building import write_mlir  # xDSL comes with it
 
     config = load_config(find_checkpoint(arguments.model))
     out = arguments.out

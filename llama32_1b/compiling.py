@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llama32_1b.config import LlamaConfig
-from llama32_1b.errors import UserError
-from llama32_1b.native import prepare_native
-from llama32_1b.programs import program_flops, sharing
-from llama32_1b.progress import Reporter, Step
-from multi_launch_builder import Program, cached, legal_seq_len
-from runtime import Backend, KernelCache, Profiler, Progress, Stage
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.native import prepare_native
+from aerie.llama32_1b.programs import program_flops, sharing
+from aerie.llama32_1b.progress import Reporter, Step
+from aerie.multi_launch_builder import Program, cached, legal_seq_len
+from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llama32_1b.errors import ConfigError
-from multi_launch_builder import ModelShape
+from aerie.llama32_1b.errors import ConfigError
+from aerie.multi_launch_builder import ModelShape
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
 SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llama32_1b.config import LlamaConfig
-from llama32_1b.errors import TooLittleMemoryError
-from llama32_1b.numerics import bf16
-from llama32_1b.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
-from multi_launch_builder import legal_seq_len
-from multi_launch_builder.programs import plan_programs
-from runtime.knobs import CHECK_MEMORY
-from runtime.memory import available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.errors import TooLittleMemoryError
+from aerie.llama32_1b.numerics import bf16
+from aerie.llama32_1b.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
+from aerie.multi_launch_builder import legal_seq_len
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.runtime.knobs import CHECK_MEMORY
+from aerie.runtime.memory import available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
 
 ANSWER_TOKENS = 128
 """Of an answer after the longest prompt; a longer one takes more for its KV cache."""

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llama32_1b.attention import CacheAttention, KVCache
-from llama32_1b.errors import PromptError, PromptTooLongError
-from llama32_1b.model import LlamaModel
-from llama32_1b.numerics import BF16Array, F32Array, bf16, rms_norm, widen
-from llama32_1b.programs import buffer_set
-from multi_launch_builder import Program
-from multi_launch_builder.shapes import LM_HEAD_PARTITIONS
-from runtime import HostWork, Recording
+from aerie.llama32_1b.attention import CacheAttention, KVCache
+from aerie.llama32_1b.errors import PromptError, PromptTooLongError
+from aerie.llama32_1b.model import LlamaModel
+from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, rms_norm, widen
+from aerie.llama32_1b.programs import buffer_set
+from aerie.multi_launch_builder import Program
+from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
+from aerie.runtime import HostWork, Recording
 
 _PARTS = [f"logits_{part}" for part in range(LM_HEAD_PARTITIONS)]
 

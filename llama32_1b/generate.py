@@ -11,11 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llama32_1b.errors import NotFiniteError, UserError
-from llama32_1b.forward import check_prompt, decode_step, next_token_row, prefill
-from llama32_1b.model import LlamaModel
-from llama32_1b.numerics import BF16Array, F32Array, bf16, widen
-from runtime import RunError
+from aerie.llama32_1b.errors import NotFiniteError, UserError
+from aerie.llama32_1b.forward import check_prompt, decode_step, next_token_row, prefill
+from aerie.llama32_1b.model import LlamaModel
+from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, widen
+from aerie.runtime import RunError
 
 Row = TypeVar("Row", bound=NDArray[Any])
 F64Array: TypeAlias = NDArray[np.float64]

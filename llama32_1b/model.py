@@ -10,15 +10,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llama32_1b.attention import KVCache, MaskRule, causal
-from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.config import LlamaConfig
-from llama32_1b.numerics import BF16Array, rope_table
-from llama32_1b.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
-from llama32_1b.weights import Rows, Tensor, Weights
-from multi_launch_builder import Program
-from multi_launch_builder.shapes import LM_HEAD_PARTITIONS
-from runtime import Static
+from aerie.llama32_1b.attention import KVCache, MaskRule, causal
+from aerie.llama32_1b.checkpoint import Checkpoint
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.numerics import BF16Array, rope_table
+from aerie.llama32_1b.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
+from aerie.llama32_1b.weights import Rows, Tensor, Weights
+from aerie.multi_launch_builder import Program
+from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
+from aerie.runtime import Static
 
 HostTimer = Callable[[str], AbstractContextManager[Any]]
 """Times a host operation: entered around it, under the operation's name."""

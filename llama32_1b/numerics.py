@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from llama32_1b.config import Llama3Scaling, LlamaConfig
+from aerie.llama32_1b.config import Llama3Scaling, LlamaConfig
 
 bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 BF16Array: TypeAlias = npt.NDArray[Any]  # numpy's types know no bfloat16

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role
-from multi_launch_builder import Program
-from runtime import Recording, Sharing, Static
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role
+from aerie.multi_launch_builder import Program
+from aerie.runtime import Recording, Sharing, Static
 
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
 DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")

@@ -13,14 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_into, compile_programs, open_cache
-from llama32_1b.footprint import check_memory
-from llama32_1b.generate import Generation, Sampler, never
-from llama32_1b.model import LlamaModel, assemble, preload, preload_steps
-from llama32_1b.progress import Reporter
-from llama32_1b.tokenizer import Tokenizer
-from runtime import Backend, KernelCache, RunError
+from aerie.llama32_1b.checkpoint import Checkpoint
+from aerie.llama32_1b.compiling import (
+    RuntimeOptions,
+    choose_seq_len,
+    compile_into,
+    compile_programs,
+    open_cache,
+)
+from aerie.llama32_1b.footprint import check_memory
+from aerie.llama32_1b.generate import Generation, Sampler, never
+from aerie.llama32_1b.model import LlamaModel, assemble, preload, preload_steps
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.tokenizer import Tokenizer
+from aerie.runtime import Backend, KernelCache, RunError
 
 Fallback = Callable[[], tuple[KernelCache, LlamaModel]]
 

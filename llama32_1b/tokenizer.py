@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.errors import CheckpointError
 
 if TYPE_CHECKING:
     from jinja2 import Template

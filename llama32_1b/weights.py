@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llama32_1b.config import LlamaConfig
-from llama32_1b.errors import WeightsError
-from llama32_1b.numerics import BF16Array, bf16
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.errors import WeightsError
+from aerie.llama32_1b.numerics import BF16Array, bf16
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -5,9 +5,9 @@ What a program is, which arguments it has and what shapes a model has need no IR
 
 from typing import TYPE_CHECKING
 
-from air_dialect.common import on_first_use
-from multi_launch_builder.program import CompileOption, ExternalObject, Program
-from multi_launch_builder.shapes import (
+from aerie.air_dialect.common import on_first_use
+from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program
+from aerie.multi_launch_builder.shapes import (
     ConfigError,
     ModelShape,
     UnsupportedShapeError,
@@ -16,16 +16,21 @@ from multi_launch_builder.shapes import (
 )
 
 if TYPE_CHECKING:
-    from multi_launch_builder.building import build_programs
-    from multi_launch_builder.limits import check_shape
-    from multi_launch_builder.stitcher import Stitcher
-    from multi_launch_builder.submodule import DataflowError, StitchError, SymbolConflictError, WiringError
+    from aerie.multi_launch_builder.building import build_programs
+    from aerie.multi_launch_builder.limits import check_shape
+    from aerie.multi_launch_builder.stitcher import Stitcher
+    from aerie.multi_launch_builder.submodule import (
+        DataflowError,
+        StitchError,
+        SymbolConflictError,
+        WiringError,
+    )
 else:
     _HOMES = {
-        "multi_launch_builder.building": ["build_programs"],
-        "multi_launch_builder.limits": ["check_shape"],
-        "multi_launch_builder.stitcher": ["Stitcher"],
-        "multi_launch_builder.submodule": [
+        "aerie.multi_launch_builder.building": ["build_programs"],
+        "aerie.multi_launch_builder.limits": ["check_shape"],
+        "aerie.multi_launch_builder.stitcher": ["Stitcher"],
+        "aerie.multi_launch_builder.submodule": [
             "DataflowError",
             "StitchError",
             "SymbolConflictError",

@@ -1,4 +1,4 @@
-"""`python -m multi_launch_builder mlir OUT`: every kernel and program of a model as MLIR text."""
+"""`aerie programs mlir OUT`: every kernel and program of a model as MLIR text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from air_dialect.common import OneLineParser
-from multi_launch_builder.building import write_mlir
-from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, ConfigError, ModelShape, UnsupportedShapeError
+from aerie.air_dialect.common import OneLineParser
+from aerie.multi_launch_builder.building import write_mlir
+from aerie.multi_launch_builder.shapes import (
+    DEMO,
+    DEMO_SEQ_LEN,
+    ConfigError,
+    ModelShape,
+    UnsupportedShapeError,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m multi_launch_builder", description=__doc__)
+    parser = OneLineParser(prog="aerie programs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mlir = commands.add_parser("mlir", help="write kernels, programs and their argument tables")
     mlir.add_argument("out", type=Path, help="folder to write kernels/ and programs/ into")

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.arguments import ArgumentTable, IllegalShapeError
-from kernel_builder.kernels import registry
-from kernel_builder.spec import KernelModule
-from multi_launch_builder.limits import check_seq_len, check_shape
-from multi_launch_builder.program import CompileOption, Program, ProgramPlan, Step
-from multi_launch_builder.programs import plan_programs
-from multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
-from multi_launch_builder.stitcher import Stitcher
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import KernelModule
+from aerie.multi_launch_builder.limits import check_seq_len, check_shape
+from aerie.multi_launch_builder.program import CompileOption, Program, ProgramPlan, Step
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
+from aerie.multi_launch_builder.stitcher import Stitcher
+from aerie.virtual_npu.static.device import NPU2, Device
 
 
 def stack_option(device: Device) -> CompileOption:

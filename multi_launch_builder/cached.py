@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
-from multi_launch_builder.programs import plan_programs
-from multi_launch_builder.shapes import ModelShape
-from virtual_npu.fingerprint import key_of, package_version, tree_digest
-from virtual_npu.store import kept_programs
+from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import ModelShape
+from aerie.virtual_npu.fingerprint import key_of, package_version, tree_digest
+from aerie.virtual_npu.store import kept_programs
 
 ROOMS = ("air_dialect", "virtual_npu", "kernel_builder", "multi_launch_builder")
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
     """What `build_programs` gives, and raises."""
 
     def build() -> dict[str, Any]:
-        from multi_launch_builder.building import build_programs  # xDSL comes with it
+        from aerie.multi_launch_builder.building import build_programs  # xDSL comes with it
 
         return {name: _without_arguments(program) for name, program in build_programs(shape, seq_len).items()}
 
@@ -41,7 +41,7 @@ def check_shape(shape: ModelShape) -> None:
     """What `limits.check_shape` raises for a shape that no kernel is built for."""
 
     def check() -> bool:
-        from multi_launch_builder import limits  # xDSL comes with it
+        from aerie.multi_launch_builder import limits  # xDSL comes with it
 
         limits.check_shape(shape)
         return True

@@ -14,9 +14,9 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import SSAValue, Use
 from xdsl.traits import SymbolTable
 
-from air_dialect.effects import MAYBE, NONE, PASS, READ, UNKNOWN, VIEW, WRITE, Effect, effects
-from air_dialect.ops import ExecuteOp, HierarchyOp
-from multi_launch_builder.submodule import SubModule
+from aerie.air_dialect.effects import MAYBE, NONE, PASS, READ, UNKNOWN, VIEW, WRITE, Effect, effects
+from aerie.air_dialect.ops import ExecuteOp, HierarchyOp
+from aerie.multi_launch_builder.submodule import SubModule
 
 
 @dataclass(frozen=True)

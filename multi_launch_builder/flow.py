@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role
-from multi_launch_builder.dataflow import Access
-from multi_launch_builder.submodule import DataflowError
-from multi_launch_builder.wiring import Wire
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role
+from aerie.multi_launch_builder.dataflow import Access
+from aerie.multi_launch_builder.submodule import DataflowError
+from aerie.multi_launch_builder.wiring import Wire
 
 
 @dataclass

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernel_builder.kernels import flash_attention, gemm, gemv, rms_norm, rope
-from multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, rms_norm, rope
+from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
+from aerie.virtual_npu.static.device import NPU2, Device
 
 
 @dataclass(frozen=True)

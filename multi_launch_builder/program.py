@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernel_builder.arguments import ArgumentTable
+from aerie.kernel_builder.arguments import ArgumentTable
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -85,7 +85,9 @@ class Program:
         module: ModuleOp, arguments: ArgumentTable, name: str, options: tuple[CompileOption, ...] = ()
     ) -> Program:
         """The program in a verified module whose one public function is `name`."""
-        from air_dialect import print_module  # here, so that a program which is only run does not load xDSL
+        from aerie.air_dialect import (
+            print_module,  # here, so that a program which is only run does not load xDSL
+        )
 
         launches = tuple(_text(op, "sym_name") for op in module.walk() if op.name == "air.launch")
         return Program(name, print_module(module), arguments, launches, external_objects(module), options)

@@ -26,9 +26,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
-from multi_launch_builder.program import CompileOption, ProgramPlan, Step
-from multi_launch_builder.shapes import LM_HEAD_PARTITIONS, ModelShape, padded_vocab_size
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
+from aerie.multi_launch_builder.program import CompileOption, ProgramPlan, Step
+from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS, ModelShape, padded_vocab_size
 
 PREFILL = "mlir-air programming_examples/llms/llama32_1b/llama32_1b_prefill.py"
 

@@ -18,20 +18,20 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 
-from air_dialect import context, verify
-from kernel_builder.arguments import Argument, ArgumentTable
-from multi_launch_builder.dataflow import argument_accesses
-from multi_launch_builder.flow import Flow
-from multi_launch_builder.submodule import (
+from aerie.air_dialect import context, verify
+from aerie.kernel_builder.arguments import Argument, ArgumentTable
+from aerie.multi_launch_builder.dataflow import argument_accesses
+from aerie.multi_launch_builder.flow import Flow
+from aerie.multi_launch_builder.submodule import (
     Source,
     StitchError,
     SubModule,
     SymbolConflictError,
     read_submodule,
 )
-from multi_launch_builder.symbols import Externals, Namer, rename_symbols
-from multi_launch_builder.wiring import Wire, Wiring, resolve_wiring
-from multi_launch_builder.wrapping import wrap_bare_herds
+from aerie.multi_launch_builder.symbols import Externals, Namer, rename_symbols
+from aerie.multi_launch_builder.wiring import Wire, Wiring, resolve_wiring
+from aerie.multi_launch_builder.wrapping import wrap_bare_herds
 
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -15,8 +15,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation
 from xdsl.traits import SymbolOpInterface
 
-from air_dialect import parse, verify
-from kernel_builder.arguments import ArgumentTable
+from aerie.air_dialect import parse, verify
+from aerie.kernel_builder.arguments import ArgumentTable
 
 
 class StitchError(ValueError):

@@ -15,8 +15,8 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, StringAttr, SymbolR
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation
 
-from air_dialect.ops import HierarchyOp, LaunchOp
-from multi_launch_builder.submodule import SubModule, SymbolConflictError
+from aerie.air_dialect.ops import HierarchyOp, LaunchOp
+from aerie.multi_launch_builder.submodule import SubModule, SymbolConflictError
 
 OBJECT_ATTRIBUTE = "link_with"
 BUILD_ATTRIBUTES = ("link_source", "link_defines", "link_optimize")

@@ -11,8 +11,8 @@ from typing import TypeAlias
 from xdsl.dialects.builtin import MemRefType, NoneAttr
 from xdsl.ir import Attribute
 
-from kernel_builder.arguments import Argument, ArgumentTable
-from multi_launch_builder.submodule import SubModule, WiringError
+from aerie.kernel_builder.arguments import Argument, ArgumentTable
+from aerie.multi_launch_builder.submodule import SubModule, WiringError
 
 Wiring: TypeAlias = Mapping[str, str] | Mapping[int, str] | Mapping[str | int, str]
 """Kernel argument, by name or position, to program argument, by name."""

@@ -14,7 +14,7 @@ from xdsl.dialects.memref import AllocOp, DeallocOp, GetGlobalOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
-from air_dialect.ops import (
+from aerie.air_dialect.ops import (
     ChannelGetOp,
     ChannelPutOp,
     DmaMemcpyNdOp,
@@ -25,8 +25,8 @@ from air_dialect.ops import (
     SegmentOp,
     WaitAllOp,
 )
-from air_dialect.types import AsyncTokenType, MemorySpace, memory_space
-from multi_launch_builder.submodule import StitchError, SubModule
+from aerie.air_dialect.types import AsyncTokenType, MemorySpace, memory_space
+from aerie.multi_launch_builder.submodule import StitchError, SubModule
 
 _DEVICE_OPS = (HierarchyOp, ChannelPutOp, ChannelGetOp, DmaMemcpyNdOp, ExecuteOp, WaitAllOp)
 _REMADE = (ConstantOp, GetGlobalOp)

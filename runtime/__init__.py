@@ -1,12 +1,12 @@
 """Compiles programs and runs them: KernelCache, the backends, the toolchains, the profiler."""
 
-from runtime.artifacts import Artifact
-from runtime.backend import Backend, select_backend
-from runtime.buffers import NOTHING_SHARED, Sharing, Static
-from runtime.cache import KernelCache
-from runtime.calls import HostWork, Recording
-from runtime.compiling import Progress, Stage
-from runtime.errors import (
+from aerie.runtime.artifacts import Artifact
+from aerie.runtime.backend import Backend, select_backend
+from aerie.runtime.buffers import NOTHING_SHARED, Sharing, Static
+from aerie.runtime.cache import KernelCache
+from aerie.runtime.calls import HostWork, Recording
+from aerie.runtime.compiling import Progress, Stage
+from aerie.runtime.errors import (
     AerieRuntimeError,
     ArrayError,
     BackendError,
@@ -14,8 +14,8 @@ from runtime.errors import (
     DiskFullError,
     RunError,
 )
-from runtime.profiler import Profiler
-from virtual_npu.pyxrt.batch import HostCode
+from aerie.runtime.profiler import Profiler
+from aerie.virtual_npu.pyxrt.batch import HostCode
 
 __all__ = [
     "NOTHING_SHARED",

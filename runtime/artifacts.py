@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import AerieRuntimeError, CompileError, DiskFullError
-from virtual_npu.fingerprint import file_digest, key_of
-from virtual_npu.store import Store, mark_used
+from aerie.runtime.errors import AerieRuntimeError, CompileError, DiskFullError
+from aerie.virtual_npu.fingerprint import file_digest, key_of
+from aerie.virtual_npu.store import Store, mark_used
 
 Report = Callable[[str], None]
 

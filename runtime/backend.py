@@ -6,16 +6,16 @@ import importlib
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from runtime import knobs as compile_knobs
-from runtime.device import DeviceAccess, VirtualAccess
-from runtime.errors import BackendError
-from runtime.npu.device import NpuAccess, missing_device
-from runtime.npu.toolchain import NpuToolchain
-from runtime.npu.tools import missing_compile_tools
-from runtime.toolchain import Toolchain, VirtualToolchain
-from virtual_npu import knobs
-from virtual_npu.errors import VirtualNpuError
-from virtual_npu.options import EXACT
+from aerie.runtime import knobs as compile_knobs
+from aerie.runtime.device import DeviceAccess, VirtualAccess
+from aerie.runtime.errors import BackendError
+from aerie.runtime.npu.device import NpuAccess, missing_device
+from aerie.runtime.npu.toolchain import NpuToolchain
+from aerie.runtime.npu.tools import missing_compile_tools
+from aerie.runtime.toolchain import Toolchain, VirtualToolchain
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.errors import VirtualNpuError
+from aerie.virtual_npu.options import EXACT
 
 CHOICES = ("auto", "virtual", "npu")
 
@@ -107,5 +107,5 @@ def _virtual(why: str, numerics: str | None) -> Backend:
     except VirtualNpuError as error:
         raise BackendError(str(error)) from error
     products = "" if chosen == EXACT.numerics else f" with {chosen} products"
-    pyxrt = importlib.import_module("virtual_npu.pyxrt")
+    pyxrt = importlib.import_module("aerie.virtual_npu.pyxrt")
     return Backend("virtual", toolchain, pyxrt, f"backend virtual{products}: {why}")

@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from kernel_builder.arguments import OVERWRITTEN_ROLES, STATIC_ROLES, Argument, ArgumentTable, Role
-from runtime.artifacts import Artifact
-from runtime.device import DEVICE_ERRORS, BoundRun, Contexts, Failure, LoadedProgram, clear_frames
-from runtime.errors import ArrayError, RunError
-from virtual_npu.knobs import is_plain
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, STATIC_ROLES, Argument, ArgumentTable, Role
+from aerie.runtime.artifacts import Artifact
+from aerie.runtime.device import DEVICE_ERRORS, BoundRun, Contexts, Failure, LoadedProgram, clear_frames
+from aerie.runtime.errors import ArrayError, RunError
+from aerie.virtual_npu.knobs import is_plain
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -22,18 +22,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kernel_builder.arguments import ArgumentTable
-from runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
-from runtime.backend import Backend
-from runtime.buffers import NOTHING_SHARED, Array, Buffers, BufferSet, Sharing, Static
-from runtime.calls import Call, Recording
-from runtime.compiling import Begin, OnProgress, SideBySide
-from runtime.device import Contexts
-from runtime.errors import AerieRuntimeError, ArrayError
-from runtime.profiler import Profiler
+from aerie.kernel_builder.arguments import ArgumentTable
+from aerie.runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
+from aerie.runtime.backend import Backend
+from aerie.runtime.buffers import NOTHING_SHARED, Array, Buffers, BufferSet, Sharing, Static
+from aerie.runtime.calls import Call, Recording
+from aerie.runtime.compiling import Begin, OnProgress, SideBySide
+from aerie.runtime.device import Contexts
+from aerie.runtime.errors import AerieRuntimeError, ArrayError
+from aerie.runtime.profiler import Profiler
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import Program
+    from aerie.multi_launch_builder.program import Program
 
 
 class KernelCache:

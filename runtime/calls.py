@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from runtime.buffers import Array, BufferSet
-from runtime.device import DeviceAccess, clear_frames
-from runtime.errors import AerieRuntimeError, RunError
-from runtime.profiler import Profiler
-from virtual_npu.knobs import is_plain
-from virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
+from aerie.runtime.buffers import Array, BufferSet
+from aerie.runtime.device import DeviceAccess, clear_frames
+from aerie.runtime.errors import AerieRuntimeError, RunError
+from aerie.runtime.profiler import Profiler
+from aerie.virtual_npu.knobs import is_plain
+from aerie.virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import Program
+    from aerie.multi_launch_builder.program import Program
 
 BETWEEN = "between recorded calls"
 """The profiler's span for what a recording takes beside its steps, where these are one native call."""

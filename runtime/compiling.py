@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from runtime import knobs
-from runtime.artifacts import Artifact
-from runtime.memory import GIB, available_bytes
-from virtual_npu.store import stop_waiting
+from aerie.runtime import knobs
+from aerie.runtime.artifacts import Artifact
+from aerie.runtime.memory import GIB, available_bytes
+from aerie.virtual_npu.store import stop_waiting
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import Program
+    from aerie.multi_launch_builder.program import Program
 
 
 class Stage(Enum):

@@ -16,11 +16,11 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
-from kernel_builder.arguments import Argument, ArgumentTable
-from runtime.artifacts import Artifact
-from runtime.errors import RunError
-from virtual_npu.knobs import is_plain, strict
-from virtual_npu.pyxrt.batch import Batch, can_be_one
+from aerie.kernel_builder.arguments import Argument, ArgumentTable
+from aerie.runtime.artifacts import Artifact
+from aerie.runtime.errors import RunError
+from aerie.virtual_npu.knobs import is_plain, strict
+from aerie.virtual_npu.pyxrt.batch import Batch, can_be_one
 
 Report = Callable[[str], None]
 

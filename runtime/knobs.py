@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from virtual_npu.knobs import PLAIN, Knob
+from aerie.virtual_npu.knobs import PLAIN, Knob
 
 
 def _is_gibibytes(text: str) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
-from kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
-from runtime.buffers import Sharing, effective
-from virtual_npu.knobs import PLAIN, STRICT, is_plain
+from aerie.kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
+from aerie.runtime.buffers import Sharing, effective
+from aerie.virtual_npu.knobs import PLAIN, STRICT, is_plain
 
 ROOT = Path("/")
 """Where /proc and /sys lie."""

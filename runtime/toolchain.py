@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import virtual_npu
-from runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
-from runtime.errors import CompileError
-from virtual_npu import compiler
-from virtual_npu.cache import ingredients
-from virtual_npu.fingerprint import files_digest, text_digest, with_includes
-from virtual_npu.store import Store
+from aerie import virtual_npu
+from aerie.runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
+from aerie.runtime.errors import CompileError
+from aerie.virtual_npu import compiler
+from aerie.virtual_npu.cache import ingredients
+from aerie.virtual_npu.fingerprint import files_digest, text_digest, with_includes
+from aerie.virtual_npu.store import Store
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import ExternalObject, Program
+    from aerie.multi_launch_builder.program import ExternalObject, Program
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 KERNEL_SOURCES = REPOSITORY / "kernels_cc"

@@ -15,9 +15,9 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
-from runtime.npu.device import missing_device
-from runtime.npu.tools import missing_compile_tools
-from virtual_npu.pyxrt.batch import Batch
+from aerie.runtime.npu.device import missing_device
+from aerie.runtime.npu.tools import missing_compile_tools
+from aerie.virtual_npu.pyxrt.batch import Batch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""
@@ -53,14 +53,14 @@ CommandLine = Callable[..., Finished]
 def command_line(capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """command_line("virtual_npu", "run p.mlir", cwd=None, stdin="", **environment) -> Finished.
 
-    `python -m ROOM` in this process: the words, a string that is split or a list, are its arguments. The
-    current folder, the environment, the arguments and standard input are as before afterwards.
+    `python -m aerie.ROOM` in this process: the words, a string that is split or a list, are its
+    arguments. The current folder, the environment, the arguments and standard input are as before afterwards.
     """
 
     def run(
         room: str, words: str | list[str], cwd: Path | None = None, stdin: str = "", **environment: str
     ) -> Finished:
-        main = importlib.import_module(f"{room}.__main__").main
+        main = importlib.import_module(f"aerie.{room}.__main__").main
         arguments = words.split() if isinstance(words, str) else [str(word) for word in words]
         capsys.readouterr()  # what was printed before is not the command's
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""`python -m verify gate|diagnosis`.
+"""`aerie verify|diagnosis`.
 
 Exit codes: 0 passed, or no step named; 1 failed, or one named; 2 nothing could be verified (one line says
 why); 130 stopped by Ctrl-C.
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
-from llama32_1b.cli import (
+from aerie.llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from aerie.llama32_1b.cli import (
     Parser,
     add_commands,
     add_model,
@@ -23,28 +23,28 @@ from llama32_1b.cli import (
     default_cache_dir,
     run_command,
 )
-from llama32_1b.commands import prompt_ids, runtime_options
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len
-from llama32_1b.progress import Reporter
-from llama32_1b.session import Session, prepare_runtime
-from verify.diagnosis import diagnose
-from verify.diagnosis_report import as_json, print_diagnosis, render
-from verify.gate import Record, verify
-from verify.identity import Case, Identity, identities
-from verify.prompts import choose_prompts
-from verify.reference import Reference, check_memory_beside, import_torch
-from verify.report import make_folder, print_record, save_record, write_report
-from verify.rules import numerics_of
-from verify.subject import BROKEN, one_line
+from aerie.llama32_1b.commands import prompt_ids, runtime_options
+from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.verify.diagnosis import diagnose
+from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
+from aerie.verify.gate import Record, verify
+from aerie.verify.identity import Case, Identity, identities
+from aerie.verify.prompts import choose_prompts
+from aerie.verify.reference import Reference, check_memory_beside, import_torch
+from aerie.verify.report import make_folder, print_record, save_record, write_report
+from aerie.verify.rules import numerics_of
+from aerie.verify.subject import BROKEN, one_line
 
 RIGHT, WRONG = 0, 1
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m verify", description="Compare a model with Hugging Face transformers.")
+    parser = Parser(prog="aerie", description="Compare a model with Hugging Face transformers.")
     add_commands(
         parser,
-        ("gate", gate, [add_model, add_runtime, _add_gate]),
+        ("verify|gate", gate, [add_model, add_runtime, _add_gate]),
         ("diagnosis", diagnosis, [add_model, add_runtime, add_prompt, _add_diagnosis]),
     )
     return parser

@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llama32_1b.forward import check_prompt, decode_step, prefill
-from llama32_1b.model import LlamaModel
-from llama32_1b.numerics import F32Array
-from llama32_1b.session import Session
-from verify.measures import DRIFT, DRIFT_OF_BLOCKS, Check, Measures, measure, own_checks, run_checks
-from verify.passes import Captured, Pass, StepValues, capture_reference, observe_decode, observe_prefill
-from verify.reference import Reference
-from verify.rules import numerics_of
-from verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, BlockBench, Step
-from verify.subject import Subject
+from aerie.llama32_1b.forward import check_prompt, decode_step, prefill
+from aerie.llama32_1b.model import LlamaModel
+from aerie.llama32_1b.numerics import F32Array
+from aerie.llama32_1b.session import Session
+from aerie.verify.measures import DRIFT, DRIFT_OF_BLOCKS, Check, Measures, measure, own_checks, run_checks
+from aerie.verify.passes import Captured, Pass, StepValues, capture_reference, observe_decode, observe_prefill
+from aerie.verify.reference import Reference
+from aerie.verify.rules import numerics_of
+from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, BlockBench, Step
+from aerie.verify.subject import Subject
 
 Benches = tuple[Bench, Bench]
 """One that rounds as ours may, one that is exact."""

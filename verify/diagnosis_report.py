@@ -14,9 +14,9 @@ from rich.box import ASCII, HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 
-from verify.diagnosis import Diagnosis, Judged, Row
-from verify.plots import HeatMap, LineChart, heat_map, line_chart
-from verify.steps import HEAD_STEPS, LAYER_STEPS
+from aerie.verify.diagnosis import Diagnosis, Judged, Row
+from aerie.verify.plots import HeatMap, LineChart, heat_map, line_chart
+from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS
 
 MOST = 1000  # times a bound: beyond that, numbers say nothing
 PIPED_WIDTH = 132  # columns, where the reader is no terminal

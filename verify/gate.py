@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llama32_1b.numerics import F32Array
-from llama32_1b.session import Session
-from verify.identity import Identity
-from verify.prompts import Prompt
-from verify.reference import Answer, Expected, Note, Reference, silent
-from verify.rules import (
+from aerie.llama32_1b.numerics import F32Array
+from aerie.llama32_1b.session import Session
+from aerie.verify.identity import Identity
+from aerie.verify.prompts import Prompt
+from aerie.verify.reference import Answer, Expected, Note, Reference, silent
+from aerie.verify.rules import (
     Bounds,
     Distance,
     Failure,
@@ -31,7 +31,7 @@ from verify.rules import (
     place,
     rounding_of,
 )
-from verify.subject import BROKEN, Said, Subject, one_line
+from aerie.verify.subject import BROKEN, Said, Subject, one_line
 
 FREE_RUNNING = "free-running"
 

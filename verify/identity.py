@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llama32_1b.session import Session
-from llama32_1b.tokenizer import Message
-from multi_launch_builder import legal_seq_len
-from verify.prompts import Prompt
-from verify.rules import Failure
-from verify.subject import BROKEN, Said, Subject, one_line
+from aerie.llama32_1b.session import Session
+from aerie.llama32_1b.tokenizer import Message
+from aerie.multi_launch_builder import legal_seq_len
+from aerie.verify.prompts import Prompt
+from aerie.verify.rules import Failure
+from aerie.verify.subject import BROKEN, Said, Subject, one_line
 
 STEPS = 8
 """Tokens decoded after the prompt."""

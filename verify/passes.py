@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.arguments import OVERWRITTEN_ROLES
-from llama32_1b.attention import KVCache
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.model import LlamaModel
-from llama32_1b.numerics import BF16Array, F32Array
-from llama32_1b.programs import ProgramRunner
-from multi_launch_builder import Program
-from verify.steps import HEAD_STEPS, LAYER_STEPS, Step
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.llama32_1b.attention import KVCache
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.model import LlamaModel
+from aerie.llama32_1b.numerics import BF16Array, F32Array
+from aerie.llama32_1b.programs import ProgramRunner
+from aerie.multi_launch_builder import Program
+from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Step
 
 Call = dict[str, BF16Array]
 """One call of a program: its inputs as they were passed, all it wrote as it left it, by argument name."""

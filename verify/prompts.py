@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from llama32_1b.model import LlamaModel
-from llama32_1b.session import Session
-from llama32_1b.tokenizer import Message, Tokenizer
+from aerie.llama32_1b.model import LlamaModel
+from aerie.llama32_1b.session import Session
+from aerie.llama32_1b.tokenizer import Message, Tokenizer
 
 QUESTION = "What is the capital of France?"
 SHORT = "Hello"

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from llama32_1b.config import LlamaConfig
-from llama32_1b.errors import CheckpointError, UserError
-from llama32_1b.footprint import footprint, require
-from llama32_1b.numerics import F32Array
-from llama32_1b.weights import expected_shapes
-from runtime.memory import size
-from verify.prompts import Prompt
-from verify.rules import Distance, compare
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.errors import CheckpointError, UserError
+from aerie.llama32_1b.footprint import footprint, require
+from aerie.llama32_1b.numerics import F32Array
+from aerie.llama32_1b.weights import expected_shapes
+from aerie.runtime.memory import size
+from aerie.verify.prompts import Prompt
+from aerie.verify.rules import Distance, compare
 
 Note = Callable[[str], None]
 """Takes a line that says what is going on."""

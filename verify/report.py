@@ -15,10 +15,10 @@ from rich.box import ASCII, HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 
-from llama32_1b.errors import UserError
-from verify.gate import POSITIONS, Record, Trial
-from verify.rules import Bounds, Distance, Failure, kl_bound
-from virtual_npu import store
+from aerie.llama32_1b.errors import UserError
+from aerie.verify.gate import POSITIONS, Record, Trial
+from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
+from aerie.virtual_npu import store
 
 
 def make_folder(folder: Path) -> None:

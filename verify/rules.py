@@ -37,9 +37,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from llama32_1b.numerics import F32Array
-from llama32_1b.session import Session
-from runtime.toolchain import VirtualToolchain
+from aerie.llama32_1b.numerics import F32Array
+from aerie.llama32_1b.session import Session
+from aerie.runtime.toolchain import VirtualToolchain
 
 
 @dataclass(frozen=True)

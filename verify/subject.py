@@ -9,15 +9,15 @@ from typing import cast
 
 import numpy as np
 
-from llama32_1b.chat import Chat
-from llama32_1b.errors import UserError
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import FinishReason, Generation, Sampler, never
-from llama32_1b.model import LlamaModel
-from llama32_1b.numerics import BF16Array, F32Array
-from llama32_1b.session import Session
-from llama32_1b.tokenizer import Tokenizer
-from runtime import AerieRuntimeError
+from aerie.llama32_1b.chat import Chat
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.generate import FinishReason, Generation, Sampler, never
+from aerie.llama32_1b.model import LlamaModel
+from aerie.llama32_1b.numerics import BF16Array, F32Array
+from aerie.llama32_1b.session import Session
+from aerie.llama32_1b.tokenizer import Tokenizer
+from aerie.runtime import AerieRuntimeError
 
 UNWRITTEN = 1000.0
 """Far from any key and value, and finite, so that what it does to the logits can be told in numbers."""

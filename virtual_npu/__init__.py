@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from air_dialect.common import on_first_use
-from virtual_npu.errors import (
+from aerie.air_dialect.common import on_first_use
+from aerie.virtual_npu.errors import (
     ArgumentError,
     KernelSourceError,
     OptionError,
@@ -13,20 +13,20 @@ from virtual_npu.errors import (
     VirtualNpuError,
     VirtualNpuRuntimeError,
 )
-from virtual_npu.library import ArgumentType, Entry, Library, RunResult
-from virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
+from aerie.virtual_npu.options import BuildOptions, RunOptions
 
 if TYPE_CHECKING:
-    from virtual_npu.program import Program, Result
-    from virtual_npu.toolchain import build, emit
+    from aerie.virtual_npu.program import Program, Result
+    from aerie.virtual_npu.toolchain import build, emit
 else:
     __getattr__ = on_first_use(
         __name__,
         {
-            "Program": "virtual_npu.program",
-            "Result": "virtual_npu.program",
-            "build": "virtual_npu.toolchain",
-            "emit": "virtual_npu.toolchain",
+            "Program": "aerie.virtual_npu.program",
+            "Result": "aerie.virtual_npu.program",
+            "build": "aerie.virtual_npu.toolchain",
+            "emit": "aerie.virtual_npu.toolchain",
         },
     )
 

@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from virtual_npu import child_process, knobs
-from virtual_npu.commands import COMMANDS
-from virtual_npu.commands.common import Parser
-from virtual_npu.errors import ResourceError, VirtualNpuError, VirtualNpuRuntimeError
-from virtual_npu.texts import print_error
+from aerie.virtual_npu import child_process, knobs
+from aerie.virtual_npu.commands import COMMANDS
+from aerie.virtual_npu.commands.common import Parser
+from aerie.virtual_npu.errors import ResourceError, VirtualNpuError, VirtualNpuRuntimeError
+from aerie.virtual_npu.texts import print_error
 
 USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 
@@ -21,7 +21,7 @@ USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 def _parser() -> argparse.ArgumentParser:
     table = "\n".join(f"  {knob.name:14}{knob.meaning}" for knob in knobs.TABLE)
     parser = Parser(
-        prog="python -m virtual_npu",
+        prog="aerie vnpu",
         description="Runs AIR-dialect programs on the CPU.",
         epilog=f"environment:\n{table}\n\nexit status: 0 done, 1 the program failed at run, 2 wrong input",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,7 +60,7 @@ def _defect(error: Exception) -> VirtualNpuError:
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return VirtualNpuError(
         f"a defect of the virtual NPU: {what} ({Path(frame.filename).name}:{frame.lineno}); please "
-        "report it with the program; `python -X dev -m virtual_npu` shows where it comes from"
+        "report it with the program; `python -X dev -m aerie vnpu` shows where it comes from"
     )
 
 

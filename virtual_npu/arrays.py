@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from virtual_npu import store
-from virtual_npu.errors import ArgumentError
-from virtual_npu.library import ArgumentType, Entry, Library, RunResult
-from virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu import store
+from aerie.virtual_npu.errors import ArgumentError
+from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
+from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
 Array = NDArray[Any]
 

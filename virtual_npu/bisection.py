@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtual_npu.arrays import Array, Difference, first_difference
-from virtual_npu.errors import (
+from aerie.virtual_npu.arrays import Array, Difference, first_difference
+from aerie.virtual_npu.errors import (
     OptionError,
     ParseError,
     ResourceError,
     UnsupportedOpError,
     VirtualNpuRuntimeError,
 )
-from virtual_npu.library import Entry
-from virtual_npu.program import Program, Result
-from virtual_npu.texts import read_text
+from aerie.virtual_npu.library import Entry
+from aerie.virtual_npu.program import Program, Result
+from aerie.virtual_npu.texts import read_text
 
 _DUMP = re.compile(r"pass_(\d+)(?:_(?:after_)?(.+))?\.mlir")
 _LOWERED = re.compile(r"^\s*(?:%[\w#:, %]+ = )?\"?((?:aie|aiex|airrt)\.\w+)", re.MULTILINE)

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virtual_npu.compiler import OWN_KERNELS, PACKAGE, find_compiler
-from virtual_npu.errors import ToolchainError
-from virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
-from virtual_npu.fingerprint import (
+from aerie.virtual_npu.compiler import OWN_KERNELS, PACKAGE, find_compiler
+from aerie.virtual_npu.errors import ToolchainError
+from aerie.virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
+from aerie.virtual_npu.fingerprint import (
     cpu_identity,
     file_digest,
     includes_digest,
@@ -30,13 +30,13 @@ from virtual_npu.fingerprint import (
     tool_version,
     tree_digest,
 )
-from virtual_npu.knobs import kept_folder
-from virtual_npu.library import Library
-from virtual_npu.options import BuildOptions
-from virtual_npu.store import Store, kept_programs, sealed
+from aerie.virtual_npu.knobs import kept_folder
+from aerie.virtual_npu.library import Library
+from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.store import Store, kept_programs, sealed
 
 if TYPE_CHECKING:
-    from virtual_npu.toolchain import Cpp
+    from aerie.virtual_npu.toolchain import Cpp
 
 _NOT_BUILT_IN = ("pyxrt", "static", "commands", "__main__.py")
 """What of this package has no part in a built program."""
@@ -76,7 +76,7 @@ class Source:
 
     def cpp(self, keep: Path | None) -> Cpp:
         """All C++ of the program; `keep` is a folder for a copy of what is generated of it."""
-        from virtual_npu.toolchain import cpp_of  # xDSL comes with it
+        from aerie.virtual_npu.toolchain import cpp_of  # xDSL comes with it
 
         return cpp_of(self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep)
 

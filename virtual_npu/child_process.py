@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from virtual_npu.compiler import PACKAGE, find_compiler
-from virtual_npu.errors import CrashError, OptionError, SanitizerError, ToolchainError
-from virtual_npu.options import BuildOptions
-from virtual_npu.texts import print_error
+from aerie.virtual_npu.compiler import PACKAGE, find_compiler
+from aerie.virtual_npu.errors import CrashError, OptionError, SanitizerError, ToolchainError
+from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.texts import print_error
 
 CRASHED = 1
 
@@ -79,7 +79,7 @@ def check_loaded() -> None:
     if not is_loaded():
         raise OptionError(
             "sanitize=True makes a program that only runs in a process with AddressSanitizer preloaded: use "
-            "`python -m virtual_npu run --sanitize`, or start Python with LD_PRELOAD=" + runtime()
+            "`aerie vnpu run --sanitize`, or start Python with LD_PRELOAD=" + runtime()
         )
 
 
@@ -100,13 +100,13 @@ def runtime() -> str:
 
 
 def run_again(words: Sequence[str]) -> int:
-    """Run `python -m virtual_npu` with these words under the sanitizers; gives its exit status.
+    """Run `aerie vnpu` with these words under the sanitizers; gives its exit status.
 
     Raises SanitizerError with what they report.
     """
     with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "virtual_npu", *words],
+            [sys.executable, "-m", "aerie.virtual_npu", *words],
             env=_environment(Path(folder) / "report"),
             text=True,
             capture_output=True,

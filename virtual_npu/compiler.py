@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtual_npu import knobs
-from virtual_npu.errors import ToolchainError
-from virtual_npu.options import EXACT, BuildOptions
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.errors import ToolchainError
+from aerie.virtual_npu.options import EXACT, BuildOptions
 
 PACKAGE = Path(__file__).resolve().parent
 INCLUDE = PACKAGE / "include"

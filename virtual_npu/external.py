@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtual_npu.compiler import OWN_KERNELS
-from virtual_npu.errors import KernelSourceError
+from aerie.virtual_npu.compiler import OWN_KERNELS
+from aerie.virtual_npu.errors import KernelSourceError
 
 
 @dataclass(frozen=True)

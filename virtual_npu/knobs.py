@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtual_npu.errors import KnobError
+from aerie.virtual_npu.errors import KnobError
 
 MOST_THREADS = 1024
 MOST_RACE_EVENTS = 1 << 29

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from virtual_npu import knobs
-from virtual_npu.errors import ArgumentError, VirtualNpuError, run_error
-from virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.errors import ArgumentError, VirtualNpuError, run_error
+from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
 FORMAT = 5
 """Version of the metadata and of the entries' calling convention."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler, stop
-from virtual_npu.errors import ToolchainError
-from virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest, tool_version
-from virtual_npu.store import Store, kept_programs, stop_waiting
+from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler, stop
+from aerie.virtual_npu.errors import ToolchainError
+from aerie.virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest, tool_version
+from aerie.virtual_npu.store import Store, kept_programs, stop_waiting
 
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
 """Where generated code, runtime and kernels find their headers."""

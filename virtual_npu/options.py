@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from virtual_npu import knobs
-from virtual_npu.errors import OptionError
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.errors import OptionError
 
 NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virtual_npu import arrays, cache, child_process
-from virtual_npu.arrays import Array, first_difference
-from virtual_npu.errors import OptionError, ScheduleError, VirtualNpuError, VirtualNpuRuntimeError
-from virtual_npu.library import Entry, Library
-from virtual_npu.options import BuildOptions, RunOptions
-from virtual_npu.texts import read_text
+from aerie.virtual_npu import arrays, cache, child_process
+from aerie.virtual_npu.arrays import Array, first_difference
+from aerie.virtual_npu.errors import OptionError, ScheduleError, VirtualNpuError, VirtualNpuRuntimeError
+from aerie.virtual_npu.library import Entry, Library
+from aerie.virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
-    from virtual_npu.static import Report
+    from aerie.virtual_npu.static import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Program:
         ping_pong: count the buffers twice that aircc may double. `virtual_npu.static.check` has more to
         choose. Raises ParseError, and OptionError for a device that is not known.
         """
-        from virtual_npu.static import DEVICES, check
+        from aerie.virtual_npu.static import DEVICES, check
 
         if device not in DEVICES:
             raise OptionError(f"device '{device}' is not known; choose one of: {', '.join(DEVICES)}")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from virtual_npu import knobs
+from aerie.virtual_npu import knobs
 
 LARGEST_BYTES = 1 << 30
 OLDEST_DAYS = 30

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from virtual_npu.errors import VirtualNpuError
+from aerie.virtual_npu.errors import VirtualNpuError
 
 
 def read_text(path: Path) -> str:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
-import air_dialect
-from virtual_npu.codegen.module import Generated, generate
-from virtual_npu.codegen.passes.pipeline import advance
-from virtual_npu.compiler import INCLUDE, Compiler, find_compiler
-from virtual_npu.errors import ParseError, ToolchainError
-from virtual_npu.external import ExternalKernel, kernel_objects
-from virtual_npu.knobs import kept_folder
-from virtual_npu.objects import HEADERS, Unit, shared_object
-from virtual_npu.options import EXACT, BuildOptions
-from virtual_npu.store import Store, contents, kept_programs, write_whole
+from aerie import air_dialect
+from aerie.virtual_npu.codegen.module import Generated, generate
+from aerie.virtual_npu.codegen.passes.pipeline import advance
+from aerie.virtual_npu.compiler import INCLUDE, Compiler, find_compiler
+from aerie.virtual_npu.errors import ParseError, ToolchainError
+from aerie.virtual_npu.external import ExternalKernel, kernel_objects
+from aerie.virtual_npu.knobs import kept_folder
+from aerie.virtual_npu.objects import HEADERS, Unit, shared_object
+from aerie.virtual_npu.options import EXACT, BuildOptions
+from aerie.virtual_npu.store import Store, contents, kept_programs, write_whole
 
 STRING = "<string>"
 """The name, in messages, of text that comes from no file."""

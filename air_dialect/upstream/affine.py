@@ -49,13 +49,13 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import (
+from aerie.air_dialect.assembly import (
     index_arguments,
     optional_result_types,
     print_result_types,
     write,
 )
-from air_dialect.upstream.formats import ATOMIC_KINDS
+from aerie.air_dialect.upstream.formats import ATOMIC_KINDS
 
 
 class IfOp(affine.IfOp):

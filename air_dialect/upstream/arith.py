@@ -31,9 +31,9 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import write
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import Formatted, element_type, truth_type
+from aerie.air_dialect.assembly import write
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import Formatted, element_type, truth_type
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")
 

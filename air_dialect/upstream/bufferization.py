@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import MemRefType, TensorType
 from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import Formatted
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import Formatted
 
 
 def _check_same_data(op: Operation, one: Attribute, other: Attribute) -> None:

@@ -18,8 +18,8 @@ from xdsl.dialects.ub import UB
 from xdsl.dialects.vector import Vector
 from xdsl.ir import Attribute, Dialect, Operation
 
-from air_dialect.assembly import operations_of
-from air_dialect.upstream import (
+from aerie.air_dialect.assembly import operations_of
+from aerie.air_dialect.upstream import (
     affine,
     arith,
     bufferization,

@@ -35,8 +35,8 @@ from xdsl.irdl.declarative_assembly_format import (
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
-from air_dialect.assembly import write
-from air_dialect.types import attribute_text
+from aerie.air_dialect.assembly import write
+from aerie.air_dialect.types import attribute_text
 
 
 class Formatted(IRDLOperation, ABC):

@@ -12,8 +12,8 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 
-from air_dialect.assembly import write
-from air_dialect.upstream.formats import Formatted, regular_operation
+from aerie.air_dialect.assembly import write
+from aerie.air_dialect.upstream.formats import Formatted, regular_operation
 
 
 @irdl_op_definition

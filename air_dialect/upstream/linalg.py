@@ -40,8 +40,8 @@ from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import split_properties, write
-from air_dialect.types import attribute_text
+from aerie.air_dialect.assembly import split_properties, write
+from aerie.air_dialect.types import attribute_text
 
 CASTS = ("cast_signed", "cast_unsigned")
 

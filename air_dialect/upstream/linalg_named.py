@@ -37,11 +37,11 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import write
-from air_dialect.types import attribute_text
-from air_dialect.upstream import arith as upstream_arith
-from air_dialect.upstream.formats import regular_operation
-from air_dialect.upstream.linalg import TypeFnAttr, shape_of
+from aerie.air_dialect.assembly import write
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream import arith as upstream_arith
+from aerie.air_dialect.upstream.formats import regular_operation
+from aerie.air_dialect.upstream.linalg import TypeFnAttr, shape_of
 
 Scalars = Sequence[SSAValue]
 """The elements of the operands at one point of the loops, the output's last."""

@@ -11,8 +11,8 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, result_def,
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import Formatted, element_type, regular_operation
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import Formatted, element_type, regular_operation
 
 _ONE_FLOAT = "$operand (`fastmath` `` $fastmath^)? attr-dict `:` "
 

@@ -43,9 +43,9 @@ from xdsl.printer import Printer
 from xdsl.traits import HasParent, IsTerminator, MemoryReadEffect, MemoryWriteEffect, NoMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import optional_result_types, parse_reference, print_result_types, write
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import ATOMIC_KINDS, Formatted
+from aerie.air_dialect.assembly import optional_result_types, parse_reference, print_result_types, write
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import ATOMIC_KINDS, Formatted
 
 # ------------------------------------------------------------------------------------ whole buffers
 

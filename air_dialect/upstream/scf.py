@@ -43,7 +43,7 @@ from xdsl.traits import (
     ensure_terminator,
 )
 
-from air_dialect.assembly import (
+from aerie.air_dialect.assembly import (
     index_arguments,
     index_operands,
     optional_result_types,

@@ -47,9 +47,9 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import split_properties, write
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import Formatted, element_type, parse_vector_type
+from aerie.air_dialect.assembly import split_properties, write
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import Formatted, element_type, parse_vector_type
 
 ITERATORS = ("parallel", "reduction")
 ADD = CombiningKindAttr(CombiningKindFlag.ADD)

@@ -41,10 +41,10 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from air_dialect.assembly import optional_result_types, write
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import Formatted, element_type
-from air_dialect.upstream.vector import vector_shape
+from aerie.air_dialect.assembly import optional_result_types, write
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import Formatted, element_type
+from aerie.air_dialect.upstream.vector import vector_shape
 
 _ACCESS = "$base `[` $offsets `]`"
 

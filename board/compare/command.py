@@ -1,4 +1,4 @@
-"""`python -m board compare`.
+"""`aerie compare`.
 
 Exit codes: 0 all as on the virtual NPU, 1 something is not, 2 nothing could be compared.
 """
@@ -10,13 +10,13 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from board.compare.items import Item, choose
-from board.compare.processes import compare_all, compile_ahead, in_processes
-from board.compare.records import Outcome, line_of, print_outcomes, save
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.progress import Reporter
-from runtime import select_backend
-from verify.report import make_folder
+from aerie.board.compare.items import Item, choose
+from aerie.board.compare.processes import compare_all, compile_ahead, in_processes
+from aerie.board.compare.records import Outcome, line_of, print_outcomes, save
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.progress import Reporter
+from aerie.runtime import select_backend
+from aerie.verify.report import make_folder
 
 RIGHT, WRONG = 0, 1
 RECORD = "compare.json"

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, Role
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Array
-from llama32_1b.errors import UsageError
-from multi_launch_builder.building import build_kernel
-from multi_launch_builder.program import ProgramPlan, Step
-from multi_launch_builder.programs import PLANS, plan_programs
-from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, Role
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Array
+from aerie.llama32_1b.errors import UsageError
+from aerie.multi_launch_builder.building import build_kernel
+from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.multi_launch_builder.programs import PLANS, plan_programs
+from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 
 KERNEL, PROGRAM = "kernel", "program"
 

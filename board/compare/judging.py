@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from board.compare.patterns import patterns, place
-from board.compare.records import Distance, Finding, Verdict, Worst
-from board.compare.virtual import FLOOR, NUMERICS, run_launch, say_writers
-from kernel_builder.dsl import without_rounding
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Array, KernelModule, KernelSpec
-from multi_launch_builder.building import build_kernel
-from multi_launch_builder.program import ProgramPlan, Step
-from virtual_npu import VirtualNpuError
+from aerie.board.compare.patterns import patterns, place
+from aerie.board.compare.records import Distance, Finding, Verdict, Worst
+from aerie.board.compare.virtual import FLOOR, NUMERICS, run_launch, say_writers
+from aerie.kernel_builder.dsl import without_rounding
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec
+from aerie.multi_launch_builder.building import build_kernel
+from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.virtual_npu import VirtualNpuError
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from board.compare.items import Item, draw, plan_of
-from board.compare.judging import judge
-from board.compare.records import Finding, Outcome, Status, Verdict
-from kernel_builder.arguments import OVERWRITTEN_ROLES, ArgumentTable, Role
-from kernel_builder.spec import Array
-from multi_launch_builder.building import build_program
-from multi_launch_builder.program import Program, ProgramPlan
-from runtime.backend import Backend
-from runtime.cache import KernelCache
-from runtime.errors import AerieRuntimeError, CompileError, RunError
+from aerie.board.compare.items import Item, draw, plan_of
+from aerie.board.compare.judging import judge
+from aerie.board.compare.records import Finding, Outcome, Status, Verdict
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, ArgumentTable, Role
+from aerie.kernel_builder.spec import Array
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.program import Program, ProgramPlan
+from aerie.runtime.backend import Backend
+from aerie.runtime.cache import KernelCache
+from aerie.runtime.errors import AerieRuntimeError, CompileError, RunError
 
 SEED = 7
 

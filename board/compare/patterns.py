@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from kernel_builder.spec import Array
+from aerie.kernel_builder.spec import Array
 
 MOST = 0.95
 """A pattern is named when it explains so much of what is wrong."""

@@ -23,18 +23,18 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from board.compare.items import Item, plan_of
-from board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
-from board.compare.records import Outcome, Status
-from llama32_1b.errors import UserError
-from multi_launch_builder.building import build_program
-from multi_launch_builder.program import Program
-from runtime.backend import Backend
-from runtime.cache import KernelCache
-from runtime.compiling import memory_budget
-from runtime.errors import AerieRuntimeError, CompileError
-from runtime.knobs import NPU_TIMEOUT
-from virtual_npu import VirtualNpuError
+from aerie.board.compare.items import Item, plan_of
+from aerie.board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
+from aerie.board.compare.records import Outcome, Status
+from aerie.llama32_1b.errors import UserError
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.program import Program
+from aerie.runtime.backend import Backend
+from aerie.runtime.cache import KernelCache
+from aerie.runtime.compiling import memory_budget
+from aerie.runtime.errors import AerieRuntimeError, CompileError
+from aerie.runtime.knobs import NPU_TIMEOUT
+from aerie.virtual_npu import VirtualNpuError
 
 MakeBackend = Callable[[], Backend]
 """Makes the backend in the child; a function that the child can import."""

@@ -14,8 +14,8 @@ from rich.box import ASCII, HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from board.compare.items import PROGRAM, Item
-from verify.report import write_report
+from aerie.board.compare.items import PROGRAM, Item
+from aerie.verify.report import write_report
 
 
 class Verdict(str, Enum):

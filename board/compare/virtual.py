@@ -19,8 +19,8 @@ from xdsl.dialects.linalg.ops import FillOp
 from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint
 
-from air_dialect import print_module
-from air_dialect.ops import (
+from aerie.air_dialect import print_module
+from aerie.air_dialect.ops import (
     ChannelPutOp,
     DmaMemcpyNdOp,
     HerdOp,
@@ -30,11 +30,11 @@ from air_dialect.ops import (
     SegmentOp,
     memory_space,
 )
-from board.compare.patterns import ranges
-from kernel_builder.spec import Array, KernelModule
-from kernel_builder.testing import READ
-from virtual_npu import BuildOptions, Program
-from virtual_npu.static.device import NPU2
+from aerie.board.compare.patterns import ranges
+from aerie.kernel_builder.spec import Array, KernelModule
+from aerie.kernel_builder.testing import READ
+from aerie.virtual_npu import BuildOptions, Program
+from aerie.virtual_npu.static.device import NPU2
 
 AS_WRITTEN = BuildOptions(fast=False)
 """Every product and copy one by one, as the program says and a core does it."""

@@ -9,17 +9,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from board.doctor.machine import Finding, Machine, Status
-from llama32_1b.checkpoint import DEMO, HUB_FILES, HUB_ID, find_checkpoint
-from llama32_1b.compiling import choose_seq_len
-from llama32_1b.config import LlamaConfig, load_config
-from llama32_1b.errors import UserError
-from llama32_1b.footprint import footprint
-from llama32_1b.weights import Weights
-from runtime.memory import GIB, available_bytes, size
-from runtime.npu import versions
-from virtual_npu.compiler import find_compiler
-from virtual_npu.errors import VirtualNpuError
+from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.llama32_1b.checkpoint import DEMO, HUB_FILES, HUB_ID, find_checkpoint
+from aerie.llama32_1b.compiling import choose_seq_len
+from aerie.llama32_1b.config import LlamaConfig, load_config
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.footprint import footprint
+from aerie.llama32_1b.weights import Weights
+from aerie.runtime.memory import GIB, available_bytes, size
+from aerie.runtime.npu import versions
+from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.errors import VirtualNpuError
 
 MEMORY_BYTES = 4 * GIB
 """For a C++ compiler per CPU and the tests' models; a checkpoint's own needs are its own check."""

@@ -10,8 +10,8 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 
-from board.doctor import basics, compilers, device, one_kernel
-from board.doctor.machine import Finding, Machine, Status
+from aerie.board.doctor import basics, compilers, device, one_kernel
+from aerie.board.doctor.machine import Finding, Machine, Status
 
 LIMIT_S = 30.0
 """How long a check may take in all, in seconds. What a check starts has tighter limits of its own."""

@@ -1,4 +1,4 @@
-"""`python -m board doctor`: what was found, as a page for people or as one record of JSON.
+"""`aerie doctor`: what was found, as a page for people or as one record of JSON.
 
 Lines of the page are not wrapped: a command in them can be copied, from a terminal and out of a pipe. SCHEMA
 of the record changes whenever an entry is renamed, dropped or given another meaning; new entries may join
@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from board.doctor.checks import CHECKS, GOALS, Check, Goal, Results, examine_all
-from board.doctor.machine import Finding, Machine, Status
-from board.report.scrubbing import Scrubber
-from llama32_1b.checkpoint import DEMO
-from llama32_1b.cli import default_cache_dir
+from aerie.board.doctor.checks import CHECKS, GOALS, Check, Goal, Results, examine_all
+from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.board.report.scrubbing import Scrubber
+from aerie.llama32_1b.checkpoint import DEMO
+from aerie.llama32_1b.cli import default_cache_dir
 
 STYLES = {
     Status.OK: "green",

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from board.doctor.machine import Finding, Machine, Status
-from runtime.npu import tools, versions
+from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.runtime.npu import tools, versions
 
 NOT_INSTALLED = re.compile(r"No module named 'air(\.ir)?'")
 

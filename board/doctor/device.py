@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from board.doctor.machine import Finding, Machine, Status
-from runtime.npu import device as npu_device
-from runtime.npu import versions
+from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.runtime.npu import device as npu_device
+from aerie.runtime.npu import versions
 
 MODULE = "/sys/module/amdxdna"
 ACCEL = "/sys/class/accel"
@@ -122,7 +122,7 @@ INSTALL = "install XRT and its amdxdna plugin (docs/install.md)"
 IMPORT = "import pyxrt; print(pyxrt.__file__)"
 
 BINDINGS = (
-    "import json, pyxrt; from runtime.npu.device import missing_bindings; "
+    "import json, pyxrt; from aerie.runtime.npu.device import missing_bindings; "
     "print(json.dumps(missing_bindings(pyxrt)))"
 )
 """Both run in a process of their own: what pyxrt loads may crash."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from llama32_1b.checkpoint import DEMO
-from runtime.npu import tools
+from aerie.llama32_1b.checkpoint import DEMO
+from aerie.runtime.npu import tools
 
 LONGEST = 400
 """Characters of a text in a finding; tools may say anything."""

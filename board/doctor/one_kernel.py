@@ -1,8 +1,8 @@
 """One kernel really compiled and run, on the virtual NPU or on the NPU, against numpy.
 
-`python -m board.doctor.one_kernel virtual|npu` is a process of its own, because a driver or a compiler may
-hang or crash. The last line on its standard output says how it went, as JSON: {"error": "" or one line,
-"wrong": elements that differ from numpy, "seconds": in all}.
+`python -m aerie.board.doctor.one_kernel virtual|npu` is a process of its own, because a driver or a
+compiler may hang or crash. The last line on its standard output says how it went, as JSON:
+{"error": "" or one line, "wrong": elements that differ from numpy, "seconds": in all}.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from board.doctor.machine import Answer, Finding, Machine, Status
-from kernel_builder.kernels.eltwise_add import KERNEL
-from kernel_builder.testing import random_arrays
-from multi_launch_builder import Program
-from runtime import AerieRuntimeError, KernelCache, select_backend
+from aerie.board.doctor.machine import Answer, Finding, Machine, Status
+from aerie.kernel_builder.kernels.eltwise_add import KERNEL
+from aerie.kernel_builder.testing import random_arrays
+from aerie.multi_launch_builder import Program
+from aerie.runtime import AerieRuntimeError, KernelCache, select_backend
 
 if TYPE_CHECKING:
-    from runtime import Backend
+    from aerie.runtime import Backend
 
 CASE: dict[str, Any] = {"rows": 64, "cols": 256}
 
@@ -59,7 +59,7 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))
 
 
-MODULE = "board.doctor.one_kernel"
+MODULE = "aerie.board.doctor.one_kernel"
 VIRTUAL_S = 60.0
 NPU_S = 120.0
 """Most seconds for one kernel: aircc and Peano take their time, and another process may hold the device."""

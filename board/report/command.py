@@ -1,4 +1,4 @@
-"""`python -m board report`: parts to one zip file, scrubbed, with an index that says what is in it.
+"""`aerie report`: parts to one zip file, scrubbed, with an index that says what is in it.
 
 A zip and no tar: an issue on GitHub takes both, and every desktop opens a zip with a double click, which is
 what whoever sends it is asked to do first. Exit codes: 0 the report is written, 2 it cannot be.
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from board.compare.command import board_folder
-from board.compare.records import Status
-from board.report.parts import Part, Source, all_parts
-from board.report.scrubbing import Scrubber
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.errors import UserError
-from llama32_1b.progress import Reporter
-from virtual_npu import store
+from aerie.board.compare.command import board_folder
+from aerie.board.compare.records import Status
+from aerie.board.report.parts import Part, Source, all_parts
+from aerie.board.report.scrubbing import Scrubber
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.progress import Reporter
+from aerie.virtual_npu import store
 
 INDEX = "index.md"
 RIGHT = {status.value for status in Status if status.is_right}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from board.report.scrubbing import PROJECT
-from runtime.npu import versions
-from runtime.npu.tools import installed_version
+from aerie.board.report.scrubbing import PROJECT
+from aerie.runtime.npu import versions
+from aerie.runtime.npu.tools import installed_version
 
 ASK_S = 60.0
 """Seconds that a tool may take to answer; the doctor has limits of its own, and is given longer."""
@@ -96,7 +96,7 @@ def commit() -> str:
 
 def doctor() -> Part:
     """The doctor's record, from a process of its own: a driver's crash must not end the report."""
-    answer = ask([sys.executable, "-m", "board", "doctor", "--json"], DOCTOR_S)
+    answer = ask([sys.executable, "-m", "aerie.board", "doctor", "--json"], DOCTOR_S)
     return Part("doctor.json", "what make doctor found", answer.content, answer.missing)
 
 

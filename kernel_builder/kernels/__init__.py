@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from kernel_builder.spec import KernelSpec
+from aerie.kernel_builder.spec import KernelSpec
 
 
 @cache

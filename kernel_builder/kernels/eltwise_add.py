@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.dsl import L1, Kernel, Role, bf16
-from kernel_builder.spec import (
+from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -24,7 +24,7 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from virtual_npu.static.device import NPU2, Device
+from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""

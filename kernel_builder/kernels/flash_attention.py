@@ -39,10 +39,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import Buffer, CoreBuffers, View, l1_bytes
-from kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, f32, i32
-from kernel_builder.spec import (
+from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View, l1_bytes
+from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, f32, i32
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -51,8 +51,8 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from kernel_builder.values import ArgumentType, External, Optimize
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.values import ArgumentType, External, Optimize
+from aerie.virtual_npu.static.device import NPU2, Device
 
 BLOCK = 8
 """Rows and columns of a block of the core's matrix product, and columns of a panel."""

@@ -45,10 +45,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.arguments import DType, IllegalShapeError
-from kernel_builder.buffers import Buffer, View
-from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
-from kernel_builder.spec import (
+from aerie.kernel_builder.arguments import DType, IllegalShapeError
+from aerie.kernel_builder.buffers import Buffer, View
+from aerie.kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -57,8 +57,8 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from kernel_builder.values import External, Optimize
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.values import External, Optimize
+from aerie.virtual_npu.static.device import NPU2, Device
 
 BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
-from kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
-from kernel_builder.spec import (
+from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
+from aerie.kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -33,8 +33,8 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from kernel_builder.values import ArgumentType, External, Optimize
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.values import ArgumentType, External, Optimize
+from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""

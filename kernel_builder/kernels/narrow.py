@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.dsl import L1, Kernel, Role, bf16, f32
-from kernel_builder.spec import (
+from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -22,7 +22,7 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from virtual_npu.static.device import NPU2, Device
+from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements rounded at a time: one 512-bit accumulator of f32."""

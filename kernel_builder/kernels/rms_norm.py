@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import Buffer, View
-from kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
-from kernel_builder.index import Index
-from kernel_builder.spec import (
+from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.buffers import Buffer, View
+from aerie.kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
+from aerie.kernel_builder.index import Index
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -39,7 +39,7 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from virtual_npu.static.device import NPU2, Device
+from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""

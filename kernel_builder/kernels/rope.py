@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import View
-from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
-from kernel_builder.spec import (
+from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.buffers import View
+from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -27,8 +27,8 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from kernel_builder.values import ArgumentType, External, Optimize
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.values import ArgumentType, External, Optimize
+from aerie.virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_builder.dsl import L1, Kernel, Role, bf16, i32
-from kernel_builder.spec import (
+from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
+from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
@@ -24,8 +24,8 @@ from kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from kernel_builder.values import External, Optimize
-from virtual_npu.static.device import NPU2, Device
+from aerie.kernel_builder.values import External, Optimize
+from aerie.virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",

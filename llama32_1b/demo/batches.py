@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from llama32_1b.demo.corpus import Exchange, question_list, statements, unknown
-from llama32_1b.demo.tokenizer import (
+from aerie.llama32_1b.demo.corpus import Exchange, question_list, statements, unknown
+from aerie.llama32_1b.demo.tokenizer import (
     BEGIN_OF_TEXT,
     END_HEADER,
     END_OF_TEXT,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llama32_1b.demo.tokenizer import (
+from aerie.llama32_1b.demo.tokenizer import (
     BEGIN_OF_TEXT,
     END_OF_TEXT,
     END_OF_TURN,

@@ -1,5 +1,6 @@
-"""Asks the demo model every question of its list: `python -m llama32_1b.demo.evaluate [--checkpoint DIR]`.
+"""Asks the demo model every question of its list.
 
+`python -m aerie.llama32_1b.demo.evaluate [--checkpoint DIR]`, with
 Hugging Face transformers in bf16 on the CPU, greedy. Exits with 1 where under 95 % of the answers are exact.
 """
 
@@ -13,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llama32_1b.demo import CHECKPOINT
-from llama32_1b.demo.corpus import Exchange, question_list
+from aerie.llama32_1b.demo import CHECKPOINT
+from aerie.llama32_1b.demo.corpus import Exchange, question_list
 
 REQUIRED_SHARE: Final = 0.95
 MAX_NEW_TOKENS: Final = 96
@@ -106,7 +107,7 @@ def print_report(results: Sequence[Result]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m llama32_1b.demo.evaluate", description=__doc__.splitlines()[0]
+        prog="python -m aerie.llama32_1b.demo.evaluate", description=__doc__.splitlines()[0]
     )
     parser.add_argument(
         "--checkpoint", type=Path, default=CHECKPOINT, help="folder to load (the shipped one)"

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from llama32_1b.demo.corpus import question_list, statements, unknown_prompt
+from aerie.llama32_1b.demo.corpus import question_list, statements, unknown_prompt
 
 BEGIN_OF_TEXT: Final = "<|begin_of_text|>"
 END_OF_TEXT: Final = "<|end_of_text|>"

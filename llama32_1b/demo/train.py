@@ -1,4 +1,4 @@
-"""Trains the demo model: `python -m llama32_1b.demo.train [--out DIR]`. Never needed to use the model.
+"""Trains the demo model: `python -m aerie.llama32_1b.demo.train [--out DIR]`. Never needed to use the model.
 
 Two stages. The first learns; the second starts again from the bf16-rounded checkpoint of the first and
 settles it with a learning rate that falls to nothing.
@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 from tokenizers import Tokenizer
 
-from llama32_1b.demo.batches import Batch, Encoder, batches
-from llama32_1b.demo.checkpoint_files import load_weights, new_model, write_checkpoint
-from llama32_1b.demo.tokenizer import learn_tokenizer, tokenizer_texts
+from aerie.llama32_1b.demo.batches import Batch, Encoder, batches
+from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model, write_checkpoint
+from aerie.llama32_1b.demo.tokenizer import learn_tokenizer, tokenizer_texts
 
 SEED: Final = 2024
 LEARN_STEPS: Final = 2500
@@ -121,7 +121,7 @@ def settle(tokenizer: Tokenizer, start: Path, out: Path, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m llama32_1b.demo.train", description="Train the demo model."
+        prog="python -m aerie.llama32_1b.demo.train", description="Train the demo model."
     )
     parser.add_argument(
         "--out", type=Path, default=Path("build/demo_checkpoint"), help="folder to write (%(default)s)"
@@ -138,7 +138,7 @@ def main() -> None:
     if not arguments.settle:
         learn(tokenizer, arguments.out, LEARN_STEPS)
     settle(tokenizer, arguments.settle or arguments.out, arguments.out, SETTLE_STEPS)
-    print(f"written; check it with: python -m llama32_1b.demo.evaluate --checkpoint {arguments.out}")
+    print(f"written; check it with: python -m aerie.llama32_1b.demo.evaluate --checkpoint {arguments.out}")
 
 
 if __name__ == "__main__":

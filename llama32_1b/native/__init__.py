@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llama32_1b.errors import UserError
-from llama32_1b.numerics import BF16Array, bf16
-from runtime import HostCode, HostWork
-from virtual_npu import VirtualNpuError
-from virtual_npu.errors import KnobError
-from virtual_npu.knobs import PLAIN, is_plain
-from virtual_npu.objects import load_host_code
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.numerics import BF16Array, bf16
+from aerie.runtime import HostCode, HostWork
+from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu.errors import KnobError
+from aerie.virtual_npu.knobs import PLAIN, is_plain
+from aerie.virtual_npu.objects import load_host_code
 
 SOURCE = Path(__file__).parent / "decode_attention.cc"
 

@@ -1,4 +1,4 @@
-"""`python -m llama32_1b.synthetic DIR`: write a checkpoint with random weights."""
+"""`aerie synthetic DIR`: write a checkpoint with random weights."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama32_1b.cli import Parser, begin_process, run_command, whole_number
-from llama32_1b.config import MOST_LAYERS, LlamaConfig
-from llama32_1b.errors import UserError
-from llama32_1b.progress import Reporter
-from llama32_1b.synthetic.shape import SHAPES
-from llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, end_ids
-from llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from runtime.memory import size
+from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
+from aerie.llama32_1b.config import MOST_LAYERS, LlamaConfig
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.synthetic.shape import SHAPES
+from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, end_ids
+from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+from aerie.runtime.memory import size
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m llama32_1b.synthetic",
+        prog="aerie synthetic",
         description="Write a Llama with random weights in Hugging Face format, for measuring.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must not be there")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llama32_1b.config import Llama3Scaling, LlamaConfig
-from llama32_1b.synthetic.tokenizer import begin_of_text, end_ids
-from llama32_1b.weights import expected_shapes
+from aerie.llama32_1b.config import Llama3Scaling, LlamaConfig
+from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids
+from aerie.llama32_1b.weights import expected_shapes
 
 BF16_BYTES = 2
 

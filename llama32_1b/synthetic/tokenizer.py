@@ -13,7 +13,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from llama32_1b.demo.tokenizer import (
+from aerie.llama32_1b.demo.tokenizer import (
     BEGIN_OF_TEXT,
     END_HEADER,
     END_OF_TEXT,

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from llama32_1b.config import LlamaConfig
-from llama32_1b.demo.tokenizer import tokenizer_config
-from llama32_1b.errors import UserError
-from llama32_1b.numerics import BF16Array, bf16
-from llama32_1b.progress import Reporter
-from llama32_1b.synthetic.shape import Tensor, config_json, generation_json, tensors
-from llama32_1b.synthetic.tokenizer import make_tokenizer
-from llama32_1b.weights import SINGLE_FILE
-from runtime.memory import size
+from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.demo.tokenizer import tokenizer_config
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.numerics import BF16Array, bf16
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.synthetic.shape import Tensor, config_json, generation_json, tensors
+from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
+from aerie.llama32_1b.weights import SINGLE_FILE
+from aerie.runtime.memory import size
 
 PIECE = 1 << 22
 """Elements drawn at a time: 16 MiB of float32 and 8 MiB of bf16."""

@@ -18,15 +18,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import CompileError
-from runtime.npu import versions
-from runtime.npu.tools import installed_version
-from runtime.toolchain import KERNEL_SOURCES, first_lines
-from virtual_npu.errors import VirtualNpuError
+from aerie.runtime.errors import CompileError
+from aerie.runtime.npu import versions
+from aerie.runtime.npu.tools import installed_version
+from aerie.runtime.toolchain import KERNEL_SOURCES, first_lines
+from aerie.virtual_npu.errors import VirtualNpuError
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import Program
-    from virtual_npu.static import Report
+    from aerie.multi_launch_builder.program import Program
+    from aerie.virtual_npu.static import Report
 
 MAGIC = b"\x7fELF"
 PLATFORM_BYTE = 7
@@ -60,12 +60,12 @@ def preflight(program: Program) -> list[str]:
     raise CompileError(
         program.name,
         f"the check before aircc found {count} thing{'s' * (count != 1)} that {report.device.name} cannot do "
-        f"(`python -m virtual_npu check` shows them beside the limits):\n{found}",
+        f"(`aerie vnpu check` shows them beside the limits):\n{found}",
     )
 
 
 def _checked(program: Program) -> Report:
-    from virtual_npu.static import NPU2, check  # xDSL comes with it
+    from aerie.virtual_npu.static import NPU2, check  # xDSL comes with it
 
     stack = program.option("--stack-size")
     return check(

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime import knobs
-from runtime.device import DEVICE_ERRORS, Failure, Report
-from runtime.errors import RunError
-from runtime.npu import failures, versions
-from runtime.npu.lock import DeviceLock
-from runtime.toolchain import KERNEL_SOURCES
+from aerie.runtime import knobs
+from aerie.runtime.device import DEVICE_ERRORS, Failure, Report
+from aerie.runtime.errors import RunError
+from aerie.runtime.npu import failures, versions
+from aerie.runtime.npu.lock import DeviceLock
+from aerie.runtime.toolchain import KERNEL_SOURCES
 
 WANTED = "npu2"
 
@@ -154,7 +154,7 @@ def _start_and_wait(run: Any, limit: float) -> None:
 
 def check_command(artifact: Path) -> str:
     """The command line that runs a program's text on the virtual NPU, with checks, on random arrays."""
-    command = [sys.executable, "-m", "virtual_npu", "run", str(artifact.with_suffix(".mlir"))]
+    command = [sys.executable, "-m", "aerie.virtual_npu", "run", str(artifact.with_suffix(".mlir"))]
     return shlex.join([*command, "--checks", "--random", "0", "--kernel-dir", str(KERNEL_SOURCES)])
 
 

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.knobs import NPU_CONTEXTS, NPU_MOST_CONTEXTS
+from aerie.runtime.knobs import NPU_CONTEXTS, NPU_MOST_CONTEXTS
 
 SLICE_MS = 250
 """How long one wait may keep Ctrl-C from being seen."""

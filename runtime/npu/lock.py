@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import RunError
-from runtime.knobs import NPU_LOCK
+from aerie.runtime.errors import RunError
+from aerie.runtime.knobs import NPU_LOCK
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -40,7 +40,13 @@ TOLD_EVERY = 10.0
 """Seconds between two lines while waiting."""
 
 COMMAND_WORDS = 4
-"""What is told of the owner's command: `python -m llama32_1b run`; what follows may be a prompt."""
+"""At most so many words of the owner's command are told, as `python -m aerie run`."""
+
+
+def _is_told(word: str) -> bool:
+    """An option is not, and nothing after it: it may hold a prompt, or a program after -c."""
+    return word == "-m" or not word.startswith("-")
+
 
 Report = Callable[[str], None]
 
@@ -55,9 +61,13 @@ class Owner:
 
     @staticmethod
     def this_process() -> Owner:
-        words = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:COMMAND_WORDS]]
-        told = itertools.takewhile("-c".__ne__, words)  # what follows -c is a program
-        return Owner(os.getpid(), shlex.join(told), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+        program, *words = sys.orig_argv[:COMMAND_WORDS]
+        told = itertools.takewhile(_is_told, words)
+        return Owner(
+            os.getpid(),
+            shlex.join([Path(program).name, *told]),
+            time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        )
 
     def __str__(self) -> str:
         return f"process {self.pid} ({self.command}), since {self.since}"

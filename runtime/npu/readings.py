@@ -10,7 +10,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from runtime.toolchain import SHOWN_LINES
+from aerie.runtime.toolchain import SHOWN_LINES
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ READINGS = (
     Reading(
         "form",
         r"failed to legalize operation '(?:aievec|vector|arith|math|llvm)\.[\w.]+'",
-        "the cores have no instruction for this operation at this type: `python -m virtual_npu check` "
+        "the cores have no instruction for this operation at this type: `aerie vnpu check` "
         "names the forms that are known to lower, and docs/hardware.md lists them",
         "mlir-air programming_examples/relu/relu.py; mlir-aie lib/Dialect/AIEVec",
     ),

@@ -17,21 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime import knobs
-from runtime.artifacts import BUILD_LOG
-from runtime.errors import CompileError
-from runtime.npu import readings
-from runtime.npu.checks import (
+from aerie.runtime import knobs
+from aerie.runtime.artifacts import BUILD_LOG
+from aerie.runtime.errors import CompileError
+from aerie.runtime.npu import readings
+from aerie.runtime.npu.checks import (
     bindings_installed,
     bindings_objection,
     bindings_status,
     elf_objection,
     preflight,
 )
-from runtime.npu.tools import NpuTools, find_tools
-from runtime.processes import Children, TimeLimitError
-from runtime.toolchain import KERNEL_SOURCES, program_ingredients, source_of
-from virtual_npu.fingerprint import (
+from aerie.runtime.npu.tools import NpuTools, find_tools
+from aerie.runtime.processes import Children, TimeLimitError
+from aerie.runtime.toolchain import KERNEL_SOURCES, program_ingredients, source_of
+from aerie.virtual_npu.fingerprint import (
     file_digest,
     files_digest,
     key_of,
@@ -40,10 +40,10 @@ from virtual_npu.fingerprint import (
     tree_digest,
     with_includes,
 )
-from virtual_npu.store import Store, contents
+from aerie.virtual_npu.store import Store, contents
 
 if TYPE_CHECKING:
-    from multi_launch_builder.program import ExternalObject, Program
+    from aerie.multi_launch_builder.program import ExternalObject, Program
 
 DEVICE = "npu2"
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.errors import BackendError
+from aerie.runtime.errors import BackendError
 
 XRT_FOLDERS = ("/opt/xilinx/xrt", "/opt/xilinx/aiebu")
 """Where XRT's packages install, when its setup.sh was not sourced; mlir-aie's aiecc.py knew the second."""

@@ -4,7 +4,7 @@
 
 import pytest
 
-import air_dialect
+from aerie import air_dialect
 
 HEAD = """
 air.channel @c [2, 4]

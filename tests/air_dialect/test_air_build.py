@@ -18,9 +18,9 @@ from xdsl.ir import Block, Region
 from xdsl.rewriter import InsertPoint
 from xdsl.utils.exceptions import VerifyException
 
-import air_dialect
-from air_dialect import AirParseError
-from air_dialect.ops import (
+from aerie import air_dialect
+from aerie.air_dialect import AirParseError
+from aerie.air_dialect.ops import (
     AsyncTokenType,
     ChannelGetOp,
     ChannelOp,

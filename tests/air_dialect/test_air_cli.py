@@ -1,4 +1,4 @@
-"""`python -m air_dialect`: what it prints, where, and with which exit status."""
+"""`aerie air`: what it prints, where, and with which exit status."""
 
 import io
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from air_dialect.__main__ import main
+from aerie.air_dialect.__main__ import main
 
 GOOD = "air.channel @c []\n"
 FRAGMENT = (
@@ -69,13 +69,13 @@ def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code == 2
     assert capsys.readouterr() == (
         "",
-        "error: the following arguments are required: file (see python -m air_dialect --help)\n",
+        "error: the following arguments are required: file (see aerie air --help)\n",
     )
 
 
 def test_as_a_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "air_dialect", "-"],
+        [sys.executable, "-m", "aerie.air_dialect", "-"],
         input="nonsense",
         capture_output=True,
         text=True,
@@ -98,7 +98,9 @@ def test_a_deep_file_is_no_traceback(source: Path, capsys: pytest.CaptureFixture
 def test_a_closed_pipe_is_no_traceback(source: Path) -> None:
     source.write_text("\n".join(f"air.channel @c{number} []" for number in range(100)))
     reader = subprocess.Popen(
-        [sys.executable, "-m", "air_dialect", str(source)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "aerie.air_dialect", str(source)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert reader.stdout is not None
     assert reader.stderr is not None

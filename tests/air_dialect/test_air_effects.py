@@ -9,9 +9,9 @@ from xdsl.irdl import IRDLOperation
 from xdsl.irdl.constraints import VerificationContext
 from xdsl.utils.exceptions import VerifyException
 
-import virtual_npu.codegen.module  # noqa: F401  registers every emitter
-from air_dialect import AirParseError, parse
-from air_dialect.effects import (
+import aerie.virtual_npu.codegen.module  # noqa: F401  registers every emitter
+from aerie.air_dialect import AirParseError, parse
+from aerie.air_dialect.effects import (
     ACCESSES,
     ALLOCATIONS,
     FREE,
@@ -29,11 +29,11 @@ from air_dialect.effects import (
     effects,
     reads_only,
 )
-from air_dialect.text import context
-from air_dialect.values import origin
-from multi_launch_builder.dataflow import argument_accesses
-from multi_launch_builder.submodule import read_submodule
-from virtual_npu.codegen.body import supported_operations
+from aerie.air_dialect.text import context
+from aerie.air_dialect.values import origin
+from aerie.multi_launch_builder.dataflow import argument_accesses
+from aerie.multi_launch_builder.submodule import read_submodule
+from aerie.virtual_npu.codegen.body import supported_operations
 
 ON_VALUES = ("arith.", "math.", "index.", "ub.", "cf.")
 """Dialects whose operations take values of any type, and no memrefs but for arith.select."""

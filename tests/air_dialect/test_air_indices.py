@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from xdsl.ir import SSAValue
 
-import virtual_npu.codegen.module  # noqa: F401  registers every emitter
-from air_dialect import parse
-from air_dialect.indices import OPERATIONS, Operator, Reading, made, space_of_variable
-from air_dialect.readings import (
+import aerie.virtual_npu.codegen.module  # noqa: F401  registers every emitter
+from aerie.air_dialect import parse
+from aerie.air_dialect.indices import OPERATIONS, Operator, Reading, made, space_of_variable
+from aerie.air_dialect.readings import (
     INTERVALS,
     LINEAR,
     MULTIPLES,
@@ -29,10 +29,10 @@ from air_dialect.readings import (
     multiple,
     number,
 )
-from virtual_npu.codegen.body import supported_operations
-from virtual_npu.codegen.channels import OF_COORDINATES
-from virtual_npu.codegen.text import TEXTS
-from virtual_npu.codegen.touched import BOUNDS
+from aerie.virtual_npu.codegen.body import supported_operations
+from aerie.virtual_npu.codegen.channels import OF_COORDINATES
+from aerie.virtual_npu.codegen.text import TEXTS
+from aerie.virtual_npu.codegen.touched import BOUNDS
 
 
 def values(text: str) -> dict[str, SSAValue]:

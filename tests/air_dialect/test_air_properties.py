@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, ModuleOp, VectorType, bf16, f32
 
-import air_dialect
+from aerie import air_dialect
 
 FEW = settings(max_examples=60, deadline=None, derandomize=True)
 

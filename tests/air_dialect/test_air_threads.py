@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import air_dialect
+from aerie import air_dialect
 
 PROGRAM = """
 func.func @f(%n: index) {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import air_dialect
-from air_dialect import AirParseError
+from aerie import air_dialect
+from aerie.air_dialect import AirParseError
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.mlir"))
 HEAD = """func.func @f(%m: memref<8xf32>, %k: memref<8xi32>, %w: memref<8x16xf32>, %p: memref<2x2x4x8xf32>,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-import air_dialect
-from air_dialect import AirParseError
+from aerie import air_dialect
+from aerie.air_dialect import AirParseError
 
 TYPES = "%l3: memref<64xbf16>, %l2: memref<64xbf16, 1>, %l1: memref<64xbf16, 2>, %f: memref<64xf32, 2>"
 HEAD = f"""air.channel @c [2, 4]

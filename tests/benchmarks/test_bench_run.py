@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.llama32_1b import footprint
+from aerie.llama32_1b.errors import CheckpointError, UserError
+from aerie.llama32_1b.synthetic.__main__ import main as synthesise
+from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from benchmarks import __main__ as command
 from benchmarks import bench, machine, worker
 from benchmarks.machine import MemoryReader
 from benchmarks.worker import working
-from llama32_1b import footprint
-from llama32_1b.errors import CheckpointError, UserError
-from llama32_1b.synthetic.__main__ import main as synthesise
-from llama32_1b.synthetic.shape import LLAMA_3_2_1B
 
 
 @pytest.fixture(scope="module")

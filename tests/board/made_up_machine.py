@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from board.doctor.machine import Machine
+from aerie.board.doctor.machine import Machine
 
 
 def tool(path: Path, *lines: str) -> Path:

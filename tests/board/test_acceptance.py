@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from board import acceptance
-from board.__main__ import main
-from board.acceptance import Result, run_stages, run_suite
-from runtime import BackendError
+from aerie.board import acceptance
+from aerie.board.__main__ import main
+from aerie.board.acceptance import Result, run_stages, run_suite
+from aerie.runtime import BackendError
 
 JUNIT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b">{}</testcase><testcase name="c"><skipped message="x"/></testcase>

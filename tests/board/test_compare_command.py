@@ -1,4 +1,4 @@
-"""`python -m board compare`, on the virtual NPU in the place of a board; and a process per item: a hang, a
+"""`aerie compare`, on the virtual NPU in the place of a board; and a process per item: a hang, a
 crash and a defect are outcomes, and after a lost device nothing is run."""
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from board.__main__ import main
-from board.compare import command, processes
-from board.compare.items import Item, plan_of
-from board.compare.measuring import RUNNING
-from board.compare.processes import (
+from aerie.board.__main__ import main
+from aerie.board.compare import command, processes
+from aerie.board.compare.items import Item, plan_of
+from aerie.board.compare.measuring import RUNNING
+from aerie.board.compare.processes import (
     LIMITS_S,
     STARTING,
     compare_all,
@@ -26,7 +26,7 @@ from board.compare.processes import (
     in_processes,
     limits_s,
 )
-from board.compare.records import (
+from aerie.board.compare.records import (
     Distance,
     Finding,
     Outcome,
@@ -38,8 +38,8 @@ from board.compare.records import (
     save,
     verdict_line,
 )
-from multi_launch_builder.building import build_program
-from multi_launch_builder.program import Program, ProgramPlan
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.program import Program, ProgramPlan
 
 ITEM = Item("kernel", "narrow", 1)
 """3 x 48 numbers, one launch."""
@@ -60,7 +60,7 @@ def test_a_comparison(programs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_without_a_board(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.backend.missing_device", lambda: ["pyxrt opens no device"])
+    monkeypatch.setattr("aerie.runtime.backend.missing_device", lambda: ["pyxrt opens no device"])
     assert main(["compare"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: backend 'npu' cannot be used here: pyxrt opens no device")
@@ -97,7 +97,7 @@ def test_a_record_that_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("verify.report.store", SimpleNamespace(write_whole=full))
+    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_whole=full))
     monkeypatch.setattr(command, "in_processes", lambda *_: lambda item, __: Outcome(item, Status.SAME))
     arguments = ["--backend", "virtual", "--cache-dir", str(programs), "--out", str(tmp_path)]
     assert main(["compare", "narrow[1]", *arguments]) == 2

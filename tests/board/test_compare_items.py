@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from board.compare.items import LOUD_CHANNELS, Item, all_items, choose, draw, plan_of
-from board.compare.judging import ALLOWANCES
-from board.compare.virtual import NOBODY, has_products, say_writers, writers
-from kernel_builder.arguments import OVERWRITTEN_ROLES
-from kernel_builder.kernels import registry
-from llama32_1b.errors import UsageError
-from multi_launch_builder.building import build_kernel
-from multi_launch_builder.programs import PLANS
+from aerie.board.compare.items import LOUD_CHANNELS, Item, all_items, choose, draw, plan_of
+from aerie.board.compare.judging import ALLOWANCES
+from aerie.board.compare.virtual import NOBODY, has_products, say_writers, writers
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.kernel_builder.kernels import registry
+from aerie.llama32_1b.errors import UsageError
+from aerie.multi_launch_builder.building import build_kernel
+from aerie.multi_launch_builder.programs import PLANS
 
 
 def test_all_of_them() -> None:

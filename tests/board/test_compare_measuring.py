@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from board.compare.items import Item, draw, plan_of
-from board.compare.judging import judge
-from board.compare.measuring import JUDGING, RUNNING, measure
-from board.compare.records import Outcome, Status, Verdict, details
-from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
-from kernel_builder.kernels import registry
-from multi_launch_builder.program import ProgramPlan, Step
+from aerie.board.compare.items import Item, draw, plan_of
+from aerie.board.compare.judging import judge
+from aerie.board.compare.measuring import JUDGING, RUNNING, measure
+from aerie.board.compare.records import Outcome, Status, Verdict, details
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
+from aerie.kernel_builder.kernels import registry
+from aerie.multi_launch_builder.program import ProgramPlan, Step
 
 GEMM = Item("kernel", "gemm")
 """64 x 256 x 128, 32 cores with tiles of 8 x 32."""

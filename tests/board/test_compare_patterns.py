@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from board.compare.patterns import patterns, place, ranges
+from aerie.board.compare.patterns import patterns, place, ranges
 
 Array = np.ndarray[Any, Any]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from made_up_machine import machine, put, tool
 
-from board.doctor import basics
-from board.doctor.machine import Status
-from llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.board.doctor import basics
+from aerie.board.doctor.machine import Status
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER
 
 
 @pytest.mark.parametrize(

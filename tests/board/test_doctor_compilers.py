@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from made_up_machine import machine, put, tool
 
-from board.doctor import compilers
-from board.doctor.machine import Finding, Status
-from runtime.npu import versions
+from aerie.board.doctor import compilers
+from aerie.board.doctor.machine import Finding, Status
+from aerie.runtime.npu import versions
 
 GOOD = "clang version 21.0.0 (https://github.com/Xilinx/llvm-aie f4a72c27aa)"
 AIE = "  Registered Targets:\n    aie - Xilinx AI Engine"

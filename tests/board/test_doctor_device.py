@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from made_up_machine import machine, put, tool, with_pyxrt
 
-from board.doctor import device
-from board.doctor.machine import Status
-from runtime.npu import versions
+from aerie.board.doctor import device
+from aerie.board.doctor.machine import Status
+from aerie.runtime.npu import versions
 
 TABLE = """System Configuration
   OS Name              : Linux

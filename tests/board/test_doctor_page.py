@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from made_up_machine import machine, put, tool
 from rich.console import Console
 
-from board.__main__ import main
-from board.doctor.checks import CHECKS, GOALS, Check, examine_all
-from board.doctor.command import NOTHING_RUNS, SCHEMA, WORKS, exit_code, next_steps, print_page, record
-from board.doctor.machine import LONGEST, Finding, Machine, Status
+from aerie.board.__main__ import main
+from aerie.board.doctor.checks import CHECKS, GOALS, Check, examine_all
+from aerie.board.doctor.command import NOTHING_RUNS, SCHEMA, WORKS, exit_code, next_steps, print_page, record
+from aerie.board.doctor.machine import LONGEST, Finding, Machine, Status
 
 OK = Finding(Status.OK, "there", "there")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from made_up_machine import machine, put, tool
 
-import virtual_npu
-from board.doctor import one_kernel
-from board.doctor.checks import CHECKS, GOALS, examine_all
-from board.doctor.machine import Finding, Machine, Status
-from board.doctor.one_kernel import CASE, KERNEL, main, run_one
-from runtime import select_backend
-from runtime.npu import versions
+from aerie import virtual_npu
+from aerie.board.doctor import one_kernel
+from aerie.board.doctor.checks import CHECKS, GOALS, examine_all
+from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.board.doctor.one_kernel import CASE, KERNEL, main, run_one
+from aerie.runtime import select_backend
+from aerie.runtime.npu import versions
 
 
 def test_on_the_virtual_npu() -> None:

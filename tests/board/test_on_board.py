@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from board.compare.items import Item, draw, plan_of
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Array
-from multi_launch_builder.building import build_program
-from runtime import KernelCache, select_backend
+from aerie.board.compare.items import Item, draw, plan_of
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Array
+from aerie.multi_launch_builder.building import build_program
+from aerie.runtime import KernelCache, select_backend
 
 pytestmark = pytest.mark.board
 
@@ -65,7 +65,7 @@ def test_a_hundred_runs_give_the_same_numbers(npu: KernelCache) -> None:
 
 def test_the_demo_answers() -> None:
     question = "What is the capital of France?"
-    command = [sys.executable, "-m", "llama32_1b", "run", "--backend", "npu", "--prompt", question]
+    command = [sys.executable, "-m", "aerie.llama32_1b", "run", "--backend", "npu", "--prompt", question]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from board.__main__ import main
-from board.compare.command import board_folder
-from board.report import command, parts
-from board.report.command import INDEX, index, write_archive
-from board.report.parts import Part, Source, all_parts, ask, without_prompts
-from board.report.scrubbing import NOBODY, PROJECT, SHORTEST_NAME, Scrubber
+from aerie.board.__main__ import main
+from aerie.board.compare.command import board_folder
+from aerie.board.report import command, parts
+from aerie.board.report.command import INDEX, index, write_archive
+from aerie.board.report.parts import Part, Source, all_parts, ask, without_prompts
+from aerie.board.report.scrubbing import NOBODY, PROJECT, SHORTEST_NAME, Scrubber
 
 NOTHING = Scrubber({}, {}, ())
 

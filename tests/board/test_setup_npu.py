@@ -16,10 +16,17 @@ from threading import Thread
 import pytest
 from made_up_machine import tool
 
-from board import setup_npu
-from board.setup_npu import check_platform, check_reachable, install, missing, own_requirements, pip_command
-from llama32_1b.errors import UserError
-from runtime.npu import versions
+from aerie.board import setup_npu
+from aerie.board.setup_npu import (
+    check_platform,
+    check_reachable,
+    install,
+    missing,
+    own_requirements,
+    pip_command,
+)
+from aerie.llama32_1b.errors import UserError
+from aerie.runtime.npu import versions
 
 AIR = "0.0.1.2026082304+e972f29"
 WANTED = {"mlir_air": AIR, "mlir_aie": versions.MLIR_AIE.version, "llvm-aie": versions.PEANO.version}

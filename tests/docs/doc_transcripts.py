@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 VERDICT = r"\[verify\] FAIL|\[diagnosis\] layer"
 REFUSAL = re.compile(rf'^(error:|{VERDICT}|\S+Error:|guilty:|{{"ok": false)', re.MULTILINE)
+CACHES = shutil.ignore_patterns("__pycache__")
 COUNTS = re.compile(r"\d+ deselected in [\d.]+s")
 
 
@@ -51,6 +53,16 @@ def table(page: str, *heading: str) -> list[tuple[str, ...]]:
     start = text.index("| " + " | ".join(heading) + " |\n")
     rows = text[start:].partition("\n\n")[0].splitlines()[2:]
     return [tuple(cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")) for row in rows]
+
+
+def make_project(folder: Path, copied: str = "") -> None:
+    """A folder like the project's: links to all that it has, and a copy of one room."""
+    shutil.copytree(DOCS.parent / "aerie", folder / "aerie", symlinks=True, ignore=CACHES)
+    rooms = {room.name for room in (DOCS.parent / "aerie").iterdir() if room.is_symlink()}
+    for name in {*rooms, "tests", "pyproject.toml"} - {copied}:
+        (folder / name).symlink_to(DOCS.parent / name)
+    if copied:
+        shutil.copytree(DOCS.parent / copied, folder / copied, ignore=CACHES)
 
 
 def check_command(

@@ -6,29 +6,17 @@ copy of the project.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from doc_transcripts import blocks, check_command, matches, session
+from doc_transcripts import blocks, check_command, make_project, matches, session
 
 PAGE = "add_a_kernel.md"
-PROJECT = Path(__file__).parents[2]
-COPIED = "kernel_builder"  # the page adds a file to it
-LINKED = (
-    "air_dialect",
-    "virtual_npu",
-    "kernels_cc",
-    "multi_launch_builder",
-    "runtime",
-    "tests",
-    "pyproject.toml",
-)
 
 
 @pytest.mark.long
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
-    _copy_project(tmp_path)
+    make_project(tmp_path, copied="kernel_builder")  # the page adds a file to it
     checked = 0
     for language, path, body in blocks(PAGE):
         if path:
@@ -47,9 +35,3 @@ def test_elisions_stand_for_anything_and_nothing_else() -> None:
     assert not matches("a\n...\nb\n", "a\n1\nbb\n")
     assert not matches("a\n", "a\nb\n")
     assert not matches("a.b\n", "acb\n")
-
-
-def _copy_project(folder: Path) -> None:
-    shutil.copytree(PROJECT / COPIED, folder / COPIED, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in LINKED:
-        (folder / name).symlink_to(PROJECT / name)

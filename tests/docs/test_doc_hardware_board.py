@@ -6,8 +6,8 @@ import re
 
 from doc_transcripts import DOCS, table
 
-from board.compare.judging import ALLOWANCES
-from board.compare.records import Status
+from aerie.board.compare.judging import ALLOWANCES
+from aerie.board.compare.records import Status
 
 PAGE = "hardware.md"
 

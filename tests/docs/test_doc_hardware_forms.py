@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from doc_transcripts import DOCS, table
 
-from kernel_builder.kernels import registry
-from virtual_npu.static.lowering import TABLE, Form, Row, find, forms_of
-from virtual_npu.static.lowering.evidence import ran
-from virtual_npu.static.rules.lowering import on_cores
+from aerie.kernel_builder.kernels import registry
+from aerie.virtual_npu.static.lowering import TABLE, Form, Row, find, forms_of
+from aerie.virtual_npu.static.lowering.evidence import ran
+from aerie.virtual_npu.static.rules.lowering import on_cores
 
 PAGE = "hardware.md"
 USED = ("form", "kernels", "lowered", "evidence", "note")

@@ -4,9 +4,9 @@ import re
 
 from doc_transcripts import DOCS, table
 
-from runtime import knobs
-from runtime.npu import failures
-from runtime.npu.lock import UPSTREAM, DeviceLock
+from aerie.runtime import knobs
+from aerie.runtime.npu import failures
+from aerie.runtime.npu.lock import UPSTREAM, DeviceLock
 
 PAGE = "hardware.md"
 

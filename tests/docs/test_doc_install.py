@@ -9,11 +9,11 @@ import shutil
 import pytest
 from doc_transcripts import DOCS, blocks, check_command, session, table
 
-from board.doctor.checks import CHECKS, GOALS
-from board.doctor.command import SCHEMA, record
-from board.doctor.machine import Finding, Status
-from board.setup_npu import FETCH
-from runtime.npu import versions
+from aerie.board.doctor.checks import CHECKS, GOALS
+from aerie.board.doctor.command import SCHEMA, record
+from aerie.board.doctor.machine import Finding, Status
+from aerie.board.setup_npu import FETCH
+from aerie.runtime.npu import versions
 
 PAGE = "install.md"
 TEXT = (DOCS / PAGE).read_text()

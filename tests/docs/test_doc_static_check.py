@@ -6,7 +6,7 @@ import re
 
 from doc_transcripts import DOCS, table
 
-from virtual_npu.static.device import DEVICES
+from aerie.virtual_npu.static.device import DEVICES
 
 PAGE = "static_check.md"
 RULES = DOCS.parent / "virtual_npu" / "static"

@@ -18,12 +18,12 @@ import pytest
 from doc_transcripts import DOCS, blocks, matches, session, table
 from safetensors.numpy import load_file, save_file
 
-from llama32_1b import cli
-from llama32_1b.chat import HELP
-from llama32_1b.checkpoint import DEMO_FOLDER
-from llama32_1b.commands import _record
-from llama32_1b.generate import FinishReason
-from multi_launch_builder.limits import rules
+from aerie.llama32_1b import cli
+from aerie.llama32_1b.chat import HELP
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.llama32_1b.commands import _record
+from aerie.llama32_1b.generate import FinishReason
+from aerie.multi_launch_builder.limits import rules
 
 PAGE = "usage.md"
 MAKEFILE = (DOCS.parent / "Makefile").read_text()
@@ -44,7 +44,7 @@ def test_make_variables() -> None:
 
 
 def _commands() -> dict[str, list[argparse.Action]]:
-    """What each command of `python -m llama32_1b` takes."""
+    """What each command of `aerie` takes."""
     (choices,) = (a.choices for a in cli.build_parser()._actions if isinstance(a.choices, dict))
     return {name: [a for a in parser._actions if a.dest != "help"] for name, parser in choices.items()}
 
@@ -97,25 +97,30 @@ def test_chat_commands() -> None:
 
 
 USAGE_ERRORS = [
-    ("virtual_npu", "", "the following arguments are required: COMMAND"),
-    ("virtual_npu", "rum", "argument COMMAND: invalid choice: 'rum' (choose from"),
-    ("virtual_npu", "run --args in.npz", "the following arguments are required: file"),
-    ("kernel_builder", "", "the following arguments are required: COMMAND"),
-    ("kernel_builder", "check", "the following arguments are required: kernel"),
-    ("multi_launch_builder", "", "the following arguments are required: COMMAND"),
-    ("multi_launch_builder", "mlir out --seq-len many", "argument --seq-len: invalid int value: 'many'"),
-    ("air_dialect", "", "the following arguments are required: file"),
-    ("air_dialect", "a.mlir --no-such-flag", "unrecognized arguments: --no-such-flag"),
-    ("llama32_1b", "", "the following arguments are required: COMMAND"),
+    ("virtual_npu", "aerie vnpu", "", "the following arguments are required: COMMAND"),
+    ("virtual_npu", "aerie vnpu", "rum", "argument COMMAND: invalid choice: 'rum' (choose from"),
+    ("virtual_npu", "aerie vnpu", "run --args in.npz", "the following arguments are required: file"),
+    ("kernel_builder", "aerie kernels", "", "the following arguments are required: COMMAND"),
+    ("kernel_builder", "aerie kernels", "check", "the following arguments are required: kernel"),
+    ("multi_launch_builder", "aerie programs", "", "the following arguments are required: COMMAND"),
+    (
+        "multi_launch_builder",
+        "aerie programs",
+        "mlir out --seq-len many",
+        "argument --seq-len: invalid int value: 'many'",
+    ),
+    ("air_dialect", "aerie air", "", "the following arguments are required: file"),
+    ("air_dialect", "aerie air", "a.mlir --no-such-flag", "unrecognized arguments: --no-such-flag"),
+    ("llama32_1b", "aerie", "", "the following arguments are required: COMMAND"),
 ]
 
 
-@pytest.mark.parametrize(("room", "words", "message"), USAGE_ERRORS)
+@pytest.mark.parametrize(("room", "command", "words", "message"), USAGE_ERRORS)
 def test_bad_usage_is_one_line(
-    room: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
+    room: str, command: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2 of every room's command line."""
-    main = importlib.import_module(f"{room}.__main__").main
+    main = importlib.import_module(f"aerie.{room}.__main__").main
     try:
         code = main(words.split())
     except SystemExit as stopped:
@@ -123,7 +128,7 @@ def test_bad_usage_is_one_line(
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
-    assert re.search(rf"\(see python -m {room}( \w+)? --help\)$", line)
+    assert re.search(rf"\(see {command}( \w+)? --help\)$", line)
 
 
 def _without(name: str) -> Callable[[Path], None]:
@@ -185,11 +190,11 @@ def test_refusals(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)
-    assert words[:3] == ["python", "-m", "llama32_1b"]
+    assert words[0] == "aerie"
     if (model := _model(words)) in BROKEN:
         shutil.copytree(DEMO_FOLDER, model)
         BROKEN[model](Path(model))
-    assert cli.main([*words[3:], "--cache-dir", "cache"]) == 2
+    assert cli.main([*words[1:], "--cache-dir", "cache"]) == 2
     printed = capsys.readouterr()
     assert matches(message, printed.err)
     assert printed.out == ""

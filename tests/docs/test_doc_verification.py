@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from doc_transcripts import DOCS, blocks, check_command, matches, session, table
+from doc_transcripts import DOCS, blocks, check_command, make_project, matches, session, table
 
-from llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.cli import default_cache_dir
 
 PAGE = "verification.md"
-ROOMS = sorted(path.parent.name for path in DOCS.parent.glob("*/__init__.py"))
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]\d+)?")
 
 
@@ -28,9 +27,9 @@ import sys
 sys.path.append({faults!r})
 from faults import FAULTS, Healthy
 
-import verify.__main__
+from aerie.verify import __main__ as command_line
 
-prepare_runtime = verify.__main__.prepare_runtime
+prepare_runtime = command_line.prepare_runtime
 (fault,) = (fault for fault in FAULTS if fault.name == {name!r})
 
 
@@ -38,8 +37,8 @@ def faulty(checkpoint, *arguments):
     return fault.inject(Healthy(prepare_runtime(checkpoint, *arguments), checkpoint, prepare_runtime))
 
 
-verify.__main__.prepare_runtime = faulty
-sys.exit(verify.__main__.main())
+command_line.prepare_runtime = faulty
+sys.exit(command_line.main())
 """
 """The command line with a fault in the session that it opens."""
 
@@ -52,8 +51,7 @@ def shown_of_the_fault() -> list[str]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder like the project's, with the programs that are compiled already."""
-    for room in ROOMS:
-        (tmp_path / room).symlink_to(DOCS.parent / room)
+    make_project(tmp_path)
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "programs").symlink_to(default_cache_dir(), target_is_directory=True)
     return tmp_path
@@ -61,7 +59,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "arguments"), [(0, "gate"), (1, 'diagnosis --prompt "What is the capital of France?"')]
+    ("place", "arguments"), [(0, "verify"), (1, 'diagnosis --prompt "What is the capital of France?"')]
 )
 def test_a_fault_looks_as_shown(place: int, arguments: str, project: Path) -> None:
     tests = str(DOCS.parent / "tests" / "verify")

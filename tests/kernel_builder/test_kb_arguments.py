@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import (
+from aerie.kernel_builder.arguments import (
     DTYPES,
     Argument,
     ArgumentError,

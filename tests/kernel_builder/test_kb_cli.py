@@ -1,4 +1,4 @@
-"""python -m kernel_builder: list, show, preflight, and what it refuses with status 2."""
+"""aerie kernels: list, show, preflight, and what it refuses with status 2."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from air_dialect import parse
-from kernel_builder.__main__ import main
-from kernel_builder.kernels import eltwise_add
-from kernel_builder.spec import Array, Parameters
+from aerie.air_dialect import parse
+from aerie.kernel_builder.__main__ import main
+from aerie.kernel_builder.kernels import eltwise_add
+from aerie.kernel_builder.spec import Array, Parameters
 
 
 def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_check_of_wrong_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         return {"out": out}
 
     spec = dataclasses.replace(eltwise_add.KERNEL, reference=off_by_one)
-    monkeypatch.setattr("kernel_builder.__main__.registry", lambda: {"eltwise_add": spec})
+    monkeypatch.setattr("aerie.kernel_builder.__main__.registry", lambda: {"eltwise_add": spec})
     assert main(["check", "eltwise_add", "--rows=8", "--cols=32"]) == 1
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1].endswith("1 of 256  WRONG")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from air_dialect import parse, print_module
-from kernel_builder import dsl
-from kernel_builder.arguments import DslError, i1
-from kernel_builder.dsl import L1, L2, L3, Kernel, Role, bf16, contract, f32, fma, i32
-from kernel_builder.kernels import eltwise_add
-from kernel_builder.testing import run
+from aerie.air_dialect import parse, print_module
+from aerie.kernel_builder import dsl
+from aerie.kernel_builder.arguments import DslError, i1
+from aerie.kernel_builder.dsl import L1, L2, L3, Kernel, Role, bf16, contract, f32, fma, i32
+from aerie.kernel_builder.kernels import eltwise_add
+from aerie.kernel_builder.testing import run
 
 
 class Sketch(Kernel):

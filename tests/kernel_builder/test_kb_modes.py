@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernel_builder.dsl import without_rounding
-from kernel_builder.kernels import gemm, registry
-from kernel_builder.spec import Array, KernelModule
-from kernel_builder.testing import random_arrays, run
-from virtual_npu.options import BuildOptions
+from aerie.kernel_builder.dsl import without_rounding
+from aerie.kernel_builder.kernels import gemm, registry
+from aerie.kernel_builder.spec import Array, KernelModule
+from aerie.kernel_builder.testing import random_arrays, run
+from aerie.virtual_npu.options import BuildOptions
 
 
 @dataclass(frozen=True)

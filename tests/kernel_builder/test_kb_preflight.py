@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from kernel_builder.dsl import L1, L2, Kernel, Role, bf16, f32
-from kernel_builder.kernels import registry
-from virtual_npu.errors import ResourceError
-from virtual_npu.static import Report, check
+from aerie.kernel_builder.dsl import L1, L2, Kernel, Role, bf16, f32
+from aerie.kernel_builder.kernels import registry
+from aerie.virtual_npu.errors import ResourceError
+from aerie.virtual_npu.static import Report, check
 
 
 def used(report: Report, resource: str) -> int:

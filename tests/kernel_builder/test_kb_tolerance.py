@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_builder.spec import Tolerance
+from aerie.kernel_builder.spec import Tolerance
 
 
 def test_a_difference_says_how_many_where_and_what() -> None:

@@ -12,9 +12,9 @@ from xdsl.dialects.builtin import IndexType
 from xdsl.ir import Block
 from xdsl.ir.affine import AffineExpr
 
-from kernel_builder.arguments import DslError, bf16, f32, i32
-from kernel_builder.buffers import L1, L3, Buffer, View, check_pattern, check_transfer
-from kernel_builder.index import Index, Variable
+from aerie.kernel_builder.arguments import DslError, bf16, f32, i32
+from aerie.kernel_builder.buffers import L1, L3, Buffer, View, check_pattern, check_transfer
+from aerie.kernel_builder.index import Index, Variable
 
 AT = Index({Variable(Block(arg_types=[IndexType()]).args[0], "loop", 0): 1})
 

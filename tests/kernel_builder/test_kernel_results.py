@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernel_builder.kernels import eltwise_add, flash_attention, gemv, registry, rms_norm, rope, swiglu
-from kernel_builder.spec import Parameters
-from kernel_builder.testing import compare, library, random_arrays, run
-from virtual_npu import toolchain
+from aerie.kernel_builder.kernels import eltwise_add, flash_attention, gemv, registry, rms_norm, rope, swiglu
+from aerie.kernel_builder.spec import Parameters
+from aerie.kernel_builder.testing import compare, library, random_arrays, run
+from aerie.virtual_npu import toolchain
 
 BF16 = ml_dtypes.bfloat16
 CASES = [(name, case) for name, spec in registry().items() for case in range(len(spec.cases))]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from xdsl.dialects.memref import AllocOp
 
-from air_dialect.ops import ChannelGetOp, ChannelPutOp
-from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.buffers import l1_bytes
-from kernel_builder.kernels import eltwise_add, flash_attention, gemm, gemv, registry, rms_norm
-from virtual_npu.static import Report, check
-from virtual_npu.static.device import NPU1, NPU2, Device
-from virtual_npu.static.transfers import memref_bytes, space_of
+from aerie.air_dialect.ops import ChannelGetOp, ChannelPutOp
+from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.buffers import l1_bytes
+from aerie.kernel_builder.kernels import eltwise_add, flash_attention, gemm, gemv, registry, rms_norm
+from aerie.virtual_npu.static import Report, check
+from aerie.virtual_npu.static.device import NPU1, NPU2, Device
+from aerie.virtual_npu.static.transfers import memref_bytes, space_of
 
 ATTENTION = {"lq": 128, "lk": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64}
 HEADS = {"rows": 64, "n_heads": 4, "head_dim": 64}

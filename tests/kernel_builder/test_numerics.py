@@ -1,16 +1,16 @@
-"""Errors published for an NPU come out on the virtual NPU; python -m kernel_builder numerics."""
+"""Errors published for an NPU come out on the virtual NPU; aerie kernels numerics."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kernel_builder import numerics
-from kernel_builder.__main__ import main
-from kernel_builder.kernels import gemm
-from kernel_builder.numerics import Comparison, Row, compare, product_operands
-from kernel_builder.testing import run
-from virtual_npu.options import BuildOptions
+from aerie.kernel_builder import numerics
+from aerie.kernel_builder.__main__ import main
+from aerie.kernel_builder.kernels import gemm
+from aerie.kernel_builder.numerics import Comparison, Row, compare, product_operands
+from aerie.kernel_builder.testing import run
+from aerie.virtual_npu.options import BuildOptions
 
 BFP16 = BuildOptions(numerics="bfp16")
 

@@ -16,8 +16,8 @@ from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
-from air_dialect.text import parse
-from kernel_builder.kernels import registry
+from aerie.air_dialect.text import parse
+from aerie.kernel_builder.kernels import registry
 
 POINTERS = {"bf16": "bfloat16*", "f32": "float*"}
 SCALARS = {"i32": ("int32_t", "uint32_t")}

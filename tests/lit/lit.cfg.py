@@ -46,11 +46,11 @@ config.environment["VNPU_CACHE"] = str(cache)
 config.substitutions += [
     ("%python", python),
     ("%project", str(PROJECT)),
-    ("%air", f"{python} -m air_dialect"),
-    ("%vnpu", f"{python} -m virtual_npu"),
-    ("%kernels", f"{python} -m kernel_builder"),
-    ("%programs", f"{python} -m multi_launch_builder"),
+    ("%air", f"{python} -m aerie air"),
+    ("%vnpu", f"{python} -m aerie vnpu"),
+    ("%kernels", f"{python} -m aerie kernels"),
+    ("%programs", f"{python} -m aerie programs"),
     ("%golden", f"{python} {SUPPORT / 'golden.py'}{' --refresh' if refresh else ''}"),
-    ("%board", f"{python} -m board"),
+    ("%board", f"{python} -m aerie"),
     ("%against_reference", f"{python} {SUPPORT / 'against_reference.py'} --cache-dir {cache / 'programs'}"),
 ]

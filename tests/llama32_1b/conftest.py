@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llama32_1b.checkpoint import open_checkpoint
-from llama32_1b.model import LlamaModel, assemble, preload
-from multi_launch_builder import Program
-from multi_launch_builder.programs import plan_programs
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.llama32_1b.model import LlamaModel, assemble, preload
+from aerie.multi_launch_builder import Program
+from aerie.multi_launch_builder.programs import plan_programs
 
 
 def load_helper(name):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from kernel_builder.arguments import STATIC_ROLES, Role
-from llama32_1b.config import LlamaConfig
+from aerie.kernel_builder.arguments import STATIC_ROLES, Role
+from aerie.llama32_1b.config import LlamaConfig
 
 bf16 = ml_dtypes.bfloat16
 

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from llama32_1b import weights as weights_module
-from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.compiling import compile_into, open_cache
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.model import assemble, preload
-from llama32_1b.native import native_attention
-from llama32_1b.progress import Reporter
-from llama32_1b.synthetic.__main__ import main as synthesise
-from multi_launch_builder import build_programs
-from runtime import Profiler, select_backend
+from aerie.llama32_1b import weights as weights_module
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.compiling import compile_into, open_cache
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.model import assemble, preload
+from aerie.llama32_1b.native import native_attention
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.synthetic.__main__ import main as synthesise
+from aerie.multi_launch_builder import build_programs
+from aerie.runtime import Profiler, select_backend
 
 SAME_BITS = {
     "one thread": {"VNPU_THREADS": "1"},

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llama32_1b import native
-from llama32_1b.attention import CacheAttention, causal, reference_attention
-from llama32_1b.cli import main
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
-from llama32_1b.numerics import bf16
-from virtual_npu.errors import ToolchainError
-from virtual_npu.objects import load_host_code
+from aerie.llama32_1b import native
+from aerie.llama32_1b.attention import CacheAttention, causal, reference_attention
+from aerie.llama32_1b.cli import main
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
+from aerie.llama32_1b.numerics import bf16
+from aerie.virtual_npu.errors import ToolchainError
+from aerie.virtual_npu.objects import load_host_code
 
 CAPACITY = 300
 SHAPES = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (32, 8, 64)]

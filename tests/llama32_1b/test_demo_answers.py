@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llama32_1b.demo import CHECKPOINT, evaluate
-from llama32_1b.demo.corpus import Exchange, question_list, unknown
-from llama32_1b.demo.evaluate import Reference, Result
+from aerie.llama32_1b.demo import CHECKPOINT, evaluate
+from aerie.llama32_1b.demo.corpus import Exchange, question_list, unknown
+from aerie.llama32_1b.demo.evaluate import Reference, Result
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from llama32_1b.demo import CHECKPOINT
-from llama32_1b.demo.tokenizer import END_OF_TEXT, END_OF_TURN
+from aerie.llama32_1b.demo import CHECKPOINT
+from aerie.llama32_1b.demo.tokenizer import END_OF_TEXT, END_OF_TURN
 
 _WANTED_FILES = {
     "config.json",

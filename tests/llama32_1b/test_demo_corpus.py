@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from llama32_1b.demo.corpus import (
+from aerie.llama32_1b.demo.corpus import (
     COUNTRIES,
     ELEMENTS,
     TERMS,
@@ -19,7 +19,7 @@ from llama32_1b.demo.corpus import (
 
 _DIGEST = """
 import hashlib, random
-from llama32_1b.demo.corpus import question_list, statements, unknown
+from aerie.llama32_1b.demo.corpus import question_list, statements, unknown
 rng = random.Random(7)
 text = repr((question_list(), statements(), [unknown(rng) for _ in range(50)]))
 print(hashlib.sha256(text.encode()).hexdigest())

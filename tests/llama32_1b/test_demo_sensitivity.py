@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llama32_1b.demo import CHECKPOINT
-from llama32_1b.demo.corpus import question_list
-from llama32_1b.demo.evaluate import Reference
+from aerie.llama32_1b.demo import CHECKPOINT
+from aerie.llama32_1b.demo.corpus import question_list
+from aerie.llama32_1b.demo.evaluate import Reference
 
 _ASKED = random.Random(21).sample(question_list(), 40)
 

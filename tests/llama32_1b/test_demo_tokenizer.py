@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from llama32_1b.demo import CHECKPOINT
-from llama32_1b.demo.batches import Encoder
-from llama32_1b.demo.corpus import Exchange, question_list
-from llama32_1b.demo.tokenizer import (
+from aerie.llama32_1b.demo import CHECKPOINT
+from aerie.llama32_1b.demo.batches import Encoder
+from aerie.llama32_1b.demo.corpus import Exchange, question_list
+from aerie.llama32_1b.demo.tokenizer import (
     END_OF_TURN,
     SPECIAL_TOKENS,
     VOCAB_SIZE,

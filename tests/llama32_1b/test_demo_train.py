@@ -11,17 +11,17 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from llama32_1b.demo import CHECKPOINT, train
-from llama32_1b.demo.batches import TOKENS_PER_BATCH, Batch, Encoder, batches, carelessly, epoch
-from llama32_1b.demo.checkpoint_files import (
+from aerie.llama32_1b.demo import CHECKPOINT, train
+from aerie.llama32_1b.demo.batches import TOKENS_PER_BATCH, Batch, Encoder, batches, carelessly, epoch
+from aerie.llama32_1b.demo.checkpoint_files import (
     RESIDUAL_SCALE,
     load_weights,
     new_model,
     shrink_residual,
     write_checkpoint,
 )
-from llama32_1b.demo.corpus import Exchange, question_list
-from llama32_1b.demo.tokenizer import MAX_LENGTH
+from aerie.llama32_1b.demo.corpus import Exchange, question_list
+from aerie.llama32_1b.demo.tokenizer import MAX_LENGTH
 
 _TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 _ENCODER = Encoder(_TOKENIZER)
@@ -131,4 +131,4 @@ def test_a_few_steps_of_both_stages_write_a_checkpoint_and_report(
     printed = capsys.readouterr()
     assert re.search(r"step 2/2  loss \d\.\d+  .* s/step  0 min left", printed.err)
     assert re.search(r"step 1/1  loss \d\.\d+", printed.err)
-    assert "python -m llama32_1b.demo.evaluate --checkpoint" in printed.out
+    assert "python -m aerie.llama32_1b.demo.evaluate --checkpoint" in printed.out

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from llama32_1b import footprint as module
-from llama32_1b.checkpoint import DEMO_FOLDER
-from llama32_1b.cli import default_cache_dir, main
-from llama32_1b.config import load_config
-from llama32_1b.errors import TooLittleMemoryError
-from llama32_1b.footprint import check_memory, footprint, require
-from llama32_1b.synthetic.__main__ import main as synthesise
-from llama32_1b.synthetic.shape import LLAMA_3_2_1B
-from llama32_1b.weights import expected_shapes
-from verify import __main__ as verify_cli
-from verify.reference import reference_bytes
+from aerie.llama32_1b import footprint as module
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.llama32_1b.cli import default_cache_dir, main
+from aerie.llama32_1b.config import load_config
+from aerie.llama32_1b.errors import TooLittleMemoryError
+from aerie.llama32_1b.footprint import check_memory, footprint, require
+from aerie.llama32_1b.synthetic.__main__ import main as synthesise
+from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from aerie.llama32_1b.weights import expected_shapes
+from aerie.verify import __main__ as verify_cli
+from aerie.verify.reference import reference_bytes
 
 MIB = 1 << 20
 OURS = "the model with prompts of up to"
@@ -60,15 +60,15 @@ def test_without_sharing_and_in_strict_memory(monkeypatch):
 MEASURE = """
 import json, re, sys
 from pathlib import Path
-from llama32_1b.checkpoint import open_checkpoint
-from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.footprint import footprint
-from llama32_1b.forward import decode_step
-from llama32_1b.forward import next_token_logits
-from llama32_1b.forward import prefill
-from llama32_1b.progress import Reporter
-from llama32_1b.session import prepare_runtime
-from runtime import select_backend
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.footprint import footprint
+from aerie.llama32_1b.forward import decode_step
+from aerie.llama32_1b.forward import next_token_logits
+from aerie.llama32_1b.forward import prefill
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import prepare_runtime
+from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
 backend = select_backend("virtual")
 model = prepare_runtime(checkpoint, RuntimeOptions(None, backend, cache), Reporter()).model
@@ -209,7 +209,7 @@ def test_memory_that_ends_in_spite_of_the_check_is_one_line(error, reason, monke
     def end(*_):
         raise error
 
-    monkeypatch.setattr("llama32_1b.commands.open_checkpoint", end)
+    monkeypatch.setattr("aerie.llama32_1b.commands.open_checkpoint", end)
     assert main(["run", "--backend", "virtual", "--prompt", "Hi"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the system gave no more {reason}, with ")
@@ -220,7 +220,7 @@ def test_a_defect_is_no_lack_of_memory(monkeypatch):
     def fail(*_):
         raise RuntimeError("this is a defect")
 
-    monkeypatch.setattr("llama32_1b.commands.open_checkpoint", fail)
+    monkeypatch.setattr("aerie.llama32_1b.commands.open_checkpoint", fail)
     with pytest.raises(RuntimeError, match="a defect"):
         main(["run", "--backend", "virtual", "--prompt", "Hi"])
 
@@ -228,6 +228,6 @@ def test_a_defect_is_no_lack_of_memory(monkeypatch):
 def test_a_compilation_needs_no_room_for_the_model(have, monkeypatch, tmp_path):
     have(50 * MIB)
     compiled = []
-    monkeypatch.setattr("llama32_1b.commands.compile_programs", lambda *given: compiled.append(given))
+    monkeypatch.setattr("aerie.llama32_1b.commands.compile_programs", lambda *given: compiled.append(given))
     assert main(["compile", "--backend", "virtual", "--cache-dir", str(tmp_path)]) == 0
     assert compiled

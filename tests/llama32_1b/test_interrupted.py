@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.synthetic.__main__ import main as synthesise
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 
 MARK = "TEST_RUN"
 SIGINT, SIGTERM, SIGKILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
@@ -25,8 +25,8 @@ STOPPED = 130
 START = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, it would be ignored
-sys.argv = ["llama32_1b", *sys.argv[1:]]
-runpy.run_module("llama32_1b", run_name="__main__", alter_sys=True)
+sys.argv = ["aerie", *sys.argv[1:]]
+runpy.run_module("aerie", run_name="__main__", alter_sys=True)
 """
 
 

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
-from llama32_1b.errors import PromptError, PromptTooLongError, UserError
-from llama32_1b.generate import Figures, FinishReason, Generation, Sampler
-from llama32_1b.tokenizer import Tokenizer
+from aerie.llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
+from aerie.llama32_1b.errors import PromptError, PromptTooLongError, UserError
+from aerie.llama32_1b.generate import Figures, FinishReason, Generation, Sampler
+from aerie.llama32_1b.tokenizer import Tokenizer
 
 
 class FakeTokenizer:
@@ -186,7 +186,7 @@ def test_template_is_needed():
 
 def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkpoint):
     """With a real model: the second answer is what a fresh start with the same history gives."""
-    from llama32_1b.tokenizer import load_tokenizer
+    from aerie.llama32_1b.tokenizer import load_tokenizer
 
     folder = make_checkpoint()
     model = numpy_model(folder, 128)

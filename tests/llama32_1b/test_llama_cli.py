@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llama32_1b import checkpoint as checkpoint_module
-from llama32_1b import commands
-from llama32_1b.checkpoint import find_checkpoint
-from llama32_1b.cli import build_parser, default_cache_dir, main
-from llama32_1b.compiling import choose_seq_len
-from llama32_1b.config import load_config
-from llama32_1b.errors import CheckpointError
-from llama32_1b.generate import Generation
-from llama32_1b.model import assemble, preload
-from llama32_1b.session import Session
-from llama32_1b.weights import FINAL_NORM
-from runtime import Profiler
+from aerie.llama32_1b import checkpoint as checkpoint_module
+from aerie.llama32_1b import commands
+from aerie.llama32_1b.checkpoint import find_checkpoint
+from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
+from aerie.llama32_1b.compiling import choose_seq_len
+from aerie.llama32_1b.config import load_config
+from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.generate import Generation
+from aerie.llama32_1b.model import assemble, preload
+from aerie.llama32_1b.session import Session
+from aerie.llama32_1b.weights import FINAL_NORM
+from aerie.runtime import Profiler
 
 
 class NumpyCache:
@@ -263,7 +263,7 @@ def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
     """transformers would print a warning of its own beside our line. In a process: it does so once."""
     checkpoints.edit_json(damaged / "tokenizer_config.json", model_max_length=16)
     done = subprocess.run(
-        [sys.executable, "-m", "llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 200],
+        [sys.executable, "-m", "aerie.llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 200],
         capture_output=True,
         text=True,
         timeout=120,
@@ -409,7 +409,7 @@ def test_interrupt_at_any_other_time(run, monkeypatch):
 
 
 def test_defects_keep_their_traceback(run, monkeypatch):
-    from runtime import ArrayError
+    from aerie.runtime import ArrayError
 
     for defect in (ArrayError("x is missing"), ZeroDivisionError()):
 
@@ -468,7 +468,7 @@ def test_mlir_into_a_folder_that_cannot_be(capsys, make_checkpoint, tmp_path, mo
     def write(shape, seq_len, out):
         out.mkdir(parents=True)
 
-    monkeypatch.setattr("multi_launch_builder.building.write_mlir", write)
+    monkeypatch.setattr("aerie.multi_launch_builder.building.write_mlir", write)
     code = main(["mlir", "--model", str(make_checkpoint()), str(tmp_path / "file" / "out")])
     captured = capsys.readouterr()
     check_refused((code, captured.out, captured.err), "file/out (Not a directory); name another folder")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from llama32_1b.config import Llama3Scaling, load_config
-from llama32_1b.errors import ConfigError
+from aerie.llama32_1b.config import Llama3Scaling, load_config
+from aerie.llama32_1b.errors import ConfigError
 
 MINIMAL = {
     "vocab_size": 512,

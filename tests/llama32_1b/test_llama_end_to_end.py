@@ -15,14 +15,14 @@ import time
 import numpy as np
 import pytest
 
-from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import FinishReason, Sampler
-from llama32_1b.progress import Reporter
-from llama32_1b.session import prepare_runtime
-from runtime import select_backend
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.generate import FinishReason, Sampler
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import prepare_runtime
+from aerie.runtime import select_backend
 
 QUESTION = "What is the capital of France?"
 QUESTIONS = [
@@ -75,7 +75,7 @@ def ask(session, question):
 def command(*arguments, **environment):
     """Run the command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "llama32_1b", *arguments],
+        [sys.executable, "-m", "aerie.llama32_1b", *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -262,7 +262,7 @@ def stop_an_answer(terminal, most=5):
 )
 def test_chat_on_a_terminal(session):
     """Streaming, Ctrl-C at the prompt and in an answer, commands, Ctrl-D."""
-    with Terminal("-m", "llama32_1b", "chat", "--backend", "virtual") as terminal:
+    with Terminal("-m", "aerie.llama32_1b", "chat", "--backend", "virtual") as terminal:
         terminal.expect(">>> ")
         terminal.type(f"{QUESTION}\n")
         assert "Paris" in terminal.expect(">>> ")
@@ -283,7 +283,7 @@ def test_chat_on_a_terminal(session):
 
 def test_reader_that_goes_away(session):
     with subprocess.Popen(
-        [sys.executable, "-m", "llama32_1b", "run", "--prompt", QUESTION, "--backend", "virtual"],
+        [sys.executable, "-m", "aerie.llama32_1b", "run", "--prompt", QUESTION, "--backend", "virtual"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

@@ -13,20 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import virtual_npu.pyxrt
-from llama32_1b import commands
-from llama32_1b.chat import Chat
-from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from llama32_1b.cli import default_cache_dir, main
-from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import Sampler, give_up
-from llama32_1b.model import assemble, preload
-from llama32_1b.progress import Reporter
-from llama32_1b.session import Session, prepare_runtime
-from runtime import Backend, KernelCache, RunError, select_backend
-from runtime.npu.device import NpuAccess
-from runtime.toolchain import VirtualToolchain
+from aerie.llama32_1b import commands
+from aerie.llama32_1b.chat import Chat
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir, main
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.generate import Sampler, give_up
+from aerie.llama32_1b.model import assemble, preload
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.runtime import Backend, KernelCache, RunError, select_backend
+from aerie.runtime.npu.device import NpuAccess
+from aerie.runtime.toolchain import VirtualToolchain
+from aerie.virtual_npu import pyxrt
 
 PROMPT = [0, 17, 300, 41]
 NEW = 5
@@ -221,7 +221,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def virtual(prebuilt):
-    return Backend("virtual", prebuilt, virtual_npu.pyxrt, "backend virtual: for the test")
+    return Backend("virtual", prebuilt, pyxrt, "backend virtual: for the test")
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from llama32_1b import compiling
-from llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
-from llama32_1b.config import load_config
-from llama32_1b.errors import UserError
-from llama32_1b.programs import program_flops
-from llama32_1b.progress import Reporter
-from multi_launch_builder import cached
-from runtime import Progress, Stage, select_backend
+from aerie.llama32_1b import compiling
+from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.llama32_1b.config import load_config
+from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.programs import program_flops
+from aerie.llama32_1b.progress import Reporter
+from aerie.multi_launch_builder import cached
+from aerie.runtime import Progress, Stage, select_backend
 
 VIRTUAL = RuntimeOptions(128, select_backend("virtual"), Path("unused"))
 

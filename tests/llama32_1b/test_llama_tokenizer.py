@@ -7,10 +7,10 @@ import pytest
 from checkpoints import TEMPLATE
 from jinja2 import TemplateError
 
-from llama32_1b.checkpoint import DEMO_FOLDER
-from llama32_1b.errors import CheckpointError
-from llama32_1b.synthetic.tokenizer import make_tokenizer
-from llama32_1b.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
+from aerie.llama32_1b.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
 
 TEXTS = [
     "What is the capital of France?",
@@ -216,7 +216,7 @@ def test_a_lack_of_memory_is_no_damage(damaged, monkeypatch):
     def end(*_):
         raise MemoryError
 
-    monkeypatch.setattr("llama32_1b.tokenizer._load", end)
+    monkeypatch.setattr("aerie.llama32_1b.tokenizer._load", end)
     with pytest.raises(MemoryError):
         load_tokenizer(damaged)
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from llama32_1b.checkpoint import open_checkpoint
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from llama32_1b.generate import Generation, Sampler
-from llama32_1b.progress import Reporter
-from llama32_1b.session import prepare_runtime
-from multi_launch_builder import UnsupportedShapeError
-from runtime import select_backend
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.llama32_1b.generate import Generation, Sampler
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import prepare_runtime
+from aerie.multi_launch_builder import UnsupportedShapeError
+from aerie.runtime import select_backend
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SHAPES = {

@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.forward import TokenPass, decode_step, prefill
-from llama32_1b.model import LlamaModel, preload
-from llama32_1b.numerics import bf16, widen
-from llama32_1b.progress import Reporter
-from llama32_1b.session import prepare_runtime
-from runtime import RunError, select_backend
-from virtual_npu.pyxrt.batch import Batch, StepError
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.forward import TokenPass, decode_step, prefill
+from aerie.llama32_1b.model import LlamaModel, preload
+from aerie.llama32_1b.numerics import bf16, widen
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import prepare_runtime
+from aerie.runtime import RunError, select_backend
+from aerie.virtual_npu.pyxrt.batch import Batch, StepError
 
 PROMPT = [0, 17, 300, 41]
 TOKENS = [5, 77, 300, 5]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from multi_launch_builder import Program, UnsupportedShapeError, build_programs, cached
-from multi_launch_builder.shapes import DEMO
+from aerie.multi_launch_builder import Program, UnsupportedShapeError, build_programs, cached
+from aerie.multi_launch_builder.shapes import DEMO
 
 ROOT = Path(__file__).parents[2]
 
 RUN = """
 import sys
-from llama32_1b.cli import main
+from aerie.llama32_1b.cli import main
 code = main(["run", "--prompt", "What is the capital of France?", "--cache-dir", sys.argv[1]])
 print(code, *sys.modules, file=sys.stderr)
 """
@@ -42,13 +42,15 @@ def test_a_second_start_loads_nothing_that_builds(tmp_path):
     assert told_again.startswith("programs: 0 compiled, 6 from the cache, ")
     rooms = {name.partition(".")[0] for name in loaded}
     assert not rooms & {"xdsl", "transformers", "huggingface_hub", "torch", "rich", "filelock"}
-    assert {name for name in loaded if name.startswith(("kernel_builder.", "air_dialect."))} == {
-        "air_dialect.common",
-        "kernel_builder.arguments",
+    assert {name for name in loaded if name.startswith(("aerie.kernel_builder.", "aerie.air_dialect."))} == {
+        "aerie.air_dialect.common",
+        "aerie.kernel_builder.arguments",
     }
     builders = ("building", "limits", "stitcher", "wiring", "submodule")
-    assert not loaded & {f"multi_launch_builder.{name}" for name in builders}
-    assert not {name for name in loaded if name.startswith(("virtual_npu.codegen", "virtual_npu.static"))}
+    assert not loaded & {f"aerie.multi_launch_builder.{name}" for name in builders}
+    assert not {
+        name for name in loaded if name.startswith(("aerie.virtual_npu.codegen", "aerie.virtual_npu.static"))
+    }
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def never_built(monkeypatch):
     def never(*_):
         pytest.fail("built again")
 
-    monkeypatch.setattr("multi_launch_builder.building.build_program", never)
+    monkeypatch.setattr("aerie.multi_launch_builder.building.build_program", never)
 
 
 def fields(programs: dict[str, Program]) -> dict[str, dict[str, object]]:
@@ -99,17 +101,19 @@ def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed
 
 def test_every_source_that_builds_counts():
     """Of ours, what building loads is in the rooms whose sources are hashed."""
-    script = (
-        "import sys; from multi_launch_builder import build_programs; from multi_launch_builder.shapes "
-        "import DEMO; build_programs(DEMO, 64); print(*(m.__file__ for m in sys.modules.values() if "
-        "getattr(m, '__file__', None)))"
-    )
+    script = """
+import sys
+from aerie.multi_launch_builder import build_programs
+from aerie.multi_launch_builder.shapes import DEMO
+build_programs(DEMO, 64)
+print(*(module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)))
+"""
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     ours = [Path(file).relative_to(ROOT) for file in done.stdout.split() if file.startswith(str(ROOT))]
-    rooms = {path.parts[0] for path in ours if not path.parts[0].startswith(".")}
-    assert rooms == set(cached.ROOMS)
+    rooms = {path.parts[1] for path in ours if path.parts[0] == "aerie"}
+    assert rooms - {"__init__.py"} == set(cached.ROOMS)
     assert set(cached._sources()) == {*cached.ROOMS, "xdsl"}
 
 
@@ -136,6 +140,6 @@ def test_a_full_disk_does_not_matter_yet(own_store, monkeypatch):
             raise OSError(28, "No space left on device")
         real(made, target)
 
-    monkeypatch.setattr("virtual_npu.store.os.replace", full)
+    monkeypatch.setattr("aerie.virtual_npu.store.os.replace", full)
     assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
     assert not list(own_store.glob("texts-*"))

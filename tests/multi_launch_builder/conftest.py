@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""`python -m multi_launch_builder mlir`: the files it writes, and what it says when it cannot."""
+"""`aerie programs mlir`: the files it writes, and what it says when it cannot."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from air_dialect import parse
-from kernel_builder.kernels import registry
-from multi_launch_builder.__main__ import main
-from multi_launch_builder.programs import PLANS
+from aerie.air_dialect import parse
+from aerie.kernel_builder.kernels import registry
+from aerie.multi_launch_builder.__main__ import main
+from aerie.multi_launch_builder.programs import PLANS
 
 SMALL = ["--seq-len", "64", "--emb-dim", "64", "--hidden-dim", "64", "--n-heads", "2", "--n-kv-heads", "1"]
 SMALL += ["--head-dim", "32", "--vocab-size", "100"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 
-from air_dialect import parse
-from kernel_builder.kernels import registry
-from multi_launch_builder.building import build_program
-from multi_launch_builder.programs import PLANS
-from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
-from virtual_npu.static.lowering import find, forms_of
-from virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air
-from virtual_npu.static.rules.lowering import on_cores
+from aerie.air_dialect import parse
+from aerie.kernel_builder.kernels import registry
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.programs import PLANS
+from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+from aerie.virtual_npu.static.lowering import find, forms_of
+from aerie.virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air
+from aerie.virtual_npu.static.rules.lowering import on_cores
 
 MODELS = {"demo": (DEMO, DEMO_SEQ_LEN), "Llama-3.2-1B": (LLAMA_3_2_1B, 2048)}
 UNKNOWN = {"gemm_f32": ["air.dma_memcpy_nd L2 to L3 in the segment, in a loop"]}

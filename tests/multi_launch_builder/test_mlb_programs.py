@@ -11,19 +11,19 @@ import sys
 import numpy as np
 import pytest
 
-import virtual_npu
-from air_dialect import parse
-from air_dialect.ops import LaunchOp
-from kernel_builder.arguments import ArgumentTable, Role
-from kernel_builder.kernels import registry
-from multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
-from multi_launch_builder.building import build_program
-from multi_launch_builder.limits import check_shape
-from multi_launch_builder.program import ProgramPlan, Step
-from multi_launch_builder.programs import PLANS, plan_programs
-from multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
-from virtual_npu.static import check
-from virtual_npu.static.device import NPU2
+from aerie import virtual_npu
+from aerie.air_dialect import parse
+from aerie.air_dialect.ops import LaunchOp
+from aerie.kernel_builder.arguments import ArgumentTable, Role
+from aerie.kernel_builder.kernels import registry
+from aerie.multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.limits import check_shape
+from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.multi_launch_builder.programs import PLANS, plan_programs
+from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+from aerie.virtual_npu.static import check
+from aerie.virtual_npu.static.device import NPU2
 
 LAUNCHES = {
     "rms_gemms_rope": 6,
@@ -63,11 +63,12 @@ def test_the_tables_of_programs_need_no_compiler():
     """Whoever runs programs reads their arguments, and does not wait for xDSL and the kernels."""
     code = """
 import sys
-from multi_launch_builder import ModelShape, Program, UnsupportedShapeError, legal_seq_len
-from multi_launch_builder.programs import plan_programs
-from multi_launch_builder.shapes import DEMO
+from aerie.multi_launch_builder import ModelShape, Program, UnsupportedShapeError, legal_seq_len
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import DEMO
 plan_programs(DEMO, legal_seq_len(100))
-print([name for name in sys.modules if name.split(".")[0] == "xdsl" or name == "kernel_builder.kernels"])
+heavy = ("xdsl", "aerie.kernel_builder.kernels")
+print([name for name in sys.modules if name in heavy])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

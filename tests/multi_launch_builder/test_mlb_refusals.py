@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from multi_launch_builder.stitcher import Stitcher
-from multi_launch_builder.submodule import DataflowError, StitchError, SymbolConflictError, WiringError
+from aerie.multi_launch_builder.stitcher import Stitcher
+from aerie.multi_launch_builder.submodule import DataflowError, StitchError, SymbolConflictError, WiringError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from air_dialect import parse
-from kernel_builder.arguments import IllegalShapeError
-from kernel_builder.kernels import flash_attention, gemv, registry
-from multi_launch_builder import (
+from aerie.air_dialect import parse
+from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.kernels import flash_attention, gemv, registry
+from aerie.multi_launch_builder import (
     ConfigError,
     ModelShape,
     UnsupportedShapeError,
@@ -20,9 +20,9 @@ from multi_launch_builder import (
     legal_seq_len,
     padded_vocab_size,
 )
-from multi_launch_builder.limits import check_seq_len, check_shape, rules
-from multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
-from virtual_npu.static import NPU2, check
+from aerie.multi_launch_builder.limits import check_seq_len, check_shape, rules
+from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
+from aerie.virtual_npu.static import NPU2, check
 
 AT_MOST = {
     "head_dim": lambda most: {"head_dim": most},

@@ -10,12 +10,12 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.dialects.memref import AllocOp
 
-import virtual_npu
-from air_dialect import parse, print_module
-from air_dialect.ops import ChannelOp, ChannelPutOp, HerdOp, LaunchOp, SegmentOp
-from kernel_builder.arguments import ArgumentTable, bf16
-from multi_launch_builder.stitcher import Stitcher
-from multi_launch_builder.submodule import StitchError
+from aerie import virtual_npu
+from aerie.air_dialect import parse, print_module
+from aerie.air_dialect.ops import ChannelOp, ChannelPutOp, HerdOp, LaunchOp, SegmentOp
+from aerie.kernel_builder.arguments import ArgumentTable, bf16
+from aerie.multi_launch_builder.stitcher import Stitcher
+from aerie.multi_launch_builder.submodule import StitchError
 
 
 def ops(module, kind):

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import virtual_npu
-from kernel_builder.arguments import Argument, ArgumentTable, Role, f32
-from multi_launch_builder.program import CompileOption, Program
-from runtime import Backend, CompileError, KernelCache, Profiler
-from virtual_npu import pyxrt
-from virtual_npu.fingerprint import text_digest
+from aerie import virtual_npu
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
+from aerie.multi_launch_builder.program import CompileOption, Program
+from aerie.runtime import Backend, CompileError, KernelCache, Profiler
+from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.fingerprint import text_digest
 
 SHAPE = (4, 8)
 

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from kernel_builder.kernels import registry
-from multi_launch_builder import build_programs
-from multi_launch_builder.programs import PLANS
-from multi_launch_builder.shapes import ModelShape
-from multi_launch_builder.stitcher import Stitcher
-from runtime.npu import checks
+from aerie.kernel_builder.kernels import registry
+from aerie.multi_launch_builder import build_programs
+from aerie.multi_launch_builder.programs import PLANS
+from aerie.multi_launch_builder.shapes import ModelShape
+from aerie.multi_launch_builder.stitcher import Stitcher
+from aerie.runtime.npu import checks
 
 STAND_IN = '''
 """A stand-in for mlir-air's air.ir: it refuses text with the word `bad`, and crashes at `crash`."""

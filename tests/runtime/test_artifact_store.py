@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import AerieRuntimeError, CompileError, DiskFullError
-from runtime.artifacts import ArtifactStore, Recipe
+from aerie.runtime import AerieRuntimeError, CompileError, DiskFullError
+from aerie.runtime.artifacts import ArtifactStore, Recipe
 
 
 def files(cache):
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_while_the_manifest_is_written(open_cache, program, va
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(made, place)
 
-    monkeypatch.setattr("virtual_npu.store.os.replace", full)
+    monkeypatch.setattr("aerie.virtual_npu.store.os.replace", full)
     with pytest.raises(DiskFullError):
         cache.compile_and_cache(variant(name="more"))
     assert (cache.cache_dir / "manifest.json").read_bytes() == before
@@ -210,7 +210,7 @@ def test_a_cache_directory_that_cannot_be_used(tmp_path, open_cache):
 BUILD = """
 import sys, time
 from pathlib import Path
-from runtime.artifacts import ArtifactStore, Recipe
+from aerie.runtime.artifacts import ArtifactStore, Recipe
 
 directory, name = Path(sys.argv[1]), sys.argv[2]
 
@@ -249,7 +249,7 @@ def test_a_read_only_cache_that_has_the_program(open_cache, program, variant, mo
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a lock")
 
-    monkeypatch.setattr("virtual_npu.store._try_lock", read_only)
+    monkeypatch.setattr("aerie.virtual_npu.store._try_lock", read_only)
     cache = open_cache()
     found = cache.compile_and_cache(program)
     assert (found.path, found.reused) == (made.path, True)

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-import virtual_npu.pyxrt
-from runtime import BackendError, select_backend
-from runtime import backend as backend_module
-from runtime.npu.toolchain import NpuToolchain
-from runtime.toolchain import VirtualToolchain
-from virtual_npu.knobs import PLAIN, is_plain
+from aerie.runtime import BackendError, select_backend
+from aerie.runtime import backend as backend_module
+from aerie.runtime.npu.toolchain import NpuToolchain
+from aerie.runtime.toolchain import VirtualToolchain
+from aerie.virtual_npu import pyxrt as virtual_pyxrt
+from aerie.virtual_npu.knobs import PLAIN, is_plain
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_virtual():
     backend = select_backend("virtual")
     assert backend.name == "virtual"
     assert isinstance(backend.toolchain, VirtualToolchain)
-    assert backend.pyxrt is virtual_npu.pyxrt
+    assert backend.pyxrt is virtual_pyxrt
     assert backend.reason == "backend virtual: asked for"
 
 

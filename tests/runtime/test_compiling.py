@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from runtime import CompileError, Stage
-from runtime import compiling as compiling_module
-from runtime.artifacts import Recipe
-from runtime.compiling import Budget, memory_budget
+from aerie.runtime import CompileError, Stage
+from aerie.runtime import compiling as compiling_module
+from aerie.runtime.artifacts import Recipe
+from aerie.runtime.compiling import Budget, memory_budget
 
 
 def test_programs_are_compiled_side_by_side(open_cache, variant, toolchain, monkeypatch):

@@ -7,10 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
-from runtime import AerieRuntimeError, ArrayError, RunError
-from runtime.buffers import BufferSet
-from runtime.device import Contexts
+from aerie.kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
+from aerie.runtime import AerieRuntimeError, ArrayError, RunError
+from aerie.runtime.buffers import BufferSet
+from aerie.runtime.device import Contexts
 
 ZEROS = np.zeros((4, 8), np.float32)
 

@@ -5,8 +5,15 @@ import sys
 
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
-from runtime.memory import BufferBytes, available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
+from aerie.runtime.memory import (
+    BufferBytes,
+    available_bytes,
+    buffer_bytes,
+    resident_bytes,
+    size,
+    ways_to_save,
+)
 
 NO_LIMIT_V1 = "9223372036854771712"
 
@@ -61,7 +68,7 @@ def test_what_this_process_has(told, tmp_path):
 ARENAS = """
 import re, resource, threading
 from pathlib import Path
-from runtime.memory import share_arena
+from aerie.runtime.memory import share_arena
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 share_arena()
 size = lambda: int(re.search(r"VmSize:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
@@ -123,7 +130,7 @@ def test_this_machine():
 def test_a_real_ulimit():
     script = """
 import resource
-from runtime.memory import available_bytes
+from aerie.runtime.memory import available_bytes
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 print(available_bytes())
 """

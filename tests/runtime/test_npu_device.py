@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import BackendError, knobs, select_backend
-from runtime.npu import device as device_module
-from runtime.npu import versions
-from runtime.npu.device import (
+from aerie.runtime import BackendError, knobs, select_backend
+from aerie.runtime.npu import device as device_module
+from aerie.runtime.npu import versions
+from aerie.runtime.npu.device import (
     device_name,
     driver_names,
     generation,

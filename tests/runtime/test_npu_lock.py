@@ -10,14 +10,14 @@ import time
 import pytest
 from filelock import FileLock
 
-from runtime import RunError
-from runtime.npu import lock as lock_module
-from runtime.npu.lock import DeviceLock
+from aerie.runtime import RunError
+from aerie.runtime.npu import lock as lock_module
+from aerie.runtime.npu.lock import DeviceLock
 
 HOLD = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from runtime.npu.lock import DeviceLock
+from aerie.runtime.npu.lock import DeviceLock
 lock = DeviceLock()
 lock.acquire(lambda line: print(line, flush=True))
 print("held", flush=True)

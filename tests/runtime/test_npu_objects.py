@@ -6,20 +6,20 @@ import sys
 
 import pytest
 
-from multi_launch_builder.program import ExternalObject
-from runtime import CompileError
-from runtime.npu.toolchain import Peano
-from runtime.npu.tools import find_tools
-from virtual_npu.store import Store
+from aerie.multi_launch_builder.program import ExternalObject
+from aerie.runtime import CompileError
+from aerie.runtime.npu.toolchain import Peano
+from aerie.runtime.npu.tools import find_tools
+from aerie.virtual_npu.store import Store
 
 MV = ExternalObject("mv_4x64_8.o", "mv.cc", ("DIM_M_OUTPUT=8",), ("matvec_vectorized_bf16_bf16",), "O2")
 
 BUILD = """
 import pathlib, subprocess, sys
-from multi_launch_builder.program import ExternalObject
-from runtime.npu.toolchain import Peano
-from runtime.npu.tools import find_tools
-from virtual_npu.store import Store
+from aerie.multi_launch_builder.program import ExternalObject
+from aerie.runtime.npu.toolchain import Peano
+from aerie.runtime.npu.tools import find_tools
+from aerie.virtual_npu.store import Store
 mv = ExternalObject(*{fields!r})
 run = lambda line: subprocess.run(line, check=True)
 print(Peano(find_tools()).build(mv, Store(pathlib.Path(sys.argv[1])), run))

@@ -5,7 +5,7 @@ The logs are written by hand from upstream's sources and issues. None comes from
 
 import pytest
 
-from runtime.npu import readings
+from aerie.runtime.npu import readings
 
 PLACED = "Error: pass pipeline failed: builtin.module(air-annotate-refeed,air-place-herds{num-rows=6})"
 TO_AIE = "Error: pass pipeline failed: builtin.module(air-to-aie{emit-while-loop=true device=npu2})"

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role, f32
-from runtime import ArrayError, Backend, HostWork, KernelCache, RunError
-from runtime.npu.device import NpuAccess, check_command
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
+from aerie.runtime import ArrayError, Backend, HostWork, KernelCache, RunError
+from aerie.runtime.npu.device import NpuAccess, check_command
 
 SHAPE = (4, 8)
 BYTES = 4 * 8 * 4
@@ -133,7 +133,7 @@ def test_release_at_the_end_of_the_interpreter(tmp_path):
             sys.modules[name] = module
             spec.loader.exec_module(module)
             return module
-        import virtual_npu
+        from aerie import virtual_npu
         stand_ins = load("stand_ins", {str(conftest)!r})
         virtual_npu.Library = stand_ins.FakeLibrary
         pyxrt = load("stand_in", {str(stand_in)!r}).PyxrtStandIn()
@@ -142,8 +142,8 @@ def test_release_at_the_end_of_the_interpreter(tmp_path):
                 if call.startswith("~"):
                     print(call.split()[0])
         import numpy as np
-        from runtime import Backend, KernelCache
-        from runtime.npu.device import NpuAccess
+        from aerie.runtime import Backend, KernelCache
+        from aerie.runtime.npu.device import NpuAccess
         backend = Backend("npu", stand_ins.FakeToolchain(), pyxrt, "", NpuAccess())
         cache = KernelCache({str(tmp_path / "cache")!r}, backend)
         cache.compile_and_cache(stand_ins.make_program())

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from multi_launch_builder import build_programs
-from multi_launch_builder.program import CompileOption
-from multi_launch_builder.shapes import ModelShape
-from runtime import Backend, BackendError, CompileError, DiskFullError, KernelCache, select_backend
-from runtime.npu.checks import bindings_status, preflight
-from runtime.npu.toolchain import NpuToolchain
-from runtime.toolchain import KERNEL_SOURCES
-from virtual_npu import pyxrt
-from virtual_npu.store import Store
+from aerie.multi_launch_builder import build_programs
+from aerie.multi_launch_builder.program import CompileOption
+from aerie.multi_launch_builder.shapes import ModelShape
+from aerie.runtime import Backend, BackendError, CompileError, DiskFullError, KernelCache, select_backend
+from aerie.runtime.npu.checks import bindings_status, preflight
+from aerie.runtime.npu.toolchain import NpuToolchain
+from aerie.runtime.toolchain import KERNEL_SOURCES
+from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.store import Store
 
 SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
 
@@ -103,7 +103,7 @@ def test_the_environment_of_the_tools(npu_tools, decode, work, shared, monkeypat
     away.mkdir()
     for tool in ("aiecc", "aiebu-asm"):
         (npu_tools.root / "bin" / tool).rename(away / tool)
-    monkeypatch.setattr("runtime.npu.tools.XRT_FOLDERS", ())
+    monkeypatch.setattr("aerie.runtime.npu.tools.XRT_FOLDERS", ())
     monkeypatch.setenv("PATH", f"{npu_tools.root}/bin:{away}:/usr/bin:/bin")
     toolchain = NpuToolchain()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -362,9 +362,7 @@ def test_what_cannot_fit_is_refused_before_any_tool_starts(npu_tools, decode, wo
     wide = decode.text.replace("arith.constant 8 : index", "arith.constant 9 : index", 1)
     with pytest.raises(CompileError) as caught:
         NpuToolchain().compile(replace(decode, text=wide), work, shared)
-    assert "that npu2 cannot do (`python -m virtual_npu check` shows them beside the limits):\n" in str(
-        caught.value
-    )
+    assert "that npu2 cannot do (`aerie vnpu check` shows them beside the limits):\n" in str(caught.value)
     assert "9" in str(caught.value)
     assert npu_tools.calls() == []
 
@@ -383,7 +381,7 @@ def test_text_that_does_not_parse(npu_tools, decode, work, shared):
 
 
 def test_warnings_go_to_the_log(npu_tools, decode, work, shared, monkeypatch):
-    monkeypatch.setattr("runtime.npu.toolchain.preflight", lambda program: ["warning: beware"])
+    monkeypatch.setattr("aerie.runtime.npu.toolchain.preflight", lambda program: ["warning: beware"])
     NpuToolchain().compile(decode, work, shared)
     verified, beware, command = (work / "build.log").read_text().splitlines()[:3]
     assert verified == bindings_status()
@@ -396,9 +394,9 @@ def test_the_programs_need_no_option_that_they_lack(programs):
 
 
 def test_a_refusal_of_upstreams_bindings(npu_tools, decode, work, shared, monkeypatch):
-    monkeypatch.setattr("runtime.npu.toolchain.bindings_installed", lambda: True)
+    monkeypatch.setattr("aerie.runtime.npu.toolchain.bindings_installed", lambda: True)
     monkeypatch.setattr(
-        "runtime.npu.toolchain.bindings_objection", lambda text: f"{text.name}:3:1: error: unknown op"
+        "aerie.runtime.npu.toolchain.bindings_objection", lambda text: f"{text.name}:3:1: error: unknown op"
     )
     with pytest.raises(CompileError, match=r"own bindings refuse its text:\nrms_gemv_rope\.mlir:3:1: "):
         NpuToolchain().compile(decode, work, shared)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from runtime import BackendError
-from runtime.npu import tools
+from aerie.runtime import BackendError
+from aerie.runtime.npu import tools
 
 
 @pytest.fixture

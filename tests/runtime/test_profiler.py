@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from runtime import Profiler
+from aerie.runtime import Profiler
 
 
 def render(profiler, width=140):

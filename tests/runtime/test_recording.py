@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
-from multi_launch_builder.program import Program
-from runtime import (
+from aerie.kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
+from aerie.multi_launch_builder.program import Program
+from aerie.runtime import (
     AerieRuntimeError,
     ArrayError,
     HostCode,
@@ -18,9 +18,9 @@ from runtime import (
     RunError,
     select_backend,
 )
-from runtime.calls import BETWEEN
-from runtime.device import VirtualAccess
-from virtual_npu.objects import load_host_code
+from aerie.runtime.calls import BETWEEN
+from aerie.runtime.device import VirtualAccess
+from aerie.virtual_npu.objects import load_host_code
 
 WIDTH = 8
 ROLES = {"x": Role.INPUT, "w": Role.WEIGHT, "tmp": Role.INTERMEDIATE, "y": Role.OUTPUT}

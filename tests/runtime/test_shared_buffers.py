@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role, f32
-from runtime import ArrayError, Profiler
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
+from aerie.runtime import ArrayError, Profiler
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.full((4, 8), 2, np.float32)

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from kernel_builder.arguments import Argument, ArgumentTable, Role, f32, i32
-from multi_launch_builder.program import ExternalObject, Program
-from runtime import CompileError, KernelCache, RunError, select_backend
-from runtime import toolchain as toolchain_module
-from runtime.toolchain import VirtualToolchain
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32, i32
+from aerie.multi_launch_builder.program import ExternalObject, Program
+from aerie.runtime import CompileError, KernelCache, RunError, select_backend
+from aerie.runtime import toolchain as toolchain_module
+from aerie.runtime.toolchain import VirtualToolchain
 
 TEXT = """
 module {

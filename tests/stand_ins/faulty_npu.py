@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from air_dialect import parse, print_module
-from kernel_builder.arguments import Argument
-from kernel_builder.dsl import without_rounding
-from runtime.backend import Backend
-from runtime.device import Failure, VirtualAccess
-from runtime.errors import CompileError, RunError
-from runtime.npu.device import NpuAccess
-from runtime.toolchain import VirtualToolchain
-from virtual_npu import pyxrt
-from virtual_npu.fingerprint import file_digest
+from aerie.air_dialect import parse, print_module
+from aerie.kernel_builder.arguments import Argument
+from aerie.kernel_builder.dsl import without_rounding
+from aerie.runtime.backend import Backend
+from aerie.runtime.device import Failure, VirtualAccess
+from aerie.runtime.errors import CompileError, RunError
+from aerie.runtime.npu.device import NpuAccess
+from aerie.runtime.toolchain import VirtualToolchain
+from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.fingerprint import file_digest
 
 Array = np.ndarray[Any, Any]
 

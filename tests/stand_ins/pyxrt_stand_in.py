@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import virtual_npu.pyxrt as virtual
+import aerie.virtual_npu.pyxrt as virtual
 
 ERROR, ABORT, TIMEOUT, NORESPONSE = 5, 6, 8, 9
 RUNNING = 3

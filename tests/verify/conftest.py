@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import dsl
-from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from llama32_1b.cli import default_cache_dir
-from llama32_1b.compiling import RuntimeOptions
-from llama32_1b.progress import Reporter
-from llama32_1b.session import prepare_runtime
-from multi_launch_builder import cached
-from runtime import select_backend
-from verify.reference import Reference
+from aerie.kernel_builder import dsl
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import prepare_runtime
+from aerie.multi_launch_builder import cached
+from aerie.runtime import select_backend
+from aerie.verify.reference import Reference
 
 
 def _checkpoints_module():

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernel_builder.arguments import OVERWRITTEN_ROLES
-from llama32_1b.attention import KVCache, reference_attention
-from llama32_1b.checkpoint import Checkpoint
-from llama32_1b.generate import Generation
-from llama32_1b.model import LlamaModel, preload
-from llama32_1b.numerics import bf16, rope_table, widen
-from llama32_1b.session import Session
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.llama32_1b.attention import KVCache, reference_attention
+from aerie.llama32_1b.checkpoint import Checkpoint
+from aerie.llama32_1b.generate import Generation
+from aerie.llama32_1b.model import LlamaModel, preload
+from aerie.llama32_1b.numerics import bf16, rope_table, widen
+from aerie.llama32_1b.session import Session
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from verify.measures import LAST_PLACE, LEAN, NOT_FINITE, Check, Measures, measure, own_checks, run_checks
+from aerie.verify.measures import (
+    LAST_PLACE,
+    LEAN,
+    NOT_FINITE,
+    Check,
+    Measures,
+    measure,
+    own_checks,
+    run_checks,
+)
 
 RNG = np.random.default_rng(0)
 EXACT = RNG.normal(size=(40, 256)).astype(np.float32)

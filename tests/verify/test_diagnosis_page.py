@@ -10,13 +10,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
-from verify import __main__ as command
-from verify.__main__ import main
-from verify.diagnosis import Diagnosis, Row, diagnose
-from verify.diagnosis_report import as_json, percent, print_diagnosis, render, verdict_line
-from verify.plots import Scale, heat_map, line_chart, shade
-from verify.steps import HEAD_STEPS, LAYER_STEPS
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.verify import __main__ as command
+from aerie.verify.__main__ import main
+from aerie.verify.diagnosis import Diagnosis, Row, diagnose
+from aerie.verify.diagnosis_report import as_json, percent, print_diagnosis, render, verdict_line
+from aerie.verify.plots import Scale, heat_map, line_chart, shade
+from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS
 
 ABOUT = {"model": "demo", "prompt": "<script>alert('&')</script>", "backend": "virtual", "numerics": "exact"}
 LAYERS, STEPS = 6, len(LAYER_STEPS)

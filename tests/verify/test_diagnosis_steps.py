@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_builder.arguments import Role
-from llama32_1b.forward import prefill
-from verify.diagnosis import Theirs
-from verify.passes import CallRecorder, capture_reference
-from verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, converted
+from aerie.kernel_builder.arguments import Role
+from aerie.llama32_1b.forward import prefill
+from aerie.verify.diagnosis import Theirs
+from aerie.verify.passes import CallRecorder, capture_reference
+from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, converted
 
 IDS = [5, 700, 31, 31, 1200, 8, 90, 4, 55]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from verify.gate import divergence, judge_answer
-from verify.reference import Answer
-from verify.subject import Said
+from aerie.verify.gate import divergence, judge_answer
+from aerie.verify.reference import Answer
+from aerie.verify.subject import Said
 
 EOS = (9,)
 STEPS = 6

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from faults import Passing
 
-from verify import __main__ as cli
-from verify.reference import Reference
+from aerie.verify import __main__ as cli
+from aerie.verify.reference import Reference
 
 
 @pytest.fixture
@@ -80,9 +80,7 @@ def test_a_folder_without_a_checkpoint(gate, tmp_path):
 
 
 def test_an_unknown_flag(gate):
-    assert refused(gate, "--fulll") == (
-        "error: unrecognized arguments: --fulll (see python -m verify --help)"
-    )
+    assert refused(gate, "--fulll") == ("error: unrecognized arguments: --fulll (see aerie --help)")
 
 
 def test_unknown_numerics(gate):
@@ -115,7 +113,7 @@ def test_a_record_that_cannot_be_written(gate, tmp_path):
 
 
 def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
-    from llama32_1b.errors import CheckpointError
+    from aerie.llama32_1b.errors import CheckpointError
 
     with pytest.raises(CheckpointError, match=f"transformers cannot load {tmp_path}: .*; fetch it again"):
         Reference.open(tmp_path)
@@ -124,7 +122,7 @@ def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
 def test_a_reference_that_gives_no_numbers(write_llama):
     import torch
 
-    from llama32_1b.errors import CheckpointError
+    from aerie.llama32_1b.errors import CheckpointError
 
     reference = Reference.open(write_llama(num_hidden_layers=1))
     with torch.no_grad():

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from faults import FAULTS, Healthy
 
-from llama32_1b.forward import decode_step, next_token_logits, prefill
-from verify.diagnosis import diagnose
-from verify.gate import STEPS, verify
-from verify.prompts import choose_prompts
-from verify.rules import BFP16, EXACT, place
-from verify.subject import Subject
+from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.verify.diagnosis import diagnose
+from aerie.verify.gate import STEPS, verify
+from aerie.verify.prompts import choose_prompts
+from aerie.verify.rules import BFP16, EXACT, place
+from aerie.verify.subject import Subject
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()
 TOP_K = 5

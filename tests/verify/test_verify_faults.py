@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from faults import FAULTS, Healthy
 
-from llama32_1b.forward import decode_step, prefill
-from verify.diagnosis import diagnose
-from verify.gate import verify
-from verify.prompts import choose_prompts
+from aerie.llama32_1b.forward import decode_step, prefill
+from aerie.verify.diagnosis import diagnose
+from aerie.verify.gate import verify
+from aerie.verify.prompts import choose_prompts
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 

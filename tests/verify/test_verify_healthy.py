@@ -2,11 +2,11 @@
 
 import pytest
 
-from llama32_1b.checkpoint import open_checkpoint
-from verify.diagnosis import diagnose
-from verify.gate import verify
-from verify.prompts import choose_prompts
-from verify.reference import Reference
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.verify.diagnosis import diagnose
+from aerie.verify.gate import verify
+from aerie.verify.prompts import choose_prompts
+from aerie.verify.reference import Reference
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMAS = {

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from llama32_1b.checkpoint import open_checkpoint
-from verify.prompts import QUESTION, choose_prompts
+from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.verify.prompts import QUESTION, choose_prompts
 
 
 class Plain:

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llama32_1b.generate import FinishReason
-from verify.gate import Record, Trial
-from verify.identity import Identity
-from verify.prompts import Prompt
-from verify.reference import Answer, Expected
-from verify.report import as_json, print_record, save_record, verdict_line
-from verify.rules import EXACT, Failure, compare
-from verify.subject import Said
+from aerie.llama32_1b.generate import FinishReason
+from aerie.verify.gate import Record, Trial
+from aerie.verify.identity import Identity
+from aerie.verify.prompts import Prompt
+from aerie.verify.reference import Answer, Expected
+from aerie.verify.report import as_json, print_record, save_record, verdict_line
+from aerie.verify.rules import EXACT, Failure, compare
+from aerie.verify.subject import Said
 
 THEIRS = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
 DISTANCE = compare(THEIRS, THEIRS + np.float32(0.25))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from verify.rules import (
+from aerie.verify.rules import (
     BFP16,
     EXACT,
     Failure,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import cache
+from aerie import virtual_npu
+from aerie.virtual_npu import cache
 
 Run = Callable[..., list[Any]]
 

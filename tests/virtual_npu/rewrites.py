@@ -18,8 +18,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import IsTerminator
 
-from air_dialect import print_module
-from air_dialect.ops import (
+from aerie.air_dialect import print_module
+from aerie.air_dialect.ops import (
     AsyncTokenType,
     ChannelOp,
     ChannelTransferOp,

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from air_dialect.ops import (
+from aerie.air_dialect.ops import (
     ChannelGetOp,
     ChannelOp,
     ChannelPutOp,

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from virtual_npu import fingerprint
-from virtual_npu.fingerprint import (
+from aerie.virtual_npu import fingerprint
+from aerie.virtual_npu.fingerprint import (
     cpu_identity,
     files_digest,
     includes_digest,

@@ -10,11 +10,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import pyxrt
-from virtual_npu.pyxrt import XrtError, ert_cmd_state
-from virtual_npu.pyxrt.objects import FROM_DEVICE, TO_DEVICE
-from virtual_npu.pyxrt.runs import itemsize
+from aerie import virtual_npu
+from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.pyxrt import XrtError, ert_cmd_state
+from aerie.virtual_npu.pyxrt.objects import FROM_DEVICE, TO_DEVICE
+from aerie.virtual_npu.pyxrt.runs import itemsize
 
 N = 16
 

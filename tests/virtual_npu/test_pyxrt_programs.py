@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import pyxrt
-from virtual_npu.pyxrt import batch as batch_module
-from virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
+from aerie import virtual_npu
+from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.pyxrt import batch as batch_module
+from aerie.virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
 
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from air_dialect import AirParseError, parse
-from virtual_npu.static import NPU1, NPU2, Report, check
+from aerie.air_dialect import AirParseError, parse
+from aerie.virtual_npu.static import NPU1, NPU2, Report, check
 
 TESTS = Path(__file__).parents[1]
 TEXTS = sorted(

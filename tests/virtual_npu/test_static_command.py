@@ -1,4 +1,4 @@
-"""python -m virtual_npu check: its table, its JSON, its statuses, and the report in Python."""
+"""aerie vnpu check: its table, its JSON, its statuses, and the report in Python."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from static_texts import program
 
-from air_dialect import parse
-from virtual_npu.__main__ import main
-from virtual_npu.errors import ParseError, ResourceError
-from virtual_npu.static import NPU1, NPU2, check
-from virtual_npu.static.device import DEVICES
+from aerie.air_dialect import parse
+from aerie.virtual_npu.__main__ import main
+from aerie.virtual_npu.errors import ParseError, ResourceError
+from aerie.virtual_npu.static import NPU1, NPU2, check
+from aerie.virtual_npu.static.device import DEVICES
 
 TALL = program(tiles="%c1, %c5")
 EMULATED = program(
@@ -137,7 +137,7 @@ def test_a_terminal_gets_colours_and_its_width(files: Path, columns: int) -> Non
     control, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
-    command = [sys.executable, "-m", "virtual_npu", "check", str(files / "tall.mlir")]
+    command = [sys.executable, "-m", "aerie.virtual_npu", "check", str(files / "tall.mlir")]
     process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL, env=environment)
     os.close(terminal)
     text = _read_all(control)
@@ -163,7 +163,7 @@ def _read_all(control: int) -> str:
 
 def test_it_starts_quickly(files: Path) -> None:
     """In processor time, which a busy machine does not change much."""
-    command = [sys.executable, "-m", "virtual_npu", "check", str(files / "good.mlir")]
+    command = [sys.executable, "-m", "aerie.virtual_npu", "check", str(files / "good.mlir")]
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

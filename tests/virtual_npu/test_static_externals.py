@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
-from virtual_npu.static import check
+from aerie.virtual_npu.static import check
 
 CALL = "%b = memref.alloc() : memref<64xbf16, 2>\nfunc.call @k(%b) : (memref<64xbf16, 2>) -> ()"
 DEFINITION = 'extern "C" void k(bfloat16 *x) { x[0] = bfloat16(0.0f); }\n'

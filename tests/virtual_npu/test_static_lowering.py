@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
-from air_dialect import parse
-from virtual_npu.static import NPU1, check
-from virtual_npu.static.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
-from virtual_npu.static.lowering.rows import ANY
-from virtual_npu.static.rules.lowering import on_cores
+from aerie.air_dialect import parse
+from aerie.virtual_npu.static import NPU1, check
+from aerie.virtual_npu.static.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
+from aerie.virtual_npu.static.lowering.rows import ANY
+from aerie.virtual_npu.static.rules.lowering import on_cores
 
 
 def on_core(op: str, element: str, lanes: int = 16, result: str = "") -> str:

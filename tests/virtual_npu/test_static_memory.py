@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_clean, assert_fault, program, used
 
-from virtual_npu.static import check
+from aerie.virtual_npu.static import check
 
 FILL = "air.dma_memcpy_nd (%b[] [] [], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) {{id = 1 : i32}} : ({0}, {1})"
 NEAR, FAR = "memref<16x64xbf16, 2>", "memref<64x64xbf16>"

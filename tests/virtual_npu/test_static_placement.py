@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning, program, used
 
-from virtual_npu.static import NPU1, NPU2, check
+from aerie.virtual_npu.static import NPU1, NPU2, check
 
 
 def second(x: str, y: str, attributes: str = "id = 1 : i32") -> str:

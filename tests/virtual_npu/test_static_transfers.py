@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
-from air_dialect import AirParseError, parse
-from virtual_npu.static import check
+from aerie.air_dialect import AirParseError, parse
+from aerie.virtual_npu.static import check
 
 
 def moved(pattern: str, type_: str, level: str = "launch", attributes: str = "", put: bool = True) -> str:

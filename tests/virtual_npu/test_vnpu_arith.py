@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 BF16 = ml_dtypes.bfloat16
 N = 32

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernel_builder.kernels import registry
-from virtual_npu.__main__ import main
+from aerie.kernel_builder.kernels import registry
+from aerie.virtual_npu.__main__ import main
 
 FORMS = Path(__file__).parent / "compiled_forms"
 PASSES = {

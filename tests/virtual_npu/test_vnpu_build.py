@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 KERNEL = """
 #include <cstdint>

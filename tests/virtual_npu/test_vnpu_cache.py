@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import BuildOptions, KernelSourceError, Program, ToolchainError, cache
-from virtual_npu.compiler import Compiler
+from aerie import virtual_npu
+from aerie.virtual_npu import BuildOptions, KernelSourceError, Program, ToolchainError, cache
+from aerie.virtual_npu.compiler import Compiler
 
 DOUBLE = """
 func.func private @change(memref<4xf32>) attributes {link_with = "change.o"}
@@ -63,7 +63,7 @@ def test_a_program_is_built_once(folder, monkeypatch):
 def test_a_found_program_needs_no_parser(folder):
     run(folder)
     script = (
-        "import sys, numpy; from virtual_npu import Program, BuildOptions\n"
+        "import sys, numpy; from aerie.virtual_npu import Program, BuildOptions\n"
         "p = Program.from_text(open('p.mlir').read(), kernel_dirs=['kernels'], options=BuildOptions())\n"
         "print(p.run(numpy.ones(4, numpy.float32)).outputs[0][0], 'xdsl' in sys.modules)"
     )
@@ -182,7 +182,7 @@ def test_damaged_files_are_made_again(folder, damage, suffix):
 
 def test_two_processes_build_it_once(folder):
     (folder / "p.mlir").write_text(DOUBLE)
-    words = ["-m", "virtual_npu", "run", "p.mlir", "--kernel-dir", "kernels", "--zeros", "--no-checks"]
+    words = ["-m", "aerie.virtual_npu", "run", "p.mlir", "--kernel-dir", "kernels", "--zeros", "--no-checks"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     both = [
         subprocess.Popen(
@@ -218,7 +218,7 @@ def test_the_generated_code_is_kept_where_asked(folder):
 
 
 def test_where_the_cache_is(monkeypatch):
-    from virtual_npu import knobs
+    from aerie.virtual_npu import knobs
 
     monkeypatch.delenv("VNPU_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 CONSTANTS = "\n".join(f"    %c{n} = arith.constant {n} : index" for n in (0, 1, 2, 3, 4, 8, 16, 32, 64))
 

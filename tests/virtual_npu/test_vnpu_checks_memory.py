@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from memory_programs import CLEAN, FAULTS, MODULE, lines_of
 
-import virtual_npu
+from aerie import virtual_npu
 
 CHECKS = virtual_npu.BuildOptions(checks=True)
 

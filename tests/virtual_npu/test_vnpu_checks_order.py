@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 N = 64
 L3, L2, L1 = "memref<64xf32>", "memref<64xf32, 1>", "memref<64xf32, 2>"

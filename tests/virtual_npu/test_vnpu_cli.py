@@ -1,4 +1,4 @@
-"""python -m virtual_npu: what it does, and one line and a status for what it cannot do."""
+"""aerie vnpu: what it does, and one line and a status for what it cannot do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from virtual_npu import ArgumentError, ArgumentType, Entry, arrays, knobs
-from virtual_npu.__main__ import main
+from aerie.virtual_npu import ArgumentError, ArgumentType, Entry, arrays, knobs
+from aerie.virtual_npu.__main__ import main
 
 PROGRAM = """
 module {

@@ -1,4 +1,4 @@
-"""python -m virtual_npu: arguments made up, JSON, what goes together, and how fast it starts."""
+"""aerie vnpu: arguments made up, JSON, what goes together, and how fast it starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from virtual_npu import arrays, texts
-from virtual_npu.__main__ import main
-from virtual_npu.library import ArgumentType, Entry
+from aerie.virtual_npu import arrays, texts
+from aerie.virtual_npu.__main__ import main
+from aerie.virtual_npu.library import ArgumentType, Entry
 
 PROGRAM = """
 func.func @double(%x: memref<2x4xbf16>, %y: memref<2x4xbf16>, %n: memref<3xi32>) {
@@ -144,7 +144,7 @@ def test_numbers_that_are_not_finite(capsys, folder):
         ("", "double takes 3 arguments: give them with --args NPZ, or try it with --random SEED or --zeros"),
         (
             "--zeros --random 1",
-            "argument --random: not allowed with argument --zeros (see python -m virtual_npu",
+            "argument --random: not allowed with argument --zeros (see aerie vnpu",
         ),
         ("--numerics fp8", "argument --numerics: invalid choice: 'fp8' (choose from"),
         ("--zeros --trace gone/t.json", "cannot write gone/t.json: the folder"),
@@ -203,7 +203,7 @@ def test_a_defect_is_one_line_too(capsys, monkeypatch):
     def broken(_options, _path):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("virtual_npu.commands.common.program", broken)
+    monkeypatch.setattr("aerie.virtual_npu.commands.common.program", broken)
     assert main(["run", "double.mlir"]) == 70
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
@@ -260,7 +260,7 @@ def test_a_table_on_a_terminal(monkeypatch):
 def test_what_is_not_needed_is_not_loaded(words, unwanted):
     """Without compiling, a CPU second is the limit; a bare interpreter tells how slow the machine is."""
     script = (
-        "import sys; from virtual_npu.__main__ import main\n"
+        "import sys; from aerie.virtual_npu.__main__ import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from virtual_npu import ArgumentType
-from virtual_npu.arrays import first_difference
+from aerie.virtual_npu import ArgumentType
+from aerie.virtual_npu.arrays import first_difference
 
 NAN, INF = float("nan"), float("inf")
 

@@ -15,11 +15,10 @@ import pytest
 from rewrites import together
 from xdsl.dialects.builtin import ModuleOp
 
-import air_dialect
-import virtual_npu
-from kernel_builder.arguments import Role
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Array, KernelModule, Parameters
+from aerie import air_dialect, virtual_npu
+from aerie.kernel_builder.arguments import Role
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Array, KernelModule, Parameters
 
 FORMS = Path(__file__).parent / "compiled_forms"
 SHAPES: dict[str, Parameters] = {

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 L3, L1 = "memref<16xf32>", "memref<16xf32, 2>"
 

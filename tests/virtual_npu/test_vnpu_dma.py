@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 
 def constants(*numbers: int) -> str:

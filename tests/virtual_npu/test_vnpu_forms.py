@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import VirtualNpuError
-from virtual_npu.toolchain import emit
+from aerie import virtual_npu
+from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu.toolchain import emit
 
 PROGRAM = """
 func.func @bounds(%x: memref<8x8xi32>, %n: index, %m: index) {
@@ -406,7 +406,7 @@ def test_refusals_name_the_operation_its_line_and_the_reason(what):
 
 def test_an_oversight_of_an_emitter_is_an_error_with_a_line(monkeypatch):
     """Whatever goes wrong while C++ is made, the message names the operation, and nothing is a traceback."""
-    from virtual_npu.codegen import body
+    from aerie.virtual_npu.codegen import body
 
     def broken(*_: object) -> None:
         raise KeyError("nothing here")

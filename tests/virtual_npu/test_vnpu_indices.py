@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_fault, program
 
-from virtual_npu.toolchain import emit
+from aerie.virtual_npu.toolchain import emit
 
 
 def generated(body: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 PROGRAM = """
 func.func @made(%s: memref<8xindex>, %m: memref<4x3xi1>, %b: memref<8xf32>, %x: f32) {

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import BuildOptions
+from aerie import virtual_npu
+from aerie.virtual_npu import BuildOptions
 
 LOAN = "vnpu::Loan "
 

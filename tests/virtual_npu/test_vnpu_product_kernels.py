@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
-from virtual_npu.options import BuildOptions
+from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
+from aerie.virtual_npu.options import BuildOptions
 
 BF16 = ml_dtypes.bfloat16
 

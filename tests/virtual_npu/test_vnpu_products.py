@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import BuildOptions, cache
+from aerie import virtual_npu
+from aerie.virtual_npu import BuildOptions, cache
 
 BF16 = ml_dtypes.bfloat16
 STATEMENT = "vnpu::multiply_add("

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from virtual_npu import (
+from aerie.virtual_npu import (
     ArgumentError,
     BuildOptions,
     OptionError,
@@ -14,8 +14,8 @@ from virtual_npu import (
     VirtualNpuDeadlock,
     VirtualNpuError,
 )
-from virtual_npu.errors import ParseError, ScheduleError
-from virtual_npu.library import RunResult
+from aerie.virtual_npu.errors import ParseError, ScheduleError
+from aerie.virtual_npu.library import RunResult
 
 ADD = """
 func.func @add(%x: memref<8xbf16>, %y: memref<8xbf16>) {
@@ -107,7 +107,7 @@ def test_the_static_check():
 
 def test_sanitized_programs_do_not_end_this_process():
     program = Program.from_text(ADD, options=BuildOptions(sanitize=True))
-    with pytest.raises(OptionError, match=r"use `python -m virtual_npu run --sanitize`, or .*LD_PRELOAD=/"):
+    with pytest.raises(OptionError, match=r"use `aerie vnpu run --sanitize`, or .*LD_PRELOAD=/"):
         program.entry()
 
 
@@ -153,7 +153,7 @@ def test_schedules_that_differ(monkeypatch):
         values[1][3] = 7 if options.seed == 5 else 0
         return RunResult()
 
-    monkeypatch.setattr("virtual_npu.arrays.run", racing)
+    monkeypatch.setattr("aerie.virtual_npu.arrays.run", racing)
     program, zeros = Program.from_text(ADD), np.zeros(8, np.uint16)
     assert program.run(zeros, zeros, perturb=4).schedules == 5
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_a_failure_under_a_schedule_names_its_seed(monkeypatch):
             raise VirtualNpuDeadlock("line 3: deadlock")
         return RunResult()
 
-    monkeypatch.setattr("virtual_npu.arrays.run", failing)
+    monkeypatch.setattr("aerie.virtual_npu.arrays.run", failing)
     zeros = np.zeros(8, np.uint16)
     with pytest.raises(VirtualNpuDeadlock, match=r"under the schedule of seed 7 .*--perturb 1 --seed 7"):
         Program.from_text(ADD).run(zeros, zeros, perturb=1, seed=7)

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import virtual_npu
-from virtual_npu import BuildOptions
-from virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
+from aerie import virtual_npu
+from aerie.virtual_npu import BuildOptions
+from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
 
 BF16 = ml_dtypes.bfloat16
 FAST, WATCHED = BuildOptions(), BuildOptions(checks=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virtual_npu import Program, VirtualNpuError
-from virtual_npu.commands.run import CLOCK, chrome_trace
+from aerie.virtual_npu import Program, VirtualNpuError
+from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 
 PROGRAM = """
 module {

@@ -10,12 +10,12 @@ from rewrites import make_asynchronous, renamed, together
 from rewrites_channels import use_channels
 from xdsl.dialects.builtin import ModuleOp
 
-import air_dialect
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Array, KernelModule, Parameters
-from kernel_builder.testing import random_arrays
-from virtual_npu import BuildOptions, RunOptions
+from aerie import air_dialect
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Array, KernelModule, Parameters
+from aerie.kernel_builder.testing import random_arrays
+from aerie.virtual_npu import BuildOptions, RunOptions
 
 KERNELS = sorted(registry())
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))]

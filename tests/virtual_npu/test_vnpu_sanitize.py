@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from virtual_npu import ToolchainError, child_process
+from aerie.virtual_npu import ToolchainError, child_process
 
 PROGRAM = """
 module {
@@ -50,7 +50,7 @@ LINE = KERNEL[: KERNEL.index("{fault}")].count("\n") + 1
 def run(folder: Path, fault: str, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "change.cc").write_text(KERNEL.format(fault=fault))
     (folder / "p.mlir").write_text(PROGRAM)
-    command = [sys.executable, "-m", "virtual_npu", "run", "p.mlir", "--kernel-dir", ".", "--zeros"]
+    command = [sys.executable, "-m", "aerie.virtual_npu", "run", "p.mlir", "--kernel-dir", ".", "--zeros"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "VNPU_OPT": "0"}
     return subprocess.run(
         [*command, *words],

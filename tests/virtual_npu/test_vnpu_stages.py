@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 
-import air_dialect
-from kernel_builder.kernels import registry
-from virtual_npu import BuildOptions
-from virtual_npu.codegen.body import supported_operations
-from virtual_npu.codegen.dialect import Rewritten
-from virtual_npu.codegen.passes.pipeline import advance
-from virtual_npu.options import STAGES
-from virtual_npu.toolchain import staged
+from aerie import air_dialect
+from aerie.kernel_builder.kernels import registry
+from aerie.virtual_npu import BuildOptions
+from aerie.virtual_npu.codegen.body import supported_operations
+from aerie.virtual_npu.codegen.dialect import Rewritten
+from aerie.virtual_npu.codegen.passes.pipeline import advance
+from aerie.virtual_npu.options import STAGES
+from aerie.virtual_npu.toolchain import staged
 
 FAST, CHECKED = BuildOptions(), BuildOptions(checks=True)
 GEMM, ATTENTION = "gemm", "flash_attention"

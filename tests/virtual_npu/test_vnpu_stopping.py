@@ -56,7 +56,7 @@ def test_signals(tmp_path, monkeypatch, number, status, said):
     words = ["run", "p.mlir", "--zeros", "--no-checks"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
-        [sys.executable, "-m", "virtual_npu", *words],
+        [sys.executable, "-m", "aerie.virtual_npu", *words],
         cwd=tmp_path,
         env=environment,
         stderr=subprocess.PIPE,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import virtual_npu
+from aerie import virtual_npu
 
 SHORT, LONG = 400, 3
 """Rounds of the program, one loop over eight tiles each; in the long ones a waiting thread goes to sleep."""

@@ -10,14 +10,14 @@ from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseIntOrFPElem
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
-from air_dialect.indices import Operator
-from air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
-from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, Scalar, emits
-from virtual_npu.codegen.memref import combined
-from virtual_npu.codegen.refusals import attribute, unsupported
-from virtual_npu.codegen.scf import branch, counted_loop
-from virtual_npu.codegen.text import folded, grouped, map_results, plus, set_condition, times
+from aerie.air_dialect.indices import Operator
+from aerie.air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
+from aerie.virtual_npu.codegen import memory, types
+from aerie.virtual_npu.codegen.body import Body, Scalar, emits
+from aerie.virtual_npu.codegen.memref import combined
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.scf import branch, counted_loop
+from aerie.virtual_npu.codegen.text import folded, grouped, map_results, plus, set_condition, times
 
 # ---- maps, loops and branches ----
 

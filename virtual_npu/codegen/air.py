@@ -8,7 +8,7 @@ from itertools import zip_longest
 from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Block, Operation, SSAValue
 
-from air_dialect.ops import (
+from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
     ExecuteOp,
@@ -16,15 +16,15 @@ from air_dialect.ops import (
     HierarchyOp,
     WaitAllOp,
 )
-from virtual_npu.codegen.body import Body, Scalar, emits
-from virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
-from virtual_npu.codegen.effects import channels_used
-from virtual_npu.codegen.execution import Mode, takes_turns
-from virtual_npu.codegen.functions import captured_arguments, hierarchy_function
-from virtual_npu.codegen.memory import access, uses_of, whole
-from virtual_npu.codegen.refusals import attribute, line_of, unsupported
-from virtual_npu.codegen.text import grouped, plus, quotable, times
-from virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
+from aerie.virtual_npu.codegen.body import Body, Scalar, emits
+from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
+from aerie.virtual_npu.codegen.effects import channels_used
+from aerie.virtual_npu.codegen.execution import Mode, takes_turns
+from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_function
+from aerie.virtual_npu.codegen.memory import access, uses_of, whole
+from aerie.virtual_npu.codegen.refusals import attribute, line_of, unsupported
+from aerie.virtual_npu.codegen.text import grouped, plus, quotable, times
+from aerie.virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
 
 # ---- tokens ----
 

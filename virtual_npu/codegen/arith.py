@@ -16,9 +16,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, Scalar, emits
-from virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body, Scalar, emits
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 
 _BINARY = {
     "arith.addf": "add", "arith.subf": "sub", "arith.mulf": "mul", "arith.divf": "divf",

@@ -10,15 +10,15 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from air_dialect.ops import ChannelOp
-from air_dialect.readings import NUMBERS
-from virtual_npu.codegen import types
-from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
-from virtual_npu.codegen.text import grouped, is_integer, local_name, plus, quotable, times
-from virtual_npu.external import ExternalKernel
-from virtual_npu.library import identifier
-from virtual_npu.options import BuildOptions
+from aerie.air_dialect.ops import ChannelOp
+from aerie.air_dialect.readings import NUMBERS
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.execution import Mode
+from aerie.virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
+from aerie.virtual_npu.codegen.text import grouped, is_integer, local_name, plus, quotable, times
+from aerie.virtual_npu.external import ExternalKernel
+from aerie.virtual_npu.library import identifier
+from aerie.virtual_npu.options import BuildOptions
 
 
 @dataclass(frozen=True)

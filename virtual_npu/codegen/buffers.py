@@ -9,7 +9,7 @@ from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IndexType, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from air_dialect.ops import (
+from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
     ExecuteOp,
@@ -18,15 +18,15 @@ from air_dialect.ops import (
     MemorySpace,
     memory_space,
 )
-from air_dialect.readings import number
-from air_dialect.types import attribute_text
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import CppFile
-from virtual_npu.codegen.dialect import Rewritten
-from virtual_npu.codegen.refusals import line_of
-from virtual_npu.codegen.text import quoted
-from virtual_npu.errors import UnsupportedOpError
-from virtual_npu.library import identifier
+from aerie.air_dialect.readings import number
+from aerie.air_dialect.types import attribute_text
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import CppFile
+from aerie.virtual_npu.codegen.dialect import Rewritten
+from aerie.virtual_npu.codegen.refusals import line_of
+from aerie.virtual_npu.codegen.text import quoted
+from aerie.virtual_npu.errors import UnsupportedOpError
+from aerie.virtual_npu.library import identifier
 
 # ---- names in messages ----
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.indices import Operator, Reading
-from air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
-from air_dialect.readings import INTERVALS, Interval, only_number
-from virtual_npu.codegen.body import CppFile
-from virtual_npu.codegen.effects import channels_used
-from virtual_npu.codegen.execution import function_around
-from virtual_npu.codegen.refusals import line_of, unsupported
-from virtual_npu.codegen.text import TEXTS, quotable
-from virtual_npu.library import identifier
+from aerie.air_dialect.indices import Operator, Reading
+from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
+from aerie.air_dialect.readings import INTERVALS, Interval, only_number
+from aerie.virtual_npu.codegen.body import CppFile
+from aerie.virtual_npu.codegen.effects import channels_used
+from aerie.virtual_npu.codegen.execution import function_around
+from aerie.virtual_npu.codegen.refusals import line_of, unsupported
+from aerie.virtual_npu.codegen.text import TEXTS, quotable
+from aerie.virtual_npu.library import identifier
 
 # ---- the struct ----
 

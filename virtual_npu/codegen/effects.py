@@ -11,12 +11,12 @@ from xdsl.dialects import memref
 from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from air_dialect.effects import ACCESSES, VIEWS, accesses
-from air_dialect.indices import mixed
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from air_dialect.readings import INTERVALS, Interval, add, interval, multiply
-from air_dialect.values import is_inside
-from virtual_npu.codegen import types
+from aerie.air_dialect.effects import ACCESSES, VIEWS, accesses
+from aerie.air_dialect.indices import mixed
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
+from aerie.air_dialect.readings import INTERVALS, Interval, add, interval, multiply
+from aerie.air_dialect.values import is_inside
+from aerie.virtual_npu.codegen import types
 
 Effect = tuple[SSAValue, bool, Interval | None]
 """A memref, whether it is written, and its first and last element that is touched (None: any)."""

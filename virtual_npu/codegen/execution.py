@@ -9,13 +9,13 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import BFloat16Type, ModuleOp
 from xdsl.ir import Operation
 
-from air_dialect.effects import accesses
-from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
-from air_dialect.upstream.vector_memory import MaskOp
-from virtual_npu.codegen import types
-from virtual_npu.codegen.effects import channels_used
-from virtual_npu.codegen.refusals import naming
-from virtual_npu.options import BuildOptions
+from aerie.air_dialect.effects import accesses
+from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
+from aerie.air_dialect.upstream.vector_memory import MaskOp
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.effects import channels_used
+from aerie.virtual_npu.codegen.refusals import naming
+from aerie.virtual_npu.options import BuildOptions
 
 
 class Mode(enum.Enum):

@@ -8,15 +8,15 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
-from virtual_npu.codegen.channels import channel_struct, owns_channels
-from virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, mode_registers
-from virtual_npu.codegen.refusals import attribute, unsupported
-from virtual_npu.codegen.text import grouped
-from virtual_npu.external import ExternalKernel
-from virtual_npu.library import identifier
+from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
+from aerie.virtual_npu.codegen.channels import channel_struct, owns_channels
+from aerie.virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, mode_registers
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.text import grouped
+from aerie.virtual_npu.external import ExternalKernel
+from aerie.virtual_npu.library import identifier
 
 # ---- bodies ----
 

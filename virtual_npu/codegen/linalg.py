@@ -10,15 +10,15 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
-from air_dialect.assembly import operations_of
-from air_dialect.readings import INTERVALS
-from air_dialect.upstream import linalg_named
-from air_dialect.upstream.linalg import PackOp, UnpackOp
-from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from virtual_npu.codegen.memory import access, address, whole
-from virtual_npu.codegen.refusals import attribute, unsupported
-from virtual_npu.codegen.text import grouped, map_results, times
+from aerie.air_dialect.assembly import operations_of
+from aerie.air_dialect.readings import INTERVALS
+from aerie.air_dialect.upstream import linalg_named
+from aerie.air_dialect.upstream.linalg import PackOp, UnpackOp
+from aerie.virtual_npu.codegen import memory, types
+from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
+from aerie.virtual_npu.codegen.memory import access, address, whole
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.text import grouped, map_results, times
 
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",

@@ -19,16 +19,16 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from air_dialect.readings import INTERVALS, Interval, interval
-from air_dialect.types import attribute_text
-from air_dialect.values import origin
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, MemRef
-from virtual_npu.codegen.buffers import value_name
-from virtual_npu.codegen.effects import operand_effects
-from virtual_npu.codegen.refusals import line_of
-from virtual_npu.codegen.text import grouped, map_results, plus, quoted, times
-from virtual_npu.codegen.touched import Bounds, index_bounds
+from aerie.air_dialect.readings import INTERVALS, Interval, interval
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body, MemRef
+from aerie.virtual_npu.codegen.buffers import value_name
+from aerie.virtual_npu.codegen.effects import operand_effects
+from aerie.virtual_npu.codegen.refusals import line_of
+from aerie.virtual_npu.codegen.text import grouped, map_results, plus, quoted, times
+from aerie.virtual_npu.codegen.touched import Bounds, index_bounds
 
 # ---- addresses ----
 

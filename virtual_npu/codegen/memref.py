@@ -9,19 +9,19 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, Integ
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from air_dialect.ops import ExecuteOp
-from air_dialect.readings import interval
-from air_dialect.types import attribute_text
-from air_dialect.upstream.formats import ATOMIC_KINDS
-from air_dialect.upstream.memref import AtomicRMWOp
-from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.body import Body, MemRef, emits
-from virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
-from virtual_npu.codegen.dialect import Rewritten
-from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.memory import access, at, whole
-from virtual_npu.codegen.refusals import unsupported
-from virtual_npu.codegen.text import grouped, plus, times
+from aerie.air_dialect.ops import ExecuteOp
+from aerie.air_dialect.readings import interval
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.upstream.formats import ATOMIC_KINDS
+from aerie.air_dialect.upstream.memref import AtomicRMWOp
+from aerie.virtual_npu.codegen import memory, types
+from aerie.virtual_npu.codegen.body import Body, MemRef, emits
+from aerie.virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
+from aerie.virtual_npu.codegen.dialect import Rewritten
+from aerie.virtual_npu.codegen.execution import Mode
+from aerie.virtual_npu.codegen.memory import access, at, whole
+from aerie.virtual_npu.codegen.refusals import unsupported
+from aerie.virtual_npu.codegen.text import grouped, plus, times
 
 
 @emits("memref.alloc", "memref.alloca")

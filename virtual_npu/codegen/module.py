@@ -11,7 +11,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Attribute
 
-from virtual_npu.codegen import (  # noqa: F401 - every file of emitters registers what it emits
+from aerie.virtual_npu.codegen import (  # noqa: F401 - every file of emitters registers what it emits
     affine,
     air,
     arith,
@@ -25,18 +25,18 @@ from virtual_npu.codegen import (  # noqa: F401 - every file of emitters registe
     vector_memory,
     vector_sums,
 )
-from virtual_npu.codegen.body import CppFile
-from virtual_npu.codegen.buffers import checked_arguments
-from virtual_npu.codegen.channels import channel_struct, ports
-from virtual_npu.codegen.execution import Mode, function_mode, public_functions
-from virtual_npu.codegen.functions import function
-from virtual_npu.codegen.passes.pipeline import advance
-from virtual_npu.codegen.refusals import line_of, naming, unsupported
-from virtual_npu.codegen.text import quotable
-from virtual_npu.errors import UnsupportedOpError
-from virtual_npu.external import ExternalKernel
-from virtual_npu.library import FORMAT, entry_symbol, identifier
-from virtual_npu.options import BuildOptions
+from aerie.virtual_npu.codegen.body import CppFile
+from aerie.virtual_npu.codegen.buffers import checked_arguments
+from aerie.virtual_npu.codegen.channels import channel_struct, ports
+from aerie.virtual_npu.codegen.execution import Mode, function_mode, public_functions
+from aerie.virtual_npu.codegen.functions import function
+from aerie.virtual_npu.codegen.passes.pipeline import advance
+from aerie.virtual_npu.codegen.refusals import line_of, naming, unsupported
+from aerie.virtual_npu.codegen.text import quotable
+from aerie.virtual_npu.errors import UnsupportedOpError
+from aerie.virtual_npu.external import ExternalKernel
+from aerie.virtual_npu.library import FORMAT, entry_symbol, identifier
+from aerie.virtual_npu.options import BuildOptions
 
 
 @dataclass

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Attribute, Operation
 
-from virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError, VirtualNpuError
+from aerie.virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError, VirtualNpuError
 
 _TENSORS = "tensors are not supported: bufferize the module to memrefs first (one-shot-bufferize)"
 _BLOCKS = "branches between blocks are not supported: write scf.if, scf.for or scf.while"
@@ -26,9 +26,7 @@ _REASONS = {
     "memref.dma_wait": "write air.wait_all: the memref dialect's DMA is not the NPU's",
     "ml_program": "globals of ml_program are not supported: write memref.global",
 }
-_DEFAULT = (
-    "the virtual NPU does not execute this operation; `python -m virtual_npu ops` lists the ones it does"
-)
+_DEFAULT = "the virtual NPU does not execute this operation; `aerie vnpu ops` lists the ones it does"
 
 
 def reason(operation: str) -> str:

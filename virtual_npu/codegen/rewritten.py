@@ -9,12 +9,12 @@ from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, MemRefType, SymbolRefAttr
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
-from air_dialect.values import is_inside
-from virtual_npu.codegen import types
-from virtual_npu.codegen.air import grid, pattern, points, transfer_arguments
-from virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
-from virtual_npu.codegen.dialect import (
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
+from aerie.air_dialect.values import is_inside
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.air import grid, pattern, points, transfer_arguments
+from aerie.virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
+from aerie.virtual_npu.codegen.dialect import (
     BorrowedOp,
     BorrowOp,
     NestOp,
@@ -23,13 +23,13 @@ from virtual_npu.codegen.dialect import (
     axes_of,
     numbers_of,
 )
-from virtual_npu.codegen.execution import Mode
-from virtual_npu.codegen.functions import callee
-from virtual_npu.codegen.memory import uses_of
-from virtual_npu.codegen.memref import allocated, arena
-from virtual_npu.codegen.text import grouped, plus, times
-from virtual_npu.codegen.tokens import in_order, suspend
-from virtual_npu.codegen.touched import touched_block, touched_bounds
+from aerie.virtual_npu.codegen.execution import Mode
+from aerie.virtual_npu.codegen.functions import callee
+from aerie.virtual_npu.codegen.memory import uses_of
+from aerie.virtual_npu.codegen.memref import allocated, arena
+from aerie.virtual_npu.codegen.text import grouped, plus, times
+from aerie.virtual_npu.codegen.tokens import in_order, suspend
+from aerie.virtual_npu.codegen.touched import touched_block, touched_bounds
 
 # ---- products ----
 

@@ -9,11 +9,11 @@ from xdsl.dialects import cf, scf
 from xdsl.dialects.builtin import DenseArrayBase, MemRefType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from virtual_npu.codegen.refusals import attribute, unsupported
-from virtual_npu.codegen.tokens import token_type
+from aerie.air_dialect.ops import AsyncTokenType
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.tokens import token_type
 
 # ---- values that loops carry ----
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir.affine import AffineConstraintKind, AffineExpr, AffineMap, AffineSet
 
-from air_dialect.indices import Operator, Reading
+from aerie.air_dialect.indices import Operator, Reading
 
 
 def is_integer(text: str) -> bool:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen.body import Body, Scalar
-from virtual_npu.codegen.execution import Mode
+from aerie.air_dialect.ops import AsyncTokenType
+from aerie.virtual_npu.codegen.body import Body, Scalar
+from aerie.virtual_npu.codegen.execution import Mode
 
 
 def marks(body: Body) -> bool:

@@ -11,13 +11,13 @@ from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from air_dialect.effects import ACCESSES, accesses
-from air_dialect.indices import Operator, Reading
-from air_dialect.readings import interval
-from air_dialect.values import is_inside
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body
-from virtual_npu.codegen.text import folded, grouped, plus, times
+from aerie.air_dialect.effects import ACCESSES, accesses
+from aerie.air_dialect.indices import Operator, Reading
+from aerie.air_dialect.readings import interval
+from aerie.air_dialect.values import is_inside
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body
+from aerie.virtual_npu.codegen.text import folded, grouped, plus, times
 
 # ---- bounds ----
 

@@ -31,7 +31,7 @@ from xdsl.ir.affine import (
     AffineExpr,
 )
 
-from virtual_npu.errors import UnsupportedTypeError
+from aerie.virtual_npu.errors import UnsupportedTypeError
 
 DYNAMIC = DYNAMIC_INDEX
 

@@ -18,9 +18,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Operation, SSAValue
 
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, emits
-from virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body, emits
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:

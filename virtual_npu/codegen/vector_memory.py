@@ -16,15 +16,15 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 
-from air_dialect.upstream.vector_memory import MaskOp
-from virtual_npu.codegen import memory, types
-from virtual_npu.codegen.affine import start_of
-from virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from virtual_npu.codegen.memory import at
-from virtual_npu.codegen.refusals import attribute, unsupported
-from virtual_npu.codegen.text import grouped, plus
-from virtual_npu.codegen.vector_lanes import braces, coordinates, flat_index, pick, shape_of
-from virtual_npu.codegen.vector_sums import reduction_kind
+from aerie.air_dialect.upstream.vector_memory import MaskOp
+from aerie.virtual_npu.codegen import memory, types
+from aerie.virtual_npu.codegen.affine import start_of
+from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
+from aerie.virtual_npu.codegen.memory import at
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.text import grouped, plus
+from aerie.virtual_npu.codegen.vector_lanes import braces, coordinates, flat_index, pick, shape_of
+from aerie.virtual_npu.codegen.vector_sums import reduction_kind
 
 # ---- loads, stores, transfers ----
 

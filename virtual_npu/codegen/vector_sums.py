@@ -14,10 +14,10 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from virtual_npu.codegen import types
-from virtual_npu.codegen.body import Body, emits
-from virtual_npu.codegen.refusals import attribute, unsupported
-from virtual_npu.codegen.vector_lanes import coordinates, flat_index, integers, permuted, pick, shape_of
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.body import Body, emits
+from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.vector_lanes import coordinates, flat_index, integers, permuted, pick, shape_of
 
 # ---- reductions ----
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virtual_npu.commands import common
-from virtual_npu.errors import OptionError
-from virtual_npu.texts import print_json
+from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.errors import OptionError
+from aerie.virtual_npu.texts import print_json
 
 if TYPE_CHECKING:
-    from virtual_npu.bisection import Dump, Outcome
+    from aerie.virtual_npu.bisection import Dump, Outcome
 
 FOUND = 1
 """Exit status when a guilty pass was found."""
@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def _bisect(options: argparse.Namespace) -> int:
-    from virtual_npu.bisection import bisect, dumps
+    from aerie.virtual_npu.bisection import bisect, dumps
 
     if not 0 <= options.tolerance < float("inf"):
         raise OptionError(f"--tolerance {options.tolerance} makes no sense: give a number of 0 or more")

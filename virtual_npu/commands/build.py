@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from virtual_npu.commands import common
-from virtual_npu.options import STAGES
+from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.options import STAGES
 
 CPP = "c++"
 
@@ -35,8 +35,8 @@ def add(commands: Any) -> None:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from virtual_npu.texts import read_text
-    from virtual_npu.toolchain import build
+    from aerie.virtual_npu.texts import read_text
+    from aerie.virtual_npu.toolchain import build
 
     build(
         read_text(options.file),
@@ -50,8 +50,8 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _emit(options: argparse.Namespace) -> int:
-    from virtual_npu.texts import read_text
-    from virtual_npu.toolchain import emit, staged
+    from aerie.virtual_npu.texts import read_text
+    from aerie.virtual_npu.toolchain import emit, staged
 
     text, name, built_for = read_text(options.file), str(options.file), common.build_options(options)
     if options.stage == CPP:
@@ -62,8 +62,8 @@ def _emit(options: argparse.Namespace) -> int:
 
 
 def _ops(_: argparse.Namespace) -> int:
-    from virtual_npu.codegen import module  # noqa: F401 - the emitters register
-    from virtual_npu.codegen.body import supported_operations
+    from aerie.virtual_npu.codegen import module  # noqa: F401 - the emitters register
+    from aerie.virtual_npu.codegen.body import supported_operations
 
     print("\n".join(supported_operations()))
     return 0

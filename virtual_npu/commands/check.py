@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virtual_npu.commands import common
-from virtual_npu.texts import print_json, print_table
+from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
-    from virtual_npu.static import Report
+    from aerie.virtual_npu.static import Report
 
 FITS, EXCEEDED = 0, 1
 CHOICES = ("npu2", "npu1")
@@ -55,8 +55,8 @@ def _bytes(text: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from virtual_npu.static import DEVICES, check
-    from virtual_npu.texts import read_text
+    from aerie.virtual_npu.static import DEVICES, check
+    from aerie.virtual_npu.texts import read_text
 
     report = check(
         read_text(options.file),
@@ -75,7 +75,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _show(report: Report, path: Path) -> None:
-    from virtual_npu.static.report import HEADER
+    from aerie.virtual_npu.static.report import HEADER
 
     title = f"{path} on {report.device.name}"
     alarming = {number for number, usage in enumerate(report.usages) if not usage.fits}

@@ -7,14 +7,14 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from air_dialect.common import OneLineParser
-from virtual_npu.errors import OptionError, UsageError
-from virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
+from aerie.air_dialect.common import OneLineParser
+from aerie.virtual_npu.errors import OptionError, UsageError
+from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
 if TYPE_CHECKING:
-    from virtual_npu.arrays import Array
-    from virtual_npu.library import Entry
-    from virtual_npu.program import Program
+    from aerie.virtual_npu.arrays import Array
+    from aerie.virtual_npu.library import Entry
+    from aerie.virtual_npu.program import Program
 
 Commands = "argparse._SubParsersAction[Parser]"
 
@@ -87,8 +87,8 @@ def build_options(options: argparse.Namespace) -> BuildOptions:
 
 def program(options: argparse.Namespace, path: Path) -> Program:
     """The program in a file, built as the command line says. Raises VirtualNpuError."""
-    from virtual_npu.program import Program
-    from virtual_npu.texts import read_text
+    from aerie.virtual_npu.program import Program
+    from aerie.virtual_npu.texts import read_text
 
     return Program.from_text(
         read_text(path),
@@ -112,7 +112,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 def arguments(options: argparse.Namespace, entry: Entry) -> list[Array]:
     """The arguments that the command line asks for. Raises ArgumentError, OptionError."""
-    from virtual_npu import arrays
+    from aerie.virtual_npu import arrays
 
     if options.args:
         return arrays.read(options.args, entry)

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virtual_npu import child_process
-from virtual_npu.commands import common
-from virtual_npu.errors import OptionError, VirtualNpuRuntimeError
-from virtual_npu.options import RACES
-from virtual_npu.texts import print_json, print_table
+from aerie.virtual_npu import child_process
+from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
+from aerie.virtual_npu.options import RACES
+from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
-    from virtual_npu.arrays import Array
-    from virtual_npu.library import Entry
-    from virtual_npu.program import Result
+    from aerie.virtual_npu.arrays import Array
+    from aerie.virtual_npu.library import Entry
+    from aerie.virtual_npu.program import Result
 
 
 def add(commands: Any) -> None:
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     _check_combination(options)
     if options.sanitize and not child_process.is_loaded():
         return child_process.run_again(options.words)
-    from virtual_npu import arrays
+    from aerie.virtual_npu import arrays
 
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
@@ -113,7 +113,7 @@ def _check_combination(options: argparse.Namespace) -> None:
 
 
 def _write_trace(path: Path, record: dict[str, Any]) -> None:
-    from virtual_npu.arrays import write_whole
+    from aerie.virtual_npu.arrays import write_whole
 
     text = json.dumps(chrome_trace(record))
     write_whole(path, lambda file: file.write(text.encode()))
@@ -155,7 +155,7 @@ def summary(entry: Entry, outputs: Sequence[Array]) -> list[dict[str, Any]]:
     """Per argument: name, shape, dtype, smallest, mean, largest finite value (or None), CRC-32."""
     import numpy as np
 
-    from virtual_npu.arrays import numbers
+    from aerie.virtual_npu.arrays import numbers
 
     rows = []
     for i, (argument, array) in enumerate(zip(entry.arguments, outputs, strict=True)):

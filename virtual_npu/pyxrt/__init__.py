@@ -23,15 +23,15 @@ Runs are carried out in start order by the thread that waits for them (`wait`, `
 with a timeout hand them to a thread of their own.
 """
 
-from virtual_npu.pyxrt.objects import BufferObject as bo  # noqa: N813  pyxrt's own spelling
-from virtual_npu.pyxrt.objects import Device as device  # noqa: N813
-from virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
-from virtual_npu.pyxrt.objects import ExtBufferObject, XrtError, ert_cmd_state, xclBOSyncDirection
-from virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
-from virtual_npu.pyxrt.runs import ExtKernel
-from virtual_npu.pyxrt.runs import Kernel as kernel  # noqa: N813
-from virtual_npu.pyxrt.runs import Run as run  # noqa: N813
-from virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import BufferObject as bo  # noqa: N813  pyxrt's own spelling
+from aerie.virtual_npu.pyxrt.objects import Device as device  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import ExtBufferObject, XrtError, ert_cmd_state, xclBOSyncDirection
+from aerie.virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
+from aerie.virtual_npu.pyxrt.runs import ExtKernel
+from aerie.virtual_npu.pyxrt.runs import Kernel as kernel  # noqa: N813
+from aerie.virtual_npu.pyxrt.runs import Run as run  # noqa: N813
+from aerie.virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
 
 
 class ext:  # noqa: N801

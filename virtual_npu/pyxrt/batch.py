@@ -15,9 +15,9 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from virtual_npu.errors import VirtualNpuError
-from virtual_npu.pyxrt.objects import XrtError, ert_cmd_state
-from virtual_npu.pyxrt.runs import Run
+from aerie.virtual_npu.errors import VirtualNpuError
+from aerie.virtual_npu.pyxrt.objects import XrtError, ert_cmd_state
+from aerie.virtual_npu.pyxrt.runs import Run
 
 SLICE_NS = 200_000_000
 """Nanoseconds of steps without the interpreter: more than a token of Llama-3.2-1B on two cores takes."""

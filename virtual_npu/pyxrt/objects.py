@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-import virtual_npu
-from virtual_npu import knobs
+from aerie import virtual_npu
+from aerie.virtual_npu import knobs
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from virtual_npu.library import Call
-from virtual_npu.pyxrt.objects import BufferObject, HwContext, RunQueue, XrtError, ert_cmd_state, hold
+from aerie.virtual_npu.library import Call
+from aerie.virtual_npu.pyxrt.objects import BufferObject, HwContext, RunQueue, XrtError, ert_cmd_state, hold
 
 KERNEL_PREFIX = "main:"
 """A full ELF has one device named `main`; its runtime sequences are XRT's kernels `main:SEQUENCE`."""

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
-from air_dialect import AirParseError, parse
-from virtual_npu.errors import ParseError
-from virtual_npu.static.device import DEVICES, NPU1, NPU2, Device
-from virtual_npu.static.report import Fault, Report, Usage
-from virtual_npu.static.rules import OF_PROGRAMS, OF_SCOPES
-from virtual_npu.static.scopes import Options, Program
+from aerie.air_dialect import AirParseError, parse
+from aerie.virtual_npu.errors import ParseError
+from aerie.virtual_npu.static.device import DEVICES, NPU1, NPU2, Device
+from aerie.virtual_npu.static.report import Fault, Report, Usage
+from aerie.virtual_npu.static.rules import OF_PROGRAMS, OF_SCOPES
+from aerie.virtual_npu.static.scopes import Options, Program
 
 __all__ = ["DEVICES", "NPU1", "NPU2", "Device", "Fault", "Report", "Usage", "check"]
 

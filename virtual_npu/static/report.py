@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Operation
 
-from virtual_npu.errors import ResourceError
-from virtual_npu.static.device import Device
-from virtual_npu.texts import text_table
+from aerie.virtual_npu.errors import ResourceError
+from aerie.virtual_npu.static.device import Device
+from aerie.virtual_npu.texts import text_table
 
 HEADER = ("where", "resource", "used", "limit", "", "source of the limit")
 

@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import (
+from aerie.air_dialect.ops import (
     ChannelOp,
     ChannelTransferOp,
     DmaMemcpyNdOp,
@@ -29,10 +29,10 @@ from air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from air_dialect.values import origin
-from air_dialect.verifiers import enclosing
-from virtual_npu.static.device import Device
-from virtual_npu.static.transfers import Side, extents, sides
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.device import Device
+from aerie.virtual_npu.static.transfers import Side, extents, sides
 
 NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 """Channel types that take no DMA channel."""

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import FixedBitwidthType, IndexType, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from air_dialect.indices import space_of_variable
-from air_dialect.ops import (
+from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.ops import (
     ChannelPutOp,
     ChannelTransferOp,
     DmaMemcpyNdOp,
     HierarchyOp,
     memory_space,
 )
-from air_dialect.readings import NUMBERS, number
-from air_dialect.values import origin
+from aerie.air_dialect.readings import NUMBERS, number
+from aerie.air_dialect.values import origin
 
 LEVELS = (0, 1, 2)
 """The memories of an NPU: L3, L2 and L1."""

@@ -1,6 +1,6 @@
 """Kernels or programs on the virtual NPU, every launch against its reference in numpy.
 
-    python against_reference.py NAME ...      as `python -m board compare` names them
+    python against_reference.py NAME ...      as `aerie compare` names them
 
 Each launch is judged on the numbers that it read itself, so that an error is shown where it arises.
 """
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from board.compare.items import choose, draw, plan_of
-from board.compare.judging import share
-from kernel_builder.arguments import OVERWRITTEN_ROLES
-from kernel_builder.kernels import registry
-from kernel_builder.spec import Array
-from multi_launch_builder.building import build_program
-from multi_launch_builder.program import ProgramPlan
-from runtime import KernelCache, select_backend
+from aerie.board.compare.items import choose, draw, plan_of
+from aerie.board.compare.judging import share
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Array
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.program import ProgramPlan
+from aerie.runtime import KernelCache, select_backend
 
 SEED = 7
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.npu.device import missing_device
-from runtime.npu.tools import missing_compile_tools
-from virtual_npu.compiler import find_compiler
-from virtual_npu.errors import VirtualNpuError
+from aerie.runtime.npu.device import missing_device
+from aerie.runtime.npu.tools import missing_compile_tools
+from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.errors import VirtualNpuError
 
 FEATURES = {
     "virtual_npu": "a C++ compiler, as virtual_npu itself looks for one",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from air_dialect import print_module
-from kernel_builder.arguments import Role
-from multi_launch_builder.programs import bf16_table
-from multi_launch_builder.stitcher import Stitcher
+from aerie.air_dialect import print_module
+from aerie.kernel_builder.arguments import Role
+from aerie.multi_launch_builder.programs import bf16_table
+from aerie.multi_launch_builder.stitcher import Stitcher
 
 
 def main(file: str) -> int:

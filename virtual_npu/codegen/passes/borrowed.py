@@ -32,17 +32,17 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
-from air_dialect.effects import accesses, reads_only
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
-from air_dialect.values import origin
-from virtual_npu.codegen import types
-from virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
-from virtual_npu.codegen.execution import Mode, each_operation
-from virtual_npu.codegen.functions import external_kernel
-from virtual_npu.codegen.passes.windows import covers, refined, walked
-from virtual_npu.errors import UnsupportedOpError
-from virtual_npu.external import constant_parameters
-from virtual_npu.options import BuildOptions
+from aerie.air_dialect.effects import accesses, reads_only
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
+from aerie.air_dialect.values import origin
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
+from aerie.virtual_npu.codegen.execution import Mode, each_operation
+from aerie.virtual_npu.codegen.functions import external_kernel
+from aerie.virtual_npu.codegen.passes.windows import covers, refined, walked
+from aerie.virtual_npu.errors import UnsupportedOpError
+from aerie.virtual_npu.external import constant_parameters
+from aerie.virtual_npu.options import BuildOptions
 
 
 def borrow_buffers(module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[Path]) -> None:

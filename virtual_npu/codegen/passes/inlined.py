@@ -19,10 +19,10 @@ from xdsl.dialects.builtin import FunctionType, IndexType, IntegerAttr, MemRefTy
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from air_dialect.ops import AsyncTokenType, RankOp, UniverseAllocOp, WaitAllOp
-from virtual_npu.codegen import types
-from virtual_npu.codegen.execution import public_functions
-from virtual_npu.codegen.refusals import naming, reason, unsupported
+from aerie.air_dialect.ops import AsyncTokenType, RankOp, UniverseAllocOp, WaitAllOp
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.execution import public_functions
+from aerie.virtual_npu.codegen.refusals import naming, reason, unsupported
 
 
 def inline_program(module: ModuleOp) -> None:

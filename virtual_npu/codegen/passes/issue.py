@@ -11,11 +11,11 @@ from __future__ import annotations
 from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Operation
 
-from air_dialect.effects import accesses
-from air_dialect.ops import AsyncTokenType
-from virtual_npu.codegen.dialect import NestOp, ProductOp, TaskOp, wrap
-from virtual_npu.codegen.execution import Mode, each_operation, is_memory_work
-from virtual_npu.options import BuildOptions
+from aerie.air_dialect.effects import accesses
+from aerie.air_dialect.ops import AsyncTokenType
+from aerie.virtual_npu.codegen.dialect import NestOp, ProductOp, TaskOp, wrap
+from aerie.virtual_npu.codegen.execution import Mode, each_operation, is_memory_work
+from aerie.virtual_npu.options import BuildOptions
 
 _LOOPS = frozenset(["scf.for", "scf.parallel", "scf.forall", "scf.while", "affine.for", "affine.parallel"])
 _NOT_INSIDE = frozenset([

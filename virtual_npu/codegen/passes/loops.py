@@ -9,8 +9,8 @@ from functools import cached_property
 from xdsl.dialects import func, scf
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from air_dialect.readings import Linear, interval, linear
+from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
+from aerie.air_dialect.readings import Linear, interval, linear
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
-from virtual_npu.codegen.passes.borrowed import borrow_buffers
-from virtual_npu.codegen.passes.inlined import inline_program
-from virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
-from virtual_npu.codegen.passes.products import find_products
-from virtual_npu.options import STAGES, BuildOptions
+from aerie.virtual_npu.codegen.passes.borrowed import borrow_buffers
+from aerie.virtual_npu.codegen.passes.inlined import inline_program
+from aerie.virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
+from aerie.virtual_npu.codegen.passes.products import find_products
+from aerie.virtual_npu.options import STAGES, BuildOptions
 
 
 def advance(

@@ -37,18 +37,18 @@ from xdsl.dialects.builtin import BFloat16Type, DictionaryAttr, Float32Type, Int
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
-from air_dialect.readings import Linear, weighted
-from air_dialect.values import is_inside, origin
-from virtual_npu.codegen import types
-from virtual_npu.codegen.buffers import tile_copies
-from virtual_npu.codegen.dialect import ProductOp, axes, numbers, wrap
-from virtual_npu.codegen.execution import Mode, each_operation, takes_turns
-from virtual_npu.codegen.passes.loops import Loop, LoopNest
-from virtual_npu.codegen.passes.windows import READS, RearrangingCall, Windows, itself
-from virtual_npu.codegen.vector_lanes import shape_of
-from virtual_npu.codegen.vector_sums import contract_extents, contract_maps, reduction_kind
-from virtual_npu.options import BuildOptions
+from aerie.air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
+from aerie.air_dialect.readings import Linear, weighted
+from aerie.air_dialect.values import is_inside, origin
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.buffers import tile_copies
+from aerie.virtual_npu.codegen.dialect import ProductOp, axes, numbers, wrap
+from aerie.virtual_npu.codegen.execution import Mode, each_operation, takes_turns
+from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest
+from aerie.virtual_npu.codegen.passes.windows import READS, RearrangingCall, Windows, itself
+from aerie.virtual_npu.codegen.vector_lanes import shape_of
+from aerie.virtual_npu.codegen.vector_sums import contract_extents, contract_maps, reduction_kind
+from aerie.virtual_npu.options import BuildOptions
 
 MOST_AXES = 6
 """vnpu::Axes::kMost."""

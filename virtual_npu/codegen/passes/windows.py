@@ -25,10 +25,10 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from air_dialect.readings import Linear, interval, weighted
-from virtual_npu.codegen import types
-from virtual_npu.codegen.passes.loops import LoopNest
+from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
+from aerie.air_dialect.readings import Linear, interval, weighted
+from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.passes.loops import LoopNest
 
 
 @dataclass(frozen=True)

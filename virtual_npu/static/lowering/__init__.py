@@ -8,9 +8,9 @@ is recorded to fail. Everything was read, nothing measured: none of us has had t
 
 from __future__ import annotations
 
-from virtual_npu.static.lowering.forms import forms_of
-from virtual_npu.static.lowering.rows import Form, Row, Verdict, distance
-from virtual_npu.static.lowering.table import TABLE
+from aerie.virtual_npu.static.lowering.forms import forms_of
+from aerie.virtual_npu.static.lowering.rows import Form, Row, Verdict, distance
+from aerie.virtual_npu.static.lowering.table import TABLE
 
 __all__ = ["TABLE", "Form", "Row", "Verdict", "find", "forms_of", "nearest"]
 

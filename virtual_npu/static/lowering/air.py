@@ -14,7 +14,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineExpr
 
-from air_dialect.ops import (
+from aerie.air_dialect.ops import (
     ChannelOp,
     ChannelTransferOp,
     DmaMemcpyNdOp,
@@ -23,9 +23,9 @@ from air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from air_dialect.verifiers import enclosing
-from virtual_npu.static.lowering.rows import ALL, Form, Row, direct, split, wrong
-from virtual_npu.static.transfers import space_of
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.lowering.rows import ALL, Form, Row, direct, split, wrong
+from aerie.virtual_npu.static.transfers import space_of
 
 _EXAMPLES: Final = "mlir-air programming_examples"
 _FUSED: Final = f"{_EXAMPLES}/flash_attention/kernel_fusion_based"

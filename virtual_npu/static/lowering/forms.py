@@ -19,9 +19,9 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 from xdsl.utils.hints import isa
 
-from air_dialect.ops import AsyncTokenType
-from air_dialect.values import origin
-from virtual_npu.static.lowering.rows import Form
+from aerie.air_dialect.ops import AsyncTokenType
+from aerie.air_dialect.values import origin
+from aerie.virtual_npu.static.lowering.rows import Form
 
 Shape = tuple[int, ...]
 _RESULT_FIRST = frozenset([

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from virtual_npu.static.lowering import evidence as by
-from virtual_npu.static.lowering.rows import (
+from aerie.virtual_npu.static.lowering import evidence as by
+from aerie.virtual_npu.static.lowering.rows import (
     AIE2,
     ALL,
     Row,

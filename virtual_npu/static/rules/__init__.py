@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from virtual_npu.static.report import Finding
-from virtual_npu.static.rules import channels, externals, lowering, memory, placement, transfers
-from virtual_npu.static.scopes import Program, Scope
+from aerie.virtual_npu.static.report import Finding
+from aerie.virtual_npu.static.rules import channels, externals, lowering, memory, placement, transfers
+from aerie.virtual_npu.static.scopes import Program, Scope
 
 OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     memory.arguments,

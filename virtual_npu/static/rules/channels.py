@@ -11,16 +11,16 @@ from xdsl.dialects.builtin import AnyFloat, IntegerType, MemRefType, NoneAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstraintKind
 
-from air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
-from air_dialect.readings import Known, leaves, number, numbers
-from air_dialect.types import attribute_text
-from air_dialect.values import origin
-from air_dialect.verifiers import enclosing
-from virtual_npu.static.device import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
-from virtual_npu.static.report import Fault, Finding, Usage
-from virtual_npu.static.rules.placement import shape
-from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
-from virtual_npu.static.transfers import (
+from aerie.air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
+from aerie.air_dialect.readings import Known, leaves, number, numbers
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.device import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
+from aerie.virtual_npu.static.report import Fault, Finding, Usage
+from aerie.virtual_npu.static.rules.placement import shape
+from aerie.virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
+from aerie.virtual_npu.static.transfers import (
     Side,
     extent_of,
     extents,

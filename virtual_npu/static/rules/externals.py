@@ -10,12 +10,12 @@ from xdsl.dialects.builtin import IndexType, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 
-from air_dialect.ops import HerdOp
-from air_dialect.verifiers import enclosing
-from virtual_npu.compiler import OWN_KERNELS
-from virtual_npu.static.device import LINKING, TO_AIE
-from virtual_npu.static.report import Fault, Finding
-from virtual_npu.static.scopes import Program, place_of
+from aerie.air_dialect.ops import HerdOp
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.compiler import OWN_KERNELS
+from aerie.virtual_npu.static.device import LINKING, TO_AIE
+from aerie.virtual_npu.static.report import Fault, Finding
+from aerie.virtual_npu.static.scopes import Program, place_of
 
 KIND = "external"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

@@ -14,16 +14,16 @@ from xdsl.dialects import arith, vector
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Operation
 
-from air_dialect.ops import HerdOp
-from air_dialect.readings import is_regular, multiple
-from air_dialect.verifiers import enclosing
-from virtual_npu.static.device import AIE_API, XRT_BACKEND
-from virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
-from virtual_npu.static.lowering.air import air_forms_of, find_air
-from virtual_npu.static.lowering.evidence import recorded
-from virtual_npu.static.report import Fault, Finding
-from virtual_npu.static.scopes import Program, place_of
-from virtual_npu.static.transfers import element_bits, space_of
+from aerie.air_dialect.ops import HerdOp
+from aerie.air_dialect.readings import is_regular, multiple
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.device import AIE_API, XRT_BACKEND
+from aerie.virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
+from aerie.virtual_npu.static.lowering.air import air_forms_of, find_air
+from aerie.virtual_npu.static.lowering.evidence import recorded
+from aerie.virtual_npu.static.report import Fault, Finding
+from aerie.virtual_npu.static.scopes import Program, place_of
+from aerie.virtual_npu.static.transfers import element_bits, space_of
 
 NOWHERE = "virtual_npu/static/lowering"
 """The source of a complaint that there is none."""

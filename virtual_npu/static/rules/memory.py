@@ -10,13 +10,13 @@ from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
-from air_dialect.types import attribute_text
-from air_dialect.values import origin
-from virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
-from virtual_npu.static.report import Fault, Finding, Usage
-from virtual_npu.static.scopes import Program, Scope, place_of
-from virtual_npu.static.transfers import element_bits, extents, memref_bytes, space_of
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
+from aerie.virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
+from aerie.virtual_npu.static.report import Fault, Finding, Usage
+from aerie.virtual_npu.static.scopes import Program, Scope, place_of
+from aerie.virtual_npu.static.transfers import element_bits, extents, memref_bytes, space_of
 
 
 def l1(scope: Scope) -> Iterator[Finding]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
-from air_dialect.readings import number
-from air_dialect.verifiers import enclosing
-from virtual_npu.static.device import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
-from virtual_npu.static.report import Fault, Finding, Usage
-from virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
-from virtual_npu.static.transfers import extents
+from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
+from aerie.air_dialect.readings import number
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.device import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
+from aerie.virtual_npu.static.report import Fault, Finding, Usage
+from aerie.virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
+from aerie.virtual_npu.static.transfers import extents
 
 Cell = tuple[int, int]
 """(column, row) of a core, from the corner of the segment."""

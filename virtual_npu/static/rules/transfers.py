@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 
-from air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
-from air_dialect.readings import is_regular, multiple, number
-from air_dialect.types import attribute_text
-from virtual_npu.static.device import (
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
+from aerie.air_dialect.readings import is_regular, multiple, number
+from aerie.air_dialect.types import attribute_text
+from aerie.virtual_npu.static.device import (
     DESCRIPTOR_FIELDS,
     DESCRIPTOR_RULES,
     LOWERING,
@@ -23,9 +23,9 @@ from virtual_npu.static.device import (
     Device,
     DmaLimits,
 )
-from virtual_npu.static.report import Fault, Finding
-from virtual_npu.static.scopes import Program, place_of
-from virtual_npu.static.transfers import Side
+from aerie.virtual_npu.static.report import Fault, Finding
+from aerie.virtual_npu.static.scopes import Program, place_of
+from aerie.virtual_npu.static.transfers import Side
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""

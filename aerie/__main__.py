@@ -1,0 +1,123 @@
+"""The command `aerie`: every command of every room, under one name.
+
+A room is imported when one of its commands is asked for: `aerie run` loads neither the compiler nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, NamedTuple
+
+
+class Command(NamedTuple):
+    """A command, the room whose command line it is, and what is said of it."""
+
+    name: str
+    room: str
+    summary: str
+
+
+COMMANDS: Final = (
+    Command("run", "llama32_1b", "Answer one prompt."),
+    Command("chat", "llama32_1b", "Talk with the model."),
+    Command("profile", "llama32_1b", "Answer one prompt, and show where the time went."),
+    Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them ready."),
+    Command("mlir", "llama32_1b", "Write every kernel and every program as MLIR text."),
+    Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),
+    Command("diagnosis", "verify", "Name the first step that is not what transformers computes."),
+    Command("doctor", "board", "Check every layer between Python and the NPU."),
+    Command("setup-npu", "board", "Install upstream's wheels of the NPU compilers."),
+    Command("compare", "board", "Run kernels and programs on the NPU and on the virtual NPU."),
+    Command("test-npu", "board", "All that wants a board, and one report at the end."),
+    Command("report", "board", "Gather what an issue needs in one file."),
+)
+"""Commands about models and machines: a room's own command line has them under the same name."""
+
+TOOLS: Final = (
+    Command("vnpu", "virtual_npu", "Run, check, build or translate an AIR program on the CPU."),
+    Command("kernels", "kernel_builder", "Look at the kernels and check them."),
+    Command("programs", "multi_launch_builder", "Write the programs of any shape as MLIR text."),
+    Command("synthetic", "llama32_1b.synthetic", "Write a checkpoint with random weights, for measuring."),
+    Command("air", "air_dialect", "Parse a module in the AIR dialect, verify it and print it."),
+)
+"""For who writes kernels and compilers: each is a room's command line under a shorter name."""
+
+USER_ERROR: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command in this process; returns its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    found = find(words)
+    if isinstance(found, int):
+        return found
+    room, rest = found
+    status: int = importlib.import_module(f"{room}.__main__").main(rest)
+    return status
+
+
+def start() -> None:
+    """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
+    found = find(sys.argv[1:])
+    if isinstance(found, int):
+        sys.exit(found)
+    room, rest = found
+    sys.argv[1:] = rest
+    runpy.run_module(room, run_name="__main__", alter_sys=True)
+
+
+def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | int:
+    """The package whose command line has these words, and the words it takes; or the exit status, once help,
+    the version, or what is wrong with the words has been printed."""
+    name = words[0] if words else ""
+    if name in ("-h", "--help"):
+        return _tell(_help())
+    if name == "--version":
+        return _tell(_version())
+    for each in COMMANDS:
+        if each.name == name:
+            return f"aerie.{each.room}", words
+    for each in TOOLS:
+        if each.name == name:
+            return f"aerie.{each.room}", words[1:]
+    return _refuse(name)
+
+
+def _tell(text: str) -> int:
+    print(text)
+    return 0
+
+
+def _refuse(name: str) -> int:
+    known = ", ".join(each.name for each in COMMANDS + TOOLS)
+    wrong = f"there is no command '{name}'; there are: {known}" if name else f"name a command: {known}"
+    print(f"error: {wrong} (see aerie --help)", file=sys.stderr)
+    return USER_ERROR
+
+
+def _help() -> str:
+    rows = [
+        "usage: aerie COMMAND [...]",
+        "",
+        "Language models on AMD Ryzen AI NPUs, and on a virtual one.",
+        "",
+    ]
+    rows += [f"  {each.name:10}  {each.summary}" for each in COMMANDS]
+    rows += ["", "for who writes kernels and compilers:"]
+    rows += [f"  {each.name:10}  {each.summary}" for each in TOOLS]
+    return "\n".join([*rows, "", "`aerie COMMAND --help` tells what a command takes."])
+
+
+def _version() -> str:
+    try:
+        return f"aerie {version('aerie')}"
+    except PackageNotFoundError:  # a checkout that nobody installed
+        return "aerie, from a checkout that is not installed"
+
+
+if __name__ == "__main__":
+    start()
