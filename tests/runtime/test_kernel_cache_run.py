@@ -242,6 +242,12 @@ def test_another_program_of_the_same_name_gets_its_own_buffers(cache, variant, a
         cache.run("scale", x=arrays["x"])
 
 
+def test_the_same_program_compiled_again_keeps_its_buffers(cache, program, arrays):
+    cache.run("scale", **arrays)
+    cache.compile_and_cache(program)
+    np.testing.assert_array_equal(cache.run("scale", x=arrays["x"])["y"], arrays["x"] * arrays["w"])
+
+
 def test_a_program_that_cannot_be_loaded(cache, open_cache, program):
     artifact = cache.compile_and_cache(program)
     with open_cache() as other:

@@ -106,8 +106,19 @@ CACHE_V1 = "active_file 1\ntotal_active_file 20000\ntotal_inactive_file 30000\n"
         ("4:memory:/a", {**v1("/a", NO_LIMIT_V1, 5), **v1("", 800_000, 0)}, 800_000),
         ("4:cpuset:/a", v1("/a", 1_000_000, 0), 4000 * 1024),
         ("0::/a", v2("/a", 1000, 5000), 0),
+        ("0::/a", {"sys/fs/cgroup/a/memory.max": "1000\n"}, 4000 * 1024),
     ],
-    ids=["v2", "v2 above", "page cache", "another namespace", "v1", "v1 above", "no limit", "exceeded"],
+    ids=[
+        "v2",
+        "v2 above",
+        "page cache",
+        "another namespace",
+        "v1",
+        "v1 above",
+        "no limit",
+        "exceeded",
+        "no usage",
+    ],
 )
 def test_limits_of_control_groups(told, of, files, expected):
     assert told({**MEMINFO, "proc/self/cgroup": f"{of}\n", **files}) == expected

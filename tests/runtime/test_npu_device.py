@@ -143,6 +143,8 @@ def test_what_running_calls_is_in_the_table_of_bindings():
         ("AERIE_NPU_TIMEOUT", "soon", "a whole number of seconds"),
         ("AERIE_NPU_CONTEXTS", "17", "a whole number from 1 to 16"),
         ("AERIE_NPU_CONTEXTS", "-1", "a whole number from 1 to 16"),
+        ("AERIE_NPU_CONTEXTS", "many", "a whole number from 1 to 16"),
+        ("AERIE_NPU_CONTEXTS", "1_0", "a whole number from 1 to 16"),
         ("AERIE_NPU_LOCK", "/", "a path to a file; this is a folder"),
     ],
 )

@@ -85,6 +85,13 @@ def test_a_result_left_on_the_device_is_read_where_nobody_shares_it(strict, shar
     np.testing.assert_array_equal(result, 2 * X)
 
 
+def test_only_what_is_named_stays_on_the_device(strict, sharing_cache):
+    """The set `first` shares the buffer of y; its host reads y, and leaves tmp."""
+    sharing_cache.preload("scale", "first", w=W)
+    result = sharing_cache.run("scale", bo_key="first", copy=False, on_device=("tmp",), x=X)["y"]
+    np.testing.assert_array_equal(result, 2 * X)
+
+
 def test_a_shared_weight_that_is_filled_in_place_reaches_both(strict, sharing_cache):
     sharing_cache.buffer("scale", "first", "w")[...] = W
     np.testing.assert_array_equal(sharing_cache.run("scale", bo_key="second", x=X)["y"], 2 * X)

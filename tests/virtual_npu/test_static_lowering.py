@@ -12,6 +12,7 @@ from static_texts import assert_clean, assert_fault, assert_warning, program
 from aerie.air_dialect import parse
 from aerie.virtual_npu.static import NPU1, check
 from aerie.virtual_npu.static.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
+from aerie.virtual_npu.static.lowering.air import air_forms_of
 from aerie.virtual_npu.static.lowering.rows import ANY
 from aerie.virtual_npu.static.rules.lowering import on_cores
 
@@ -368,6 +369,36 @@ def test_part_of_a_buffer_over_a_cascade() -> None:
         "one type (mlir-air AIRToAIEPass.cpp)"
         for end in ("put", "get")
     ]
+
+
+def test_forms_of_transfers_and_of_what_is_around_cores() -> None:
+    """A transfer goes by the channel it names, a copy by its two memories, a map by whether it divides."""
+    text = program(
+        ALLOC + "air.channel.put @d[] (%b[] [] []) : (memref<128xf32, 2>)\n"
+        "air.channel.put @c[%c0] (%b[] [] []) : (memref<128xf32, 2>)\n"
+        "%n = memref.alloc() : memref<64x64xbf16, 2>\n"
+        "air.dma_memcpy_nd (%n[] [] [], %a[] [] []) : (memref<64x64xbf16, 2>, memref<64x64xbf16>)",
+        segment="%m = memref.alloc() : memref<64x64xbf16, 1>\n"
+        "air.dma_memcpy_nd (%m[] [] [], %a[] [] []) : (memref<64x64xbf16, 1>, memref<64x64xbf16>)\n"
+        "%plain = affine.apply affine_map<(d) -> (d * 2 + 1)>(%c8)",
+        launch="%divided = affine.apply affine_map<(d) -> (d floordiv 2 + 1)>(%c8)",
+        module=f"{CASCADE}\nair.channel @d []",
+    )
+    assert {(form.op, form.detail) for op in parse(text).walk() for form in air_forms_of(op)} == {
+        ("air.launch", "0 dimensions"),
+        ("air.segment", ""),
+        ("air.herd", ""),
+        ("air.herd", "given L3"),
+        ("air.channel", "npu_cascade"),
+        ("air.channel", "npu_dma_stream"),
+        ("air.channel.put", "a buffer over a cascade"),
+        ("air.channel.put", "in the herd"),
+        ("air.dma_memcpy_nd", "L3 to L1 in the herd"),
+        ("air.dma_memcpy_nd", "L3 to L2 in the segment"),
+        ("memref.alloc", "L2 in the segment"),
+        ("affine.apply", "outside of cores"),
+        ("affine.apply", "outside of cores, with floordiv"),
+    }
 
 
 # ---- what vectors and divisions ask of a core: stack and alignment ----

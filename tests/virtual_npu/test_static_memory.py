@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from static_texts import assert_clean, assert_fault, program, used
+from xdsl.dialects.func import FuncOp
 
+from aerie.air_dialect import parse
 from aerie.virtual_npu.static import check
+from aerie.virtual_npu.static.transfers import element_bits
 
 FILL = "air.dma_memcpy_nd (%b[] [] [], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) {{id = 1 : i32}} : ({0}, {1})"
 NEAR, FAR = "memref<16x64xbf16, 2>", "memref<64x64xbf16>"
@@ -87,6 +90,16 @@ def test_a_buffer_of_the_segment_is_divided_among_the_cores() -> None:
 
 def test_elements_below_a_byte() -> None:
     assert l1("%b = memref.alloc() : memref<33xi4, 2>") == 17
+
+
+@pytest.mark.parametrize(
+    ("element", "bits"),
+    [("f32", 32), ("i4", 4), ("index", 64), ("vector<8xbf16>", None), ("memref<4xf32>", None)],
+)
+def test_the_bits_of_an_element(element: str, bits: int | None) -> None:
+    text = f"func.func private @f(memref<8x{element}>)"
+    (declared,) = (op for op in parse(text).walk() if isinstance(op, FuncOp))
+    assert element_bits(declared.function_type.inputs.data[0]) == bits
 
 
 FAULTS = {

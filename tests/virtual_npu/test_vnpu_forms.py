@@ -78,6 +78,13 @@ func.func @made_of(%x: memref<8x6xf32>, %out: memref<8xindex>, %d: index) {
   memref.store %strides#1, %out[%c3] : memref<8xindex>
   memref.store %size, %out[%c4] : memref<8xindex>
   memref.store %rank, %out[%c5] : memref<8xindex>
+  %c6 = arith.constant 6 : index
+  %c7 = arith.constant 7 : index
+  %first = memref.load %b[] : memref<f32>
+  %whole = arith.fptosi %first : f32 to i64
+  %number = arith.index_cast %whole : i64 to index
+  memref.store %o, %out[%c6] : memref<8xindex>
+  memref.store %number, %out[%c7] : memref<8xindex>
   return
 }
 func.func @scoped(%x: memref<4xf32>) -> memref<4xf32> {
@@ -220,8 +227,10 @@ def test_atomic_updates_give_the_old_or_the_new_element(library, run):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_what_a_view_is_made_of(library, run, dim):
-    _, got, _ = run(library, "made_of", np.zeros((8, 6), np.float32), np.zeros(8, np.int64), np.int64(dim))
-    np.testing.assert_array_equal(got[:6], [4, 2, 12, 1, (4, 2)[dim], 2])
+    """The buffer that a view lies in begins where the memref does, and the offset counts from there."""
+    x = np.arange(7, 55, dtype=np.float32).reshape(8, 6)
+    _, got, _ = run(library, "made_of", x, np.zeros(8, np.int64), np.int64(dim))
+    np.testing.assert_array_equal(got, [4, 2, 12, 1, (4, 2)[dim], 2, 8, 7])
 
 
 def test_dimension_that_is_none_is_an_error(library, run):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from static_texts import assert_fault, program
 
+from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.toolchain import emit
 
 
@@ -59,6 +62,31 @@ def test_a_number_that_does_not_fit_is_left_to_the_machine() -> None:
     )
     assert "byte = vnpu::cast<int8_t>(int32_t(int32_t(300)));" in text
     assert "300]" not in text
+
+
+@pytest.mark.parametrize(
+    ("step", "index", "bounds"),
+    [("1", "%j", ".between(2, 28)"), ("%n", "%j", ""), ("1", "%far", "")],
+    ids=["constant bounds", "a step known at run time", "an index that was loaded"],
+)
+def test_loops_with_checks_know_what_they_touch(step: str, index: str, bounds: str) -> None:
+    """From element 0 * 8 + 2 to 3 * 8 + 4: one test before the loops takes the place of one per access."""
+    stride = "?" if step == "%n" else "8"
+    view = f"memref<4x8xf32, strided<[{stride}, 1]>>"
+    text = f"""func.func @f(%x: memref<4x8xf32>, %at: memref<8xindex>, %n: index) {{
+      %y = memref.subview %x[0, 0] [4, 8] [{step}, 1] : memref<4x8xf32> to {view}
+      affine.for %i = 0 to 4 {{
+        affine.for %j = 2 to 5 {{
+          %far = memref.load %at[%j] : memref<8xindex>
+          %v = memref.load %y[%i, {index}] : {view}
+          memref.store %v, %y[%i, {index}] : {view}
+        }}
+      }}
+      return
+    }}"""
+    code = emit(text, options=BuildOptions(checks=True)).text
+    (of_y,) = re.findall(r"vnpu::part\(y, [^)]*\)(\.between\([^)]*\))?", code)
+    assert of_y == bounds
 
 
 @pytest.mark.parametrize(
