@@ -129,8 +129,29 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Allowance:
+    """How far a board's result may lie from the virtual NPU's, beyond the tolerance, where a core does what
+    the virtual NPU does not model.
+
+    share: most mean |got - want| / mean |want|. largest: most |got - want|, times the rms of its row.
+    reason: what is not modelled, and what was measured of it.
+    """
+
+    share: float
+    largest: float
+    reason: str
+
+    def mask(self, got: Array, want: Array) -> Array:
+        """Which elements are farther off than `largest`; a NaN or infinity always is."""
+        left, right = got.astype(np.float64), want.astype(np.float64)
+        scale = np.sqrt((right**2).mean(axis=-1, keepdims=True))
+        with np.errstate(invalid="ignore"):
+            return np.asarray(~(np.abs(left - right) <= self.largest * scale))
+
+
+@dataclass(frozen=True)
 class KernelSpec:
-    """One kernel.
+    """One kernel, with everything that the tests, the board's comparison and the pages need to know of it.
 
     build(**parameters) makes the module; an illegal shape raises IllegalShapeError. What is keyword-only in
     it is no choice of whoever asks for a kernel: `device`, the Device that it is built for.
@@ -141,6 +162,10 @@ class KernelSpec:
     random_inputs(parameters, rng): arrays for the arguments that are read, where standard normal numbers
     would not do; may be None.
     summary: what it computes, in a line; by default the first line of its file.
+    rows: the parameter, if the kernel has it, that counts rows which do not touch each other: no bit of a row
+    may depend on it. allowance: what a board may do beyond the tolerance; None: nothing.
+    any_order: whether it sums products of matrices, which the virtual NPU's fast paths may do in another
+    order. without_evidence: forms of it (docs/hardware.md) that no file of upstream shows.
     """
 
     name: str
@@ -151,6 +176,10 @@ class KernelSpec:
     random_case: Callable[[np.random.Generator], dict[str, Any]]
     random_inputs: Callable[[Parameters, np.random.Generator], dict[str, Array]] | None = None
     summary: str = ""
+    rows: str = "rows"
+    allowance: Allowance | None = None
+    any_order: bool = False
+    without_evidence: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

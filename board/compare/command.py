@@ -32,7 +32,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="kernels, a kernel's case such as gemm[2], programs (default: all)",
+        help="a kernel, a kernel's case such as gemm[2], a program; `kernels`, `programs` (default: all)",
     )
     parser.add_argument(
         "--backend", default="npu", choices=["npu", "virtual"], help="what is compared (default: %(default)s)"

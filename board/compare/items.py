@@ -53,7 +53,8 @@ def all_items() -> tuple[Item, ...]:
 
 
 def choose(names: Sequence[str], first_cases: bool = False) -> tuple[Item, ...]:
-    """The items of these names: `gemm` all its cases, `gemm[2]` one, `o_ffn` the program; none: all.
+    """The items of these names: `gemm` all its cases, `gemm[2]` one, `o_ffn` the program, `kernels` and
+    `programs` all of the kind; none: all.
 
     first_cases: of a kernel that is named without a case, the first alone. Raises UsageError for a name that
     is none.
@@ -66,12 +67,15 @@ def choose(names: Sequence[str], first_cases: bool = False) -> tuple[Item, ...]:
 
 
 def _named(name: str, known: Iterable[Item]) -> list[Item]:
-    found = [item for item in known if item.name == name]
+    found = [item for item in known if name in (item.name, f"{item.kind}s")]
     found = found or [item for item in all_items() if str(item) == name]
     if found:
         return found
     names = ", ".join((*registry(), *PLANS))
-    raise UsageError(f"no kernel or program is called '{name}'; there are: {names} (gemm[2] is one case)")
+    raise UsageError(
+        f"no kernel or program is called '{name}'; there are: {names} (gemm[2] is one case; "
+        "kernels, programs: all of them)"
+    )
 
 
 def plan_of(item: Item) -> ProgramPlan:

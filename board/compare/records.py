@@ -22,7 +22,7 @@ class Verdict(str, Enum):
     """How one result of one launch stands to the virtual NPU's."""
 
     SAME = "same"  # within the kernel's own tolerance, which only the order of a sum and a last rounding fill
-    NEAR = "near"  # beyond that, and within what is known of the core's approximations (ALLOWANCES)
+    NEAR = "near"  # beyond that, and within what is known of the core's approximations (its allowance)
     DIFFERS = "differs"
 
 

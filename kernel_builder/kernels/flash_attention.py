@@ -43,6 +43,7 @@ from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View, l1_bytes
 from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, f32, i32
 from aerie.kernel_builder.spec import (
+    Allowance,
     Array,
     KernelModule,
     KernelSpec,
@@ -453,4 +454,11 @@ KERNEL = KernelSpec(
         "(2^-8); where terms cancel an absolute error remains, 5e-3 for v of size 1",
     ),
     random_case=random_case,
+    any_order=True,
+    allowance=Allowance(
+        1e-2,
+        0.1,
+        "the accuracy of the core's exp2 is not published, and it weighs every row of v; mlir-air measured "
+        "3.8e-2 to 5.5e-2 for a kernel that keeps its statistics in bf16, where ours has f32",
+    ),
 )

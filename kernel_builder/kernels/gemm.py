@@ -49,6 +49,7 @@ from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
 from aerie.kernel_builder.spec import (
+    Allowance,
     Array,
     KernelModule,
     KernelSpec,
@@ -364,6 +365,14 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     return {"m": m, "k": k, "n": n, "b_transposed": bool(rng.integers(2))}
 
 
+BLOCKS = Allowance(
+    1e-2,
+    0.06,
+    "how the core rounds a block's mantissas and sums its products is not published; against f32, blocks "
+    "cost a share of 9.0e-3 to 9.6e-3 (mlir-air's measurements, kernel_builder/numerics.py), so another way "
+    "of making them stays within that of ours",
+)
+
 KERNEL = KernelSpec(
     name="gemm",
     build=build,
@@ -389,6 +398,9 @@ KERNEL = KernelSpec(
         differing=0.01,
     ),
     random_case=random_case,
+    rows="m",
+    any_order=True,
+    allowance=BLOCKS,
 )
 
 KERNEL_F32 = KernelSpec(
@@ -404,5 +416,9 @@ KERNEL_F32 = KernelSpec(
     ),
     tolerance=Tolerance(1e-5, 1e-4, "f32 sums of the same products in another order"),
     random_case=random_case,
+    rows="m",
+    any_order=True,
+    allowance=BLOCKS,
+    without_evidence=("air.dma_memcpy_nd L2 to L3 in the segment, in a loop",),
 )
 """No model's program uses it: a form whose error on the NPU is published (kernel_builder/numerics.py)."""

@@ -30,6 +30,7 @@ from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
 from aerie.kernel_builder.index import Index
 from aerie.kernel_builder.spec import (
+    Allowance,
     Array,
     KernelModule,
     KernelSpec,
@@ -212,4 +213,10 @@ KERNEL = KernelSpec(
         differing=0.01,
     ),
     random_case=random_case,
+    allowance=Allowance(
+        5e-3,
+        0.05,
+        "the accuracy of the core's inverse square root is not published; mlir-air measured a share of "
+        "4.2e-3 to 4.6e-3 for the whole kernel (kernel_registry/details, RMSNorm)",
+    ),
 )

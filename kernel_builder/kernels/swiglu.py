@@ -15,6 +15,7 @@ import numpy as np
 
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
+    Allowance,
     Array,
     KernelModule,
     KernelSpec,
@@ -109,4 +110,10 @@ KERNEL = KernelSpec(
         "it (2^-7 more)",
     ),
     random_case=random_case,
+    allowance=Allowance(
+        1e-2,
+        0.1,
+        "the accuracy of the core's exp2 is not published; mlir-air measured a share of 1.0e-2 for the same "
+        "function by way of tanh (kernel_registry/details/SiLU_Mul_bf16.md)",
+    ),
 )

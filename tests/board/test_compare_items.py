@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from aerie.board.compare.items import LOUD_CHANNELS, Item, all_items, choose, draw, plan_of
-from aerie.board.compare.judging import ALLOWANCES
 from aerie.board.compare.virtual import NOBODY, has_products, say_writers, writers
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
 from aerie.kernel_builder.kernels import registry
@@ -27,6 +26,8 @@ def test_names_choose() -> None:
     assert choose(["gemm"], first_cases=True) == (Item("kernel", "gemm"),)
     assert len(choose(["gemm"])) == len(registry()["gemm"].cases)
     assert len(choose([], first_cases=True)) == len(registry()) + len(PLANS)
+    assert choose(["kernels"], first_cases=True) == tuple(Item("kernel", name) for name in registry())
+    assert choose(["programs"]) == tuple(Item("program", name) for name in PLANS)
     assert choose(["gemm[1]", "gemm[1]"], first_cases=True) == (Item("kernel", "gemm", 1),)
 
 
@@ -67,16 +68,18 @@ def test_numbers_like_a_layers() -> None:
 
 def test_kernels_that_numerics_can_change() -> None:
     changed = {
-        name
-        for name, spec in registry().items()
-        if has_products(build_kernel(plan_of(Item("kernel", name)).steps[0], spec.name))
+        name: has_products(build_kernel(plan_of(Item("kernel", name)).steps[0], name))
+        for name in ("gemm", "gemm_f32", "eltwise_add", "rope", "rms_norm", "narrow")
     }
-    assert {"gemm", "gemm_f32"} <= changed <= {"gemm", "gemm_f32", "flash_attention"}
+    assert {name for name, may in changed.items() if may} == {"gemm", "gemm_f32"}
 
 
-def test_allowances_are_of_kernels_and_have_reasons() -> None:
-    assert set(ALLOWANCES) <= set(registry())
-    assert all(len(allowance.reason) > 40 for allowance in ALLOWANCES.values())
+ALLOWANCES = [spec.allowance for spec in registry().values() if spec.allowance]
+
+
+def test_allowances_have_reasons() -> None:
+    assert len(ALLOWANCES) >= 5
+    assert all(len(allowance.reason) > 40 for allowance in ALLOWANCES)
 
 
 def test_an_allowance_sees_one_wrong_row() -> None:
@@ -84,7 +87,7 @@ def test_an_allowance_sees_one_wrong_row() -> None:
     want = np.random.default_rng(0).standard_normal((256, 64))
     got = want.copy()
     got[7] = 0
-    for allowance in ALLOWANCES.values():
+    for allowance in ALLOWANCES:
         assert allowance.mask(got, want)[7].any()
         assert not allowance.mask(want, want).any()
         assert allowance.mask(np.full_like(want, np.nan), want).all()

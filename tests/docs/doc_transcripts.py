@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,6 +56,15 @@ def table(page: str, *heading: str) -> list[tuple[str, ...]]:
     start = text.index("| " + " | ".join(heading) + " |\n")
     rows = text[start:].partition("\n\n")[0].splitlines()[2:]
     return [tuple(cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")) for row in rows]
+
+
+def kernels_told_of(page: str, column: int, *heading: str) -> set[str]:
+    """The kernels that a table is about: those of the six programs, and those that it names itself.
+
+    So a new kernel need not be in it, and may be. `column`: where the table has kernels' names.
+    """
+    used = {step.kernel for plan in plan_programs(DEMO, DEMO_SEQ_LEN).values() for step in plan.steps}
+    return used.union(*(set(row[column].split(", ")) for row in table(page, *heading)))
 
 
 def make_project(folder: Path, copied: str = "") -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-from doc_transcripts import DOCS, table
+from doc_transcripts import DOCS, kernels_told_of, table
 
 from aerie.kernel_builder.kernels import registry
 from aerie.virtual_npu.static.lowering import Form, Row
@@ -21,9 +21,10 @@ Line = tuple[str, ...]
 
 
 def used_forms() -> dict[Form, set[str]]:
-    """Every form of AIR in our kernels, and the kernels that have it."""
+    """Every form of AIR in the kernels that the page tells of, and the kernels that have it."""
     found: dict[Form, set[str]] = defaultdict(set)
-    for name, spec in registry().items():
+    for name in kernels_told_of(PAGE, 1, *AIR):
+        spec = registry()[name]
         for case in spec.cases:
             for op in spec.build(**case).module.walk():
                 for form in air_forms_of(op):

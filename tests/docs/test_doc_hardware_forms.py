@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from doc_transcripts import DOCS, table
+from doc_transcripts import DOCS, kernels_told_of, table
 
 from aerie.kernel_builder.kernels import registry
 from aerie.virtual_npu.static.lowering import TABLE, Form, Row, find, forms_of
@@ -22,9 +22,10 @@ Line = tuple[str, ...]
 
 
 def used_forms() -> dict[Form, set[str]]:
-    """Every form on the cores of our kernels, and the kernels that have it."""
+    """Every form on the cores of the kernels that the page tells of, and the kernels that have it."""
     found: dict[Form, set[str]] = defaultdict(set)
-    for name, spec in registry().items():
+    for name in kernels_told_of(PAGE, 1, *USED):
+        spec = registry()[name]
         for case in spec.cases:
             for op in on_cores(spec.build(**case).module):
                 for form in forms_of(op):

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.kernels import eltwise_add, flash_attention, gemv, registry, rms_norm, rope, swiglu
 from aerie.kernel_builder.spec import Parameters
 from aerie.kernel_builder.testing import compare, library, random_arrays, run
@@ -43,14 +44,9 @@ def result(name: str, parameters: dict[str, Any], arrays: dict[str, Any]) -> Any
     return out
 
 
-ROWS = {
-    "gemm": ({"k": 256, "n": 128}, "m", 64, 128),
-    "rms_norm": ({"cols": 256, "eps": 1e-5}, "rows", 16, 48),
-    "eltwise_add": ({"cols": 256}, "rows", 16, 48),
-    "rope": ({"n_heads": 3, "head_dim": 32}, "rows", 8, 24),
-    "swiglu": ({"cols": 96}, "rows", 8, 24),
-}
-"""Other parameters, what the rows are called, and two numbers of them."""
+ROWS = [name for name, spec in registry().items() if spec.rows in spec.parameters]
+"""Kernels whose rows do not touch each other."""
+FEW, MANY = 16, 48
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -59,16 +55,37 @@ def test_rows_do_not_depend_on_how_many_there_are(name: str) -> None:
 
     And a row alone, as decode has it, is the row among others.
     """
-    others, key, few, many = ROWS[name]
-    arrays = random_arrays(registry()[name], {**others, key: many}, np.random.default_rng(5))
-    full = registry()[name].build(**others, **{key: many}).arguments
-    of_rows = {argument.name for argument in full if argument.shape[0] == many}
-    whole = result(name, {**others, key: many}, arrays)
-    first = {name: array[:few] if name in of_rows else array for name, array in arrays.items()}
-    assert result(name, {**others, key: few}, first).tobytes() == whole[:few].tobytes()
-    if key == "rows":
+    spec, (few, many) = registry()[name], (with_rows(name, count) for count in (FEW, MANY))
+    arrays = random_arrays(spec, many, np.random.default_rng(5))
+    of_rows = {argument.name for argument in spec.build(**many).arguments if argument.shape[0] == MANY}
+    whole = result(name, many, arrays)
+    first = {name: array[:FEW] if name in of_rows else array for name, array in arrays.items()}
+    same = {f"of {FEW}": result(name, few, first).tobytes() == whole[:FEW].tobytes()}
+    if any(case[spec.rows] is None for case in spec.cases):
         seventh = {name: array[7] if name in of_rows else array for name, array in arrays.items()}
-        assert result(name, {**others, key: None}, seventh).tobytes() == whole[7].tobytes()
+        same["alone"] = result(name, {**many, spec.rows: None}, seventh).tobytes() == whole[7].tobytes()
+    if other := " and ".join(how for how, is_same in same.items() if not is_same):
+        pytest.fail(
+            f"kernel {name}: a row among {MANY} has other bits than {other}, and padding a prompt must be "
+            "exact; let no sum of a row depend on the number of rows, or, where rows do touch each other, "
+            'say `rows=""` in its KernelSpec',
+            pytrace=False,
+        )
+
+
+def with_rows(name: str, count: int) -> dict[str, Any]:
+    """The first case with so many rows, cut by the kernel itself."""
+    spec = registry()[name]
+    case = {key: value for key, value in spec.cases[0].items() if not key.startswith(("herd_", "tile_"))}
+    try:
+        spec.build(**{**case, spec.rows: count})
+    except IllegalShapeError as error:
+        pytest.fail(
+            f"kernel {name}: its first case must be legal with {FEW} and with {MANY} {spec.rows} too, which "
+            f"a test of padding runs, and it is not: {error}",
+            pytrace=False,
+        )
+    return {**case, spec.rows: count}
 
 
 def test_a_gemv_does_not_depend_on_tiles_or_cores() -> None:

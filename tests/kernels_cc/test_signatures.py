@@ -6,93 +6,82 @@ mlir-aie lowers core functions with bare pointers: a buffer arrives as its addre
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
+from declarations import Declared, complaints, declared, defined
 from host_compiler import KERNELS
-from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute
 
 from aerie.air_dialect.text import parse
-from aerie.kernel_builder.kernels import registry
-
-POINTERS = {"bf16": "bfloat16*", "f32": "float*"}
-SCALARS = {"i32": ("int32_t", "uint32_t")}
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A function that a kernel declares: where its source is, its name there, and its arguments in MLIR."""
-
-    symbol: str
-    source: str
-    name: str
-    types: tuple[Attribute, ...]
-
-
-@cache
-def declared() -> tuple[Declared, ...]:
-    """Every external function of every kernel at every one of its own test shapes."""
-    modules = (spec.build(**case).module for spec in registry().values() for case in spec.cases)
-    ops = (op for module in modules for op in module.walk())
-    return tuple(_declaration(op) for op in ops if isinstance(op, FuncOp) and op.is_declaration)
-
-
-def _declaration(op: FuncOp) -> Declared:
-    def text(name: str) -> str:
-        found = op.attributes.get(name)
-        return found.data if isinstance(found, StringAttr) else ""
-
-    macros = [d.partition("=") for d in text("link_defines").split()]
-    name = next((macro for macro, _, value in macros if value == op.sym_name.data), op.sym_name.data)
-    source = text("link_source") or text("link_with").replace(".o", ".cc")
-    return Declared(op.sym_name.data, source, name, tuple(op.function_type.inputs))
-
-
-def defined(source: Path) -> dict[str, list[str]]:
-    """The functions in a source's extern "C" block, with the types of their parameters."""
-    text = re.sub(r"//[^\n]*", "", source.read_text())
-    block = text[text.index('extern "C" {') :]
-    found = re.findall(r"^void (\w+)\(([^)]*)\) \{", block, re.MULTILINE)
-    return {name: [_type(p) for p in parameters.split(",")] for name, parameters in found}
-
-
-def _type(parameter: str) -> str:
-    """`const bfloat16* __restrict x` as `bfloat16*`."""
-    return re.sub(r"\b(const|__restrict)\b", "", parameter).split()[0]
-
-
-def fits(mlir: Attribute, c: str) -> bool:
-    """Whether a C parameter takes what the core passes for this MLIR type."""
-    if isinstance(mlir, MemRefType):
-        return c in (POINTERS.get(str(mlir.element_type)), "void*")  # of void nothing is read or written
-    return c in SCALARS.get(str(mlir), ())
 
 
 def test_declarations_and_definitions_agree() -> None:
-    seen = {d.symbol: d for d in declared()}
-    assert {d.source for d in seen.values()} == {path.name for path in KERNELS.glob("*.cc")}
-    for d in seen.values():
-        parameters = defined(KERNELS / d.source)[d.name]
-        assert len(parameters) == len(d.types), d
-        assert all(map(fits, d.types, parameters)), (d, parameters)
+    assert len(declared()) > 20
+    if found := complaints(sorted(KERNELS.glob("*.cc")), declared()):
+        pytest.fail("\n".join(found), pytrace=False)
 
 
 def test_every_definition_is_declared_by_a_kernel_or_known_to_stand_by() -> None:
     """linalg_fill_bf16 serves programs that clear first; our own GEMV does not."""
     called = {(d.source, d.name) for d in declared()}
     for source in KERNELS.glob("*.cc"):
-        names = set(defined(source)) - {name for file, name in called if file == source.name}
-        assert names <= {"linalg_fill_bf16"}
+        names = set(defined(source.read_text())) - {name for file, name in called if file == source.name}
+        for name in names - {"linalg_fill_bf16"}:
+            pytest.fail(
+                f"kernels_cc/{source.name}: no kernel calls {name} at any of its cases; add a case that "
+                "does, or take the function away",
+                pytrace=False,
+            )
+
+
+def test_functions_are_found_in_either_style() -> None:
+    block = 'extern "C" {\nvoid f(const bfloat16* __restrict x,\n  int32_t n) {\n}\nvoid g(float *y) {}\n}\n'
+    single = 'static void help(int n) {}\nextern "C" void f(const bfloat16 *x, int32_t n) {\n}\n'
+    assert defined(block) == {"f": ["bfloat16*", "int32_t"], "g": ["float*"]}
+    assert defined(single) == {"f": ["bfloat16*", "int32_t"]}
+
+
+def declaration(types: str) -> Declared:
+    (op,) = (op for op in parse(f"func.func private @f({types})").walk() if isinstance(op, FuncOp))
+    return Declared("k", "f", "f.cc", "f", tuple(op.function_type.inputs))
 
 
 @pytest.mark.parametrize(
-    ("parameter", "mlir"),
-    [("float* x", "memref<8xbf16, 2 : i32>"), ("int64_t n", "i32"), ("int32_t n", "index")],
+    ("text", "types", "sentence"),
+    [
+        (
+            'extern "C" void f(float* x) {',
+            "memref<8xbf16, 2 : i32>",
+            r"passes memref<8xbf16.* `float\*`",
+        ),
+        ('extern "C" void f(int64_t n) {', "i32", "passes i32 to f where kernels_cc/f.cc takes `int64_t`; "),
+        ('extern "C" void f(int32_t n) {', "index", "passes index to f"),
+        ('extern "C" void f(float n) {', "f32", r"passes f32 .* comes as a macro \(defines=\)"),
+        (
+            'extern "C" void f(int32_t n) {',
+            "i32, i32",
+            r"with 2 arguments \(i32, i32\), .* 1 \(int32_t\)",
+        ),
+        (
+            "void f(int32_t n) {}",
+            "i32",
+            r"defines no function; write `extern \"C\" void f\(",
+        ),
+        (None, "i32", "calls f of kernels_cc/f.cc, which is not there; save it under that name"),
+    ],
 )
-def test_what_does_not_fit(parameter: str, mlir: str) -> None:
-    (op,) = (op for op in parse(f"func.func private @f({mlir})").walk() if isinstance(op, FuncOp))
-    assert not fits(op.function_type.inputs.data[0], _type(parameter))
+def test_what_does_not_fit_is_told(tmp_path: Path, text: str | None, types: str, sentence: str) -> None:
+    sources = [tmp_path / "f.cc"] if text else []
+    for path in sources:
+        path.write_text(text or "")
+    (found,) = complaints(sources, [declaration(types)])
+    assert re.search(sentence, found), found
+
+
+def test_a_source_that_nobody_calls_is_told(tmp_path: Path) -> None:
+    (tmp_path / "g.cc").write_text('extern "C" void g(int32_t n) {}')
+    (found,) = complaints([tmp_path / "g.cc"], [])
+    assert found.startswith(
+        "kernels_cc/g.cc: no kernel calls it at any of its cases; declare its function in"
+    )
