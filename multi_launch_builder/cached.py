@@ -17,11 +17,11 @@ from typing import Any
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import ModelShape
-from aerie.virtual_npu.fingerprint import key_of, package_version, tree_digest
+from aerie.virtual_npu.fingerprint import key_of, own_digest, package_version
 from aerie.virtual_npu.store import kept_programs
 
-ROOMS = ("air_dialect", "virtual_npu", "kernel_builder", "multi_launch_builder")
-REPOSITORY = Path(__file__).resolve().parent.parent
+SOURCES = ("air_dialect", "virtual_npu", "virtual_npu/static", "kernel_builder", "multi_launch_builder")
+"""Our own folders that shape a program's text, as `own_digest` hashes them."""
 
 
 def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
@@ -87,4 +87,4 @@ def _written(path: Path, content: Any) -> Path:
 @functools.cache
 def _sources() -> dict[str, str]:
     """All that shapes a program's text, by name, as hashes or short texts."""
-    return {**{room: tree_digest(REPOSITORY / room) for room in ROOMS}, "xdsl": package_version("xdsl")}
+    return {**{folder: own_digest(folder) for folder in SOURCES}, "xdsl": package_version("xdsl")}

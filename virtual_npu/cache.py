@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aerie.virtual_npu.compiler import OWN_KERNELS, PACKAGE, find_compiler
+from aerie.virtual_npu.compiler import find_compiler
 from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from aerie.virtual_npu.fingerprint import (
@@ -25,10 +25,10 @@ from aerie.virtual_npu.fingerprint import (
     file_digest,
     includes_digest,
     key_of,
+    own_digest,
     package_version,
     text_digest,
     tool_version,
-    tree_digest,
 )
 from aerie.virtual_npu.knobs import kept_folder
 from aerie.virtual_npu.library import Library
@@ -37,9 +37,6 @@ from aerie.virtual_npu.store import Store, kept_programs, sealed
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.toolchain import Cpp
-
-_NOT_BUILT_IN = ("pyxrt", "static", "commands", "__main__.py")
-"""What of this package has no part in a built program."""
 
 
 def ingredients(options: BuildOptions) -> dict[str, str]:
@@ -57,9 +54,9 @@ def ingredients(options: BuildOptions) -> dict[str, str]:
 @functools.cache
 def _own() -> dict[str, str]:
     return {
-        "air_dialect": tree_digest(PACKAGE.parent / "air_dialect"),
-        "virtual_npu": tree_digest(PACKAGE, skip=_NOT_BUILT_IN),
-        "AIE API for the host": tree_digest(OWN_KERNELS / "host"),
+        "air_dialect": own_digest("air_dialect"),
+        "virtual_npu": own_digest("virtual_npu"),
+        "AIE API for the host": own_digest("kernels_cc/host"),
         "xdsl": package_version("xdsl"),
         "CPU": cpu_identity(),
     }

@@ -19,12 +19,17 @@ from pathlib import Path
 
 SOURCE_SUFFIXES = (".py", ".cc", ".cpp", ".h", ".hpp", ".inc")
 
+NOT_BUILT_IN = ("pyxrt", "static", "commands", "__main__.py")
+"""What of virtual_npu has no part in the C++ of a program."""
+
+_ROOMS = Path(__file__).resolve().parent.parent
 _SETTLED_SECONDS = 3.0
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def text_digest(text: str) -> str:
+    """sha256 of a text in UTF-8, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -52,6 +57,13 @@ def _digest_of(files: Iterable[tuple[str, str]]) -> str:
 def tree_digest(root: Path, skip: Sequence[str] = ()) -> str:
     """One hash of all source files below `root`, but for what `root` itself holds under a name in `skip`."""
     return _digest_of(_tree(str(root), "", skip))
+
+
+@functools.cache
+def own_digest(folder: str) -> str:
+    """`tree_digest` of one of our own folders, such as `virtual_npu/static`; that of virtual_npu itself is
+    without NOT_BUILT_IN. Taken once in a process, which loads its code once too."""
+    return tree_digest(_ROOMS / folder, skip=NOT_BUILT_IN if folder == "virtual_npu" else ())
 
 
 def _tree(folder: str, prefix: str, skip: Sequence[str] = ()) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,10 @@ PAGES = [
 ROOMS = "|".join(sorted(path.parent.name for path in PROJECT.glob("*/__init__.py"))) + "|tests|docs"
 PATH = re.compile(rf"`((?:{ROOMS})/[\w./]*)`")
 FILE = re.compile(r"`([\w./*]+(?:\.\w+|/))`")
+SOURCE = re.compile(r"`((?:\w+/)+\w+\.(?:py|h|hpp|cc))`")
+PLACES = [PROJECT, PROJECT / "kernels_cc" / "host", *(path.parent for path in PROJECT.glob("*/__init__.py"))]
+"""Where the paths of sources in the pages begin: `include/vnpu/dots.h` is in virtual_npu."""
+UPSTREAM = ("aie_kernels/",)
 LINK = re.compile(r"\]\(([^)#:]+)[)#]")
 
 
@@ -33,6 +37,13 @@ def test_paths_and_links(page: str) -> None:
     links = [(PROJECT / page).parent / link for link in LINK.findall(text)]
     paths = [PROJECT / path for path in PATH.findall(text)]
     assert [str(path) for path in (*links, *paths) if not path.exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sources(page: str) -> None:
+    named = SOURCE.findall((PROJECT / page).read_text())
+    missing = [path for path in named if not any((place / path).is_file() for place in PLACES)]
+    assert [path for path in missing if not path.startswith(UPSTREAM)] == []
 
 
 def test_the_files_to_read() -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from aerie.virtual_npu import fingerprint
 from aerie.virtual_npu.fingerprint import (
+    NOT_BUILT_IN,
     cpu_identity,
     files_digest,
     includes_digest,
     key_of,
+    own_digest,
     package_version,
     tool_version,
     tree_digest,
@@ -52,6 +54,20 @@ def test_a_tree_counts_sources_but_for_what_is_skipped(tmp_path):
     assert tree_digest(tmp_path, skip=("own.py",)) == without
     (tmp_path / "inner" / "x.hpp").write_text("2")
     assert tree_digest(tmp_path, skip=("own.py",)) != without
+
+
+def test_our_own_folders_are_hashed_once(monkeypatch):
+    """The key of a program's text and that of its C++ name the same hashes of sources."""
+    taken = []
+    monkeypatch.setattr(
+        fingerprint, "tree_digest", lambda root, skip: taken.append((root.name, skip)) or "it"
+    )
+    own_digest.cache_clear()
+    try:
+        assert [own_digest(folder) for folder in ("virtual_npu", "virtual_npu/static") * 2] == ["it"] * 4
+    finally:
+        own_digest.cache_clear()
+    assert taken == [("virtual_npu", NOT_BUILT_IN), ("static", ())]
 
 
 def test_includes_are_followed(tmp_path):
