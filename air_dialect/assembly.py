@@ -1,4 +1,7 @@
-"""Pieces of assembly that several operations share: tokens, lists, block arguments, attributes."""
+"""Parsing and printing that several operations share: tokens, lists, block arguments, attributes.
+
+Functions that parse raise xDSL's ParseError, with the place in the text.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ def print_pattern(
 
 
 class AsyncOp(IRDLOperation, ABC):
-    """An operation whose first result, where it has one, is its token."""
+    """An operation with an asynchronous form, whose first result is its token."""
 
     @property
     def async_token(self) -> OpResult | None:
@@ -111,8 +114,9 @@ class AsyncOp(IRDLOperation, ABC):
 class StaticLists(AsyncOp, ABC):
     """An operation whose generic form may hold integers of its lists in attributes, as mlir-air's does.
 
-    `static_src_sizes = array<i64: 4, -9223372036854775808>` says: first 4, then the group's next operand.
-    The integers become constants, like those written in the lists of the custom form.
+    In `static_src_sizes = array<i64: 4, -9223372036854775808>` the second entry is MLIR's kDynamic: the list
+    is 4, then the next operand of its group. `create` makes constants of the integers, as the custom form
+    does.
     """
 
     STATIC_LISTS: ClassVar[Mapping[str, int]]

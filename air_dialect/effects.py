@@ -1,8 +1,8 @@
-"""What operations do to memory: one table of which memref operand is read, written, given back or looked at.
+"""Memory effects: one table of which memref operand an operation reads, writes, deallocates or views.
 
 `effects(op)` goes through the memref operands of an operation in their order. Operations of linalg follow a
-rule of their own: inputs are read, outputs are written, and read as well where the body uses what they held.
-What is in no table, such as a call, may read and may write.
+rule of their own: inputs are read; outputs are written, and read too where the body uses their old elements.
+An operation in no table, such as a call, may read and may write.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from xdsl.ir import Operation, SSAValue
 
 
 class Effect(Flag):
-    """What becomes of a memref operand. Nothing, for one whose shape alone is asked for."""
+    """What an operation does to a memref operand. NONE where it asks for the shape alone."""
 
     NONE = 0
     READ = auto()
     WRITE = auto()
     FREE = auto()
-    """It is given back."""
+    """It is deallocated."""
     VIEW = auto()
-    """The result lies in the same memory."""
+    """The result is a view of it: both alias."""
     PASS = auto()
-    """The body, or the operation around, has it under another name."""
+    """It is handed on: to an argument of the body, or as a result of the operation around."""
     MAYBE = auto()
-    """What else is said can happen, and need not."""
+    """Together with READ or WRITE: that may happen, and need not."""
 
 
 NONE, READ, WRITE, FREE, VIEW, PASS, MAYBE = (
@@ -41,25 +41,25 @@ ACCESSES: Mapping[str, tuple[int, Effect]] = {
     "memref.store": (1, WRITE), "affine.store": (1, WRITE), "affine.vector_store": (1, WRITE),
     "vector.store": (1, WRITE), "vector.transfer_write": (1, WRITE),
 }  # fmt: skip
-"""Operations of a core that touch elements from an index on: the position of the memref, which the indices
-follow, and what they do to it."""
+"""Loads and stores of an element, or of consecutive elements from an index on: the position of the memref
+among the operands, which the indices follow, and the effect on it."""
 
 SCATTERED: Mapping[str, tuple[int, Effect]] = {
     "vector.maskedload": (0, READ), "vector.gather": (0, READ), "vector.expandload": (0, READ),
     "vector.maskedstore": (0, WRITE), "vector.scatter": (0, WRITE), "vector.compressstore": (0, WRITE),
     "memref.atomic_rmw": (1, READ | WRITE), "memref.generic_atomic_rmw": (0, READ | WRITE),
 }  # fmt: skip
-"""The same for operations whose elements lie anywhere from there on, or that do more than read or write."""
+"""The same for masked, gathering and scattering accesses, which touch some elements only, and for atomics."""
 
 VIEWS = frozenset([
     "memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast", "memref.view",
     "memref.memory_space_cast", "memref.reinterpret_cast", "memref.assume_alignment", "memref.transpose",
     "memref.reshape", "memref.extract_strided_metadata",
 ])  # fmt: skip
-"""Operations whose first result lies in the memory of their first operand."""
+"""Operations whose first result is a view of their first operand."""
 
 ALLOCATIONS = frozenset(["memref.alloc", "memref.alloca"])
-"""Operations whose result is memory of its own."""
+"""Operations whose result is a new buffer."""
 
 OPERANDS: Mapping[str, tuple[Effect, ...]] = {
     **{name: (effect,) for name, (_, effect) in (*ACCESSES.items(), *SCATTERED.items())},
@@ -74,15 +74,15 @@ OPERANDS: Mapping[str, tuple[Effect, ...]] = {
     "air.channel.get": (WRITE,),
     "arith.select": (UNKNOWN, UNKNOWN),
 }  # fmt: skip
-"""By the order of the memref operands."""
+"""By operation, the effect on each memref operand, in their order."""
 
 PASSING = (
     "scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return", "air.launch",
     "air.segment", "air.herd", "air.rank", "air.execute", "memref.alloca_scope", "memref.alloc",
     "memref.get_global", "vnpu.",
 )  # fmt: skip
-"""How the names begin of operations that touch nothing themselves: what is inside of them does. `vnpu.` is
-what the virtual NPU puts around operations that it has recognised."""
+"""Prefixes of operations that access nothing themselves: the operations in their regions do. `vnpu.` are the
+virtual NPU's own, which it wraps around operations that it has recognised."""
 
 
 def effects(op: Operation) -> list[tuple[int, Effect]]:
@@ -98,13 +98,14 @@ def effects(op: Operation) -> list[tuple[int, Effect]]:
 
 
 def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
-    """(memref, writes) for every memref operand that an operation itself touches, or may touch."""
+    """(memref, whether it is written) for every memref operand that an operation itself accesses, or may
+    access."""
     touched = [(op.operands[position], effect) for position, effect in effects(op)]
     return [(value, WRITE in effect) for value, effect in touched if effect & (READ | WRITE)]
 
 
 def reads_only(op: Operation, value: SSAValue) -> bool:
-    """Whether an operation reads a memref, and does nothing else with it."""
+    """Whether an operation takes a memref as an operand and reads it for certain, and nothing else."""
     found = [effect for position, effect in effects(op) if op.operands[position] is value]
     return bool(found) and all(effect is READ for effect in found)
 

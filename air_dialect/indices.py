@@ -1,13 +1,14 @@
-"""How an index is made: one table of operations, and one walk that every reading of index expressions shares.
+"""Index expressions: one table of the operations that compute indices, and one walk for all analyses of them.
 
-`made(value)` says in one step how a value comes to be: as a number, as another value that passes through
-(`args(...)` of a hierarchy, results of `air.execute`), as a `Formula` (an `Operator` over such terms), or as
-the variable of a loop or a coordinate, which runs over a `Space`. A `Reading` tells what to make of that:
-constants, ranges, linear forms, multiples (air_dialect.readings), or C++ text (virtual_npu.codegen). It has a
-function for every operator, or None where it knows nothing; no reading looks at operations by itself.
+`definition(value)` is how an SSA value is computed, one step deep: a number, another value that it stands for
+(`args(...)` of a hierarchy, results of `air.execute`), a `Formula` (an `Operator` over such terms), or the
+`Space` that a loop variable or a coordinate runs over. A `Reading` is an abstract interpretation of that: to
+constants, intervals, linear forms, common divisors (air_dialect.readings), or to C++ text
+(virtual_npu.codegen). It has a function for every operator, or None where it knows nothing; no reading looks
+at operations by itself.
 
-Integers are signed, also those of one bit: true is -1. Unsigned operators are of numbers that are not
-negative; a reading that cannot tell the sign knows nothing of them.
+Integers are signed, also those of one bit: true is -1. Unsigned operators are defined for operands that are
+not negative; a reading that cannot tell the sign of an operand knows nothing of their result.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 class Operator(Enum):
-    """What is made of operands. DIVIDE and REMAINDER round towards zero, MODULO is never negative."""
+    """An operator on integers. DIVIDE and REMAINDER round towards zero, MODULO is never negative."""
 
     ADD = auto()
     SUBTRACT = auto()
@@ -67,7 +68,7 @@ class Operator(Enum):
     XOR = auto()
     CAST = auto()
     UNSIGNED_CAST = auto()
-    """Of a value and the bits of its type: what these bits are as an unsigned number."""
+    """Of a value and the width of its type in bits: the bits, read as an unsigned number."""
     SELECT = auto()
     EQUAL = auto()
     UNEQUAL = auto()
@@ -86,7 +87,7 @@ COMPARISONS = (
     Operator.GREATER_EQUAL, Operator.UNSIGNED_LESS, Operator.UNSIGNED_LESS_EQUAL, Operator.UNSIGNED_GREATER,
     Operator.UNSIGNED_GREATER_EQUAL,
 )  # fmt: skip
-"""By the number of the predicate of arith.cmpi and index.cmp."""
+"""In the order of the predicates of arith.cmpi and index.cmp."""
 
 OPERATIONS: Mapping[str, Operator] = {
     "arith.addi": Operator.ADD, "index.add": Operator.ADD,
@@ -112,7 +113,7 @@ OPERATIONS: Mapping[str, Operator] = {
     "arith.extui": Operator.UNSIGNED_CAST,
     "arith.select": Operator.SELECT,
 }  # fmt: skip
-"""Operations of integers and indices that are one operator over their operands; `made` knows some others."""
+"""Operations of integers and indices that are one operator over their operands; `definition` knows others."""
 
 AFFINE: Mapping[AffineBinaryOpKind, Operator] = {
     AffineBinaryOpKind.Add: Operator.ADD,
@@ -125,7 +126,7 @@ AFFINE: Mapping[AffineBinaryOpKind, Operator] = {
 
 @dataclass(frozen=True)
 class Formula:
-    """An operator over terms; MIN and MAX take any number of them, the others as many as they need."""
+    """An operator over terms: any number of them for MIN and MAX, the operator's own number for others."""
 
     operator: Operator
     operands: tuple[Term, ...]
@@ -135,7 +136,7 @@ Term: TypeAlias = "SSAValue | int | Formula"
 
 
 class Space(NamedTuple):
-    """The values from `low` in steps of `step` up to, without, `high`; `parallel`: all at the same time."""
+    """The values of range(low, high, step); `parallel`: they exist side by side, not one after the other."""
 
     low: Term
     high: Term
@@ -147,22 +148,23 @@ class Space(NamedTuple):
 
 
 def unknown(*_: object) -> None:
-    """What a reading says where it knows nothing."""
+    """The function of a reading that knows nothing: None, whatever it is asked."""
     return None
 
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """What is made of an index: a T, or None where nothing is known.
+    """An abstract interpretation of index expressions: to each value a T, or None where nothing is known.
 
-    constant: of a number.
-    operators: of what each operand is; None where the reading does not know the operator. Only the condition
-    of a SELECT may be None there.
-    variable: of the values that a loop variable or coordinate runs over, by what low, high and step are.
-    given: asked first, for every value.
-    leaf: asked for a value of which nothing follows from how it is made.
-    fitted: of a value and what was made of it: None where it may not fit its type, and so wrap around.
-    through_captures: whether what `args(...)` of a hierarchy hands in is the same inside.
+    constant: the T of a number.
+    operators: from the T of each operand to that of the result; None for an operator that the reading does
+    not know. Functions are called with operands that are known, but for the condition of a SELECT.
+    variable: the T of a loop variable or coordinate, from those of its low, high and step.
+    given: asked first, for every value; what it gives is taken.
+    leaf: asked last, for a value whose definition tells nothing.
+    fitted: is given a value and its T, and gives None where the type may be too narrow, so that it wraps
+    around.
+    through_captures: whether to follow `args(...)` of a hierarchy to the values outside.
     """
 
     constant: Callable[[int], T | None]
@@ -174,7 +176,7 @@ class Reading(Generic[T]):
     through_captures: bool = True
 
     def read(self, value: SSAValue, found: dict[SSAValue, T | None] | None = None) -> T | None:
-        """What a value is. `found` keeps what is known of values, for other questions about the same."""
+        """The T of a value. `found` keeps those of all values on the way, for further questions."""
         found = {} if found is None else found
         opened: dict[SSAValue, Term | Space | None] = {}
         pending = [value]
@@ -196,7 +198,7 @@ class Reading(Generic[T]):
     def _made(self, value: SSAValue) -> Term | Space | None:
         if not self.through_captures and isinstance(value, BlockArgument) and captured(value) is not None:
             return None
-        return made(value)
+        return definition(value)
 
     def _combined(
         self, value: SSAValue, how: Term | Space | None, found: Mapping[SSAValue, T | None]
@@ -210,11 +212,11 @@ class Reading(Generic[T]):
         return self.leaf(value) if result is None else result
 
     def of_term(self, term: Term) -> T | None:
-        """What a term is, such as the bound of a space."""
+        """The T of a term, such as the bound of a space."""
         return self.term(term, {value: self.read(value) for value in sources(term)})
 
     def term(self, term: Term, found: Mapping[SSAValue, T | None]) -> T | None:
-        """What a term is, by what its values are."""
+        """The T of a term, from those of its values in `found`."""
         if isinstance(term, int):
             return self.constant(term)
         if isinstance(term, Formula):
@@ -222,7 +224,7 @@ class Reading(Generic[T]):
         return found.get(term)
 
     def apply(self, operator: Operator, operands: Sequence[T | None]) -> T | None:
-        """What an operator makes of operands."""
+        """The T of an operator's result, from those of its operands."""
         function = self.operators[operator]
         needed = operands[1:] if operator is Operator.SELECT else operands
         if function is None or any(operand is None for operand in needed):
@@ -235,7 +237,7 @@ class Reading(Generic[T]):
         return result
 
     def expression(self, expr: AffineExpr, operands: Sequence[T | None], dims: int) -> T | None:
-        """What an affine expression is; operands are the dimensions, then the symbols."""
+        """The T of an affine expression; operands are those of its `dims` dimensions, then of its symbols."""
         if isinstance(expr, AffineConstantExpr):
             return self.constant(expr.value)
         if isinstance(expr, AffineDimExpr):
@@ -247,7 +249,7 @@ class Reading(Generic[T]):
         return self.apply(AFFINE[expr.kind], sides)
 
     def of_map(self, map_: AffineMap, operands: Sequence[SSAValue]) -> list[T | None]:
-        """What every result of an affine map is; operands are the dimensions, then the symbols."""
+        """The T of each result of an affine map; operands are the dimensions, then the symbols."""
         known = [self.read(operand) for operand in operands]
         return [self.expression(expr, known, map_.num_dims) for expr in map_.results]
 
@@ -260,11 +262,11 @@ _TERMS: Reading[Term] = Reading(lambda number: number, {operator: _over(operator
 """Affine expressions as terms."""
 
 
-# ---- how a value is made ----
+# ---- definitions ----
 
 
 def sources(how: Term | Space | None) -> Iterator[SSAValue]:
-    """The values that a term, or the bounds of a space, are made of."""
+    """The SSA values in a term, or in the bounds of a space."""
     if isinstance(how, SSAValue):
         yield how
     elif isinstance(how, Formula):
@@ -275,8 +277,8 @@ def sources(how: Term | Space | None) -> Iterator[SSAValue]:
             yield from sources(bound)
 
 
-def made(value: SSAValue) -> Term | Space | None:
-    """How a value is made, in one step; None where no known operation makes it."""
+def definition(value: SSAValue) -> Term | Space | None:
+    """How a value is computed, one step deep; None where no known operation computes it."""
     through = passed(value)
     if through is not None:
         return through
@@ -296,7 +298,7 @@ def made(value: SSAValue) -> Term | Space | None:
 
 
 def written_constant(value: SSAValue) -> int | None:
-    """The number that the operation of a value writes down itself, as a signed integer of its type."""
+    """The value of a constant operation, as a signed integer of its type; None for any other operation."""
     owner = value.owner
     if isinstance(owner, Block) or owner.name not in (
         "arith.constant",
@@ -417,7 +419,8 @@ _OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
 
 
 def mixed(static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[SSAValue | int]:
-    """A list of numbers, in which a value stands wherever a number is left open."""
+    """MLIR's mixed lists: the numbers of `static`, with the next value of `dynamic` for each that is
+    kDynamic."""
     values = iter(dynamic)
     return [next(values) if entry == DYNAMIC_INDEX else int(entry) for entry in static]
 

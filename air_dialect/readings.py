@@ -1,4 +1,4 @@
-"""What an index can be: its number, the range of its values, what divides them all, its linear form.
+"""Analyses of an index: its constant, the interval of its values, their common divisor, its linear form.
 
 Each is a reading (air_dialect.indices) of the same operations. None always means that nothing is known; what
 is known holds on every tile and in every iteration.
@@ -113,11 +113,11 @@ NUMBERS: Reading[int] = Reading(
 )
 
 Known: TypeAlias = Mapping[SSAValue, int]
-"""Values that are taken to be a number, such as the ids of one tile."""
+"""Values that are assumed to be these numbers, such as the ids of one tile."""
 
 
 def number(value: SSAValue, known: Known | None = None) -> int | None:
-    """The integer that a value is, where those of `known` are as given; None where it depends on more."""
+    """The integer that a value is, with those of `known` as given; None where it is no constant then."""
     reading = NUMBERS if not known else replace(NUMBERS, given=known.get)
     return reading.read(value)
 
@@ -136,17 +136,17 @@ Interval: TypeAlias = tuple[int, int]
 
 
 def only_number(found: Interval | None) -> int | None:
-    """The number that a range leaves, None where there are several."""
+    """The number in an interval that holds one only; None for any other."""
     return found[0] if found is not None and found[0] == found[1] else None
 
 
 def add(left: Interval, right: Interval) -> Interval:
-    """The values of a sum."""
+    """The interval of a sum, from those of its operands."""
     return left[0] + right[0], left[1] + right[1]
 
 
 def multiply(left: Interval, right: Interval) -> Interval:
-    """The values of a product."""
+    """The interval of a product, from those of its operands."""
     products = [a * b for a in left for b in right]
     return min(products), max(products)
 
@@ -307,7 +307,8 @@ def interval(value: SSAValue) -> Interval | None:
 
 
 class Multiple(NamedTuple):
-    """The largest number known to divide every value, 0 where all are 0; and the value where it is one."""
+    """The largest number known to divide every value, 0 where all are 0; `number`: the value, if it is
+    constant."""
 
     divisor: int
     number: int | None = None
@@ -410,7 +411,8 @@ def is_regular(value: SSAValue) -> bool:
 
 
 def leaves(value: SSAValue) -> set[SSAValue]:
-    """What an index depends on: coordinates, loop variables, and what operations make of no operands."""
+    """What an index depends on: coordinates, loop variables, arguments, and results of operations without
+    operands, constants aside."""
     known: dict[SSAValue, int | None] = {}
     found: set[SSAValue] = set()
     seen: set[SSAValue] = set()
@@ -434,7 +436,7 @@ def leaves(value: SSAValue) -> set[SSAValue]:
 
 @dataclass(frozen=True)
 class Linear:
-    """constant + the sum of coefficient * value over `terms`; no coefficient is 0."""
+    """A linear form: constant + the sum of coefficient * value over `terms`; no coefficient is 0."""
 
     constant: int = 0
     terms: dict[SSAValue, int] = field(default_factory=dict)
@@ -446,12 +448,12 @@ class Linear:
         return Linear(self.constant + other.constant, {key: n for key, n in sums.items() if n})
 
     def times(self, factor: int) -> Linear:
-        """The form, multiplied."""
+        """The form times a number."""
         scaled = {key: n * factor for key, n in self.terms.items()} if factor else {}
         return Linear(self.constant * factor, scaled)
 
     def values(self) -> Interval | None:
-        """The smallest and the largest value, where those of all terms are known."""
+        """The interval of the form; None where that of a term is not known."""
         found: Interval = (self.constant, self.constant)
         for value, coefficient in self.terms.items():
             known = interval(value)
@@ -482,7 +484,8 @@ LINEAR: Reading[Linear] = Reading(
 
 
 def linear(value: SSAValue) -> Linear:
-    """The linear form of an index; what no linear operation makes, or a hierarchy hands in, is a term."""
+    """The linear form of an index. Its terms are results of other operations, and arguments of a
+    hierarchy."""
     ranges: dict[SSAValue, Interval | None] = {}
 
     def constant(part: SSAValue) -> Linear | None:
@@ -500,7 +503,7 @@ def linear(value: SSAValue) -> Linear:
 
 
 def weighted(values: Sequence[SSAValue], weights: Sequence[int]) -> Linear:
-    """The sum of weight * value."""
+    """The linear form of the sum of weight * value."""
     total = Linear()
     for value, weight in zip(values, weights, strict=True):
         total = total.plus(linear(value).times(weight))

@@ -72,7 +72,8 @@ Values = Sequence[SSAValue | Operation]
 class AccessPattern(NamedTuple):
     """One side of a transfer: dimensions outermost first, offsets and strides in elements.
 
-    Three empty lists mean the whole memref. `offsets` may be shorter than `sizes`.
+    Three empty lists mean the whole memref. `offsets` may be shorter than `sizes`: it is for the last
+    dimensions.
     """
 
     memref: UnresolvedOperand

@@ -1,4 +1,4 @@
-"""Where a value comes from: what it is called outside of a hierarchy, in an `air.execute`, before views."""
+"""Where a value comes from: through arguments of a hierarchy, results of `air.execute`, and views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from aerie.air_dialect.verifiers import enclosing
 
 
 def passed(value: SSAValue) -> SSAValue | None:
-    """The value that this one is under another name: inside a hierarchy, or after an `air.execute`."""
+    """The value that this one is another name of: the operand behind an argument of a hierarchy, or what the
+    body of an `air.execute` returns for this result. None for any other value."""
     if isinstance(value, BlockArgument):
         return captured(value)
     owner = value.owner
@@ -22,7 +23,7 @@ def passed(value: SSAValue) -> SSAValue | None:
 
 
 def captured(value: BlockArgument) -> SSAValue | None:
-    """What a size or an argument in the body of a hierarchy is outside of it."""
+    """The operand behind an argument of a hierarchy's body: a size or a captured value; None for an id."""
     around = value.owner.parent_op()
     if not isinstance(around, HierarchyOp) or value.index < len(around.sizes):
         return None
@@ -30,7 +31,8 @@ def captured(value: BlockArgument) -> SSAValue | None:
 
 
 def origin(value: SSAValue) -> SSAValue:
-    """Where a value was made: what it is called there, and of a view the memref that it looks at."""
+    """The value where it was defined: behind all other names of it, and for a view, the memref it is a view
+    of."""
     while True:
         source = passed(value)
         if source is None and isinstance(value, OpResult) and value.op.name in VIEWS and value.index == 0:

@@ -1,4 +1,4 @@
-"""Checking a whole module, operation by operation, so that an error has a place."""
+"""Verifies a whole module, operation by operation, so that an error has a place in the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rules AIR operations must keep, as functions that raise VerifyException.
+"""The rules AIR operations must keep: each `check_` and `require_` raises VerifyException where one is
+broken.
 
 They are those of mlir-air's verifiers (AIRDialect.cpp, August 2026), plus the few on which its later
 passes rely without checking: constant herd sizes, equal element types of a DMA. A message names

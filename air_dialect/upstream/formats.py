@@ -1,4 +1,4 @@
-"""Assembly by format, in the language of xDSL's `assembly_format`, for what that cannot do.
+"""Declarative assembly: xDSL's `assembly_format`, extended for operations that it cannot express.
 
 xDSL gives a format to classes it defines anew, infers types from their constraints alone, and refuses a type
 before the verifier can say what is wrong with it. A `Formatted` operation may also be a subclass of one of
@@ -122,7 +122,7 @@ def element_type(type_: Attribute) -> Attribute:
 
 
 def truth_type(type_: Attribute) -> Attribute:
-    """What a comparison of values of this type gives: i1, or one i1 per lane."""
+    """The result type of a comparison of values of this type: i1, or a vector of i1."""
     if isinstance(type_, VectorType):
         return VectorType(i1, type_.shape, type_.scalable_dims)
     return TensorType(i1, type_.shape) if isinstance(type_, TensorType) else i1
@@ -173,9 +173,10 @@ class Truth(OneType):
 
 @irdl_custom_directive
 class VectorOf(CustomDirective):
-    """`custom<VectorOf>(type($vector), type($elements))`: a vector type, and so its elements' type.
+    """`custom<VectorOf>(type($vector), type($elements))`: a vector type, from which the elements' type
+    follows.
 
-    `custom<Twice>(...)` may stand for the vector. Many elements are as many as the vector holds.
+    `custom<Twice>(...)` may stand for the vector. Variadic elements are as many as the vector has.
     """
 
     vector: FormatDirective
@@ -237,7 +238,7 @@ ATOMIC_KINDS = (
     "addf", "addi", "assign", "maximumf", "maxs", "maxu", "minimumf", "mins", "minu", "mulf", "muli", "ori",
     "andi", "maxnumf", "minnumf", "xori",
 )  # fmt: skip
-"""What memref.atomic_rmw and affine.parallel combine by, in MLIR's order (AtomicRMWKindAttr)."""
+"""The reductions of memref.atomic_rmw and affine.parallel, in MLIR's order (AtomicRMWKindAttr)."""
 _WORDS: Mapping[str, tuple[str, Sequence[str]]] = {
     "arith.cmpf": ("no comparison is called", CMPF_COMPARISON_OPERATIONS),
     "arith.cmpi": ("no comparison is called", CMPI_COMPARISON_OPERATIONS),
@@ -249,7 +250,7 @@ _WORDS: Mapping[str, tuple[str, Sequence[str]]] = {
 
 @irdl_custom_directive
 class Word(CustomDirective):
-    """`custom<Word>($attribute)`: one of the operation's words; the attribute is its number, an i64."""
+    """`custom<Word>($attribute)`: a keyword such as a predicate; the attribute is its number, an i64."""
 
     attribute: AttributeVariable
 
@@ -275,7 +276,8 @@ _DIRECTIVES: dict[str, type[CustomDirective]] = {
 
 
 def regular_operation(name: str, form: type[_Op], meaning: str, **members: object) -> type[_Op]:
-    """An operation that a table tells: `form` is the class with its operands, results and assembly."""
+    """Define an operation from a row of a table: `form` is the class with its operands, results and assembly,
+    `meaning` its docstring, `members` further attributes of the class."""
     shared = _defined(form)
     definition = replace(shared.get_irdl_definition(), name=name)
     definition_of = staticmethod(lambda: definition)

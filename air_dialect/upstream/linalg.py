@@ -65,7 +65,7 @@ class TypeFnAttr(Data[str]):
 
 
 def parse_side(parser: Parser, word: str) -> Sequence[SSAValue]:
-    """Parse `ins(%a, %b : type, type)`, or `outs(...)`, as `word` says."""
+    """Parse `ins(%a, %b : type, type)`; `word` is the keyword, `ins` or `outs`."""
     parser.parse_keyword(word)
     position = parser.pos
     with parser.in_parens():

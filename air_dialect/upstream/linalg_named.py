@@ -1,8 +1,8 @@
-"""linalg's named operations that xDSL lacks, each from one line that subscripts its operands.
+"""linalg's named operations that xDSL lacks, each from one line of subscripts, as einsum has them.
 
-`"n c h+y w+x, f c y x -> n f h w"` is a convolution: every word is a dimension of an operand, and `h+y` is
-the window `h * stride + y * dilation`. Loops run over the dimensions of the output, then over the others in
-the order of the second input. Source of the subscripts: LinalgNamedStructuredOps.yaml of MLIR.
+`"n c h+y w+x, f c y x -> n f h w"` is a convolution: every word indexes a dimension of an operand, and `h+y`
+is the window `h * stride + y * dilation`. Loops run over the dimensions of the output, then over the others
+in the order of the second input. Source of the subscripts: LinalgNamedStructuredOps.yaml of MLIR.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _apply(choice: Choice, left: SSAValue, right: SSAValue) -> SSAValue:
 
 
 Body = Callable[[Scalars, bool], SSAValue]
-"""From the scalars, and whether integers count as unsigned, to what the output becomes."""
+"""From the scalars, and whether integers are unsigned, to the new element of the output."""
 
 
 def _sum_of_products(scalars: Scalars, is_unsigned: bool) -> SSAValue:

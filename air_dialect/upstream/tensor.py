@@ -1,4 +1,4 @@
-"""`tensor.parallel_insert_slice`, which the iterations of an `scf.forall` combine their results by."""
+"""`tensor.parallel_insert_slice`, by which the iterations of an `scf.forall` combine their results."""
 
 from __future__ import annotations
 

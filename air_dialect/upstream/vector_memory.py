@@ -1,4 +1,4 @@
-"""vector's operations that touch memory lane by lane or count some lanes only: gathers, stores, masks."""
+"""vector's gathers, scatters, expanding loads and compressing stores, and its masks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ _ACCESS = "$base `[` $offsets `]`"
 
 @irdl_op_definition
 class GatherOp(IRDLOperation):
-    """`vector.gather %m[%i][%where], %mask, %other : memref, indices, mask, vector into vector`."""
+    """`vector.gather %m[%i][%where], %mask, %other : memref, indices, mask, vector into vector`: lanes
+    that are off get `%other`."""
 
     name = "vector.gather"
     base = operand_def(MemRefType)

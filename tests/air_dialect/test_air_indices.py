@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 
 import aerie.virtual_npu.codegen.module  # noqa: F401  registers every emitter
 from aerie.air_dialect import parse
-from aerie.air_dialect.indices import OPERATIONS, Operator, Reading, made, space_of_variable
+from aerie.air_dialect.indices import OPERATIONS, Operator, Reading, definition, space_of_variable
 from aerie.air_dialect.readings import (
     INTERVALS,
     LINEAR,
@@ -242,7 +242,7 @@ def test_what_args_and_executes_hand_on_is_read_by_all() -> None:
     assert leaves(found["half"]) == {found["i"], found["x"]}
     assert linear(found["place"]) == Linear(0, {found["i"]: 1, found["x"]: 8})
     assert number(found["place"], {found["x"]: 1, found["i"]: 8}) == 16
-    assert made(found["shifted"]) is None  # by what is no number of the operation's own
+    assert definition(found["shifted"]) is None  # by what is no number of the operation's own
 
 
 LOOPS = """
