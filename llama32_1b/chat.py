@@ -22,11 +22,17 @@ Type a message and press Enter.
 Ctrl-C stops an answer and keeps the conversation."""
 
 
+ROOM = "/reset starts afresh"
+"""What to do where a conversation is too long."""
+
+
 class ChatSession(Protocol):
     """What a chat needs of llama32_1b.session.Session."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    def make_room(self, prompt_ids: Sequence[int]) -> None: ...
 
     def generate(
         self,
@@ -112,17 +118,15 @@ class Chat:
         """One turn. A turn that fails leaves the conversation as it was."""
         messages: list[Message] = [*self._messages, {"role": "user", "content": text}]
         try:
+            prompt_ids = self._session.tokenizer.encode_chat(messages)
+            self._session.make_room(prompt_ids)
             with stop_on_interrupt() as interrupted:
-                prompt_ids = self._session.tokenizer.encode_chat(messages)
                 generation = self._session.generate(
                     prompt_ids, self._max_new_tokens, self._sampler, interrupted
                 )
                 answer = self._stream(generation)
         except PromptTooLongError as error:
-            self._note(
-                f"With this message the conversation is {error.length} tokens long, and the programs are "
-                f"compiled for at most {error.limit}: /reset starts afresh, a larger --seq-len allows more."
-            )
+            self._note(self._too_long(error))
         except UserError as error:
             self._note(str(error))
         except KeyboardInterrupt:
@@ -130,8 +134,21 @@ class Chat:
         else:
             self._messages = [*messages, {"role": "assistant", "content": answer}]
             self._last = generation
-            if generation.finish_reason is not FinishReason.STOP:
+            if generation.finish_reason is FinishReason.CONTEXT:
+                self._note(f"[{generation.ending}; {ROOM}]")
+            elif generation.finish_reason is not FinishReason.STOP:
                 self._note(f"[{generation.ending}]")
+
+    def _too_long(self, error: PromptTooLongError) -> str:
+        if not self._messages:
+            return str(error)
+        said = f"With this message the conversation is {error.length} tokens long, and "
+        if error.enough is None:
+            return f"{said}the model has {error.limit} positions: {ROOM}."
+        return (
+            f"{said}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: {ROOM}; a chat "
+            "without --seq-len goes on until the model's positions are used up."
+        )
 
     def _stream(self, generation: Generation) -> str:
         pieces = []

@@ -113,8 +113,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq-len",
         type=whole_number(1),
-        help="longest prompt to compile for, in tokens (default: 128 for models of at most 1024 positions, "
-        "else 2048)",
+        help="longest prompt to compile for, in tokens; a longer one is refused (default: 128 for models of "
+        "at most 1024 positions, else 2048, and more where a prompt is longer)",
     )
 
 

@@ -77,7 +77,7 @@ def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, G
     """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    ids = prompt_ids(checkpoint, arguments, options)
+    ids, options = encoded(checkpoint, arguments, options)
     session = prepare_runtime(checkpoint, options, report)
     with stop_on_interrupt() as interrupted:
         generation = session.generate(ids, arguments.n_tokens, sampler, interrupted)
@@ -113,13 +113,17 @@ def _record(session: Session, generation: Generation, text: str) -> dict[str, ob
     }
 
 
-def prompt_ids(checkpoint: Checkpoint, arguments: argparse.Namespace, options: RuntimeOptions) -> list[int]:
-    """Ids of --prompt, with or without --raw. Raises PromptError for a prompt that cannot be run."""
-    config = checkpoint.config
+def encoded(
+    checkpoint: Checkpoint, arguments: argparse.Namespace, options: RuntimeOptions
+) -> tuple[list[int], RuntimeOptions]:
+    """Ids of --prompt, with or without --raw, and options for a prompt of that length.
+
+    Raises PromptError for a prompt that cannot be run.
+    """
     ids = _encoded(checkpoint, arguments.prompt, arguments.raw)
-    longest = min(choose_seq_len(config, options.seq_len), config.max_position_embeddings)
-    check_prompt(ids, longest, config.vocab_size)
-    return ids
+    options = replace(options, prompt_tokens=len(ids))
+    check_prompt(ids, checkpoint.config, options.length(checkpoint.config))
+    return ids, options
 
 
 def _encoded(checkpoint: Checkpoint, prompt: str, raw: bool) -> list[int]:

@@ -20,17 +20,23 @@ from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
 class RuntimeOptions:
     """Prefill length in tokens (None: the model's default), where programs run, artifact folder.
 
-    `fallback` is where they run once `backend` has failed; None: nowhere.
+    `fallback` is where they run once `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt
+    is known to come; the default length is one that holds it.
     """
 
     seq_len: int | None
     backend: Backend
     cache_dir: Path
     fallback: Backend | None = None
+    prompt_tokens: int = 0
+
+    def length(self, config: LlamaConfig) -> int:
+        """The prefill length to compile for (choose_seq_len)."""
+        return choose_seq_len(config, self.seq_len, self.prompt_tokens)
 
 
-def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
-    """The prefill length to compile for: as asked, or the model's default made legal.
+def choose_seq_len(config: LlamaConfig, asked: int | None, prompt_tokens: int = 0) -> int:
+    """The prefill length to compile for: as asked, or the model's default for such a prompt made legal.
 
     Raises UserError for more than the model's positions, UnsupportedShapeError for a model that the
     kernels do not accept. Whether `asked` is legal is for the program builders to say.
@@ -39,10 +45,10 @@ def choose_seq_len(config: LlamaConfig, asked: int | None) -> int:
     most = legal_seq_len(config.max_position_embeddings)
     if asked is not None and asked > most:
         raise UserError(
-            f"--seq-len {asked} is more than the model's {config.max_position_embeddings} positions "
-            f"(max_position_embeddings); ask for at most {most}"
+            f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.max_position_embeddings} "
+            f"positions (max_position_embeddings); ask for at most {most}"
         )
-    return asked or legal_seq_len(config.default_seq_len)
+    return asked or legal_seq_len(config.default_seq_len(prompt_tokens))
 
 
 def compile_programs(
@@ -54,7 +60,7 @@ def compile_programs(
     which leave the cache usable.
     """
     started = time.perf_counter()
-    programs = cached.programs(config.shape, choose_seq_len(config, options.seq_len))
+    programs = cached.programs(config.shape, options.length(config))
     spent = time.perf_counter() - started
     report.note(options.backend.reason)
     if remark := prepare_native():

@@ -66,12 +66,16 @@ class LlamaConfig:
             rms_norm_eps=self.rms_norm_eps,
         )
 
-    @property
-    def default_seq_len(self) -> int:
-        """Prefill length to compile for when the user names none, in tokens."""
-        if self.max_position_embeddings <= SMALL_CONTEXT:
-            return min(SMALL_SEQ_LEN, self.max_position_embeddings)
-        return min(DEFAULT_SEQ_LEN, self.max_position_embeddings)
+    def default_seq_len(self, tokens: int = 0) -> int:
+        """Prefill length to compile for when the user names none, which holds a prompt of `tokens` tokens, as
+        far as the model has positions: a small model has two lengths, in any other they double."""
+        positions = self.max_position_embeddings
+        if positions <= SMALL_CONTEXT:
+            return min(SMALL_SEQ_LEN if tokens <= SMALL_SEQ_LEN else SMALL_CONTEXT, positions)
+        length = DEFAULT_SEQ_LEN
+        while length < min(tokens, positions):
+            length *= 2
+        return min(length, positions)
 
     @property
     def pad_token_id(self) -> int:

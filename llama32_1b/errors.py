@@ -42,12 +42,24 @@ class PromptError(UserError):
 
 
 class PromptTooLongError(PromptError):
-    """A prompt longer than the compiled prefill length. Nothing is cut silently."""
+    """A prompt longer than the programs take, or than the model has positions. Nothing is cut silently.
 
-    def __init__(self, length: int, limit: int) -> None:
-        super().__init__(
-            f"the prompt is {length} tokens long and the programs are compiled for at most {limit}; "
-            f"shorten it, or compile for more with --seq-len"
-        )
+    `length` and `limit` are in tokens. `enough` is the compiled length that would hold the prompt; None where
+    the model's positions are the limit.
+    """
+
+    def __init__(self, length: int, limit: int, enough: int | None) -> None:
+        super().__init__(f"the prompt is {length} tokens long and {reason_of(limit, enough)}")
         self.length = length
         self.limit = limit
+        self.enough = enough
+
+
+def reason_of(limit: int, enough: int | None) -> str:
+    """Why no more than `limit` tokens are taken, and what to do."""
+    if enough is None:
+        return f"the model has {limit} positions (max_position_embeddings); shorten it"
+    return (
+        f"--seq-len (SEQ_LEN) has programs compiled for at most {limit}; shorten it, give {enough}, or leave "
+        "--seq-len out"
+    )

@@ -77,12 +77,19 @@ def footprint(config: LlamaConfig, seq_len: int, copies: int = 1) -> Footprint:
     )
 
 
-def check_memory(config: LlamaConfig, seq_len: int, copies: int = 1) -> None:
-    """Raises TooLittleMemoryError where a session takes more than this process could be given."""
+def check_memory(
+    config: LlamaConfig, seq_len: int, copies: int = 1, prompt_tokens: int = 0, replaced: int = 0
+) -> None:
+    """Raises TooLittleMemoryError where a session takes more than this process could be given.
+
+    prompt_tokens: how many it has to take at least. replaced: the compiled length of the session that gives
+    way to this one, with all its memory; 0: there is none.
+    """
     needed = footprint(config, seq_len, copies)
-    ways = [*_shorter(config, seq_len, copies), *ways_to_save(copies), "take a smaller model"]
+    ways = [*_shorter(config, seq_len, copies, prompt_tokens), *ways_to_save(copies), "take a smaller model"]
     what = f"the model with prompts of up to {seq_len} tokens"
-    require(needed.total, what, ways, f" ({needed})", needed.held)
+    before = footprint(config, replaced, copies).total - needed.working if replaced else 0
+    require(needed.total, what, ways, f" ({needed})", min(needed.held + before, resident_bytes()))
 
 
 def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: int = 0) -> None:
@@ -105,12 +112,12 @@ def _with_held(held: int) -> int | None:
     return None if available is None else available + held
 
 
-def _shorter(config: LlamaConfig, seq_len: int, copies: int) -> Sequence[str]:
-    """The longest of seq_len's halves that fits, as an advice."""
+def _shorter(config: LlamaConfig, seq_len: int, copies: int, least: int) -> Sequence[str]:
+    """The longest of seq_len's halves that fits, and holds `least` tokens, as an advice."""
     half = seq_len // 2
-    while half and (length := legal_seq_len(half)) < seq_len:
+    while half and least <= (length := legal_seq_len(half)) < seq_len:
         needed = footprint(config, length, copies)
         if needed.total <= (_with_held(needed.held) or 0):
             return [f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"]
         half //= 2
-    return []
+    return ["shorten the prompt"] if least else []

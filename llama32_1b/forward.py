@@ -9,27 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.llama32_1b.attention import CacheAttention, KVCache
+from aerie.llama32_1b.config import LlamaConfig
 from aerie.llama32_1b.errors import PromptError, PromptTooLongError
 from aerie.llama32_1b.model import LlamaModel
 from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, rms_norm, widen
 from aerie.llama32_1b.programs import buffer_set
-from aerie.multi_launch_builder import Program
+from aerie.multi_launch_builder import Program, legal_seq_len
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import HostWork, Recording
 
 _PARTS = [f"logits_{part}" for part in range(LM_HEAD_PARTITIONS)]
 
 
-def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int) -> None:
-    """PromptError for a prompt that is empty, too long, or holds a token the model does not have."""
+def check_prompt(token_ids: Sequence[int], config: LlamaConfig, seq_len: int | None = None) -> None:
+    """PromptError for a prompt that is empty, too long, or holds a token the model does not have.
+
+    seq_len: the length that the programs are compiled for; None: whatever it takes.
+    """
     if not token_ids:
         raise PromptError("the prompt is empty; there is nothing to continue: give it some text")
-    if len(token_ids) > longest:
-        raise PromptTooLongError(len(token_ids), longest)
-    outside = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    length, positions = len(token_ids), config.max_position_embeddings
+    if length > positions:
+        raise PromptTooLongError(length, positions, None)
+    if seq_len is not None and length > seq_len:
+        raise PromptTooLongError(length, seq_len, legal_seq_len(length))
+    outside = next((token for token in token_ids if not 0 <= token < config.vocab_size), None)
     if outside is not None:
         raise PromptError(
-            f"the prompt holds token {outside} and the model's vocabulary ends at {vocab_size - 1}; "
+            f"the prompt holds token {outside} and the model's vocabulary ends at {config.vocab_size - 1}; "
             f"the tokenizer and the weights do not belong together"
         )
 
@@ -43,7 +50,7 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
     """
     if cache.length:
         raise ValueError(f"prefill starts at position 0, and the cache holds {cache.length} positions")
-    check_prompt(token_ids, model.longest_prompt, model.config.vocab_size)
+    check_prompt(token_ids, model.config, model.seq_len)
     length = len(token_ids)
     padding = [model.config.pad_token_id] * (model.seq_len - length)
     with model.host_timer("embedding"):

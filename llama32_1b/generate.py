@@ -154,7 +154,7 @@ class Generation:
         interrupted: Callable[[], bool] = never,
         recover: Recover = give_up,
     ) -> None:
-        check_prompt(prompt_ids, model.longest_prompt, model.config.vocab_size)
+        check_prompt(prompt_ids, model.config, model.seq_len)
         if max_new_tokens < 1:
             raise UserError(f"{max_new_tokens} tokens were asked for; ask for 1 or more")
         self.prompt_ids = tuple(prompt_ids)
@@ -184,7 +184,7 @@ class Generation:
         """Why it ended, in words."""
         return {
             FinishReason.STOP: "complete",
-            FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens)",
+            FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens, N_TOKENS)",
             FinishReason.CONTEXT: f"cut at the end of the model's context of "
             f"{self._model.config.max_position_embeddings} positions",
             FinishReason.INTERRUPTED: "stopped",

@@ -3,6 +3,9 @@
 The unit that is run again after a failure is a step: the prompt, one token, one row of logits. Each reads
 tokens and the counted positions of the KV cache and nothing else, so what a failed one left behind is
 overwritten, and no token is lost or made twice. What the first device computed stays in the KV cache.
+
+A prompt that is longer than the programs take has others compiled, unless their length was asked for.
+Padding is exact, so the answer is what it would have been with these from the start.
 """
 
 from __future__ import annotations
@@ -14,21 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from aerie.llama32_1b.checkpoint import Checkpoint
-from aerie.llama32_1b.compiling import (
-    RuntimeOptions,
-    choose_seq_len,
-    compile_into,
-    compile_programs,
-    open_cache,
-)
+from aerie.llama32_1b.compiling import RuntimeOptions, compile_into, compile_programs, open_cache
 from aerie.llama32_1b.footprint import check_memory
+from aerie.llama32_1b.forward import check_prompt
 from aerie.llama32_1b.generate import Generation, Sampler, never
 from aerie.llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.tokenizer import Tokenizer
+from aerie.multi_launch_builder import Program
 from aerie.runtime import Backend, KernelCache, RunError
 
 Fallback = Callable[[], tuple[KernelCache, LlamaModel]]
+Compiled = tuple[dict[str, Program], KernelCache]
+Longer = Callable[["Session", int], Callable[[], "Session"]]
+"""Compiles for a prompt of so many tokens, in place of a session; what it gives then loads the weights."""
 
 
 @dataclass
@@ -37,7 +39,8 @@ class Session:
 
     `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
-    programs: virtual or npu; "npu, then virtual" where the one had to give way.
+    programs: virtual or npu; "npu, then virtual" where the one had to give way. `longer` is asked for a
+    prompt that the programs are too short for; None: it is refused.
     """
 
     model: LlamaModel
@@ -46,9 +49,31 @@ class Session:
     note: Callable[[str], None]
     fallback: Fallback | None = None
     backend: str = ""
+    longer: Longer | None = None
+    _is_loaded: bool = True
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
+
+    def make_room(self, prompt_ids: Sequence[int]) -> None:
+        """Have programs that take this prompt: where there are none, they are compiled, with progress told.
+
+        Compiling leaves the session as it was; KeyboardInterrupt while weights are loaded has them loaded by
+        the next call. Raises what prepare_runtime raises, and PromptError for what no length would do for.
+        """
+        if self.longer is None or (self._is_loaded and len(prompt_ids) <= self.model.longest_prompt):
+            return
+        check_prompt(prompt_ids, self.model.config)
+        load = self.longer(self, len(prompt_ids))
+        self._is_loaded = False
+        self.cache.close()
+        self._become(load())
+
+    def _become(self, other: Session) -> None:
+        self.model, self.cache, self.fallback = other.model, other.cache, other.fallback
+        self._is_loaded = True
+        if other.backend != self.backend.rsplit(", then ", 1)[-1]:
+            self.backend = other.backend
 
     def generate(
         self,
@@ -57,7 +82,8 @@ class Session:
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
     ) -> Generation:
-        """Tokens that continue `prompt_ids`; see Generation."""
+        """Tokens that continue `prompt_ids`; see make_room and Generation."""
+        self.make_room(prompt_ids)
         return Generation(self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover)
 
     def recover(self, error: RunError, where: str) -> LlamaModel:
@@ -98,11 +124,22 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     that backend, whose programs are compiled only then. Raises TooLittleMemoryError before anything else is
     done, what compile_programs raises, and RunError for a device that fails without one.
     """
-    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
-    check_memory(checkpoint.config, seq_len, options.backend.access.copies)
-    with checkpoint.weights.reading_ahead():
-        programs, cache = compile_programs(checkpoint.config, options, report)
+    return _load(checkpoint, options, report, _compile(checkpoint, options, report))
 
+
+def _compile(
+    checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter, replaced: int = 0
+) -> Compiled:
+    """replaced: the compiled length of the session that gives way to this one."""
+    config, copies = checkpoint.config, options.backend.access.copies
+    check_memory(config, options.length(config), copies, options.prompt_tokens, replaced)
+    with checkpoint.weights.reading_ahead():
+        return compile_programs(config, options, report)
+
+
+def _load(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter, compiled: Compiled) -> Session:
+    programs, cache = compiled
+    seq_len = options.length(checkpoint.config)
     model = assemble(checkpoint, programs, cache, seq_len, cache.profiler.span)
 
     def fall_back(to: Backend) -> tuple[KernelCache, LlamaModel]:
@@ -113,13 +150,27 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
         return other, on_other
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
-    session = Session(model, checkpoint.tokenizer, cache, report.note, fallback)
+    longer = partial(_longer, checkpoint, options, report) if options.seq_len is None else None
+    session = Session(model, checkpoint.tokenizer, cache, report.note, fallback, longer=longer)
     try:
         _preload(model, checkpoint, report)
     except RunError as error:
         session.recover(error, "while weights were loaded")
     cache.profiler.reset()
     return session
+
+
+def _longer(
+    checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter, session: Session, prompt_tokens: int
+) -> Callable[[], Session]:
+    """Compile for a prompt of so many tokens, on the backend that the session has come to; see Longer."""
+    options = dataclasses.replace(options, prompt_tokens=prompt_tokens)
+    length = options.length(checkpoint.config)
+    reason = f"{prompt_tokens} tokens are more than the programs take; from here on they take up to {length}"
+    backend = dataclasses.replace(session.cache.backend, reason=reason)
+    options = dataclasses.replace(options, backend=backend, fallback=session.fallback and options.fallback)
+    compiled = _compile(checkpoint, options, report, replaced=session.model.seq_len)
+    return partial(_load, checkpoint, options, report, compiled)
 
 
 def _preload(model: LlamaModel, checkpoint: Checkpoint, report: Reporter) -> None:

@@ -9,10 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.control_tokens import ControlTokens
+from aerie.llama32_1b.errors import CheckpointError, PromptError
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -48,17 +50,57 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._inner.chat_template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with the special tokens the tokenizer puts around text (BOS, mostly)."""
-        return list(self._inner.encode(text))
+    @cached_property
+    def _control(self) -> ControlTokens:
+        if backend := getattr(self._inner, "backend_tokenizer", None):
+            return ControlTokens(backend)
+        raise CheckpointError(
+            f"the tokenizer, a {type(self._inner).__name__}, cannot take control tokens for text; the "
+            "checkpoint needs a tokenizer.json"
+        )
+
+    def control_tokens_in(self, text: str) -> list[str]:
+        """The control tokens that are spelled out in `text`, each once."""
+        return self._control.find(text)
+
+    def encode(self, text: str, control_tokens: bool = False) -> list[int]:
+        """Ids of text, with the special tokens the tokenizer puts around text (BOS, mostly).
+
+        A control token that is spelled out in it is text like all else, unless `control_tokens` is set.
+        """
+        return list(self._inner.encode(text)) if control_tokens else self._control.encode_text(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation in the checkpoint's template, up to where the assistant answers."""
-        text = self._inner.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
+        """Ids of a conversation in the checkpoint's template, up to where the assistant answers.
+
+        The control tokens are those that the template writes; one that a message spells out is text. Without
+        a template the messages' texts are continued (`without_template`). Raises PromptError for a
+        conversation that the template refuses.
+        """
+        if not self.has_chat_template:
+            return self.encode(without_template(messages))
+        text = self._render(messages)
         # The template writes the special tokens itself.
-        return list(self._inner.encode(text, add_special_tokens=False))
+        ids = list(self._inner.encode(text, add_special_tokens=False))
+        spelled = any(self._control.find(message["content"]) for message in messages)
+        if not spelled and self._control.are_spelled(ids, text):
+            return ids
+        hidden = [{**message, "content": self._control.hide(message["content"])} for message in messages]
+        return self._control.encode_rendered(self._render(hidden))
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._inner.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise PromptError(
+                f"the checkpoint's chat template refuses this conversation ({error}); change its messages, "
+                "or leave out the system message if there is one"
+            ) from None
+        return text
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special tokens left out."""
@@ -70,6 +112,16 @@ class Tokenizer:
     def stream(self) -> TextStream:
         """Decodes one answer piece by piece."""
         return TextStream(self)
+
+
+def without_template(messages: Sequence[Message]) -> str:
+    """The text that is continued where a checkpoint has no chat template: what was written and what was
+    answered, in turn. An answer goes on where the text before it ended; anything else begins a line."""
+    text = ""
+    for message in messages:
+        begins_line = text and message["role"] != "assistant" and not text.endswith("\n")
+        text += "\n" * bool(begins_line) + message["content"]
+    return text
 
 
 class TextStream:
@@ -160,6 +212,10 @@ class PlainTokenizer:
         self._inner.no_truncation()
         self.chat_template = chat_template
         self._special_tokens = special_tokens
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        return self._inner
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids

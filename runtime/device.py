@@ -194,7 +194,7 @@ class Contexts:
             raise RunError(
                 f"{label}: {argument} takes {argument.nbytes} bytes; programs on this device address at most "
                 f"{self.access.largest_buffer} of one buffer and would use others, silently: split it "
-                "into several as lm_head_gemv does, or compile for fewer tokens with --seq-len"
+                "into several as lm_head_gemv does, or compile for fewer tokens with --seq-len (SEQ_LEN)"
             )
         self._open()
         try:

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from aerie.llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
@@ -23,8 +24,8 @@ from aerie.llama32_1b.cli import (
     default_cache_dir,
     run_command,
 )
-from aerie.llama32_1b.commands import prompt_ids, runtime_options
-from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len
+from aerie.llama32_1b.commands import encoded, runtime_options
+from aerie.llama32_1b.compiling import RuntimeOptions
 from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.verify.diagnosis import diagnose
@@ -79,11 +80,11 @@ def _add_diagnosis(parser: argparse.ArgumentParser) -> None:
 def _open_both(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Reference]:
-    """Ours and theirs, once it is known that there is memory for both."""
-    seq_len = choose_seq_len(checkpoint.config, options.seq_len)
+    """Ours and theirs, once it is known that there is memory for both. Ours keeps its compiled length."""
+    seq_len = options.length(checkpoint.config)
     check_memory_beside(checkpoint.config, seq_len, options.backend.access.copies)
     reference = Reference.open(checkpoint.folder)
-    return prepare_runtime(checkpoint, options, report), reference
+    return prepare_runtime(checkpoint, replace(options, seq_len=seq_len), report), reference
 
 
 def diagnosis(arguments: argparse.Namespace) -> int:
@@ -91,7 +92,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # before anything is compiled in vain
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    ids = prompt_ids(checkpoint, arguments, options)
+    ids, options = encoded(checkpoint, arguments, options)
     session, reference = _open_both(checkpoint, options, report)
     report.note(f"diagnosis of {len(ids)} tokens")
     found = diagnose(session, reference, ids)

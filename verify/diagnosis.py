@@ -201,7 +201,7 @@ def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -
     for that. Raises PromptError for a prompt that cannot be run.
     """
     model = session.model
-    check_prompt(token_ids, model.longest_prompt, model.config.vocab_size)
+    check_prompt(token_ids, model.config, model.seq_len)
     ids = list(token_ids)
     if len(ids) == 1:
         ids += reference.greedy(ids, 1).token_ids

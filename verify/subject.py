@@ -124,6 +124,9 @@ class _Listening:
     def tokenizer(self) -> Tokenizer:
         return self._session.tokenizer
 
+    def make_room(self, prompt_ids: Sequence[int]) -> None:
+        self._session.make_room(prompt_ids)
+
     def generate(
         self,
         prompt_ids: Sequence[int],

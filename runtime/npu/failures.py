@@ -177,7 +177,7 @@ TABLE = (
     _known(
         r"err=-?12\b|Cannot allocate memory|MemoryError",
         "the machine has no memory left for this buffer: end other programs, or compile for fewer tokens "
-        "with --seq-len",
+        "with --seq-len (SEQ_LEN)",
         "errno(3), ENOMEM",
     ),
     _known(

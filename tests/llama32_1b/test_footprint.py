@@ -144,6 +144,16 @@ def test_too_little_memory_is_told_with_what_to_reduce(have):
     )
 
 
+def test_a_session_gives_its_memory_to_the_longer_one_that_takes_its_place(have):
+    """What it holds is there again once it is closed; and a shorter length would not hold the prompt."""
+    needed, before = footprint(LLAMA_3_2_1B, 4096), footprint(LLAMA_3_2_1B, 2048).total
+    have(needed.total - before + MIB, before)
+    check_memory(LLAMA_3_2_1B, 4096, prompt_tokens=3000, replaced=2048)
+    have(needed.total - before - MIB, before)
+    with pytest.raises(TooLittleMemoryError, match="on the way: shorten the prompt, take a smaller model"):
+        check_memory(LLAMA_3_2_1B, 4096, prompt_tokens=3000, replaced=2048)
+
+
 def test_no_advice_that_does_not_help(have):
     have(100 * MIB)
     with pytest.raises(TooLittleMemoryError, match=r"on the way: take a smaller model, end other programs"):

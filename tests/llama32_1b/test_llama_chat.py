@@ -37,12 +37,16 @@ class FakeSession:
     def __init__(self, limit=100):
         self.tokenizer = FakeTokenizer()
         self.limit = limit
+        self.enough = None
         self.reason = FinishReason.STOP
         self.during = lambda: None
 
+    def make_room(self, prompt_ids):
+        self.asked = len(prompt_ids)
+
     def generate(self, prompt_ids, max_new_tokens, sampler, interrupted):
         if len(prompt_ids) > self.limit:
-            raise PromptTooLongError(len(prompt_ids), self.limit)
+            raise PromptTooLongError(len(prompt_ids), self.limit, self.enough)
         self.interrupted = interrupted
         return FakeGeneration(prompt_ids, self.reason)
 
@@ -110,18 +114,37 @@ def test_help_and_unknown_commands(session):
 def test_an_answer_that_was_cut_says_so(session, reason):
     session.reason = reason
     _, notes = converse(session, "hello")
-    assert notes == [f"[ended by {reason.value}]"]
+    more = "; /reset starts afresh" if reason is FinishReason.CONTEXT else ""
+    assert notes == [f"[ended by {reason.value}{more}]"]
 
 
-def test_too_long_a_conversation_keeps_the_session():
+@pytest.mark.parametrize(
+    ("enough", "why"),
+    [
+        (None, "the model has 3 positions: /reset starts afresh."),
+        (
+            64,
+            "--seq-len (SEQ_LEN) has programs compiled for at most 3: /reset starts afresh; a chat without "
+            "--seq-len goes on until the model's positions are used up.",
+        ),
+    ],
+)
+def test_too_long_a_conversation_keeps_the_session(enough, why):
+    """What it says to do makes room."""
     session = FakeSession(limit=3)
+    session.enough = enough
     out, notes = converse(session, "one", "two", "/stats", "/reset", "three")
     assert out == "echo 1\necho 1\n"
-    assert notes[0] == (
-        "With this message the conversation is 4 tokens long, and the programs are compiled for at most 3: "
-        "/reset starts afresh, a larger --seq-len allows more."
-    )
+    assert notes[0] == f"With this message the conversation is 4 tokens long, and {why}"
     assert notes[1].endswith("conversation: 1 turns, 4 tokens")
+
+
+def test_a_first_message_that_is_too_long():
+    """There is nothing to forget: shorten it."""
+    _, notes = converse(FakeSession(limit=1), "one")
+    assert notes == [
+        "the prompt is 2 tokens long and the model has 1 positions (max_position_embeddings); shorten it"
+    ]
 
 
 def test_other_user_errors_keep_the_session(session):

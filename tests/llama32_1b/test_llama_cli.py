@@ -18,7 +18,6 @@ from aerie.llama32_1b import checkpoint as checkpoint_module
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.checkpoint import find_checkpoint
 from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
-from aerie.llama32_1b.compiling import choose_seq_len
 from aerie.llama32_1b.config import load_config
 from aerie.llama32_1b.errors import CheckpointError
 from aerie.llama32_1b.generate import Generation
@@ -45,7 +44,7 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
         prepared.append(options)
         report.note("prepared")
         config = checkpoint.config
-        seq_len = choose_seq_len(config, options.seq_len)
+        seq_len = options.length(config)
         cache = NumpyCache()
         runner = numpy_runner_class(config)
         model = assemble(
@@ -78,7 +77,7 @@ def test_text_to_stdout_and_the_rest_to_stderr(run):
     assert "prepared" not in out
     last = err.strip().splitlines()[-1]
     assert last.startswith("prompt 5 tokens | new 5 tokens | time to first token ")
-    assert last.endswith(" tokens/s | cut after 5 tokens (--n-tokens) | numpy")
+    assert last.endswith(" tokens/s | cut after 5 tokens (--n-tokens, N_TOKENS) | numpy")
 
 
 def test_json_on_the_last_line(run, make_checkpoint):
@@ -206,7 +205,8 @@ BAD_NUMBERS = [
     (("--top-p", ""), "argument --top-p: '' is not a number"),
     (
         ("--seq-len", "257"),
-        "--seq-len 257 is more than the model's 256 positions (max_position_embeddings); ask for at most 256",
+        "--seq-len 257 (SEQ_LEN) is more than the model's 256 positions (max_position_embeddings); ask for "
+        "at most 256",
     ),
     (("--no-such-flag",), "unrecognized arguments: --no-such-flag"),
 ]
@@ -254,21 +254,33 @@ def test_prompt_that_is_no_text(run):
 
 
 def test_prompt_over_the_compiled_length(run, prepared):
-    message = "the prompt is 204 tokens long and the programs are compiled for at most 128; shorten it"
-    check_refused(run("--prompt", "x" * 200), message)
+    """Programs for a prompt that is longer than by default; refused where their length was asked for, or the
+    model has no positions for it. What the message says to do works."""
+    long = ("--prompt", "x" * 200, "--n-tokens", "1")
+    message = (
+        "the prompt is 204 tokens long and --seq-len (SEQ_LEN) has programs compiled for at most 128; "
+        "shorten it, give 256, or leave --seq-len out"
+    )
+    check_refused(run(*long, "--seq-len", "128"), message)
+    message = (
+        "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings); shorten it"
+    )
+    check_refused(run("--prompt", "x" * 300), message)
     assert prepared == []
+    assert run(*long)[0] == run(*long, "--seq-len", "256")[0] == 0
+    assert [options.prompt_tokens for options in prepared] == [204, 204]
 
 
 def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
     """transformers would print a warning of its own beside our line. In a process: it does so once."""
     checkpoints.edit_json(damaged / "tokenizer_config.json", model_max_length=16)
     done = subprocess.run(
-        [sys.executable, "-m", "aerie.llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 200],
+        [sys.executable, "-m", "aerie.llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 300],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    check_refused((done.returncode, done.stdout, done.stderr), "the prompt is 204 tokens long")
+    check_refused((done.returncode, done.stdout, done.stderr), "the prompt is 304 tokens long")
 
 
 def test_weights_that_are_no_numbers(run, damaged):

@@ -6,6 +6,7 @@ Programs are compiled into the project's own build folder, where `make run` find
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -126,8 +127,8 @@ def test_a_second_prompt_is_as_in_a_fresh_session(session):
 
 
 def test_padding_changes_no_bit(session):
-    """Prefill compiled for 128 and for 256 positions: the same rows, the same cache."""
-    longer = open_session(open_checkpoint(DEMO_FOLDER), 256)
+    """Prefill compiled for 128 and for all 512 positions: the same rows, the same cache."""
+    longer = open_session(open_checkpoint(DEMO_FOLDER), 512)
     prompt = ask(session, QUESTION)
     results = []
     for model in (session.model, longer.model):
@@ -180,14 +181,17 @@ def test_strict_memory_gives_the_same(session, command_line):
 
 
 def test_chat_from_a_pipe(session, command_line):
-    typed = f"{QUESTION}\n/stats\n{'word ' * 200}\n/reset\n{QUESTION}\n"
+    """On until the model's 512 positions are used up, with longer programs where the first ones end."""
+    typed = f"{QUESTION}\n" * 20 + f"/stats\n/reset\n{QUESTION}\n"
     done = command_line("llama32_1b", "chat --backend virtual", stdin=typed)
     assert done.status == 0, done.err
+    refused = done.err.count("the model has 512 positions: /reset starts afresh.")
+    assert "tokens are more than the programs take; from here on they take up to 512\n" in done.err
+    (tokens,) = re.findall(r"turns, (\d+) tokens", done.err)
+    assert 480 <= int(tokens) <= 512
     answers = done.out.splitlines()
-    assert len(answers) == 2
-    assert answers[0] == answers[1]
-    assert "Paris" in answers[0]
-    assert "compiled for at most 128" in done.err
+    assert len(answers) == 21 - refused
+    assert "Paris" in answers[0] == answers[-1]
 
 
 TAKE_TERMINAL = """

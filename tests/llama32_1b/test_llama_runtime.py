@@ -99,7 +99,7 @@ def test_prefill_length(config):
     assert choose_seq_len(config, None) == 128
     assert choose_seq_len(config, 256) == 256
     with pytest.raises(
-        UserError, match=r"--seq-len 512 is more than the model's 256 positions .* at most 256"
+        UserError, match=r"--seq-len 512 \(SEQ_LEN\) is more than the model's 256 positions .* at most 256"
     ):
         choose_seq_len(config, 512)
 

@@ -5,10 +5,9 @@ import random
 
 import pytest
 from checkpoints import TEMPLATE
-from jinja2 import TemplateError
 
 from aerie.llama32_1b.checkpoint import DEMO_FOLDER
-from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.errors import CheckpointError, PromptError
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
 from aerie.llama32_1b.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
 
@@ -104,7 +103,7 @@ def theirs_of(folder):
 def assert_alike(folder, tokenizer):
     theirs = theirs_of(folder)
     for text in TEXTS:
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(text, control_tokens=True)
         assert ids == theirs.encode(text)
         assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     for messages in CONVERSATIONS if tokenizer.has_chat_template else ():
@@ -137,7 +136,9 @@ def test_a_template_that_refuses(damaged, checkpoints):
     refusing = "{{ raise_exception('users first') }}"
     checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=refusing)
     for tokenizer in (load_tokenizer(damaged), Tokenizer(theirs_of(damaged))):
-        with pytest.raises(TemplateError, match="users first"):
+        with pytest.raises(
+            PromptError, match=r"refuses this conversation \(users first\); change its messages"
+        ):
             tokenizer.encode_chat(CONVERSATIONS[0])
 
 

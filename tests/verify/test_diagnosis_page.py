@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, capsys):
     ("prompt", "message"),
     [
         (" ", "the prompt is empty; give it some text with --prompt"),
-        ("word " * 300, "tokens long and the programs are compiled for at most 128"),
+        ("word " * 300, "616 tokens long and the model has 512 positions"),
     ],
 )
 def test_a_prompt_that_cannot_be_run_is_one_line(prompt, message, capsys):
