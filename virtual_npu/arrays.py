@@ -20,14 +20,14 @@ from aerie.virtual_npu.options import IN_ORDER, RunOptions
 Array = NDArray[Any]
 
 ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
-"""What numpy takes for an .npz file, with and without arrays in it; all else it takes for a pickle."""
+"""The first bytes of an .npz file, with and without arrays in it; numpy takes all else for a pickle."""
 
 NUMPY_NAMES = {
     "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "uint16", "i1": "bool", "i8": "int8",
     "i16": "int16", "i32": "int32", "i64": "int64", "index": "int64", "ui8": "uint8", "ui16": "uint16",
     "ui32": "uint32", "ui64": "uint64",
 }  # fmt: skip
-"""numpy's name of the dtype that holds elements of an MLIR type."""
+"""By MLIR element type, the name of the numpy dtype that holds its elements."""
 
 
 def read(path: Path, entry: Entry) -> list[Array]:
@@ -62,7 +62,10 @@ def _member(path: Path, archive: Mapping[str, Any], name: str) -> Array:
 
 
 def check(given: Mapping[str, Array], entry: Entry) -> list[Array]:
-    """Fresh, contiguous copies of the arrays an entry takes, in order. Raises ArgumentError."""
+    """New, contiguous copies of the arrays `arg0`, `arg1`, ... that an entry takes, in order.
+
+    Raises ArgumentError for one that is missing, not taken, or of another shape or dtype.
+    """
     names = [f"arg{i}" for i in range(len(entry.arguments))]
     missing = [name for name in names if name not in given]
     extra = [name for name in given if name not in names]
@@ -109,12 +112,13 @@ def run(library: Library, entry: Entry, arrays: Sequence[Array], options: RunOpt
 
 
 def zeros(entry: Entry) -> list[Array]:
-    """Arguments of an entry, all zero."""
+    """An array of zeros for each argument of an entry."""
     return [np.zeros(argument.shape, NUMPY_NAMES[argument.dtype]) for argument in entry.arguments]
 
 
 def drawn(entry: Entry, seed: int) -> list[Array]:
-    """Arguments of an entry at random: floats from the standard normal distribution, integers up to 7."""
+    """A random array for each argument of an entry, the same for the same seed: floats from the standard
+    normal distribution, integers from -7 (unsigned ones from 0) to 7."""
     random = np.random.default_rng(seed)
     return [_drawn(random, argument) for argument in entry.arguments]
 
@@ -128,7 +132,8 @@ def _drawn(random: np.random.Generator, argument: ArgumentType) -> Array:
 
 
 def from_numbers(numbers: Array, argument: ArgumentType) -> Array:
-    """Numbers as an argument holds them: rounded to its type, to nearest, ties to even."""
+    """Numbers as an array of the argument's dtype: rounded to nearest, ties to even; bf16 as its bits in
+    uint16."""
     if argument.dtype != "bf16":
         return np.asarray(numbers).astype(NUMPY_NAMES[argument.dtype])
     import ml_dtypes
@@ -137,7 +142,7 @@ def from_numbers(numbers: Array, argument: ArgumentType) -> Array:
 
 
 def numbers(array: Array, argument: ArgumentType) -> Array:
-    """What an array of an argument means: bf16 widened to float32, all else as it is."""
+    """The numbers in an array of an argument: bf16 bits widened to float32, all else as it is."""
     if argument.dtype != "bf16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
@@ -181,7 +186,7 @@ class Difference:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For machines; numbers that JSON lacks (NaN, infinities) are texts."""
+        """The fields, for JSON; numbers that JSON lacks (NaN, infinities) are texts."""
         plain = {"expected": _plain(self.expected), "found": _plain(self.found)}
         place = {"argument": f"arg{self.argument}", "index": list(self.index)}
         return {**place, **plain, "count": self.count, "size": self.size}

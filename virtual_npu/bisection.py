@@ -1,4 +1,4 @@
-"""Which pass of a compiler broke a program: its dumps, run one after the other."""
+"""Which pass of a compiler broke a program: runs the IR that it dumped after each pass."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Outcome:
 
     @property
     def is_guilty(self) -> bool:
+        """Whether the pass before this dump broke the program."""
         return self.verdict not in ("same", "skipped")
 
 

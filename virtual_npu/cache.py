@@ -1,7 +1,7 @@
 """Built programs, found again by the hash of everything that makes them.
 
-    PLAN.json     for a text and all that turns it into C++ and compiles that: the external kernels it calls,
-                  what these were made from, and the shared object
+    PLAN.json     under the hash of a program's text and of all that turns it into C++ and compiles that: the
+                  external kernels it calls, the hash of what makes these, and the name of the shared object
     PROGRAM.so    the shared object, under the hash of the C++ that made it (objects.py)
 
 So a program that is found needs neither parser nor compiler. Both lie in the content store (store.py).
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 
 def ingredients(options: BuildOptions) -> dict[str, str]:
-    """Everything of ours and of the machine that shapes a program, by name, as hashes or short texts.
+    """Everything of Aerie and of this machine that a built program depends on, by name, as hashes or short
+    texts.
 
     Raises ToolchainError when there is no compiler.
     """
@@ -72,19 +73,20 @@ class Source:
     options: BuildOptions
 
     def cpp(self, keep: Path | None) -> Cpp:
-        """All C++ of the program; `keep` is a folder for a copy of what is generated of it."""
+        """All C++ of the program; `keep` is a folder for a copy of what is generated. Raises
+        VirtualNpuError."""
         from aerie.virtual_npu.toolchain import cpp_of  # xDSL comes with it
 
         return cpp_of(self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep)
 
     @property
     def plan_key(self) -> str:
-        """Changes with everything that makes the program but its external kernels."""
+        """The hash of everything that the program depends on but its external kernels."""
         own = {**ingredients(self.options), "options": repr(self.options)}
         return key_of({**own, "text": text_digest(self.text)})
 
     def made_from(self, kernels: Sequence[ExternalKernel]) -> str:
-        """Changes with what makes the external kernels. Raises KernelSourceError."""
+        """The hash of all that the external kernels depend on. Raises KernelSourceError."""
         objects = kernel_objects(kernels, self.kernel_dirs)
         return key_of({str(number): _made_from(kernel) for number, kernel in enumerate(objects)})
 

@@ -27,7 +27,7 @@ CRASHED = 1
 
 
 def watch() -> None:
-    """Go on in a child process. The parent passes signals on, and ends as the child does."""
+    """Fork, and return in the child. The parent passes signals on, and exits with the child's exit status."""
     if not hasattr(os, "fork"):
         return
     child = os.fork()
@@ -41,7 +41,7 @@ def watch() -> None:
 
 
 def end_with_parent() -> None:
-    """Not even a parent that is killed leaves this process running."""
+    """Have the kernel kill this process when its parent ends, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
         set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
@@ -137,7 +137,7 @@ def _environment(log: Path) -> dict[str, str]:
 
 
 def summary(report: str) -> str:
-    """One line: where in which source, and what."""
+    """What a sanitizer's report says, in one line: where in which source, and what."""
     undefined = UNDEFINED.search(report)
     if undefined:
         path, line, what = undefined.groups()
@@ -151,7 +151,8 @@ def summary(report: str) -> str:
 
 
 def shortened(report: str) -> list[str]:
-    """The lines of a report without what Python and the runtime around the program are in, and raw memory."""
+    """The lines of a report, without stack frames of Python and of the runtime, and without dumps of
+    memory."""
     kept: list[str] = []
     outside = False
     for line in report.partition("Shadow bytes")[0].splitlines():

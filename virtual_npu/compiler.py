@@ -65,7 +65,8 @@ class Compiler:
 
     @property
     def names_sources(self) -> bool:
-        """Whether objects hold the paths of their sources: with line numbers, for what sanitizers report."""
+        """Whether objects hold the paths of their sources: with debug information, for reports of
+        sanitizers."""
         return "-g1" in self.flags
 
     def compile(self, source: Path, target: Path, extra: Sequence[str] = ()) -> None:

@@ -11,8 +11,8 @@ NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")
 RACES = ("error", "note")
 STAGES = ("parsed", "inlined", "rewritten")
-"""What a program is before it is C++: as its text has it; with one function per entry; with the operations
-that are emitted in a way of their own marked."""
+"""The IR of a program on its way to C++: as parsed; `inlined`, with one function per entry; `rewritten`, with
+`vnpu` operations around what the passes recognised."""
 
 
 @dataclass(frozen=True)

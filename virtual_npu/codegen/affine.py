@@ -153,12 +153,12 @@ _FLOAT_STARTS = {
 def _total(body: Body, op: Operation, kind: str, type_: Attribute) -> str:
     """Emit a variable that starts with what the reduction leaves every value as it is; gives its name."""
     name = body.fresh("total")
-    body.put(f"{types.cpp(type_)} {name} = {start_of(op, kind, type_)};")
+    body.put(f"{types.cpp(type_)} {name} = {neutral_element(op, kind, type_)};")
     return name
 
 
-def start_of(op: Operation, kind: str, type_: Attribute) -> str:
-    """C++ text of what a reduction of this kind leaves every value as it is."""
+def neutral_element(op: Operation, kind: str, type_: Attribute) -> str:
+    """C++ text of the neutral element of a reduction, by its kind. Raises UnsupportedOpError for `assign`."""
     if kind in _FLOAT_STARTS:
         return types.literal(type_, _FLOAT_STARTS[kind])
     if kind == "assign":

@@ -132,7 +132,8 @@ def _transfer(body: Body, op: Operation) -> None:
 
 
 def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
-    """C++ text of the site of a put or get, and of its channel, index and memory; after the source line."""
+    """C++ text of the site of a put or get, and of its channel, index and memory. Emits its line as a
+    comment."""
     is_put = op.name == "air.channel.put"
     side = pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
     side = _padded(body, op, side, len(op.sizes) or len(body.memref(op.memref).sizes))
@@ -202,9 +203,9 @@ def _without_body(body: Body, op: HierarchyOp) -> None:
 
 
 def grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None:
-    """Run all points of a hierarchy without channels, or issue them as one task.
+    """Emit all points of a hierarchy without channels: where it stands, or as one task of a sequencer.
 
-    `run` emits that, given how C++ lambdas capture what is around.
+    `run` emits them; it is given how C++ lambdas capture, `&` or `=`.
     """
     if body.mode is Mode.SEQUENCER:
         _issue_grid(body, op, run)
@@ -248,7 +249,7 @@ def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
 
 
 def points(body: Body, op: HierarchyOp, capture: str) -> None:
-    """Call a plain body for every point, over all threads."""
+    """Emit the call of a plain function for every point of a hierarchy, spread over the threads."""
     function = hierarchy_function(body, op)
     body.comment(op)
     count, ids = _points(body, op)

@@ -86,8 +86,8 @@ def _binary(body: Body, op: Operation) -> None:
 
 
 def named_type(type_: Attribute) -> str:
-    """The template argument of a function of scalars, for the sake of literals; functions of double have an
-    overload of their own, which a name with a type would pass over."""
+    """The explicit template argument of a function of scalars, which literals need; empty for vectors, and
+    for double, whose functions are overloads and no templates."""
     return "" if isinstance(type_, VectorType | Float64Type) else f"<{types.cpp(type_)}>"
 
 
@@ -256,7 +256,7 @@ _RARE_BINARY = {
 
 
 def called(body: Body, op: Operation, function: str) -> str:
-    """C++ text of a function of the operands."""
+    """C++ text of a call of a function with the operands of `op`."""
     explicit = named_type(op.operands[0].type)
     return f"vnpu::{function}{explicit}({', '.join(body.texts(op.operands))})"
 

@@ -23,7 +23,8 @@ from aerie.virtual_npu.options import BuildOptions
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar, vector or token value: C++ text; a literal can stand in any function."""
+    """The C++ text of a scalar, vector or token. `is_literal`: it names nothing local, and can stand
+    anywhere."""
 
     text: str
     is_literal: bool = False
@@ -38,7 +39,7 @@ class MemRef:
     strides: tuple[str, ...]
     type: MemRefType
     copies: int = 1
-    """How many there are, one after the other: one per tile of the herds that use it."""
+    """How many buffers lie one after the other: one, or one per tile of the herds that use it."""
 
     @property
     def extent(self) -> str:
@@ -77,11 +78,11 @@ def supported_operations() -> list[str]:
 
 @dataclass
 class VersionedLoops:
-    """Loops that are emitted in two versions, with checks of every access and without."""
+    """Loops that are emitted in two versions (loop versioning): with a check of every access, and without."""
 
     op: Operation
     conditions: dict[str, None] = field(default_factory=dict)
-    """C++ texts of what must hold before them for all of their indices to lie inside."""
+    """C++ conditions, tested before the loops, under which all of their indices are in bounds."""
 
 
 @dataclass
@@ -97,7 +98,7 @@ class CppFile:
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
     """The external kernels that are called, by their symbol."""
     needs: set[str] = field(default_factory=set)
-    """The parts of the runtime that it needs beyond the common one: schedule, product, rearranged."""
+    """The parts of the runtime to link beside the common one: schedule, product, rearranged."""
     names: set[str] = field(default_factory=set)
     emitted: set[str] = field(default_factory=set)
     channel_structs: dict[Operation, str] = field(default_factory=dict)
@@ -149,22 +150,22 @@ class Body:
     root: Operation | None = None
     """The launch or function whose channels this body uses."""
     owns_channels: bool = False
-    """Whether the channels are made with the body, for it alone."""
+    """Whether this body declares those channels itself, and nothing else uses them."""
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     values: dict[SSAValue, Value] = field(default_factory=dict)
     numbers: dict[SSAValue, int | None] = field(default_factory=dict)
-    """What is known of the numbers that values are."""
+    """The constant of each value that was asked for, None where it is not constant."""
     names: set[str] = field(default_factory=set)
     uses_arena: bool = False
     modes: str = ""
-    """How the body has the mode registers of its core in place: a C++ statement, or nothing."""
+    """The C++ statement that puts the core's mode registers in place (`mode_registers`), or nothing."""
     versioned: VersionedLoops | None = None
-    """The loops in two versions that this is inside of."""
+    """The loops in two versions that are being emitted, if any."""
     loans: dict[SSAValue, str] = field(default_factory=dict)
     """The `vnpu::Loan`s of buffers that borrow what channels bring (passes/borrowed.py)."""
     loop_indices: list[list[str]] = field(default_factory=list)
-    """The loop variables of the linalg ops around, for linalg.index."""
+    """The loop variables of each linalg operation around, outermost first, for linalg.index."""
 
     # ---- text ----
 
@@ -199,10 +200,9 @@ class Body:
 
     @property
     def checked(self) -> bool:
-        """Whether pointers know their buffer, and accesses are checked.
+        """Whether accesses are checked, through pointers that know their buffer.
 
-        An emitter of an operation that touches memory asks virtual_npu.codegen.memory for its C++, and so has
-        checks without knowing of them.
+        Emitters get the C++ of an access from virtual_npu.codegen.memory, which adds the checks.
         """
         return self.file.options.checks
 
@@ -223,7 +223,7 @@ class Body:
         return [self.text(value) for value in values]
 
     def number(self, value: SSAValue) -> int | None:
-        """The integer of 64 bits that a value is known to be, else None."""
+        """The constant, an integer of 64 bits, that a value is known to be; None for any other."""
         if not isinstance(value.type, IndexType | IntegerType):
             return None
         known = NUMBERS.read(value, self.numbers)
@@ -246,13 +246,14 @@ class Body:
         self.values[result] = Scalar(name)
 
     def alias(self, result: SSAValue, expression: str) -> None:
-        """Let a result stand for an expression that costs nothing to repeat."""
+        """Emit nothing, and repeat this expression wherever the result is used: one that costs nothing."""
         self.values[result] = Scalar(expression, is_literal=is_integer(expression))
 
     def define_memref(
         self, result: SSAValue, pointer: str, sizes: Sequence[str], strides: Sequence[str]
     ) -> MemRef:
-        """Name the pointer of a memref result; extents and strides that the type knows stay literals."""
+        """Emit the pointer of a memref result; extents and strides that are static in its type stay
+        literals."""
         type_ = result.type
         assert isinstance(type_, MemRefType)
         name = self.name_for(result)
@@ -271,7 +272,7 @@ class Body:
         return found
 
     def hold(self, text: str, hint: str) -> str:
-        """A name for an integer expression, or the text itself where it is already simple."""
+        """The name of a variable that holds an integer expression; the text itself where that is simple."""
         if text.isidentifier() or is_integer(text):
             return text
         name = self.fresh(hint)
@@ -293,7 +294,7 @@ class Body:
 
     @staticmethod
     def is_terminator(op: Operation | None) -> bool:
-        """Whether an operation ends its block and is read by the operation around it."""
+        """Whether an operation is the terminator of its block, which the operation around reads."""
         return op is not None and op.name in _TERMINATORS
 
     def operation(self, op: Operation) -> None:
@@ -305,7 +306,7 @@ class Body:
             emit(self, op)
 
     def comment(self, op: Operation) -> None:
-        """Carry the source line of an operation over as a comment."""
+        """Emit the line of the MLIR text that an operation stands in, as a comment."""
         line = line_of(op)
         source = self.file.source_line(line)
         if source:
@@ -313,9 +314,10 @@ class Body:
 
     @contextmanager
     def compute(self, *assigned: str) -> Iterator[None]:
-        """A block of its own that suspends nowhere and assigns these variables of the body.
+        """Emit a block without suspension, which assigns these variables of the body.
 
-        In a coroutine it is a lambda: compilers keep the variables of a coroutine in memory.
+        In a coroutine it is a lambda: compilers keep the variables of a coroutine in memory, not in
+        registers.
         """
         captured = "".join(f", &{name}" for name in assigned)
         is_lambda = self.mode is Mode.PROCESS
@@ -324,7 +326,7 @@ class Body:
 
     @contextmanager
     def straight(self) -> Iterator[None]:
-        """Emit in program order for a while, as inside a task of a sequencer."""
+        """Emit in Mode.STRAIGHT inside of this context, as in a task of a sequencer."""
         mode, self.mode = self.mode, Mode.STRAIGHT
         yield
         self.mode = mode

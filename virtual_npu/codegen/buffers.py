@@ -1,4 +1,4 @@
-"""Buffers: what messages call them, globals and arguments, and those of which every tile has its own."""
+"""Buffers: their names in messages, globals and arguments, and copies of one buffer for every tile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from aerie.virtual_npu.library import identifier
 def label(
     file: CppFile, name: str, type_: Attribute, op: Operation, how: str, ends_with_body: bool = False
 ) -> str:
-    """C++ name of the `vnpu::Label` of a buffer that `op` makes."""
+    """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
+    came to be, such as `declared`."""
     site = f"{{{quoted(op.name)}, {line_of(op)}}}"
     texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), str(ends_with_body).lower()]
     return file.constant(
@@ -43,7 +44,7 @@ def label(
 
 
 def value_name(value: SSAValue) -> str:
-    """The name of a value in its program; nothing for one that has a number only."""
+    """`%name` of a value in its program; empty for one without a name, such as `%3`."""
     return f"%{value.name_hint}" if value.name_hint else ""
 
 
@@ -76,7 +77,8 @@ def global_pointer(file: CppFile, name: str) -> str:
 
 
 def checked_arguments(file: CppFile, op: func.FuncOp, unpacked: Sequence[str]) -> tuple[list[str], list[str]]:
-    """C++ of an entry with checks: statements that make a buffer of every memref, and what to pass."""
+    """C++ of an entry with checks: statements that declare a vnpu::Buffer for every memref, and the arguments
+    to pass on."""
     statements, arguments = [], []
     for index, (value, text) in enumerate(zip(op.body.block.args, unpacked, strict=True)):
         if not isinstance(value.type, MemRefType):

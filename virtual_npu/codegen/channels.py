@@ -1,6 +1,6 @@
 """Channels in C++: the struct of those that a launch or function uses, and the table of its puts and gets.
 
-The table is for the report of a deadlock: who could still do what.
+From the table the report of a deadlock says who could still put to or get from a channel.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ _LINES = ",\n  "
 
 
 def ports(file: CppFile, op: Operation, within: bool = False) -> str:
-    """C++ text of a pointer to the puts and gets that the body of an operation has; emitted on first use.
+    """C++ text of a pointer to the table of puts and gets in the body of an operation; emitted on first use.
 
-    within: also those of what it starts.
+    within: also those in the launches, segments and herds in it.
     """
     key = (op, within)
     if key not in file.port_tables:

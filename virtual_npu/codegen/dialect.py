@@ -1,7 +1,7 @@
-"""The operations that the passes put in place of what they recognise: emitters turn each into its C++.
+"""The dialect `vnpu`: operations that the passes wrap around what they recognise, with emitters of their own.
 
-Each has what it stands for, as it was, in its region. So whoever walks a program finds all reads, writes and
-transfers where they were, and an emitter can fall back on them.
+The region holds the original operation. So a walk of the program finds all reads, writes and transfers where
+they were, and an emitter can fall back on them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from xdsl.traits import IsTerminator
 
 @irdl_op_definition
 class YieldOp(IRDLOperation):
-    """`vnpu.yield %value : type`: what the operation around gives."""
+    """`vnpu.yield %value : type`: the results of the operation around."""
 
     name = "vnpu.yield"
     values = var_operand_def()
@@ -48,20 +48,20 @@ class YieldOp(IRDLOperation):
 
 
 class Rewritten(IRDLOperation):
-    """An operation around another one, which is emitted in a way of its own."""
+    """An operation that wraps another one, for which other C++ is emitted."""
 
     body = region_def("single_block")
     given = var_result_def()
 
     @property
     def original(self) -> Operation:
-        """The operation as it was."""
+        """The operation that it wraps."""
         first = self.body.block.first_op
         assert first is not None
         return first
 
     def print(self, printer: Printer) -> None:
-        """The operation's own part, then the region; its end is left out where that gives nothing."""
+        """Print the operation's own part, then the region; a terminator without operands is left out."""
         self.print_own(printer)
         printer.print_string(" ")
         printer.print_region(self.body, print_block_terminators=bool(self.results))
@@ -70,17 +70,17 @@ class Rewritten(IRDLOperation):
             printer.print_list([result.type for result in self.results], printer.print_attribute)
 
     def print_own(self, printer: Printer) -> None:
-        """What stands between the name and the region."""
+        """Print what stands between the name and the region."""
 
 
 @irdl_op_definition
 class ProductOp(Rewritten):
     """`vnpu.product`: loops, or a herd, that add the product of A and B to C.
 
-    An operand begins at the memref's first element plus `start`: a number, then a factor for each index.
+    An operand begins `start` elements after its memref's first: a number, then a factor for each index.
     m, n and k are axes, outermost first: `[extent, step in the one, step in the other]`, in elements, of A
     and C for m, of B and C for n, of A and B for k. Where a function rearranges a buffer of A or B first, the
-    region is executed unless that function is found, at run time, to do no more than to move elements.
+    region is executed, unless that function is found at run time to do nothing but permute elements.
     """
 
     name = "vnpu.product"
@@ -98,8 +98,9 @@ class ProductOp(Rewritten):
     k = prop_def(ArrayAttr[DenseArrayBase])
     a_rearranged = opt_prop_def(DictionaryAttr)
     b_rearranged = opt_prop_def(DictionaryAttr)
-    """function: the one called; buffer: of each dimension, its extent and the step in the source with which
-    it is filled; start, outer, depth: where the buffer is read after the call, its axes of m or n, of k."""
+    """function: the one called. buffer: for each dimension, its extent, and the step in the source by which
+    it is filled. start, outer, depth: where the product reads the buffer after the call: first element, axes
+    of m (of A) or n (of B), axes of k."""
 
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
@@ -172,7 +173,7 @@ def wrap(
     operands: Sequence[SSAValue | Sequence[SSAValue]] = (),
     properties: Mapping[str, Attribute] | None = None,
 ) -> Around:
-    """Put an operation around another one, in its place; what the inner one gave, the outer one gives."""
+    """Wrap an operation in another one, which takes its place and its results; gives the outer one."""
     block = Block()
     new = around(
         operands=operands,
@@ -191,12 +192,12 @@ def wrap(
 
 
 def numbers(values: Sequence[int]) -> DenseArrayBase:
-    """Numbers as an attribute."""
+    """Integers as an array attribute."""
     return DenseArrayBase.from_list(i64, values)
 
 
 def numbers_of(found: Attribute) -> list[int]:
-    """The numbers of such an attribute."""
+    """The integers of such an attribute."""
     assert isinstance(found, DenseArrayBase)
     return [int(number) for number in found.get_values()]
 

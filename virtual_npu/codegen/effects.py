@@ -1,4 +1,4 @@
-"""What an operation reads and writes, seen from outside of it: which memrefs, and which part of each.
+"""What an operation, with all inside it, reads and writes outside of itself: memrefs, and which part of each.
 
 The part is known over all tiles and iterations, by the ranges of the indices (air_dialect.readings).
 """
@@ -19,17 +19,17 @@ from aerie.air_dialect.values import is_inside
 from aerie.virtual_npu.codegen import types
 
 Effect = tuple[SSAValue, bool, Interval | None]
-"""A memref, whether it is written, and its first and last element that is touched (None: any)."""
+"""A memref, whether it is written, and the first and last element that is accessed (None: any)."""
 
 
 def channels_used(op: Operation) -> list[str]:
-    """The names of the channels that an operation and everything in it uses, in order of appearance."""
+    """The names of the channels that an operation and everything in it use, in order of appearance."""
     names = {inner.chan_name: None for inner in op.walk() if isinstance(inner, ChannelTransferOp)}
     return list(names)
 
 
 def operand_effects(op: Operation) -> list[Effect]:
-    """What `op` and anything in it does to memrefs from outside of it."""
+    """The effects of `op`, and of everything in it, on memrefs that are defined outside of it."""
     found: dict[tuple[SSAValue, bool], Interval | None] = {}
     outside: dict[SSAValue, SSAValue] = {}
     for inner in op.walk():

@@ -42,9 +42,9 @@ def hierarchy_mode(op: HierarchyOp, options: BuildOptions) -> Mode:
 
 
 def function_mode(op: func.FuncOp, options: BuildOptions) -> Mode:
-    """A function needs a sequencer when a channel is used outside launches, or by more than one.
+    """SEQUENCER for a function where a channel is used outside of launches, or by several; else STRAIGHT.
 
-    With checks, also when it has operations of its own that run side by side.
+    With checks also SEQUENCER where operations outside of launches run side by side.
     """
     if options.checks and any(_is_engine(inner) for inner in _outside_launches(op)):
         return Mode.SEQUENCER
@@ -78,7 +78,7 @@ def _is_engine(op: Operation) -> bool:
 
 
 def function_around(op: Operation) -> func.FuncOp | None:
-    """The function that an operation is in."""
+    """The function that an operation is in; None for one in no function."""
     parent = op.parent_op()
     while parent is not None and not isinstance(parent, func.FuncOp):
         parent = parent.parent_op()
@@ -95,7 +95,7 @@ def mode_registers(herd: HerdOp, mode: Mode, options: BuildOptions) -> str:
     build with rounding `floor` follows the core throughout: generated code and kernels share one register, in
     which a core starts with `floor` and which a kernel may set. mlir-aie's compiler sets it to `conv_even`
     first on every core with a matrix product of bf16 (AIECoreToStandard, pull requests 2984 and 2993), and so
-    it is here; other cores are told by a function (kernel_builder's rounding.py).
+    it is here; other cores are told by a function (`round_to_even` of kernel_builder's dsl.py).
     """
     follows = options.rounding == "floor"
     first = "vnpu::kConvEven" if follows and any(map(_multiplies_bf16, _on_same_cores(herd))) else ""
@@ -124,9 +124,10 @@ def _multiplies_bf16(herd: HerdOp) -> bool:
 
 
 def each_operation(module: ModuleOp, options: BuildOptions, visit: Callable[[Operation, Mode], bool]) -> None:
-    """Show every operation of the functions that can run, and how it executes, to `visit`.
+    """Call `visit` with every operation of the functions that can run, and the mode of the body it is in.
 
-    What is inside of an operation comes after it, where `visit` returns true. It may replace the operation.
+    Pre-order; the regions of an operation are entered where `visit` returns true. It may replace the
+    operation.
     """
     for function in _reached(module):
         _inside(function, function_mode(function, options), options, visit)
@@ -149,7 +150,7 @@ def _inside(
 
 
 def is_memory_work(op: Operation) -> bool:
-    """Whether an operation that is no AIR operation reads or writes buffers itself."""
+    """Whether an operation other than AIR's reads or writes buffers itself, not just in its regions."""
     masked = op.masked if isinstance(op, MaskOp) else None
     return not op.name.startswith("air.") and bool(accesses(masked or op))
 

@@ -157,7 +157,8 @@ def _close_arena(body: Body, lines: list[str]) -> None:
 
 
 def callee(file: CppFile, call: Operation, name: str) -> str:
-    """The C++ function that a call goes to; external ones are declared."""
+    """The C++ name of the function `name` that `call` calls; emits the function, or the declaration of an
+    external one, on first use."""
     op = file.symbols.get(name)
     if op is None:
         raise unsupported(call, f"function @{name} is not declared in the module")
@@ -179,7 +180,7 @@ def _signature(op: func.FuncOp) -> str:
 
 
 def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
-    """The kernel in C++ that a call of a function without a body goes to."""
+    """The external kernel that a call of `op`, a function without a body, goes to."""
     name = op.sym_name.data
     linked = attribute(op, "link_with") or _herd_link(call)
     if not isinstance(linked, StringAttr):

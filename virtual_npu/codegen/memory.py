@@ -1,12 +1,12 @@
-"""How operations read and write memory: where every emitter of such an operation gets its C++.
+"""C++ of accesses to memory, for the emitters of all operations that read or write.
 
     read, write                 one element
     read_vector, write_vector   a vector, and the same with lanes that may lie outside or be masked off
     reads_whole, writes_whole   a whole operand at once, before loops over `raw` views of it
     access                      one side of a transfer
 
-In builds without checks the text works on plain pointers. With checks, every access tells its place, and
-indices that are not known to lie inside are compared with the extents of their dimensions.
+In builds without checks the text works on plain pointers. With checks, every access passes its place in the
+program on, and indices that are not known to be in bounds are compared with the extents at run time.
 """
 
 from __future__ import annotations
@@ -91,17 +91,17 @@ class Index:
     text: str
     values: Interval | None
     bounds: Bounds | None = None
-    """C++ text of the bounds of its values over all iterations of the nest it is in, where they are known."""
+    """C++ text of its smallest and largest value over all iterations of the nest it is in, where known."""
 
     def is_within(self, size: str, lanes: str = "1") -> bool:
-        """Whether `lanes` elements from this one on are known to lie inside."""
+        """Whether `lanes` elements from this one on are known to be in bounds of `size`."""
         if self.values is None or not size.isdigit() or not lanes.isdigit():
             return False
         return self.values[0] >= 0 and self.values[1] + int(lanes) <= int(size)
 
 
 def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[Index]:
-    """The indices that operands give, through an affine map where there is one."""
+    """The indices of an access: the operands, or the results of an affine map of them."""
     texts = body.texts(operands)
     values = [interval(value) for value in operands] if map_ is None else INTERVALS.of_map(map_, operands)
     if map_ is not None:
@@ -112,8 +112,11 @@ def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None 
     return [Index(*found) for found in zip(texts, values, bounds, strict=True)]
 
 
-def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Index, lanes: str = "1") -> None:
-    """Refuse at run time what lies outside of a dimension; emits nothing where it cannot."""
+def check_bounds(
+    body: Body, op: Operation, value: SSAValue, dim: int, index: Index, lanes: str = "1"
+) -> None:
+    """Emit a check that `lanes` elements from an index on are in bounds of a dimension; nothing where they
+    are known to be, and in builds without checks."""
     size = body.memref(value).sizes[dim]
     if not body.checked or index.is_within(size, lanes):
         return
@@ -127,8 +130,8 @@ def stay_within(body: Body, op: Operation, value: SSAValue, dim: int, index: Ind
     body.put(f"vnpu::within({where}, {dim}, {index.text}, {many}{size});")
 
 
-def stay_natural(body: Body, op: Operation, value: SSAValue, dim: int, index: Index) -> None:
-    """Refuse a negative index where lanes beyond the end are legal."""
+def check_not_negative(body: Body, op: Operation, value: SSAValue, dim: int, index: Index) -> None:
+    """Emit a check that an index is not negative, for accesses whose lanes may lie beyond the end."""
     if body.checked and (index.values is None or index.values[0] < 0):
         size = body.memref(value).sizes[dim]
         body.put(f"vnpu::not_before({place(body, op, value)}, {dim}, {index.text}, {size});")
@@ -138,16 +141,16 @@ def stay_natural(body: Body, op: Operation, value: SSAValue, dim: int, index: In
 
 
 def _element(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index]) -> str:
-    """C++ text of a pointer to an element that is inside."""
+    """C++ text of a pointer to an element; emits the checks of its indices."""
     for dim, index in enumerate(indices):
-        stay_within(body, op, value, dim, index)
+        check_bounds(body, op, value, dim, index)
     return at(body.memref(value), [index.text for index in indices])
 
 
 def read(
     body: Body, op: Operation, value: SSAValue, operands: Sequence[SSAValue], map_: AffineMap | None = None
 ) -> str:
-    """C++ text of an element of a memref."""
+    """C++ text of the value of an element of a memref, at the operands (through a map) as indices."""
     return read_at(body, op, value, indices_of(body, operands, map_))
 
 
@@ -168,7 +171,7 @@ def write(
     text: str,
     map_: AffineMap | None = None,
 ) -> str:
-    """C++ text of a statement that stores an element."""
+    """C++ text of a statement that stores `text` to an element of a memref."""
     return write_at(body, op, value, indices_of(body, operands, map_), text)
 
 
@@ -195,21 +198,21 @@ def vector_call(body: Body, op: Operation, value: SSAValue, function: str, argum
 
 
 def same_extent(body: Body, op: Operation, value: SSAValue, dim: int, extent: str) -> None:
-    """Refuse a dimension of another extent than the loops have; emits nothing where both are known."""
+    """Emit a check that a dimension has the extent of the loops; nothing where both are the same text."""
     size = body.memref(value).sizes[dim]
     if size != extent:
         body.put(f"vnpu::same_extent({place(body, op, value)}, {dim}, {size}, {extent});")
 
 
 def reads_whole(body: Body, op: Operation, value: SSAValue) -> None:
-    """Refuse, before loops over all of a memref, what must not be read."""
+    """Emit one check, before loops that read all of a memref, in place of one per element."""
     if body.checked:
         view = body.memref(value)
         body.put(f"vnpu::reads_all({body.site(op)}, {access(body, op, view, '0', *whole(view))});")
 
 
 def writes_whole(body: Body, op: Operation, value: SSAValue) -> None:
-    """The same where loops write all of it."""
+    """The same before loops that write all of it."""
     if body.checked:
         view = body.memref(value)
         body.put(f"vnpu::writes_all({body.site(op)}, {access(body, op, view, '0', *whole(view))});")

@@ -40,7 +40,8 @@ def _alloc(body: Body, op: Operation) -> None:
 
 
 def allocated(body: Body, op: memref.AllocOp | memref.AllocaOp) -> tuple[MemRef, str]:
-    """Name a buffer that is allocated: its C++ side, and how many elements it takes."""
+    """Name a buffer that is allocated: its MemRef, and C++ text of its number of elements, copies
+    included."""
     type_ = op.memref.type
     assert isinstance(type_, MemRefType)
     dynamic = iter(body.texts(op.dynamic_sizes))
@@ -59,7 +60,7 @@ def allocated(body: Body, op: memref.AllocOp | memref.AllocaOp) -> tuple[MemRef,
 
 
 def arena(body: Body) -> str:
-    """C++ text of the arena of the body."""
+    """C++ text of the arena of the body: the allocator of its buffers, freed when it ends."""
     if body.mode is Mode.SEQUENCER:
         return "sequencer.arena"
     body.uses_arena = True
@@ -171,12 +172,12 @@ def _subview(body: Body, op: Operation) -> None:
     strides = [times(step, stride) for step, stride in zip(steps, source.strides, strict=True)]
     kept = _kept_dims(op, sizes)
     if body.checked:
-        _stay_within(body, op, (offsets, sizes, steps))
+        _check_bounds(body, op, (offsets, sizes, steps))
     pointer = at(source, offsets)
     body.define_memref(op.result, pointer, [sizes[d] for d in kept], [strides[d] for d in kept])
 
 
-def _stay_within(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], ...]) -> None:
+def _check_bounds(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], ...]) -> None:
     """Refuse a subview that leaves its source; one without elements has nothing outside."""
     dynamic = iter(op.offsets)
     for dim, (offset, size, step) in enumerate(zip(*lists, strict=True)):
@@ -184,7 +185,7 @@ def _stay_within(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], .
         value = next(dynamic) if op.static_offsets.get_values()[dim] == DYNAMIC_INDEX else None
         values = (known, known) if known is not None else interval(value) if value is not None else None
         reach = times(grouped(step), grouped(plus(size, "-1")))
-        memory.stay_within(body, op, op.source, dim, memory.Index(offset, values), plus(reach, "1"))
+        memory.check_bounds(body, op, op.source, dim, memory.Index(offset, values), plus(reach, "1"))
 
 
 def _kept_dims(op: memref.SubviewOp, sizes: Sequence[str]) -> list[int]:
@@ -273,7 +274,8 @@ def _transpose(body: Body, op: Operation) -> None:
 
 
 def buffer_pointer(body: Body, op: Operation, value: SSAValue) -> str:
-    """C++ text of a pointer to where the offsets of a memref type count from, whatever views lie between."""
+    """C++ text of a pointer to the base of the buffer under a memref, from which the offset of its type
+    counts."""
     while isinstance(value, OpResult) and value.op.name in _VIEWS:
         value = value.op.operands[0]
     assert isinstance(value.type, MemRefType)
@@ -358,7 +360,7 @@ _COMBINED = {
 
 
 def combined(kind: str, scalar: str, old: str, value: str) -> str:
-    """C++ text of two scalars combined as memref.atomic_rmw and affine.parallel name it."""
+    """C++ text of two scalars combined by a kind of ATOMIC_KINDS, such as `addf`."""
     return value if kind == "assign" else f"vnpu::{_COMBINED[kind]}<{scalar}>({old}, {value})"
 
 

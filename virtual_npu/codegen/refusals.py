@@ -30,7 +30,8 @@ _DEFAULT = "the virtual NPU does not execute this operation; `aerie vnpu ops` li
 
 
 def reason(operation: str) -> str:
-    """What to say about an operation without an emitter, by its name or that of its dialect."""
+    """Why the virtual NPU does not execute an operation without an emitter, by its name or that of its
+    dialect."""
     return _REASONS.get(operation) or _REASONS.get(operation.split(".")[0], _DEFAULT)
 
 
@@ -45,7 +46,7 @@ def attribute(op: Operation, name: str) -> Attribute | None:
 
 
 def unsupported(op: Operation, what: str) -> UnsupportedOpError:
-    """An error that names the operation and its line."""
+    """An UnsupportedOpError that names the operation and its line."""
     return UnsupportedOpError(f"line {line_of(op)}: {op.name}: {what}")
 
 
@@ -54,7 +55,7 @@ _OVERSIGHTS = (ArithmeticError, AssertionError, AttributeError, LookupError, Typ
 
 @contextmanager
 def naming(op: Operation) -> Iterator[None]:
-    """Every error of emitting an operation names it and its line, also an oversight of its emitter."""
+    """Make every error inside of this context name the operation and its line, also a bug of its emitter."""
     try:
         yield
     except UnsupportedTypeError as error:

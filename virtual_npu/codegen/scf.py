@@ -52,13 +52,13 @@ def _as_value(op: Operation, name: str, type_: Attribute) -> Scalar | MemRef:
 
 
 def carried(body: Body, value: SSAValue) -> str:
-    """C++ text of a value as it is assigned to such a variable."""
+    """C++ text of a value, to be assigned to a variable of `declare`."""
     found = body.value(value)
     return found.pointer if isinstance(found, MemRef) else found.text
 
 
 def assign(body: Body, names: Sequence[str], values: Sequence[SSAValue]) -> None:
-    """Assign all at once: a new value may read an old one."""
+    """Emit assignments of all values at once: a new value may be computed from an old one."""
     texts = [carried(body, value) for value in values]
     if len(names) > 1:
         texts = [_copy_if_clobbered(body, text, names) for text in texts]

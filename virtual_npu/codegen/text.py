@@ -15,7 +15,7 @@ def is_integer(text: str) -> bool:
 
 
 def times(left: str, right: str) -> str:
-    """C++ text of a product; integer literals are multiplied here."""
+    """C++ text of a product; integer literals are folded."""
     if is_integer(left) and is_integer(right):
         return str(int(left) * int(right))
     if "0" in (left, right):
@@ -26,7 +26,7 @@ def times(left: str, right: str) -> str:
 
 
 def plus(*terms: str) -> str:
-    """C++ text of a sum; integer literals are added here."""
+    """C++ text of a sum; integer literals are folded."""
     literal = sum(int(term) for term in terms if is_integer(term))
     open_terms = [term for term in terms if not is_integer(term)]
     return " + ".join(open_terms + ([str(literal)] if literal or not open_terms else []))
@@ -91,7 +91,7 @@ TEXTS: Reading[str] = Reading(
         Operator.MAX: _call("maxsi<vnpu::i64>"),
     },
 )
-"""What the operators of affine expressions, and the bounds of their loops, are in C++."""
+"""The reading of affine expressions, and of bounds of loops, as C++ text."""
 _CONSTRAINTS = {AffineConstraintKind.ge: ">=", AffineConstraintKind.le: "<=", AffineConstraintKind.eq: "=="}
 
 
@@ -116,7 +116,7 @@ def folded(operator: Operator, texts: Sequence[str]) -> str:
 
 
 def set_condition(set_: AffineSet, operands: Sequence[str]) -> str:
-    """C++ text of whether operands lie in an integer set."""
+    """C++ text of the condition that operands lie in an integer set."""
     dims, symbols = operands[: set_.num_dims], operands[set_.num_dims :]
     parts = [
         f"{_expression(c.lhs, dims, symbols)} {_CONSTRAINTS[c.kind]} {_expression(c.rhs, dims, symbols)}"

@@ -1,7 +1,8 @@
-"""Tokens: what orders operations, in the three ways that a body can execute.
+"""AIR's async tokens in C++, by the mode of the body (execution.py).
 
-In a sequencer a token is a task. A tile runs in program order, so there every token is done when it is made;
-with checks it still tells, as a mark, what its operation knew, so that a use without it is found out.
+In a sequencer a token is a task. A tile runs in program order, so there every token is done when it is made.
+With checks it is then a mark: the vector clock of its operation (include/vnpu/order.h), so that the race
+check finds an access that does not wait for it.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ def joined(body: Body, tokens: Sequence[SSAValue]) -> str:
 
 
 def after(body: Body, op: Operation, dependencies: Sequence[SSAValue]) -> str:
-    """C++ text of what an operation of a sequencer waits for, and whether it has a token itself."""
+    """C++ text of the tokens that an operation of a sequencer waits for; `async` where it has a token
+    itself."""
     return f"vnpu::{'async' if token_of(op) is not None else 'blocking'}({joined(body, dependencies)})"
 
 
 def token_of(op: Operation) -> SSAValue | None:
-    """The token that an operation gives, if it does."""
+    """The token that is a result of an operation, None where there is none."""
     return next((result for result in op.results if isinstance(result.type, AsyncTokenType)), None)
 
 
 def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
-    """Emit an issuing expression and name its token where the operation has one."""
+    """Emit the expression that issues an operation, assigned to its token where it has one."""
     if token is None:
         body.put(f"{expression};")
         return
@@ -58,7 +60,7 @@ def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
 
 @contextmanager
 def in_order(body: Body, op: Operation, dependencies: Sequence[SSAValue], uses: str = "") -> Iterator[None]:
-    """Emit an operation that runs where it stands: in a tile, or in a body without engines.
+    """Emit, around an operation of a tile or of a plain function, what its tokens need.
 
     uses: C++ text of the `vnpu::Use`s of everything in it, for an operation with a region.
     """

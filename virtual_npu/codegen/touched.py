@@ -27,11 +27,10 @@ Bounds = tuple[str, str]
 
 
 def touched_bounds(body: Body, nest: Operation, value: SSAValue) -> Bounds | None:
-    """First and last element of a memref that accesses in a nest come to; None where that cannot be told.
+    """First and last element of a memref that a nest accesses; None where that cannot be told.
 
-    Bounds of loops and indices may be known at run time only. What lies between the smallest and the largest
-    index contains all that the loops touch, so where all of that is written, they cannot read what is not. An
-    index outside of its dimension may make it larger than the memref.
+    Both may be known at run time only. All that the loops access lies between them, so where all of that is
+    written, the loops read nothing that is not. With an index out of bounds they may exceed the memref.
     """
     found: list[Bounds] = []
     for user in (inner for inner in nest.walk() if any(operand is value for operand in inner.operands)):
@@ -65,7 +64,7 @@ def _of_access(body: Body, nest: Operation, op: Operation, value: SSAValue) -> B
 def index_bounds(
     body: Body, nest: Operation, operands: Sequence[SSAValue], map_: AffineMap | None
 ) -> list[Bounds | None]:
-    """The values of indices over all iterations of a nest."""
+    """The bounds of indices over all iterations of a nest."""
     reading = _reading(body, nest)
     return [reading.read(operand) for operand in operands] if map_ is None else reading.of_map(map_, operands)
 
@@ -131,10 +130,11 @@ BOUNDS: Reading[Bounds] = Reading(
 
 @dataclass(frozen=True)
 class Block:
-    """All of the last dimensions of a memref, at one place in the first ones.
+    """A contiguous part of a memref: fixed in the first dimensions, all of the last ones, as `%acc[%tx,
+    %ty]`.
 
-    C++ text of where it begins, in elements from the memref's first; its elements; whether it is
-    written.
+    offset: C++ text of where it begins, in elements from the memref's first. count: its elements. writes:
+    whether the nest writes it.
     """
 
     offset: str

@@ -138,7 +138,7 @@ def memref_strides(type_: MemRefType) -> list[int]:
 
 
 def memref_offset(type_: MemRefType) -> int:
-    """Where the first element of a memref type lies in its buffer, in elements; DYNAMIC if not known."""
+    """The offset in the layout of a memref type, in elements; DYNAMIC if known only at run time."""
     if isinstance(type_.layout, StridedLayoutAttr):
         offset = type_.layout.offset
         return DYNAMIC if isinstance(offset, NoneAttr) else int(offset.data)

@@ -1,4 +1,4 @@
-"""Emitters of vector operations that make vectors, and move or pick lanes.
+"""Emitters of vector operations that build vectors, and permute or select lanes.
 
 A vector is held flat in row-major order, so a shape cast is free and every movement of lanes is a
 function from the flat index of a result lane to that of a source lane.
@@ -29,7 +29,7 @@ def shape_of(value: SSAValue) -> tuple[int, ...]:
 
 
 def integers(op: Operation, name: str) -> list[int]:
-    """An attribute that lists integers."""
+    """The integers of an attribute, an array of integers or a dense array; [] for any other."""
     found = attribute(op, name)
     if isinstance(found, DenseArrayBase):
         return [int(number) for number in found.get_values()]
@@ -39,6 +39,7 @@ def integers(op: Operation, name: str) -> list[int]:
 
 
 def braces(texts: Sequence[str]) -> str:
+    """C++ text of a braced list."""
     return "{" + ", ".join(texts) + "}"
 
 
@@ -64,7 +65,7 @@ def coordinates(flat: str, shape: Sequence[int]) -> list[str]:
 
 
 def flat_index(places: Sequence[str], shape: Sequence[int]) -> str:
-    """C++ text of the flat index of coordinates."""
+    """C++ text of the flat row-major index of coordinates."""
     text, inner, terms = "", 1, []
     for coordinate, extent in zip(reversed(places), reversed(shape), strict=True):
         if extent != 1 and coordinate != "0":

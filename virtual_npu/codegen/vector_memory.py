@@ -18,7 +18,7 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import memory, types
-from aerie.virtual_npu.codegen.affine import start_of
+from aerie.virtual_npu.codegen.affine import neutral_element
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.memory import at
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
@@ -66,7 +66,7 @@ def _window(
     indices = memory.indices_of(body, operands, map_.data if isinstance(map_, AffineMapAttr) else None)
     lanes = [*[1] * (len(indices) - len(shape)), *shape][-len(indices) :] if indices else []
     for dim, (index, count) in enumerate(zip(indices, lanes, strict=True)):
-        memory.stay_within(body, op, value, dim, index, str(count))
+        memory.check_bounds(body, op, value, dim, index, str(count))
     return at(view, [index.text for index in indices]), braces(_minor(view, len(shape)))
 
 
@@ -83,7 +83,7 @@ class _Transfer:
         self.view = body.memref(op.source)
         self.indices = body.texts(op.indices)
         self.pointer = at(self.view, self.indices)
-        self._stay_within(body, op, type_, mask)
+        self._check_bounds(body, op, type_, mask)
         bounds = [bound.value.data != 0 for bound in op.in_bounds]
         self.strides: list[str] = []
         self.limits: list[str] = []
@@ -106,7 +106,7 @@ class _Transfer:
         )
         self.mask = [] if mask is None else [f"&{_mask_by_lane(body, op, shape, mask)}"]
 
-    def _stay_within(
+    def _check_bounds(
         self,
         body: Body,
         op: vector.TransferReadOp | vector.TransferWriteOp,
@@ -119,11 +119,11 @@ class _Transfer:
         of_dim = {e.position: i for i, e in enumerate(exprs) if isinstance(e, AffineDimExpr)}
         for dim, index in enumerate(memory.indices_of(body, op.indices)):
             if dim not in of_dim:
-                memory.stay_within(body, op, op.source, dim, index)
+                memory.check_bounds(body, op, op.source, dim, index)
             elif bounds[of_dim[dim]] and mask is None:
-                memory.stay_within(body, op, op.source, dim, index, str(type_.get_shape()[of_dim[dim]]))
+                memory.check_bounds(body, op, op.source, dim, index, str(type_.get_shape()[of_dim[dim]]))
             else:
-                memory.stay_natural(body, op, op.source, dim, index)
+                memory.check_not_negative(body, op, op.source, dim, index)
 
     def _left(self, body: Body, op: vector.TransferReadOp | vector.TransferWriteOp, dim: int) -> str:
         """Elements from the index to the end of a dimension."""
@@ -216,7 +216,7 @@ def _masked_window(
     """C++ text of where a vector begins whose lanes must lie inside where the mask is on."""
     *outer, last = enumerate(memory.indices_of(body, operands))
     for dim, index in outer:
-        memory.stay_within(body, op, value, dim, index)
+        memory.check_bounds(body, op, value, dim, index)
     dim, index = last
     size = body.memref(value).sizes[dim]
     if body.checked:
@@ -344,7 +344,7 @@ def _reduction(body: Body, op: Operation, mask: SSAValue) -> list[SSAValue]:
     source = op.operands[0]
     assert isinstance(source.type, VectorType)
     element, count = source.type.element_type, types.lanes(source.type)
-    neutral = f"vnpu::splat<{types.scalar(element)}, {count}>({start_of(op, _kind(op), element)})"
+    neutral = f"vnpu::splat<{types.scalar(element)}, {count}>({neutral_element(op, _kind(op), element)})"
     name, kept = body.fresh("masked"), body.values[source]
     body.put(f"const auto {name} = vnpu::select({body.text(mask)}, {body.text(source)}, {neutral});")
     body.values[source] = Scalar(name)

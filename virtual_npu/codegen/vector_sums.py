@@ -1,4 +1,4 @@
-"""Emitters of vector operations that combine lanes: reductions, scans, outer products, contraction."""
+"""Emitters of vector operations that combine lanes: reductions, scans, outer products, contractions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMBINE = {
 
 
 def reduction_kind(op: Operation) -> str:
-    """The C++ function that combines two values of a reduction."""
+    """The name of the C++ function that combines two values of a reduction, by its kind."""
     kind = attribute(op, "kind")
     if kind is None:
         return "add"

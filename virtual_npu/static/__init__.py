@@ -2,7 +2,7 @@
 
 mlir-air's passes accept programs that cannot be built: herds five rows tall, odd bf16 strides, too much L1
 (checked with a build of air-opt from March 2026: it placed 2x5 herds and passed an odd-count transfer of
-stride 2). So the limits are checked here, by rules of our own after the sources named in `sources.py`. They
+stride 2). So the limits are checked here, by rules of our own after the sources named in `device.py`. They
 are read from source, never checked on hardware, and they count on the safe side: a buffer that a loop fills
 or empties is counted twice, for the compiler double-buffers it. What cannot be counted from the text is not
 counted: program memory, stack beyond the default, locks, routing.

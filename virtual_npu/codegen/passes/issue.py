@@ -26,7 +26,7 @@ _NOT_INSIDE = frozenset([
 
 
 def mark_nests(module: ModuleOp, options: BuildOptions) -> None:
-    """Put `vnpu.nest` around such loops, but not around those of a product: they are its last resort."""
+    """Put `vnpu.nest` around such loops, but not around the original loops of a product."""
 
     def visit(op: Operation, mode: Mode) -> bool:
         is_wanted = mode is Mode.PROCESS or (options.checks and mode is Mode.STRAIGHT)

@@ -1,4 +1,4 @@
-"""Nests: counted loops and herds that stand one in the other, around one piece of work."""
+"""Nests of counted loops and herds, one in the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie.air_dialect.readings import Linear, interval, linear
 
 @dataclass(frozen=True)
 class Loop:
-    """A counted loop, or a coordinate of a herd: first value, step, trips."""
+    """A counted loop, or a coordinate of a herd: first value, step, number of iterations."""
 
     variable: SSAValue
     first: int
@@ -24,7 +24,7 @@ class Loop:
 
 
 class LoopNest:
-    """Loops and herds from an outermost one on: each holds the next, and whatever else."""
+    """Loops and herds from an outermost one on: each holds exactly one further, and any other operations."""
 
     def __init__(self, root: Operation) -> None:
         self.ops: tuple[scf.ForOp | HerdOp, ...] = tuple(_chain(root))
@@ -36,7 +36,7 @@ class LoopNest:
 
     @cached_property
     def inside(self) -> list[Operation]:
-        """What stands in the bodies, but for the nest's own loops and herds."""
+        """The operations in the bodies, but for the nest's own loops and herds."""
         return [op for holder in self.ops for op in holder.body.block.ops if op not in self.ops]
 
     @cached_property
@@ -50,7 +50,8 @@ class LoopNest:
         return [op for op in self.inside if isinstance(op, func.CallOp)]
 
     def loops(self) -> list[Loop] | None:
-        """Every loop and every coordinate, outermost first; None where one is not counted or waits."""
+        """Every loop and every coordinate, outermost first; None where one is not counted, or a herd is
+        asynchronous."""
         counted = [_counted(op) if isinstance(op, scf.ForOp) else _tiles(op) for op in self.ops]
         known = [loops for loops in counted if loops is not None]
         return [loop for loops in known for loop in loops] if len(known) == len(counted) else None
@@ -60,7 +61,8 @@ class LoopNest:
         return [index for op in self.ops if isinstance(op, HerdOp) for index in op.ids]
 
     def outside(self, value: SSAValue) -> SSAValue:
-        """What a value that herds of the nest capture is outside of them."""
+        """The value outside of the nest's herds that an argument of theirs stands for; any other value
+        itself."""
         for herd in reversed(self.ops):
             if isinstance(herd, HerdOp):
                 pairs = zip(herd.kernel_args, herd.kernel_operands, strict=True)
@@ -68,7 +70,7 @@ class LoopNest:
         return value
 
     def resolved(self, form: Linear) -> Linear | None:
-        """A linear form with what herds capture taken apart outside of them; None if that is not linear."""
+        """A linear form with each argument of a herd replaced by the form of the value outside."""
         total = Linear(form.constant)
         for value, factor in form.terms.items():
             meant = self.outside(value)

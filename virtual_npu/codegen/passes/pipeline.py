@@ -17,7 +17,8 @@ from aerie.virtual_npu.options import STAGES, BuildOptions
 def advance(
     module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[Path] = (), stage: str = STAGES[-1]
 ) -> None:
-    """Bring a parsed module to a stage, in place. Raises UnsupportedOpError that says what stands against it.
+    """Bring a parsed module to a stage (one of STAGES), in place. Raises UnsupportedOpError where that cannot
+    be.
 
     `kernel_dirs` are folders with the sources of external kernels, of which the signatures are read.
     """

@@ -56,7 +56,7 @@ MOST_AXES = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a product: its extent, and its steps in A, B and C, in elements.
+    """One axis of a product: its extent, and its steps (strides) in A, B and C, in elements.
 
     `a_within`, `b_within`: its steps in buffers of A and B that a function rearranges, where there are such.
     """
@@ -70,7 +70,7 @@ class Axis:
 
     @property
     def index(self) -> str:
-        """m, n or k; nothing for an axis that a matrix product has not."""
+        """m, n or k; empty for an axis with other steps than a matrix product has."""
         moves = bool(self.a or self.a_within), bool(self.b or self.b_within), bool(self.c)
         return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(moves, "")
 
@@ -105,7 +105,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """What loops do: C += A B."""
+    """C += A B, as loops compute it."""
 
     a: Operand
     b: Operand
@@ -123,8 +123,8 @@ class Product:
 def find_products(module: ModuleOp, options: BuildOptions) -> None:
     """Put `vnpu.product` around loops and herds that are a product.
 
-    Also inside of one whose loops may have to be executed, because a function rearranges what it reads. Loops
-    in a sequencer stay as they are: each of their reads and writes waits for what is under way.
+    Also inside of a product that may fall back on its loops, because a function rearranges what it reads.
+    Loops in a sequencer stay as they are: each of their reads and writes waits for the operations under way.
     """
     found: list[tuple[Operation, Product]] = []
 
@@ -195,7 +195,8 @@ def _described(found: Rearranged, outer: list[list[int]], depth: list[list[int]]
 
 
 def of_loops(root: Operation, with_herds: bool = True) -> Product | None:
-    """The product that loops, or all tiles of a herd, make; loops around herds only `with_herds`."""
+    """The product that loops, or all tiles of a herd, compute; None where they compute none. Loops around
+    herds are looked at only `with_herds`."""
     nest = LoopNest(root)
     loops = nest.loops() if nest.ops else None
     if loops is None or root.results or (nest.coordinates() and not with_herds):

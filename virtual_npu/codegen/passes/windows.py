@@ -41,7 +41,8 @@ class RearrangingCall:
 
 @dataclass(frozen=True)
 class Window:
-    """A memref, as it is read: where in which memref its first element lies, and its dimensions' steps.
+    """A memref seen as part of another: where in `memref` its first element lies, and the step of each
+    dimension in that memref.
 
     With a call that rearranges it, that is how the buffer was filled, before the function rearranged it.
     """
@@ -53,7 +54,7 @@ class Window:
 
 
 class Windows:
-    """What the buffers are that a nest reads."""
+    """The windows that the buffers are which a nest reads."""
 
     def __init__(self, nest: LoopNest) -> None:
         self.nest = nest
@@ -61,7 +62,7 @@ class Windows:
         """The DMAs and calls that the windows which were asked for stand for."""
 
     def on(self, memref: SSAValue, reader: Operation) -> Window | None:
-        """How an operation of the nest sees a memref; None where that cannot be told.
+        """The window that an operation of the nest reads through a memref; None where that cannot be told.
 
         A buffer that a DMA in the nest fills is a window on the source of the DMA, any other one on itself.
         """
@@ -207,7 +208,8 @@ def covers(dma: DmaMemcpyNdOp) -> bool:
 def walked(
     type_: MemRefType, sizes: Sequence[SSAValue], strides: Sequence[SSAValue]
 ) -> tuple[list[int], list[int]] | None:
-    """The extents and steps of one side of a DMA, where they are known; without lists, of all of a memref."""
+    """The extents and steps of one side of a DMA, None where they are not constant; without lists, those of
+    all of its memref."""
     if not sizes:
         steps = types.memref_strides(type_)
         known = types.DYNAMIC not in (*type_.get_shape(), *steps)
