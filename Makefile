@@ -12,7 +12,7 @@ TEMPERATURE ?=
 TOP_K       ?=
 TOP_P       ?=
 SEED        ?=
-OUT         ?= build/mlir
+OUT         ?=
 REFRESH     ?=
 JSON        ?=
 WHEELS      ?=
@@ -95,7 +95,7 @@ bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against tran
 	@$(PY) -m benchmarks $(BENCH_MODEL)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
-	@$(PY) -m aerie mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") "$(OUT)"
+	@$(PY) -m aerie mlir --model "$(MODEL)" $(if $(SEQ_LEN),--seq-len "$(SEQ_LEN)") $(if $(OUT),"$(OUT)")
 
 test: $(TEST) ## lint, types, imports between rooms, and every test but the long ones and the board's
 	@mkdir -p build
@@ -126,6 +126,7 @@ lint: $(TEST) ## ruff, mypy --strict, the order of the rooms, no circles inside 
 
 clean: ## remove compiled programs and reports (keeps .venv)
 	rm -rf build
+	@[ -z "$$AERIE_CACHE" ] || [ ! -x $(PY) ] || $(PY) -m aerie cache clear --all
 
 distclean: clean ## remove .venv too
 	rm -rf $(VENV)

@@ -27,6 +27,7 @@ COMMANDS: Final = (
     Command("profile", "llama32_1b", "Answer one prompt, and show where the time went."),
     Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them ready."),
     Command("mlir", "llama32_1b", "Write every kernel and every program as MLIR text."),
+    Command("cache", "llama32_1b", "Show what is kept where, or clear it."),
     Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),
     Command("diagnosis", "verify", "Name the first step that is not what transformers computes."),
     Command("doctor", "board", "Check every layer between Python and the NPU."),

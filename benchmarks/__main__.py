@@ -17,19 +17,18 @@ from rich.console import Console
 from rich.table import Table
 
 from aerie.llama32_1b.checkpoint import find_checkpoint
-from aerie.llama32_1b.cli import Parser, begin_process, default_cache_dir, run_command, whole_number
+from aerie.llama32_1b.cli import KEPT_IN, Parser, begin_process, run_command, whole_number
 from aerie.llama32_1b.errors import UserError
 from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+from aerie.virtual_npu import folders
 from aerie.virtual_npu.store import write_whole
 from benchmarks import bench
 from benchmarks.figures import table
 
-BUILD = default_cache_dir().parent
 UNLIMITED = 10_000
 """Characters; wider than any table."""
-SYNTHETIC = BUILD / "synthetic" / "llama-3.2-1b"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokens", type=whole_number(1), default=8, help="tokens decoded per round and context (default: 8)"
     )
-    parser.add_argument("--out", type=Path, default=BUILD / "bench.json", help="default: build/bench.json")
+    parser.add_argument("--out", type=Path, help=f"default: bench.json in {KEPT_IN}")
     parser.set_defaults(command=measure)
     return parser
 
@@ -52,11 +51,12 @@ def measure(arguments: argparse.Namespace) -> int:
     """Measure, print the table, write the figures."""
     report = Reporter()
     require_torch()
-    require_writable(arguments.out)
+    out = arguments.out or folders.home() / "bench.json"
+    require_writable(out)
     folder = find_checkpoint(arguments.model) if arguments.model else synthetic_checkpoint(report)
     plan = bench.make_plan(folder, arguments.rounds, arguments.tokens)
     model = Path(arguments.model).resolve().name if arguments.model else "synthetic Llama-3.2-1B"
-    found, samples = bench.run(plan, model, BUILD / "bench", report)
+    found, samples = bench.run(plan, model, folders.home() / "bench", report)
     print_whole(table(found, samples), Console())
     load = found["load_average"]
     report.note(
@@ -66,8 +66,8 @@ def measure(arguments: argparse.Namespace) -> int:
     )
     if found["knobs"]:
         report.note("with " + ", ".join(f"{name}={value}" for name, value in found["knobs"].items()))
-    write_record(found, arguments.out)
-    report.note(f"written to {arguments.out}")
+    write_record(found, out)
+    report.note(f"written to {out}")
     return 0
 
 
@@ -115,11 +115,12 @@ def print_whole(shown: Table, console: Console) -> None:
 
 def synthetic_checkpoint(report: Reporter) -> Path:
     """The synthetic Llama-3.2-1B, made where it is missing."""
-    if not SYNTHETIC.is_dir():
+    folder = folders.home() / "synthetic" / "llama-3.2-1b"
+    if not folder.is_dir():
         bench.check_memory(LLAMA_3_2_1B, bench.LONGEST, weight_bytes(LLAMA_3_2_1B))
-        report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {SYNTHETIC}, once")
-        write_checkpoint(LLAMA_3_2_1B, SYNTHETIC, 0, report)
-    return SYNTHETIC
+        report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {folder}, once")
+        write_checkpoint(LLAMA_3_2_1B, folder, 0, report)
+    return folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

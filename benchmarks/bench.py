@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.llama32_1b.cache_command import bench_parts, clear
 from aerie.llama32_1b.checkpoint import open_checkpoint
 from aerie.llama32_1b.config import LlamaConfig
 from aerie.llama32_1b.errors import UserError
@@ -34,7 +34,7 @@ SHORT_CONTEXT = 128
 
 STEPS_BEFORE = 4
 
-FOLDERS = {knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
+FOLDERS = {knobs.HOME.name, knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
 """Knobs that name a place, which is nobody's business."""
 
 
@@ -110,8 +110,9 @@ def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str,
     """Measure, and give what build/bench.json holds. `work` is a folder for programs and logs, made anew."""
     nbytes = plan.checkpoint_bytes
     check_memory(plan.config, plan.prefill, nbytes)
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    for part in bench_parts(work):
+        clear(part)
+    work.mkdir(parents=True, exist_ok=True)
     samples = Samples(nbytes, weight_bytes_per_token(plan.config), plan.prefill, plan.contexts)
     load_before = load_average()
     with _bar(report, STEPS_BEFORE + plan.steps_of_round * plan.rounds) as step:

@@ -21,9 +21,9 @@ from aerie.board.compare.items import choose
 from aerie.board.compare.records import verdict_line
 from aerie.board.report.command import default_path, write_report
 from aerie.board.report.scrubbing import PROJECT
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.errors import UserError
 from aerie.runtime import BackendError, select_backend
+from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
 BOARD = "npu"
@@ -76,7 +76,7 @@ def run_stages(stages: dict[str, Stage]) -> dict[str, Result]:
 
 def comparison(first: bool) -> Result:
     """Kernel by kernel and program by program."""
-    outcomes = compare_and_print(choose([], first), BOARD, default_cache_dir(), board_folder())
+    outcomes = compare_and_print(choose([], first), BOARD, folders.programs(), board_folder())
     right = all(outcome.status.is_right for outcome in outcomes)
     return Result(right, verdict_line(outcomes), lost=any(outcome.lost for outcome in outcomes))
 

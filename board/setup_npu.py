@@ -18,11 +18,11 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.errors import UserError
 from aerie.llama32_1b.progress import Reporter
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
+from aerie.virtual_npu import folders
 
 DONE = 0
 REACH_S = 15
@@ -45,7 +45,7 @@ def add_setup_npu(parser: argparse.ArgumentParser) -> None:
 def setup_npu(arguments: argparse.Namespace) -> int:
     """Install the wheels of mlir-air, mlir-aie and Peano; what is there already costs nothing."""
     report = Reporter()
-    install(report.note, arguments.wheels, default_cache_dir().with_name("setup-npu.log"))
+    install(report.note, arguments.wheels, folders.home() / "setup-npu.log")
     return DONE
 
 
@@ -140,7 +140,7 @@ def pip_command(pip: Sequence[str], wheels: Path | None, constraints: Path) -> l
 
 
 def _run_pip(pip: Sequence[str], wheels: Path | None, log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder_of(log)
     with tempfile.TemporaryDirectory(prefix="aerie-setup-") as folder:
         constraints = Path(folder) / "constraints.txt"
         constraints.write_text("\n".join(own_requirements()))
@@ -154,6 +154,14 @@ def _run_pip(pip: Sequence[str], wheels: Path | None, log: Path) -> None:
         reason = (said[0] if said else f"pip ended with exit code {code}").removeprefix("ERROR: ")
         advice = ELSEWHERE if any("ResolutionImpossible" in line for line in said) else FETCH
         raise UserError(f"upstream's wheels were not installed: {reason}; full log: {log}. {advice}")
+
+
+def _make_folder_of(log: Path) -> None:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        raise UserError(f"cannot write {log} ({error.strerror}): {folders.ADVICE}") from None
 
 
 def own_requirements() -> list[str]:

@@ -16,17 +16,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from aerie.llama32_1b import commands
+from aerie.llama32_1b.cache_command import add_cache, cache
 from aerie.llama32_1b.checkpoint import DEMO
 from aerie.llama32_1b.errors import UsageError, UserError
 from aerie.llama32_1b.progress import end_as_at_ctrl_c
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
 from aerie.runtime.memory import available_bytes, share_arena, size
+from aerie.virtual_npu import folders
+from aerie.virtual_npu.errors import KnobError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 # What a user can cause and mend. Anything else is a defect of ours, and keeps its traceback.
-USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError)
+USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError, KnobError)
+
+KEPT_IN = "the folder that AERIE_CACHE names, else build in a checkout, else aerie in your cache folder"
+"""For the help of options; virtual_npu/folders.py decides."""
 
 
 Command = Callable[[argparse.Namespace], int]
@@ -69,10 +75,8 @@ def real_number(text: str) -> float:
 
 
 def default_cache_dir() -> Path:
-    """build/programs in the project this package is part of; under the working directory if installed."""
-    project = Path(__file__).resolve().parents[1]
-    root = project if (project / "pyproject.toml").is_file() else Path.cwd()
-    return root / "build" / "programs"
+    """Where programs are kept unless --cache-dir names another folder. Raises KnobError."""
+    return folders.programs()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -84,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("chat", commands.chat, [add_model, add_runtime, _add_fallback, _add_sampling]),
         ("profile", commands.profile, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling]),
         ("mlir", commands.mlir, [add_model, _add_out]),
+        ("cache", cache, [add_cache]),
     )
     return parser
 
@@ -132,8 +137,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        default=default_cache_dir(),
-        help="where compiled programs are kept (default: build/programs in the project)",
+        help=f"where compiled programs are kept (default: programs in {KEPT_IN})",
     )
 
 
@@ -185,7 +189,13 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
+    parser.add_argument(
+        "out",
+        type=Path,
+        nargs="?",
+        metavar="OUT",
+        help=f"the folder to write to (default: mlir in {KEPT_IN})",
+    )
 
 
 def _is_shortage(error: Exception) -> bool:

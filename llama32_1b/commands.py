@@ -17,6 +17,7 @@ from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
 from aerie.llama32_1b.progress import Reporter, stop_on_interrupt
 from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.runtime import select_backend
+from aerie.virtual_npu import folders
 
 DONE = 0
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -64,7 +65,7 @@ def mlir(arguments: argparse.Namespace) -> int:
     from aerie.multi_launch_builder.building import write_mlir  # xDSL comes with it
 
     config = load_config(find_checkpoint(arguments.model))
-    out = arguments.out
+    out = arguments.out or folders.home() / "mlir"
     try:
         written = write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), out)
     except OSError as error:
@@ -149,7 +150,7 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
 def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -> RuntimeOptions:
     """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
-    return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir)
+    return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir or folders.programs())
 
 
 def _answering_options(arguments: argparse.Namespace) -> RuntimeOptions:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.runtime.errors import AerieRuntimeError, CompileError, DiskFullError
+from aerie.virtual_npu import folders
 from aerie.virtual_npu.fingerprint import file_digest, key_of
 from aerie.virtual_npu.store import Store, mark_used
 
@@ -140,6 +141,20 @@ def _entries(document: Any) -> dict[str, Entry]:
     }
 
 
+def store_of(directory: Path) -> Store:
+    """The content store that artifacts lie in."""
+    return Store(directory, inner=("virtual", "npu", "shared"))
+
+
+def forget_missing(directory: Path) -> None:
+    """After artifacts were removed: the manifest lists what is left, and goes with the last of them."""
+    manifest = Manifest(store_of(directory), report=_silent)
+    if (directory / Manifest.NAME).is_file():
+        manifest.forget_missing()
+    if not manifest.read():
+        (directory / Manifest.NAME).unlink(missing_ok=True)
+
+
 class ArtifactStore:
     """The artifacts under one directory. `report` receives one line for everything unusual.
 
@@ -148,7 +163,7 @@ class ArtifactStore:
 
     def __init__(self, directory: Path, report: Report) -> None:
         self.directory = directory
-        self.store = Store(directory)
+        self.store = store_of(directory)
         self._report = report
         self._manifest = Manifest(self.store, report)
         try:
@@ -246,15 +261,16 @@ class ArtifactStore:
 
     def _unusable(self, error: OSError) -> AerieRuntimeError:
         return AerieRuntimeError(
-            f"the cache directory {self.directory} cannot be used ({error}); choose a writable one"
+            f"the cache directory {self.directory} cannot be used ({error}): {folders.ADVICE}, or for one "
+            "command with --cache-dir"
         )
 
     def _disk_full(self, recipe: Recipe, cause: str) -> DiskFullError:
         free = shutil.disk_usage(self.directory).free
         return DiskFullError(
             f"no space left while compiling '{recipe.name}' ({cause}; {free} bytes free at "
-            f"{self.directory}); what is compiled already stays usable; free some space or choose another "
-            "cache directory, then repeat"
+            f"{self.directory}); what is compiled already stays usable; free some space, as `cache clear` "
+            f"does, or name a folder on another disk with {folders.VARIABLE}=/path/to/folder, then repeat"
         )
 
 

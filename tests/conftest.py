@@ -33,6 +33,7 @@ TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
 def own_cache() -> Iterator[Path]:
     """The cache of built programs, apart from the user's; tests of the cache itself have one of their own."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AERIE_CACHE", raising=False)
         patch.setenv("VNPU_CACHE", str(TEST_CACHE))
         yield TEST_CACHE
 

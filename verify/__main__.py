@@ -15,13 +15,13 @@ from pathlib import Path
 
 from aerie.llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 from aerie.llama32_1b.cli import (
+    KEPT_IN,
     Parser,
     add_commands,
     add_model,
     add_prompt,
     add_runtime,
     begin_process,
-    default_cache_dir,
     run_command,
 )
 from aerie.llama32_1b.commands import encoded, runtime_options
@@ -37,6 +37,7 @@ from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.rules import numerics_of
 from aerie.verify.subject import BROKEN, one_line
+from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
 
@@ -63,8 +64,7 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=default_cache_dir().with_name("verify"),
-        help="the folder of the JSON record (default: build/verify in the project)",
+        help=f"the folder of the JSON record (default: verify in {KEPT_IN})",
     )
 
 
@@ -72,8 +72,7 @@ def _add_diagnosis(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=default_cache_dir().parent,
-        help="the folder of diagnosis.html and diagnosis.json (default: build in the project)",
+        help=f"the folder of diagnosis.html and diagnosis.json (default: {KEPT_IN})",
     )
 
 
@@ -102,7 +101,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
         "backend": session.backend,
         "numerics": numerics_of(session),
     }
-    page, record = arguments.out / "diagnosis.html", as_json(found, about)
+    page, record = (arguments.out or folders.home()) / "diagnosis.html", as_json(found, about)
     write_report(page, render(found, about))
     write_report(page.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False))
     print_diagnosis(found)
@@ -114,11 +113,12 @@ def gate(arguments: argparse.Namespace) -> int:
     """Say PASS or FAIL: the model's answers and logits against those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # what may be missing is looked for before anything is compiled in vain
-    make_folder(arguments.out)
+    out = arguments.out or folders.home() / "verify"
+    make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     session, reference = _open_both(checkpoint, options, report)
     record = _verify(session, reference, checkpoint, options, report, arguments.full)
-    path = arguments.out / _record_name(record, arguments)
+    path = out / _record_name(record, arguments)
     save_record(record, arguments.model, path)
     report.note(f"record: {path}")
     print_record(record)

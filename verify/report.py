@@ -18,7 +18,7 @@ from rich.table import Table
 from aerie.llama32_1b.errors import UserError
 from aerie.verify.gate import POSITIONS, Record, Trial
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
-from aerie.virtual_npu import store
+from aerie.virtual_npu import folders, store
 
 
 def make_folder(folder: Path) -> None:
@@ -27,7 +27,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder} ({error.strerror}); name another folder with --out"
+            f"cannot write to {folder} ({error.strerror}); name another folder with --out, or for "
+            f"everything with {folders.VARIABLE}"
         ) from None
 
 
@@ -37,7 +38,10 @@ def write_report(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         store.write_whole(path, lambda file: file.write(text.encode()))
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); name another folder with --out") from None
+        raise UserError(
+            f"cannot write {path} ({error.strerror}); name another folder with --out, or for "
+            f"everything with {folders.VARIABLE}"
+        ) from None
 
 
 PACKAGES = ("aerie", "numpy", "torch", "transformers")

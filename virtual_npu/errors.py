@@ -54,7 +54,10 @@ class ToolchainError(VirtualNpuError):
     @staticmethod
     def of_system(what: object, error: OSError) -> ToolchainError:
         """The system refused a file or a folder that building `what` takes."""
-        return ToolchainError(f"cannot build {what}: {error}. Free space, or choose another folder")
+        return ToolchainError(
+            f"cannot build {what}: {error}. Free space, or choose another folder: AERIE_CACHE names the one "
+            "that built programs are kept in, and VNPU_CACHE=off keeps none"
+        )
 
 
 class KernelSourceError(VirtualNpuError):

@@ -64,8 +64,8 @@ def _is_march(text: str) -> bool:
 
 
 def _may_be_folder(text: str) -> bool:
-    path = Path(text)
-    return path.is_dir() or not path.exists()
+    path = os.path.expanduser(text)
+    return os.path.isdir(path) or not os.path.exists(path)
 
 
 THREADS = Knob(
@@ -104,10 +104,18 @@ KEEP = Knob(
     "a folder; this is a file",
     _may_be_folder,
 )
+HOME = Knob(
+    "AERIE_CACHE",
+    "",
+    "folder of all that is kept: programs, records, reports; empty: build in a checkout, else aerie in the "
+    "user's cache folder",
+    "a folder; this is a file",
+    _may_be_folder,
+)
 CACHE = Knob(
     "VNPU_CACHE",
     "",
-    "folder of built programs; empty: aerie-vnpu in the user's cache folder; off: none are kept",
+    "folder of what the virtual NPU built; empty: virtual_npu in the folder of AERIE_CACHE; off: nowhere",
     "a folder or off; this is a file",
     _may_be_folder,
 )
@@ -159,7 +167,7 @@ PLAIN = Knob(
     ),
 )
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, CACHE, NUMERICS, ROUNDING, RACE_EVENTS, PLAIN)
+TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, HOME, CACHE, NUMERICS, ROUNDING, RACE_EVENTS, PLAIN)
 
 
 def check() -> None:
@@ -193,27 +201,6 @@ def strict() -> bool:
 def is_plain(part: str) -> bool:
     """Whether this one of PLAIN_PARTS is to be done the plain way. Raises KnobError."""
     return not _parts(PLAIN.get()).isdisjoint({part, "all"})
-
-
-def is_usable(folder: Path) -> bool:
-    """Whether files can be written there; the folder is made where it is missing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
-
-
-def cache_folder() -> Path | None:
-    """Where built programs are kept, or None where they are not."""
-    text = CACHE.get()
-    if text == "off":
-        return None
-    return (
-        Path(text)
-        if text
-        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aerie-vnpu"
-    )
 
 
 def kept_folder() -> Path | None:

@@ -19,12 +19,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from aerie.virtual_npu import knobs
+from aerie.virtual_npu import folders
 
 LARGEST_BYTES = 1 << 30
 OLDEST_DAYS = 30
@@ -33,8 +33,10 @@ _HOUR = 60 * 60
 _DAY = 24 * _HOUR
 _POLL_SECONDS = 0.01
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_KEYED = re.compile(r"(^|-)[0-9a-f]{16}(?=[-.])")
-"""What the name of an entry looks like: NAME-KEY.suffix, KEY-NAME.suffix or KEY.suffix."""
+_SUFFIXES = frozenset({".elf", ".mlir", ".log", ".o", ".so", ".json"})
+_KEYED = re.compile(r"(^|-)[0-9a-f]{16}\.[a-z]+$")
+"""What the name of an entry looks like, NAME-KEY.suffix or KEY.suffix. Nothing else is ever removed:
+there may be somebody's own files beside."""
 
 
 def _say_nothing() -> None:
@@ -42,10 +44,14 @@ def _say_nothing() -> None:
 
 
 class Store:
-    """The entries under one folder, which must be writable where something is to be made."""
+    """The entries under one folder, which must be writable where something is to be made.
 
-    def __init__(self, folder: Path) -> None:
+    inner: the folders in there that have entries too.
+    """
+
+    def __init__(self, folder: Path, inner: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._inner = inner
         self._locks = folder / "locks"
         self._unfinished = folder / "unfinished"
 
@@ -99,8 +105,9 @@ class Store:
         return path
 
     def _remove_unfinished(self) -> None:
-        """What nobody makes any more, since its lock is free."""
-        for left in self._unfinished.iterdir():
+        """What nobody makes any more, since its lock is free. Ours are folders with the name of an entry."""
+        ours = (left for left in self._unfinished.iterdir() if left.suffix in _SUFFIXES and left.is_dir())
+        for left in ours:
             lock = _try_lock(self._locks / left.name)
             if lock is not None:
                 shutil.rmtree(left, ignore_errors=True)
@@ -119,27 +126,36 @@ class Store:
         """Remove entries that were not used for so long, and then the least recently used until the rest is
         so small. What was used within a day stays: another process may be about to open it."""
         now, kept = time.time(), 0
-        for group in sorted(self._groups(), key=lambda group: -group.used):
+        for group in sorted(self.groups(), key=lambda group: -group.used):
             kept += group.nbytes
             idle = now - group.used
             if idle > oldest_days * _DAY or (kept > largest_bytes and idle > _DAY):
                 kept -= group.nbytes
                 group.remove()
 
-    def _groups(self) -> list[_Group]:
-        """Files that lie together and have their name in common but for the suffix."""
-        found: dict[Path, _Group] = {}
-        inner = [path for path in self.folder.iterdir() if path.is_dir()]
-        for folder in (self.folder, *inner):
-            for path in folder.iterdir() if folder not in (self._locks, self._unfinished) else ():
-                if _KEYED.search(path.name) and path.is_file():
-                    found.setdefault(path.with_suffix(""), _Group([])).paths.append(path)
+    def groups(self) -> list[Group]:
+        """Files that lie together and have their name in common but for the suffix; none without a folder."""
+        found: dict[Path, Group] = {}
+        for folder in (self.folder, *(self.folder / name for name in self._inner)):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.suffix in _SUFFIXES and _KEYED.search(path.name) and path.is_file():
+                    found.setdefault(path.with_suffix(""), Group([])).paths.append(path)
         return list(found.values())
+
+    def remove_empty(self) -> None:
+        """Remove what a store without entries has of its own, but for its folder, which may be somebody's."""
+        if self._unfinished.is_dir():
+            self._remove_unfinished()
+        if self._locks.is_dir() and {path.name for path in self._locks.iterdir()} <= {"pruned"}:
+            (self._locks / "pruned").unlink(missing_ok=True)
+        for folder in (self._locks, self._unfinished, *(self.folder / name for name in self._inner)):
+            with contextlib.suppress(OSError):  # somebody else's files are in there
+                folder.rmdir()
 
 
 @dataclass(frozen=True)
-class _Group:
-    """An entry, and what belongs to it: a program with its text and its log."""
+class Group:
+    """Files that are used together: an entry, and what belongs to it, such as a program's text and log."""
 
     paths: list[Path]
 
@@ -181,9 +197,9 @@ def mark_used(path: Path) -> None:
 
 
 def kept_programs() -> Store | None:
-    """The store that VNPU_CACHE names; None where nothing is kept, or its folder cannot be written."""
-    folder = knobs.cache_folder()
-    return Store(folder) if folder is not None and knobs.is_usable(folder) else None
+    """The store of what the virtual NPU builds; None where nothing is kept, or nothing can be."""
+    folder = folders.built_programs()
+    return Store(folder) if folder is not None and folders.is_usable(folder) else None
 
 
 # one lock

@@ -13,18 +13,19 @@ from pathlib import Path
 from aerie.board.compare.items import Item, choose
 from aerie.board.compare.processes import compare_all, compile_ahead, in_processes
 from aerie.board.compare.records import Outcome, line_of, print_outcomes, save
-from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.cli import KEPT_IN
 from aerie.llama32_1b.progress import Reporter
 from aerie.runtime import select_backend
 from aerie.verify.report import make_folder
+from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
 RECORD = "compare.json"
 
 
 def board_folder() -> Path:
-    """Where records of the board are kept: build/board in the project."""
-    return default_cache_dir().with_name("board")
+    """Where records of the board are kept, unless --out names another folder. Raises KnobError."""
+    return folders.home() / "board"
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -38,16 +39,17 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "--backend", default="npu", choices=["npu", "virtual"], help="what is compared (default: %(default)s)"
     )
     parser.add_argument("--first", action="store_true", help="of each kernel, its first case alone")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="of compiled programs")
+    parser.add_argument("--cache-dir", type=Path, help="of compiled programs")
     parser.add_argument(
-        "--out", type=Path, default=board_folder(), help="the folder of compare.json and of the logs"
+        "--out", type=Path, help=f"the folder of compare.json and of the logs (default: board in {KEPT_IN})"
     )
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Run kernels and programs on the NPU, and say what differs from the virtual NPU, and how."""
     items = choose(arguments.names, arguments.first)
-    outcomes = compare_and_print(items, arguments.backend, arguments.cache_dir, arguments.out)
+    cache_dir, out = arguments.cache_dir or folders.programs(), arguments.out or board_folder()
+    outcomes = compare_and_print(items, arguments.backend, cache_dir, out)
     return RIGHT if all(outcome.status.is_right for outcome in outcomes) else WRONG
 
 

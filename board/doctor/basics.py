@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.llama32_1b.cache_command import parts, told
 from aerie.llama32_1b.checkpoint import DEMO, HUB_FILES, HUB_ID, find_checkpoint
 from aerie.llama32_1b.compiling import choose_seq_len
 from aerie.llama32_1b.config import LlamaConfig, load_config
@@ -18,6 +19,7 @@ from aerie.llama32_1b.footprint import footprint
 from aerie.llama32_1b.weights import Weights
 from aerie.runtime.memory import GIB, available_bytes, size
 from aerie.runtime.npu import versions
+from aerie.virtual_npu import folders
 from aerie.virtual_npu.compiler import find_compiler
 from aerie.virtual_npu.errors import VirtualNpuError
 
@@ -109,8 +111,22 @@ def disk(machine: Machine, free_bytes: Callable[[Path], int] = _free) -> Finding
         return Finding(Status.UNKNOWN, f"{folder} cannot be asked ({error.strerror})", wanted)
     found = f"{size(free)} free at {folder}"
     if free < DISK_BYTES:
-        return Finding(Status.WARNING, found, wanted, "make room, or keep programs elsewhere (--cache-dir)")
+        return Finding(
+            Status.WARNING, found, wanted, "make room, or name a folder on another disk with AERIE_CACHE"
+        )
     return Finding(Status.OK, found, wanted)
+
+
+def cache(machine: Machine) -> Finding:
+    """The folder of all that is kept: which it is, what lies in it, and whether more can."""
+    folder, found = machine.cache_dir, parts(machine.cache_dir)
+    held = f"{folder}, {told(sum(part.nbytes for part in found))} of ours"
+    wanted = "a folder that can be written, for compiled programs"
+    if folders.is_usable(folder):
+        return Finding(Status.OK, f"{held}, can be written", wanted)
+    # What is compiled already runs from a folder that cannot be written.
+    status = Status.WARNING if any(part.files for part in found) else Status.FAILED
+    return Finding(status, f"{held}, cannot be written", wanted, folders.ADVICE)
 
 
 def _existing(folder: Path) -> Path:

@@ -92,6 +92,7 @@ CHECKS = (
     Check("compiler", "C++ compiler", "basics", basics.compiler),
     Check("memory", "memory", "basics", basics.memory),
     Check("disk", "disk", "basics", basics.disk),
+    Check("cache", "cache folder", "basics", basics.cache),
     Check("mlir_air", "mlir-air", "NPU compilers", compilers.mlir_air),
     Check("mlir_aie", "mlir-aie", "NPU compilers", compilers.mlir_aie),
     Check("aie_api", "AIE API headers", "NPU compilers", compilers.aie_api),
@@ -133,20 +134,20 @@ GOALS = (
         "virtual",
         "run on the virtual NPU",
         'make run PROMPT="..."',
-        ("python", "compiler", "virtual_npu", "checkpoint"),
+        ("python", "compiler", "cache", "virtual_npu", "checkpoint"),
     ),
     Goal(
         "compile",
         "compile for the NPU",
         "make compile BACKEND=npu",
-        ("python", "system", *COMPILE),
+        ("python", "system", "cache", *COMPILE),
         runs=False,
     ),
     Goal(
         "npu",
         "run on the NPU",
         'make run BACKEND=npu PROMPT="..."',
-        ("python", "system", *DEVICE, *BINDINGS, *COMPILE, "launch", "checkpoint"),
+        ("python", "system", *DEVICE, *BINDINGS, *COMPILE, "cache", "launch", "checkpoint"),
     ),
 )
 """In each, the hardware comes before what only helps to use it: that is the order in which to mend."""

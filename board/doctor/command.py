@@ -20,7 +20,7 @@ from aerie.board.doctor.checks import CHECKS, GOALS, Check, Goal, Results, exami
 from aerie.board.doctor.machine import Finding, Machine, Status
 from aerie.board.report.scrubbing import Scrubber
 from aerie.llama32_1b.checkpoint import DEMO
-from aerie.llama32_1b.cli import default_cache_dir
+from aerie.virtual_npu import folders
 
 STYLES = {
     Status.OK: "green",
@@ -133,7 +133,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     The exit code is 0 where a model can be run, on the NPU or on the virtual one, and 1 where it cannot: a
     script asks for more by name, in the record.
     """
-    machine = Machine(model=arguments.model, cache_dir=default_cache_dir())
+    machine = Machine(model=arguments.model, cache_dir=folders.home())
     with Console(stderr=True).status("looking at every layer ..."):
         results = examine_all(CHECKS, machine)
     if arguments.json:

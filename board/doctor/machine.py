@@ -83,7 +83,7 @@ class Machine:
     """A machine to examine; by default this one.
 
     root: where /proc, /sys, /dev, /opt and /etc lie. find: the path of a tool of runtime.npu.tools.FINDERS.
-    version: the installed version of a Python distribution. cache_dir: where compiled programs are kept.
+    version: the installed version of a Python distribution. cache_dir: of all that is kept.
     """
 
     root: Path = Path("/")

@@ -19,10 +19,10 @@ from aerie.board.compare.command import board_folder
 from aerie.board.compare.records import Status
 from aerie.board.report.parts import Part, Source, all_parts
 from aerie.board.report.scrubbing import Scrubber
-from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.cli import KEPT_IN
 from aerie.llama32_1b.errors import UserError
 from aerie.llama32_1b.progress import Reporter
-from aerie.virtual_npu import store
+from aerie.virtual_npu import folders, store
 
 INDEX = "index.md"
 RIGHT = {status.value for status in Status if status.is_right}
@@ -111,7 +111,7 @@ WRITTEN = 0
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, help="the file to write (default: build/board/aerie-report-DATE.zip)"
+        "--out", type=Path, help=f"the file to write (default: board/aerie-report-DATE.zip in {KEPT_IN})"
     )
     parser.add_argument(
         "--with-prompts",
@@ -136,7 +136,7 @@ def write_report(path: Path, with_prompts: bool = False) -> None:
     """Write it, and say what went in and what to do with it. Raises UserError where it cannot be written."""
     say = Reporter()
     say.note("gathering: versions, doctor, comparison, logs")
-    source = Source(default_cache_dir().parent, with_prompts)
+    source = Source(folders.home(), with_prompts)
     headline = f"Aerie's report of {time.strftime('%Y-%m-%d')}"
     try:
         entries = write_archive(path, all_parts(source), Scrubber.of_this_machine(), headline)
@@ -147,7 +147,8 @@ def write_report(path: Path, with_prompts: bool = False) -> None:
     print(f"{path}: {size} bytes. Look at it before you send it ({INDEX} says what is in it),")
     print("then attach it to an issue.")
     if size > MOST_BYTES:
-        print(f"GitHub takes attachments of 25 MB: remove logs from build/board/logs, or send {INDEX} first")
+        logs = board_folder() / "logs"
+        print(f"GitHub takes attachments of 25 MB: remove logs from {logs}, or send {INDEX} first")
 
 
 def print_entries(entries: Sequence[Entry]) -> None:

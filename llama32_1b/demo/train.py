@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from aerie.llama32_1b.demo.batches import Batch, Encoder, batches
 from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model, write_checkpoint
 from aerie.llama32_1b.demo.tokenizer import learn_tokenizer, tokenizer_texts
+from aerie.virtual_npu import folders
 
 SEED: Final = 2024
 LEARN_STEPS: Final = 2500
@@ -124,7 +125,7 @@ def main() -> None:
         prog="python -m aerie.llama32_1b.demo.train", description="Train the demo model."
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("build/demo_checkpoint"), help="folder to write (%(default)s)"
+        "--out", type=Path, default=folders.home() / "demo_checkpoint", help="folder to write (%(default)s)"
     )
     parser.add_argument(
         "--settle", type=Path, metavar="DIR", help="only the second stage, on the first one's checkpoint"

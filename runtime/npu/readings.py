@@ -195,7 +195,7 @@ READINGS = (
     Reading(
         "disk",
         r"No space left on device",
-        "the disk is full: free some space, or choose another cache directory",
+        "the disk is full: free some space, or name a folder on another disk with AERIE_CACHE",
         "errno ENOSPC",
     ),
     Reading(

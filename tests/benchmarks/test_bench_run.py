@@ -192,7 +192,7 @@ def test_bytes_of_a_token():
 
 
 def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "SYNTHETIC", tmp_path / "large")
+    monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
     monkeypatch.setattr(footprint, "available_bytes", lambda: 6 << 30)
     assert command.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -237,7 +237,7 @@ def test_files_that_no_tensor_is_in_are_not_weighed(tiny, tmp_path):
 def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     """Both sides, in their own processes, on a tiny model: every figure is there and is a time or a size."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(command, "BUILD", tmp_path)
+    monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
     out = tmp_path / "bench.json"
     arguments = ["--model", str(tiny), "--rounds", "2", "--tokens", "2", "--out", str(out)]
     assert command.main(arguments) == 0

@@ -78,7 +78,8 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.Ca
     arguments = ["--cache-dir", str(tmp_path / "file"), "--out", str(tmp_path / "out")]
     assert main(["compare", "narrow", "--backend", "virtual", *arguments]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line.endswith("choose a writable one")
+    advice = "written with AERIE_CACHE=/path/to/folder, or for one command with --cache-dir"
+    assert line.endswith(advice)
     assert not (tmp_path / "out" / "compare.json").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,22 @@ def test_disk_that_does_not_answer(tmp_path: Path) -> None:
     finding = basics.disk(machine(tmp_path), refuse)
     assert finding.status is Status.UNKNOWN
     assert "Permission denied" in finding.found
+
+
+def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = basics.cache(machine(tmp_path))
+    assert finding.status is Status.OK
+    assert re.fullmatch(rf"{tmp_path}, .* of ours, can be written", finding.found)
+    monkeypatch.setattr("aerie.virtual_npu.folders.is_usable", lambda _: False)
+    monkeypatch.setenv("VNPU_CACHE", "off")
+    finding = basics.cache(machine(tmp_path))
+    assert (finding.status, finding.found) == (
+        Status.FAILED,
+        f"{tmp_path}, 0 bytes of ours, cannot be written",
+    )
+    assert finding.fix == "name one that can be written with AERIE_CACHE=/path/to/folder"
+    put(tmp_path, f"programs/virtual/o_ffn-{'0' * 16}.elf", "x")
+    assert basics.cache(machine(tmp_path)).status is Status.WARNING  # what is compiled runs
 
 
 def free(root: Path, kib: int) -> None:

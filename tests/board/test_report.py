@@ -135,7 +135,7 @@ def test_a_comparison_of_another_version(record: str) -> None:
 def test_the_command(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "default_cache_dir", lambda: build / "programs")
+    monkeypatch.setenv("AERIE_CACHE", str(build))
     path = tmp_path / "mine.zip"
     assert main(["report", "--out", str(path)]) == 0
     printed = capsys.readouterr().out

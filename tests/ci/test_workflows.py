@@ -15,8 +15,7 @@ from importlinter import api
 
 from aerie.board.compare.command import RECORD, board_folder
 from aerie.board.report.command import default_path
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.virtual_npu.knobs import cache_folder
+from aerie.virtual_npu import folders
 
 PROJECT = Path(__file__).parents[2]
 MAKEFILE = (PROJECT / "Makefile").read_text()
@@ -104,18 +103,17 @@ def test_scripts_and_files_that_are_named_are_there() -> None:
 
 
 def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VNPU_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    built = cache_folder()
+    monkeypatch.delenv("VNPU_CACHE")
+    built = folders.built_programs()
     assert built is not None
-    compiled = default_cache_dir().relative_to(PROJECT)
-    tests = str(own_cache.relative_to(PROJECT))
-    written = {str(compiled), tests, f"~/{built.relative_to(Path.home())}", "~/.cache/huggingface"}
+    kept = folders.programs(), built, own_cache
+    written = {*(str(folder.relative_to(PROJECT)) for folder in kept), "~/.cache/huggingface"}
     assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written, written]
     uploads = uses("actions/upload-artifact")
+    records = (folders.home() / "verify").relative_to(PROJECT)
     assert len(uploads) == 3
     assert all(step["if"] == "always()" for step in uploads)
-    assert all(f"{compiled.with_name('verify')}/*.json" in step["with"]["path"] for step in uploads)
+    assert all(f"{records}/*.json" in step["with"]["path"] for step in uploads)
 
 
 def test_every_python_that_the_project_supports() -> None:

@@ -21,7 +21,7 @@ OF_OTHERS = {
     "CXX": "virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
     "PATH": "runtime/npu/toolchain.py",
     "PYTHONPATH": "virtual_npu/child_process.py",
-    "XDG_CACHE_HOME": "virtual_npu/knobs.py",
+    "XDG_CACHE_HOME": "virtual_npu/folders.py",
     "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
     "PEANO_INSTALL_DIR": "runtime/npu/tools.py",
     "MLIR_AIE_INSTALL_DIR": "runtime/npu/tools.py",
@@ -38,8 +38,8 @@ BOTH_WAYS = {
 """Parts that AERIE_PLAIN names, with the tests that compare the results with and without."""
 
 CHANGES_SOMETHING_ELSE = {
-    "VNPU_STRICT", "VNPU_CXX", "VNPU_MARCH", "VNPU_OPT", "VNPU_KEEP", "VNPU_CACHE", "VNPU_NUMERICS",
-    "VNPU_ROUNDING", "VNPU_RACE_EVENTS", "AERIE_CHECK_MEMORY", "AERIE_COMPILE_MEMORY",
+    "VNPU_STRICT", "VNPU_CXX", "VNPU_MARCH", "VNPU_OPT", "VNPU_KEEP", "AERIE_CACHE", "VNPU_CACHE",
+    "VNPU_NUMERICS", "VNPU_ROUNDING", "VNPU_RACE_EVENTS", "AERIE_CHECK_MEMORY", "AERIE_COMPILE_MEMORY",
     "AERIE_COMPILE_TIMEOUT", "AERIE_NPU_TIMEOUT", "AERIE_NPU_CONTEXTS", "AERIE_NPU_LOCK",
 }  # fmt: skip
 

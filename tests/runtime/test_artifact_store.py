@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_the_cache_usable(open_cache, program, variant, toolc
     toolchain.fail = failure
     with pytest.raises(
         DiskFullError,
-        match=r"no space left while compiling 'more' \(.* \d+ bytes free at .*; what is compiled alre",
+        match=r"no space left while compiling 'more' \(.* \d+ bytes free at .*; what is co.* AERIE_CACHE=/",
     ):
         cache.compile_and_cache(variant(name="more"))
     assert not list((cache.cache_dir / "unfinished").iterdir())
@@ -184,7 +184,9 @@ def test_a_part_of_the_cache_that_cannot_be_used(open_cache, program, name):
     cache = open_cache()
     place = cache.cache_dir / name
     place.mkdir() if name == "manifest.json" else place.write_text("a file")
-    wanted = rf"the cache directory .*cache cannot be used \(.*{name}.*\); choose a writable one"
+    wanted = (
+        rf"the cache directory .*cache cannot be used \(.*{name}.*\): name one that can .* AERIE_CACHE=/path"
+    )
     with pytest.raises(AerieRuntimeError, match=wanted):
         cache.compile_and_cache(program)
 
@@ -202,7 +204,8 @@ def test_what_a_killed_process_left_is_cleared(open_cache, program):
 def test_a_cache_directory_that_cannot_be_used(tmp_path, open_cache):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(
-        AerieRuntimeError, match=r"the cache directory .*cache cannot be used \(.*\); choose a writ"
+        AerieRuntimeError,
+        match=r"the cache directory .*cache cannot be used \(.*\): name one .* AERIE_CACHE=/",
     ):
         open_cache()
 

@@ -20,7 +20,7 @@ DAY = 24 * 60 * 60
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path)
+    return Store(tmp_path, inner=("inner", "virtual"))
 
 
 def made_of(content: bytes):

@@ -120,7 +120,8 @@ def test_the_compilers_own_words_are_shown(tmp_path, kernels):
 def test_output_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        virtual_npu.ToolchainError, match=r"cannot build .*p\.so: .*Free space, or choose another"
+        virtual_npu.ToolchainError,
+        match=r"cannot build .*p\.so: .*Free space, or choose another folder: AERIE_CACHE names",
     ):
         build(COPY, tmp_path / "file")
 

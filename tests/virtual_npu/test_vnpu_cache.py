@@ -215,14 +215,3 @@ def test_the_generated_code_is_kept_where_asked(folder):
     text = (folder / "kept" / "double.cc").read_text()
     assert "func_f(float *x)" in text
     assert "// 4: func.call @change(%x)" in text
-
-
-def test_where_the_cache_is(monkeypatch):
-    from aerie.virtual_npu import knobs
-
-    monkeypatch.delenv("VNPU_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert knobs.cache_folder() == Path("/x/aerie-vnpu")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert knobs.cache_folder() == Path("/home/someone/.cache/aerie-vnpu")
