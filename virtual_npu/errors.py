@@ -114,6 +114,9 @@ class CrashError(VirtualNpuRuntimeError):
 FAULTS = ("error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak")
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
+STOPPED = len(FAULTS) + 1
+"""The `Failure::Kind` of a run that the handler of a signal ended."""
+
 
 def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:
     """The error for a run that ended with a `Failure::Kind`."""

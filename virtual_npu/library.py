@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from aerie.virtual_npu import knobs
-from aerie.virtual_npu.errors import ArgumentError, VirtualNpuError, run_error
+from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
-FORMAT = 5
+FORMAT = 6
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -32,6 +32,26 @@ STATS, TRACE = 1, 2
 """What a run may be asked to collect (`RunOptions::record` in include/vnpu/entry.h)."""
 
 
+class _Interpreter(ctypes.Structure):
+    """vnpu::Interpreter."""
+
+    _fields_ = (
+        ("acquire", ctypes.c_void_p),
+        ("handle_signals", ctypes.c_void_p),
+        ("take_raised", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+    )
+
+
+_INTERPRETER = _Interpreter(
+    *(
+        ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p)
+        for name in ("PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Fetch", "PyGILState_Release")
+    )
+)
+"""Python itself: a run has it handle signals, whose handlers may end the run."""
+
+
 class _RunOptions(ctypes.Structure):
     """vnpu::RunOptions."""
 
@@ -41,6 +61,7 @@ class _RunOptions(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("races_are_notes", ctypes.c_int32),
         ("most_events", ctypes.c_int64),
+        ("interpreter", ctypes.POINTER(_Interpreter)),
     )
 
 
@@ -52,6 +73,7 @@ class _RunReport(ctypes.Structure):
         ("notes", ctypes.c_void_p),
         ("record", ctypes.c_void_p),
         ("nanoseconds", ctypes.c_int64),
+        ("raised", ctypes.c_void_p * 3),
     )
 
 
@@ -134,13 +156,18 @@ class Call:
         self._report = _RunReport()
         wanted = STATS * options.stats + TRACE * options.trace
         as_notes = options.races == "note"
-        asked = _RunOptions(knobs.threads(), wanted, options.seed, as_notes, knobs.race_events())
+        events, python = knobs.race_events(), ctypes.pointer(_INTERPRETER)
+        asked = _RunOptions(knobs.threads(), wanted, options.seed, as_notes, events, python)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 
     def __call__(self) -> RunResult:
         """Make it. Raises VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed and what was
-        recorded until then."""
+        recorded until then.
+
+        In the main thread signals are handled meanwhile; what their handlers raise (KeyboardInterrupt) ends
+        the call within a tenth of a second or so, and leaves in the buffers whatever it had written.
+        """
         return self.outcome(self._function(*self._passed))
 
     @property
@@ -165,6 +192,8 @@ class Call:
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
         report.message = report.notes = report.record = None
         found_out = json.loads(record) if record else None
+        if status == STOPPED:
+            _raise(report)
         if status != 0:
             raise run_error(status, f"{self._entry}: {message}", found_out)
         return RunResult(tuple(notes.splitlines()), found_out)
@@ -176,6 +205,12 @@ class Call:
         text = ctypes.string_at(address).decode(errors="replace")
         self._library.vnpu_release(ctypes.c_void_p(address))
         return text
+
+
+def _raise(report: _RunReport) -> None:
+    """Raise what the handler of a signal has raised during a run."""
+    raised, report.raised = tuple(report.raised), (ctypes.c_void_p * 3)()
+    ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, raised))
 
 
 def _entry(name: str, arguments: Sequence[dict[str, object]]) -> Entry:

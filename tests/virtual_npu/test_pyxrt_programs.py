@@ -1,5 +1,7 @@
 """The device with programs that virtual_npu built, in both memory modes."""
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,25 @@ module {
   }
   func.func @stuck(%a: memref<64xf32>) {
     air.channel.get @never[] (%a[] [] []) : (memref<64xf32>)
+    return
+  }
+  func.func @endless(%a: memref<64xf32>, %n: i64) {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %rounds = arith.index_cast %n : i64 to index
+    scf.for %i = %c0 to %rounds step %c1 {
+      air.herd @tile tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%x=%a) : memref<64xf32> {
+        %zero = arith.constant 0 : index
+        %more = arith.constant 1.0 : f32
+        %own = memref.alloc() : memref<64xf32, 2>
+        air.dma_memcpy_nd (%own[] [] [], %x[] [] []) : (memref<64xf32, 2>, memref<64xf32>)
+        %old = memref.load %own[%zero] : memref<64xf32, 2>
+        %new = arith.addf %old, %more : f32
+        memref.store %new, %own[%zero] : memref<64xf32, 2>
+        air.dma_memcpy_nd (%x[] [] [], %own[] [] []) : (memref<64xf32>, memref<64xf32, 2>)
+        memref.dealloc %own : memref<64xf32, 2>
+      }
+    }
     return
   }
 }
@@ -78,7 +99,7 @@ def test_a_deadlock_ends_in_error_with_the_reason(opened):
 
 def test_a_wrong_name_lists_the_entries(opened):
     with pytest.raises(
-        pyxrt.XrtError, match=r"no kernel 'main:sub' in this elf; it has: main:add, main:stuck"
+        pyxrt.XrtError, match=r"no kernel 'main:sub' in this elf; it has: main:add, main:stuck, main:endless"
     ):
         pyxrt.ext.kernel(opened[2], "main:sub")
 
@@ -216,4 +237,37 @@ def test_a_signal_ends_a_batch_between_its_steps(shared, monkeypatch):
     assert (values(middle)[0], values(result)[0]) == (2, 0)
     monkeypatch.setattr(batch, "_take_steps", real)
     batch.execute()
+    assert values(result)[0] == 5
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["one by one", "batch"])
+def test_a_signal_ends_a_run(shared, batches):
+    """What its handler raises comes through as it is, and the same runs can be made again."""
+    device, context, add = shared
+    source, counted = pyxrt.ext.bo(device, 256), pyxrt.ext.bo(device, 256)
+    first, middle = bound_add(add, device, 2, source)
+    endless = pyxrt.run(pyxrt.ext.kernel(context, "main:endless"))
+    endless.set_arg(0, counted)
+    last, result = bound_add(add, device, 3, middle)
+
+    def execute(rounds):
+        endless.set_arg(1, rounds)
+        if batches:
+            Batch([first, endless, last]).execute()
+            return
+        for run in (first, endless, last):
+            run.start()
+            run.wait2()
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            execute(10**15)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert values(middle)[0] == 2
+    assert values(counted)[0] > 0
+    assert not values(result).any()
+    execute(1)
     assert values(result)[0] == 5

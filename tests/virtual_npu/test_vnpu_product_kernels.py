@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
+from aerie.virtual_npu.library import FORMAT, Library
 from aerie.virtual_npu.options import BuildOptions
 
 BF16 = ml_dtypes.bfloat16
@@ -25,6 +28,27 @@ extern "C" __attribute__((visibility("default"))) void multiply(
   else vnpu::product::Driver<vnpu::product::Plain>(product).run();
 }
 """
+
+ENDLESS = """
+#include "vnpu/entry.h"
+#include "vnpu/product_driver.h"
+
+static void endless(void *const *arguments) {
+  const vnpu::bf16 one{0x3f80};
+  const vnpu::Axes again{2, {{1 << 9, 0, 0}, {1 << 9, 0, 0}}};
+  const vnpu::Product product{&one, &one, static_cast<float *>(arguments[0]), again, again, again};
+  vnpu::product::Driver<vnpu::product::Best>(product).run();
+}
+
+using namespace vnpu;
+VNPU_EXPORT int vnpu_entry_endless(void *const *arguments, const RunOptions *options, RunReport *report) {
+  return call_entry(endless, arguments, options, report);
+}
+VNPU_EXPORT const char vnpu_metadata[];
+const char vnpu_metadata[] =
+    R"({"format": %d, "entries": {"endless": {"arguments": [{"shape": [1], "dtype": "f32"}]}}})";
+"""
+"""A product of 2^54 multiplications, all of the same numbers."""
 
 MOST_AXES = 6
 Axis = tuple[int, int, int]
@@ -42,17 +66,21 @@ class Axes(ctypes.Structure):
             self.list[place] = axis
 
 
-@pytest.fixture(scope="module")
-def multiply(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., np.ndarray]:
-    """multiply(best, a, b, c, m, n, k) -> c after the product, over the axes of its three indices."""
-    folder = tmp_path_factory.mktemp("product")
-    (folder / "product.cc").write_text(SOURCE)
+def built(text: str, folder: Path) -> Path:
+    """A shared object of this C++ and the runtime."""
+    (folder / "product.cc").write_text(text)
     compiler, include = find_compiler(BuildOptions()), (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
     sources = {"product": folder / "product.cc", "runtime": INCLUDE / "vnpu" / "runtime.cc"}
     for name, source in sources.items():
         compiler.compile(source, folder / f"{name}.o", include)
     compiler.link([folder / f"{name}.o" for name in sources], folder / "product.so")
-    function = ctypes.CDLL(str(folder / "product.so")).multiply
+    return folder / "product.so"
+
+
+@pytest.fixture(scope="module")
+def multiply(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., np.ndarray]:
+    """multiply(best, a, b, c, m, n, k) -> c after the product, over the axes of its three indices."""
+    function = ctypes.CDLL(str(built(SOURCE, tmp_path_factory.mktemp("product")))).multiply
 
     def call(best: bool, a: Any, b: Any, c: Any, *indices: list[Axis]) -> np.ndarray:
         out = c.copy()
@@ -195,3 +223,19 @@ def test_special_values_come_through(multiply):
         assert np.isnan(out[:, 7]).all()
         assert np.isinf(out[0, :7]).all()
         assert np.isfinite(out[1:, 8:]).all()
+
+
+def test_a_product_ends_where_a_signal_is_handled_that_raises(tmp_path, monkeypatch):
+    """In its middle, whichever threads share it: this one would take days."""
+    path = built(ENDLESS.replace("%d", str(FORMAT)), tmp_path)
+    sums = np.zeros(1, np.float32)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for threads in ("1", "2"):
+            monkeypatch.setenv("VNPU_THREADS", threads)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                Library(path).run("endless", [sums.ctypes.data])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert sums[0] > 0

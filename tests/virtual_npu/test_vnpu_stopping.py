@@ -1,4 +1,8 @@
-"""A program that does not end can be stopped, and leaves nothing running."""
+"""A program that does not end can be stopped, and leaves nothing running.
+
+From the command line its process ends; in a Python program the handlers of signals run meanwhile, and what
+they raise ends the run. How soon is not measured here: these programs would take years.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from aerie import virtual_npu
+from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 
 FOREVER = """
 func.func @f(%x: memref<4xf32>) {
@@ -74,3 +83,158 @@ def test_signals(tmp_path, monkeypatch, number, status, said):
         process.kill()
     assert (process.returncode, printed) == (status, said)
     until(lambda: not is_running(child))
+
+
+COUNTING = """
+func.func @herds(%x: memref<2xf64>, %rounds: memref<1xindex>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %n = memref.load %rounds[%c0] : memref<1xindex>
+  scf.for %round = %c0 to %n step %c1 {
+    air.herd @tiles tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%all=%x) : memref<2xf64> {
+      %zero = arith.constant 0 : index
+      %one = arith.constant 1 : index
+      %more = arith.constant 1.0 : f64
+      %own = memref.alloc() : memref<1xf64, 2>
+      air.dma_memcpy_nd (%own[] [] [], %all[%tx] [%one] [%one]) : (memref<1xf64, 2>, memref<2xf64>)
+      %old = memref.load %own[%zero] : memref<1xf64, 2>
+      %new = arith.addf %old, %more : f64
+      memref.store %new, %own[%zero] : memref<1xf64, 2>
+      air.dma_memcpy_nd (%all[%tx] [%one] [%one], %own[] [] []) : (memref<2xf64>, memref<1xf64, 2>)
+      memref.dealloc %own : memref<1xf64, 2>
+    }
+  }
+  return
+}
+air.channel @ones [2]
+func.func @channels(%x: memref<2xf64>, %rounds: memref<1xindex>) {
+  %c1 = arith.constant 1 : index
+  air.launch (%i) in (%s=%c1) args(%all=%x, %times=%rounds) : memref<2xf64>, memref<1xindex> {
+    %c0 = arith.constant 0 : index
+    %n = memref.load %times[%c0] : memref<1xindex>
+    air.segment @s args(%sums=%all, %m=%n) : memref<2xf64>, index {
+      %one = arith.constant 1 : index
+      %two = arith.constant 2 : index
+      air.herd @give tile (%tx, %ty) in (%sx=%two, %sy=%one) args(%k=%m) : index {
+        %zero = arith.constant 0 : index
+        %step = arith.constant 1 : index
+        %more = arith.constant 1.0 : f64
+        %own = memref.alloc() : memref<1xf64, 2>
+        memref.store %more, %own[%zero] : memref<1xf64, 2>
+        scf.for %round = %zero to %k step %step {
+          air.channel.put @ones[%tx] (%own[] [] []) : (memref<1xf64, 2>)
+        }
+        memref.dealloc %own : memref<1xf64, 2>
+      }
+      air.herd @take tile (%tx, %ty) in (%sx=%two, %sy=%one) args(%k=%m, %to=%sums) : index, memref<2xf64> {
+        %zero = arith.constant 0 : index
+        %step = arith.constant 1 : index
+        %own = memref.alloc() : memref<1xf64, 2>
+        %sum = memref.alloc() : memref<1xf64, 2>
+        %nothing = arith.constant 0.0 : f64
+        memref.store %nothing, %sum[%zero] : memref<1xf64, 2>
+        scf.for %round = %zero to %k step %step {
+          air.channel.get @ones[%tx] (%own[] [] []) : (memref<1xf64, 2>)
+          %more = memref.load %own[%zero] : memref<1xf64, 2>
+          %old = memref.load %sum[%zero] : memref<1xf64, 2>
+          %new = arith.addf %old, %more : f64
+          memref.store %new, %sum[%zero] : memref<1xf64, 2>
+          air.dma_memcpy_nd (%to[%tx] [%step] [%step], %sum[] [] []) : (memref<2xf64>, memref<1xf64, 2>)
+        }
+        memref.dealloc %own : memref<1xf64, 2>
+        memref.dealloc %sum : memref<1xf64, 2>
+      }
+    }
+  }
+  return
+}
+"""
+"""Both add 1 to every element in each of so many rounds."""
+
+YEARS = 10**15
+"""Rounds."""
+
+
+class StopError(Exception):
+    """What a handler raises."""
+
+
+@pytest.fixture
+def alarm(monkeypatch):
+    """alarm(handler): call it every 30 ms, in the main thread, until the test ends."""
+
+    def start(handler):
+        before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
+        signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
+        ended.append(before)
+
+    ended = []
+    yield start
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for before in ended:
+        signal.signal(signal.SIGALRM, before)
+
+
+def start(library, entry, rounds):
+    """Run an entry on zeros; the array that it counts in, which can be seen meanwhile."""
+    counts, asked = np.zeros(2), np.array([rounds])
+    return counts, lambda: library.run(entry, [counts.ctypes.data, asked.ctypes.data])
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("checks", [False, True], ids=["plain", "checks"])
+@pytest.mark.parametrize("entry", ["herds", "channels"])
+def test_a_handler_runs_in_a_run_and_ends_it_by_raising(program, alarm, monkeypatch, entry, checks, threads):
+    """The run goes on after a handler that does not raise; after one that does, no thread of it does."""
+    monkeypatch.setenv("VNPU_THREADS", threads)
+    library = program(COUNTING, options=virtual_npu.BuildOptions(checks=checks))
+    counts, run = start(library, entry, YEARS)
+    seen = []
+
+    def handler():
+        seen.append(counts.sum())
+        if len(seen) == 4:
+            raise StopError("the handler's own")
+
+    alarm(handler)
+    with pytest.raises(StopError, match="the handler's own"):
+        run()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert seen == sorted(seen)
+    if entry == "channels" or not checks:  # else they are all issued before the first of them begins
+        assert seen[-1] > seen[0]
+    left = counts.copy()
+    time.sleep(0.05)
+    assert (counts == left).all()
+
+    again, run = start(library, entry, 3)
+    run()
+    assert (again == 3).all()
+
+
+def test_a_run_in_another_thread_goes_on(program, alarm, monkeypatch):
+    """Python runs handlers in the main thread alone: what they raise is for what runs there."""
+    library = program(COUNTING)
+    counts, run = start(library, "herds", 200_000)
+    endless, run_endlessly = start(library, "herds", YEARS)
+    other = threading.Thread(target=run)
+
+    def handler():
+        if not other.is_alive():
+            raise StopError
+
+    other.start()
+    alarm(handler)
+    with pytest.raises(StopError):
+        run_endlessly()
+    assert (counts == 200_000).all()
+    assert (endless > 0).all()
+
+
+def test_a_failure_is_told_although_handlers_run(program, alarm, run):
+    """Signals that end nothing do not hide what fails."""
+    text = COUNTING.replace("air.channel.get @ones[%tx]", "air.channel.get @ones[%zero]")
+    alarm(lambda: None)
+    with pytest.raises(VirtualNpuRuntimeError, match="@ones"):
+        run(program(text), "channels", np.zeros(2), np.array([3]))

@@ -255,6 +255,8 @@ def points(body: Body, op: HierarchyOp, capture: str) -> None:
     count, ids = _points(body, op)
     if count == "1":
         with body.block(""):
+            if isinstance(op, HerdOp):
+                body.put("vnpu::go_on();")
             body.put(f"const vnpu::Here here({_where(body, op, ['0'] * len(ids))});")
             body.put(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
     else:

@@ -19,8 +19,8 @@ from aerie.virtual_npu.errors import VirtualNpuError
 from aerie.virtual_npu.pyxrt.objects import XrtError, ert_cmd_state
 from aerie.virtual_npu.pyxrt.runs import Run
 
-SLICE_NS = 200_000_000
-"""Nanoseconds of steps without the interpreter: more than a token of Llama-3.2-1B on two cores takes."""
+SLICE_NS = 100_000_000
+"""Nanoseconds of steps after which the interpreter has its turn, as it has within a long run."""
 
 
 @dataclass(frozen=True)

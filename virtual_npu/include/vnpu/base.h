@@ -169,7 +169,7 @@ int describe(const Where *where, char *text, int capacity);
 
 // Thrown where the run cannot go on; ends as the text and the status of the entry.
 struct Failure {
-  enum Kind { kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak };
+  enum Kind { kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak, kStopped };
   Kind kind;
   char text[8000];
 };
@@ -177,6 +177,10 @@ struct Failure {
 // Ends the run with a message; the caller of the entry gets it as text.
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+// Goes on, unless a signal has ended the run: then it throws. The thread that the run was called from asks for signals
+// every now and then. Wherever work begins that may take longer than this call does, some 50 ns.
+void go_on();
 
 // Of this run: 0 to execute in the order of the program; else other legal orders are drawn with it.
 extern uint64_t run_seed;

@@ -40,6 +40,15 @@ class CoreTurn {
   uint32_t &word_, outer_;
 };
 
+// The interpreter that a run is called from, by functions of its C API, so that signals are handled while the run goes
+// on; virtual_npu/library.py has the same struct.
+struct Interpreter {
+  int (*acquire)();                                        // PyGILState_Ensure
+  int (*handle_signals)();                                 // PyErr_CheckSignals: not 0 where a handler raised
+  void (*take_raised)(void **type, void **value, void **trace);  // PyErr_Fetch
+  void (*release)(int);                                    // PyGILState_Release
+};
+
 // How a run executes; virtual_npu/library.py has the same structs.
 struct RunOptions {
   int32_t threads;
@@ -47,6 +56,7 @@ struct RunOptions {
   uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
   int32_t races_are_notes;
   int64_t most_events;  // accesses that the race check remembers
+  const Interpreter *interpreter;  // none: the run goes on to its end
 };
 
 // What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.
@@ -55,6 +65,7 @@ struct RunReport {
   char *notes;    // findings that did not end the run, a line each
   char *record;   // what was collected, as JSON
   int64_t nanoseconds;  // in the entry
+  void *raised[3];      // of a run that was stopped: what the handler of a signal raised, as PyErr_Restore takes it
 };
 
 // One of several things that one call from outside does; virtual_npu/pyxrt/batch.py has the same struct.

@@ -119,6 +119,7 @@ class Driver {
         place_rows(m, count, k, packed, rows);
         Ahead of_a = packed ? rows_at(m, k + kDepth, turns * (end - first)) : Ahead();
         for (i64 i = first; i < end; ++i) {
+          go_on();
           Kernel::pack(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, i), panel);
           Ahead of_b = i + 1 < end ? panel_at(i + 1, k, turns) : panel_at(first, k + kDepth, turns);
           add_rows<Kernel::kRows>(m, m + count, rows, panel, depth(k), panel_of(c_columns_, i), of_a, of_b);

@@ -67,6 +67,49 @@ void fail_outside(Site site, i64 low, i64 high, i64 extent) {
        (long long)high, (long long)(extent - 1));
 }
 
+// ---- signals ----
+
+namespace {
+
+constexpr i64 kUnasked = 50000000;  // nanoseconds between two looks for signals
+
+i64 nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// A run under way, as all threads that work on it know it. Handlers of signals are the interpreter's, and run in the
+// thread that called.
+struct Running {
+  const Interpreter *const interpreter;
+  void **const raised;
+  const pthread_t caller = pthread_self();
+  i64 next = nanoseconds() + kUnasked;  // the time of the next look
+  std::atomic<bool> is_stopped{false};
+
+  void look() {
+    if (!interpreter || is_stopped || !pthread_equal(caller, pthread_self()) || nanoseconds() < next) return;
+    const int state = interpreter->acquire();
+    if (interpreter->handle_signals() != 0) {
+      interpreter->take_raised(raised, raised + 1, raised + 2);
+      is_stopped = true;
+    }
+    interpreter->release(state);
+    next = nanoseconds() + kUnasked;
+  }
+};
+thread_local Running *running = nullptr;
+
+}  // namespace
+
+void go_on() {
+  Running *const run = running;
+  if (!run) return;  // no entry was called: a test of one part
+  run->look();
+  if (run->is_stopped.load(std::memory_order_relaxed)) throw Failure{Failure::kStopped, "stopped by a signal"};
+}
+
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
 
 #if VNPU_SANITIZE
@@ -137,6 +180,7 @@ struct Job {
   void *context;
   i64 count;
   const Where *where;    // who started it
+  Running *run;
   i64 next = 0;          // the next index to hand out
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
   Failure failure;
@@ -184,11 +228,13 @@ i64 shuffled(i64 i, i64 count) {
 
 void work_on(Job &job) {
   here = job.where;
+  running = job.run;
   for (;;) {
     const i64 turn = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
     if (turn >= job.count) return;
     const i64 i = shuffled(turn, job.count);
     try {
+      go_on();
       job.body(job.context, i);
     } catch (const Failure &failure) {
       pthread_mutex_lock(&workers.failing);
@@ -205,12 +251,6 @@ void work_on(Job &job) {
 
 // How long to look out before sleeping, in nanoseconds: more than falling asleep and being woken take.
 constexpr i64 kLookout = 200000;
-
-i64 nanoseconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
 
 // Where threads outnumber the CPUs, one that looks out keeps another from its work.
 bool have_cpus(int threads) {
@@ -304,6 +344,16 @@ void begin_job(Job &job, int helpers) {
   pthread_mutex_unlock(&workers.sleep);
 }
 
+// Sleeps until the last thread is done, or it is time to look for signals. `sleep` is held.
+void await_last() {
+  timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  const i64 nanosecond = until.tv_nsec + kUnasked;
+  until.tv_sec += nanosecond / 1000000000;
+  until.tv_nsec = nanosecond % 1000000000;
+  pthread_cond_timedwait(&workers.done, &workers.sleep, &until);
+}
+
 // From here on nobody joins; returns when all who did are done.
 void end_job() {
   workers.unfinished -= workers.wanted.exchange(0);
@@ -311,7 +361,13 @@ void end_job() {
   if (look_out(is_done)) return;
   pthread_mutex_lock(&workers.sleep);
   workers.awaited = true;
-  while (!is_done()) pthread_cond_wait(&workers.done, &workers.sleep);
+  while (!is_done()) {
+    await_last();
+    // A handler may run programs itself: nobody is kept waiting meanwhile.
+    pthread_mutex_unlock(&workers.sleep);
+    if (running) running->look();
+    pthread_mutex_lock(&workers.sleep);
+  }
   workers.awaited = false;
   pthread_mutex_unlock(&workers.sleep);
 }
@@ -323,10 +379,13 @@ int parallel_threads() { return inside_worker ? 1 : thread_limit; }
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
   if (helpers <= 0 || inside_worker || pthread_mutex_trylock(&workers.entry) != 0) {
-    for (i64 i = 0; i < count; ++i) body(context, shuffled(i, count));
+    for (i64 i = 0; i < count; ++i) {
+      go_on();
+      body(context, shuffled(i, count));
+    }
     return;
   }
-  Job job{body, context, count, here, 0, -1, {}};
+  Job job{body, context, count, here, running, 0, -1, {}};
   begin_job(job, helpers);
   inside_worker = true;
   work_on(job);
@@ -342,6 +401,9 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   begin_order(options->races_are_notes, options->most_events);
   const CoreModes modes;
   here = nullptr;
+  Running run{options->interpreter, report->raised};
+  Running *const outer = running;  // where the handler of a signal runs a program
+  running = &run;
   int status = 0;
 #if VNPU_CHECKS
   begin_notes();
@@ -353,8 +415,9 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
     entry(arguments);
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
-    status = failure.kind;
+    status = run.is_stopped ? Failure::kStopped : failure.kind;
   }
+  running = outer;
   report->nanoseconds = nanoseconds() - started;
   --workers.entries;
 #if VNPU_CHECKS

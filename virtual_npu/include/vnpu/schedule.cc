@@ -164,6 +164,7 @@ void Island::run(Process root) {
   adopt(root, nullptr);
   Work work;
   while (next(work)) {
+    take_turn();
     if (work.process) {
       step(work.process, executing);
     } else {
@@ -287,6 +288,7 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   task->release();
   task->site = site;
   task->where = &where_;
+  island_.take_turn();
   if (tasks_.size() > 2 * swept_ + 16) sweep();
   task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async));
   await_tokens(*task, after.token);

@@ -240,12 +240,19 @@ class Island {
   void add(Task *task);
   void remove(Task *task);
 
+  // Before anything that is done: now and then this looks whether the run goes on.
+  void take_turn() {
+    if (++turns_ % kTurns == 0) go_on();
+  }
+
   // Whether the order of what is ready is drawn at random.
   bool draws() const { return bool(random_); }
 
   Chains chains;
 
  private:
+  // Between two looks: so many take far longer than a look, and hardly a tenth of a second.
+  static constexpr uint32_t kTurns = 16;
   friend class Deadlock;
   bool next(Work &work);
   void step(Process::Handle process, Executing &executing);
@@ -256,6 +263,7 @@ class Island {
   Task *tasks_ = nullptr;
   List<Channel *> channels_;
   Random random_;
+  uint32_t turns_ = 0;
 };
 
 // ---- channels ----
@@ -561,6 +569,7 @@ class Sequencer {
   template <class Body>
   Token work(Site site, After after, std::initializer_list<Use> uses, Body body) {
     if (!kChecks && !held_back(after.token, uses)) {
+      island_.take_turn();
       body();
       return Token();
     }
