@@ -43,6 +43,7 @@ class DType:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of one element."""
         return int(np.dtype(self.numpy).itemsize)
 
     def __str__(self) -> str:
@@ -90,6 +91,7 @@ class Argument:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole argument."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -119,6 +121,7 @@ class ArgumentTable(Sequence[Argument]):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of all arguments, in order of their slots."""
         return tuple(argument.name for argument in self._arguments)
 
     def slot(self, name: str) -> int:

@@ -86,6 +86,7 @@ class BufferType:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the buffer."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -122,7 +123,7 @@ Subscript: TypeAlias = Union[IndexLike, slice, "EllipsisType"]
 
 
 class View:
-    """A window on a buffer. `shape` in elements; `dims` outermost first."""
+    """A strided view of a buffer, without data of its own. `shape` in elements; `dims` outermost first."""
 
     def __init__(self, buffer: Buffer, dims: Sequence[Dim]) -> None:
         self.buffer = buffer
@@ -134,6 +135,7 @@ class View:
 
     @property
     def dtype(self) -> DType:
+        """The element type of the buffer."""
         return self.buffer.type.dtype
 
     @property
@@ -143,7 +145,7 @@ class View:
 
     @property
     def whole(self) -> bool:
-        """True when this walks all of its buffer in memory order."""
+        """Whether the view is all of its buffer, in memory order."""
         full = row_major(self.buffer.type.shape)
         return len(full) == len(self.dims) and all(
             (a.size, a.stride, a.offset.static) == (b.size, b.stride, 0)

@@ -1,4 +1,4 @@
-"""Index arithmetic: numbers that are known only on the device, kept as affine expressions.
+"""Index arithmetic: values that are known only on the device, as symbolic affine expressions.
 
 An `Index` is a sum of integer multiples of atoms plus an integer. Atoms are loop variables, tile ids,
 launch ids, and floor divisions and remainders of other expressions. Keeping sums symbolic is what makes
@@ -21,7 +21,8 @@ from aerie.kernel_builder.arguments import DslError
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A value the device knows; `kind` is the region it counts: "loop", "herd", "launch", ...
+    """A loop variable, tile id or launch id; `kind` is the region that it counts: "loop", "herd", "launch",
+    ...
 
     `order` is the order in which variables were made, so that printed text is the same on every run.
     Every value it takes is a multiple of `multiple` (a loop's step).
@@ -80,7 +81,7 @@ class Condition:
 
 
 class Index:
-    """An affine expression of device values; ints mix freely with it.
+    """An affine expression of loop variables and ids; ints may be mixed with it.
 
     `+`, `-`, `* int`, `// int`, `% int` give an Index; comparisons give a `Condition`.
     """
@@ -116,7 +117,7 @@ class Index:
         return found.divisor
 
     def variables(self) -> frozenset[Variable]:
-        """Every device value this depends on."""
+        """Every loop variable and id that it depends on."""
         found: set[Variable] = set()
         for atom in self.terms:
             if isinstance(atom, Variable):
@@ -126,7 +127,7 @@ class Index:
         return frozenset(found)
 
     def key(self) -> tuple[frozenset[tuple[Atom, int]], int]:
-        """Equal for equal expressions."""
+        """A hashable form, equal for equal expressions."""
         return frozenset(self.terms.items()), self.constant
 
     def __add__(self, other: IndexLike) -> Index:

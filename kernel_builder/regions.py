@@ -47,7 +47,7 @@ class Regions:
 
     @contextmanager
     def launch(self, *sizes: int, name: str | None = None) -> Iterator[tuple[Index, ...]]:
-        """What the host starts: its body runs once for each point of `sizes`, independent of the others."""
+        """`air.launch`, which the host dispatches: the body runs for each point of `sizes`, in any order."""
         if self.scopes.current.kind != "func":
             raise DslError("a launch is opened inside another region; launches stand side by side")
         with self._hierarchy("launch", LaunchOp, sizes, name) as ids:
@@ -55,7 +55,7 @@ class Regions:
 
     @contextmanager
     def segment(self, name: str | None = None, unroll: Sequence[int] = ()) -> Iterator[tuple[Index, ...]]:
-        """A part of the array with its memtiles; `unroll` makes several side by side."""
+        """`air.segment`: a part of the array with its memtiles; `unroll` makes several side by side."""
         if self.scopes.current.kind != "launch":
             raise DslError("a segment stands directly in a launch; open `with k.launch(...):` around it")
         with self._hierarchy("segment", SegmentOp, unroll, name) as ids:
@@ -63,7 +63,7 @@ class Regions:
 
     @contextmanager
     def herd(self, x: int, y: int, name: str | None = None) -> Iterator[tuple[Index, Index]]:
-        """x columns by y rows of cores that all run the body; yields the core's (x, y)."""
+        """`air.herd`: x columns by y rows of cores that all run the body; yields the core's (x, y)."""
         if not self.scopes.inside("segment") or self.scopes.inside("herd"):
             raise DslError(
                 "a herd stands in a segment, not in another herd; open `with k.segment(...):` around it"
@@ -136,7 +136,7 @@ class Regions:
 
     @contextmanager
     def when(self, condition: Condition | Value) -> Iterator[None]:
-        """Only where the condition holds.
+        """A branch: the body runs where the condition holds.
 
         Conditions on tile ids alone become `affine.if`, which mlir-air decides for each core while it builds;
         others become `scf.if`.
@@ -155,7 +155,7 @@ class Regions:
 
     @contextmanager
     def otherwise(self) -> Iterator[None]:
-        """The other case of the `k.when` just closed."""
+        """The else branch of the `k.when` just closed."""
         op = self.scopes.current.block.last_op
         if not isinstance(op, scf.IfOp | affine.IfOp) or op.regions[1].blocks:
             raise DslError("k.otherwise() must directly follow its `with k.when(...)` block")

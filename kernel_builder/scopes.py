@@ -29,7 +29,7 @@ from aerie.kernel_builder.buffers import element_type
 from aerie.kernel_builder.index import Index, Variable
 
 ISOLATED = ("launch", "segment", "herd")
-"""Regions that see nothing of what surrounds them."""
+"""Regions that are isolated from above."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Scopes:
         return op
 
     def result(self, op: Operation) -> SSAValue:
-        """Append `op`; its only result."""
+        """Append `op` to the innermost region; gives its only result."""
         return self.emit(op).results[0]
 
     def use(self, value: SSAValue) -> SSAValue:

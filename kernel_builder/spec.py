@@ -219,6 +219,8 @@ def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> N
 def cores(kernel: str, unit: str, work: int, asked: int | None, device: Device = NPU2) -> int:
     """How many cores in a row share `work` units evenly: `asked`, or the most where it is None.
 
+    `kernel` and `unit` (such as "rows") are for the message.
+
     Raises IllegalShapeError where `asked` does not divide the work or the device has fewer columns.
     """
     if work <= 0:

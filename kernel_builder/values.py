@@ -69,7 +69,7 @@ class Value:
         return self.dtype.name in FLOATS
 
     def here(self) -> SSAValue:
-        """The SSA value as the innermost open region sees it."""
+        """The SSA value in the innermost open region, passed in through `args(...)` where needed."""
         return self.scopes.use(self.ssa)
 
     def _made(
@@ -79,7 +79,7 @@ class Value:
         return Value(self.scopes.result(op), dtype or self.dtype, kept, self.scopes)
 
     def like(self, other: Operand) -> Value:
-        """`other` as a value of this type; a plain number becomes a constant."""
+        """`other` as a value of this type; a plain number becomes a constant. DslError for another type."""
         if not isinstance(other, Value):
             return Value(
                 self.scopes.constant(other, self.dtype, self.shape), self.dtype, self.shape, self.scopes
@@ -132,9 +132,11 @@ class Value:
         return self._made(arith.NegfOp(self.here())) if self.is_float else 0 - self
 
     def maximum(self, other: Operand) -> Value:
+        """The larger of both, lane by lane; DslError where types differ."""
         return self._binary("maximum", other)
 
     def minimum(self, other: Operand) -> Value:
+        """The smaller of both, lane by lane; DslError where types differ."""
         return self._binary("minimum", other)
 
     def _compare(self, symbol: str, other: Operand) -> Value:
@@ -172,7 +174,9 @@ class Value:
         return then._made(chosen)
 
     def to(self, dtype: DType) -> Value:
-        """Converted to `dtype`: exact when widening, round to nearest even when narrowing a float."""
+        """Converted to `dtype`: exact when widening. A float that is narrowed is rounded as the core is set
+        to: to nearest even where the kernel calls `Kernel.round_to_even`, C++ or a matrix product that sets
+        it."""
         if dtype == self.dtype:
             return self
         target = _type(dtype, self.shape)
@@ -192,18 +196,23 @@ class Value:
         return self._made(op(self.here()))
 
     def rsqrt(self) -> Value:
+        """1 / sqrt(x), lane by lane; DslError for integers."""
         return self._unary(math.RsqrtOp)
 
     def sqrt(self) -> Value:
+        """The square root, lane by lane; DslError for integers."""
         return self._unary(math.SqrtOp)
 
     def exp(self) -> Value:
+        """e**x, lane by lane; DslError for integers. AIE2P lowers it for vectors of bf16 only."""
         return self._unary(math.ExpOp)
 
     def exp2(self) -> Value:
+        """2**x, lane by lane; DslError for integers."""
         return self._unary(math.Exp2Op)
 
     def tanh(self) -> Value:
+        """The hyperbolic tangent, lane by lane; DslError for integers. AIE2P lowers it for 16 bf16 only."""
         return self._unary(math.TanhOp)
 
     def reduce(self, kind: str) -> Value:

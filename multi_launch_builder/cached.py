@@ -1,4 +1,4 @@
-"""What is built of a model, in the content store: a second start builds nothing and loads no IR.
+"""A model's programs, as texts in the content store: a second start builds nothing and does not import xDSL.
 
 The keys are of the model's shape, the prompt length, xDSL's version, and all sources that a program's text
 depends on. Where VNPU_CACHE says that nothing is kept, or the store cannot be written, it is built each time.
@@ -25,7 +25,7 @@ SOURCES = ("air_dialect", "virtual_npu", "virtual_npu/static", "kernel_builder",
 
 
 def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
-    """What `build_programs` gives, and raises."""
+    """As `build_programs`, with its results and errors, from the store where they are in it."""
 
     def build() -> dict[str, Any]:
         from aerie.multi_launch_builder.building import build_programs  # xDSL comes with it
@@ -38,7 +38,7 @@ def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
 
 
 def check_shape(shape: ModelShape) -> None:
-    """What `limits.check_shape` raises for a shape that no kernel is built for."""
+    """As `limits.check_shape`; that a shape is accepted is kept in the store."""
 
     def check() -> bool:
         from aerie.multi_launch_builder import limits  # xDSL comes with it

@@ -21,7 +21,10 @@ from aerie.multi_launch_builder.submodule import SubModule
 
 @dataclass(frozen=True)
 class Access:
-    """What a launch does to one buffer. `may_` is what it can do, the others are what it does for certain."""
+    """What a launch does to one buffer: `may_` what it can do, the others what it does for certain.
+
+    reads_first: the first operation that accesses it, in the order of the text, reads it.
+    """
 
     may_read: bool
     may_write: bool

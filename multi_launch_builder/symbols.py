@@ -44,10 +44,12 @@ class Externals:
 
     @property
     def declarations(self) -> list[FuncOp]:
+        """One declaration per symbol, in order of appearance."""
         return [declaration for declaration, _ in self._declared.values()]
 
     @property
     def names(self) -> set[str]:
+        """The symbols that are declared so far."""
         return set(self._declared)
 
     def share(self, sub: SubModule) -> None:

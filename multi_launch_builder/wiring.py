@@ -20,7 +20,7 @@ Wiring: TypeAlias = Mapping[str, str] | Mapping[int, str] | Mapping[str | int, s
 
 @dataclass(frozen=True)
 class Wire:
-    """Kernel argument `position` of a launch is program argument `argument`, seen in another shape or not."""
+    """Kernel argument `position` of a launch is bound to program argument `argument`, `reshaped` or not."""
 
     position: int
     kernel_argument: str

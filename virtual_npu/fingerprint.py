@@ -1,4 +1,4 @@
-"""Hashes of everything that makes an artifact: texts, source trees, tools, the CPU.
+"""Hashes of all that an artifact depends on: texts, source trees, tools, the CPU.
 
 No hash depends on where a folder is, or on when a file was written: two checkouts of one content agree.
 """
@@ -40,12 +40,13 @@ def file_digest(path: Path | str) -> str:
 
 
 def key_of(ingredients: Mapping[str, str]) -> str:
-    """16 hexadecimal digits that change when any ingredient does."""
+    """16 hexadecimal digits of a sha256 over all ingredients, their names and values; order does not
+    matter."""
     return text_digest(json.dumps(ingredients, sort_keys=True))[:16]
 
 
 def files_digest(files: Iterable[Path], root: Path) -> str:
-    """One hash of the files' contents and of their paths relative to `root`; order does not matter."""
+    """sha256 of the files' contents and of their paths relative to `root`; order does not matter."""
     return _digest_of((path.relative_to(root).as_posix(), str(path)) for path in set(files))
 
 
@@ -55,7 +56,7 @@ def _digest_of(files: Iterable[tuple[str, str]]) -> str:
 
 
 def tree_digest(root: Path, skip: Sequence[str] = ()) -> str:
-    """One hash of all source files below `root`, but for what `root` itself holds under a name in `skip`."""
+    """sha256 of all source files below `root`, but for entries of `root` itself with a name in `skip`."""
     return _digest_of(_tree(str(root), "", skip))
 
 
@@ -79,7 +80,8 @@ def _tree(folder: str, prefix: str, skip: Sequence[str] = ()) -> Iterator[tuple[
 
 
 def with_includes(sources: Iterable[Path], folders: Iterable[Path] = ()) -> set[Path]:
-    """The C++ files and all that they include from beside the includer, a source's folder or `folders`."""
+    """The C++ files, and all that they include, however deep, from the including file's folder, the folders
+    of `sources`, or `folders`."""
     waiting = [path for path in sources if path.is_file()]
     known = {path.parent for path in waiting}
     places = [*known, *(folder for folder in folders if folder not in known)]
@@ -123,7 +125,8 @@ def _remembered_facts(path: str, state: tuple[int, ...]) -> tuple[str, tuple[str
 
 
 def includes_digest(text: str, folders: Sequence[Path]) -> str:
-    """One hash of the files that C++ in `text` includes from `folders`, however deep, with their names."""
+    """sha256 of the names and contents of the files that C++ in `text` includes from `folders`, however
+    deep."""
     files = with_includes(_found(INCLUDE.findall(text), folders), folders)
     return text_digest("\n".join(sorted(f"{_name_below(path, folders)} {_facts(path)[0]}" for path in files)))
 

@@ -19,7 +19,7 @@ FORMAT = 6
 
 
 def identifier(name: str) -> str:
-    """An MLIR symbol as part of a C++ identifier: what C++ does not allow becomes `_`."""
+    """An MLIR symbol as part of a C++ identifier: characters that C++ does not allow become `_`."""
     return re.sub(r"[^0-9A-Za-z_]", "_", name)
 
 
@@ -79,7 +79,8 @@ class _RunReport(ctypes.Structure):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run has to say: findings that did not end it, and what it was asked to collect."""
+    """What a run tells beside its outputs. notes: findings that did not end it. record: the stats and trace
+    that it was asked for, else None."""
 
     notes: tuple[str, ...] = ()
     record: dict[str, Any] | None = None
@@ -105,10 +106,10 @@ class Entry:
 
 
 class Library:
-    """A shared object that `build` made."""
+    """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name."""
 
     seconds: ClassVar[float] = 0.0
-    """Spent so far in the code of all programs of this process, without what calls them."""
+    """Spent so far in the code of all programs of this process, without the Python that calls them."""
 
     def __init__(self, path: Path | str) -> None:
         """Load it. Raises VirtualNpuError when the file is no such object or of another version."""
@@ -184,7 +185,7 @@ class Call:
         return self._library.vnpu_take_steps
 
     def outcome(self, status: int) -> RunResult:
-        """What a call that gave `status` has to say, once it was made; raises as making it does."""
+        """The result of a call that returned `status`, after it was made; raises as making it does."""
         report = self._report
         Library.seconds += report.nanoseconds * 1e-9
         if status == 0 and not (report.notes or report.record):

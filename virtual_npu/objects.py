@@ -21,14 +21,15 @@ from aerie.virtual_npu.fingerprint import cpu_identity, includes_digest, key_of,
 from aerie.virtual_npu.store import Store, kept_programs, stop_waiting
 
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
-"""Where generated code, runtime and kernels find their headers."""
+"""The include folders of generated code, runtime and kernels."""
 
 
 @dataclass(frozen=True)
 class Unit:
     """A C++ file to compile, with the folders and further flags that it is compiled with.
 
-    text: of code that was generated and lies nowhere yet; `source` then is what it is to be called.
+    text: the C++, where it was generated and is in no file yet; `source` is then the name of the file to
+    write.
     """
 
     source: Path
@@ -37,7 +38,7 @@ class Unit:
     flags: tuple[str, ...] = ()
 
     def key(self, compiler: Compiler) -> str:
-        """Changes with all that makes the object."""
+        """The hash of all that the object depends on."""
         text = self.source.read_text(errors="replace") if self.text is None else self.text
         own = () if self.text is not None else (self.source.parent,)
         made_from = {

@@ -1,4 +1,4 @@
-"""The Python API: a program, what a run of it gives, and what the device would say to it.
+"""The Python API: a program, the result of a run, and the check against a device.
 
 program = Program.from_file("add.mlir")
 result = program.run(x, y)

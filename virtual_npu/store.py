@@ -1,4 +1,5 @@
-"""The content store: files found by the hash of all that made them, kept whole, shared by processes.
+"""The content store: files under the hash of all that they depend on, complete or absent, shared by
+processes.
 
     FOLDER/NAME           an entry: its name holds its key, and it ends with the sha256 of all before it
     FOLDER/locks/NAME     locked by whoever makes that entry: a second process waits, and finds it made
@@ -232,7 +233,11 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The locked file, open; None where another process or thread has it."""
+    """The locked file, open; None where another process or thread has it.
+
+    filelock would do this, as it does for the NPU (runtime/npu/lock.py); its import alone would be
+    a tenth of a second start's time.
+    """
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:

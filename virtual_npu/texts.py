@@ -1,4 +1,4 @@
-"""Programs that are read; results and errors that are shown, as lines for people or JSON for machines."""
+"""Input and output of the command line: reads programs, and prints results and errors as text or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From AIR text to a shared object: generate C++, then compile whatever of that is not in the store yet."""
+"""From AIR text to a shared object: generates C++, and compiles the parts that are not in the store yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def emit(
 
 
 def staged(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
-    """AIR text as it is at a stage on its way to C++ (one of `STAGES`), as text. Raises VirtualNpuError."""
+    """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises VirtualNpuError."""
     module = _parse(text, filename)
     advance(module, options, stage=stage)
     return air_dialect.print_module(module)
@@ -57,7 +57,10 @@ class Cpp:
     kernels: list[ExternalKernel]
 
     def shared_object(self, store: Store | None, work: Path) -> Path:
-        """It compiled and linked: from the store, or made in the folder `work` where there is no store."""
+        """The C++ compiled and linked: from the store, or made in the folder `work` where there is no store.
+
+        Raises ToolchainError with the compiler's own lines, and OSError.
+        """
         return shared_object(self.compiler, self.units, store, work)
 
 

@@ -66,7 +66,8 @@ FROM_DEVICE = xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
 
 
 def hold(target: T, strict: bool, complaint: str) -> Callable[[], T]:
-    """A call that gives `target`. In strict mode it keeps nothing alive and raises `complaint` afterwards."""
+    """A function that gives `target`. In strict mode it holds a weak reference only, and raises XrtError with
+    `complaint` once the owner has dropped the target."""
     if not strict:
         return lambda: target
     reference = weakref.ref(target)
@@ -85,7 +86,7 @@ class Command(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Started and not yet ended."""
+        """Whether it was started and has not ended."""
 
     def execute(self) -> None:
         """Carry it out."""

@@ -143,7 +143,7 @@ class Run:
 
     @property
     def pending(self) -> bool:
-        """Started and not yet ended."""
+        """Whether it was started and has not ended."""
         return self._state == QUEUED
 
     def execute(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a program that take the array for themselves, one after the other.
+"""The parts of a program that are configured on the array one after the other.
 
 A segment is compiled to one configuration of the array (mlir-air AIRToAIEPass.cpp makes an `aie.device` of
 each), so what is in it is there at the same time. Herds of a launch without a segment share one, and a herd
@@ -40,7 +40,7 @@ NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 
 @dataclass(frozen=True)
 class Options:
-    """How the program is going to be compiled, as far as it changes what it takes.
+    """How the program is going to be compiled, as far as that changes what it takes of the device.
 
     ping_pong: whether aircc double-buffers (not so with `--omit-ping-pong-transform`).
     stack_bytes: stack of a core (aircc `--stack-size`), None for the device's default.
@@ -84,7 +84,7 @@ class Program:
 
     @cached_property
     def scopes(self) -> list[Scope]:
-        """What takes the array, in the order of the text."""
+        """The scopes, in the order of the text."""
         return [Scope(self, place, root) for place, root in _roots(self.module)]
 
     @cached_property
@@ -113,12 +113,12 @@ class Scope:
 
     @cached_property
     def ops(self) -> list[Operation]:
-        """What is inside."""
+        """The operations inside."""
         return list(self.root.walk())
 
     @cached_property
     def sides(self) -> list[Side]:
-        """The transfers inside, and those around that feed it: over its channels, or written beside it."""
+        """The transfers inside, and those of the launch around it that feed it or empty it."""
         inside = {op for op in self.ops if isinstance(op, ChannelTransferOp)}
         names = {op.chan_name for op in inside}
         around = [
@@ -176,7 +176,7 @@ class Scope:
 
     @property
     def copies(self) -> int:
-        """How many copies of it stand side by side: the segment's unroll factor."""
+        """How many copies of the scope run side by side: the segment's unroll factor."""
         return max(1, math.prod(extents(self.segment))) if self.segment else 1
 
     @property

@@ -134,18 +134,19 @@ def extents(op: HierarchyOp) -> tuple[int, ...]:
 
 
 def extent_of(leaf: SSAValue) -> int:
-    """How many values run side by side: tile ids, unrolled segments, parallel loops; another loop is one."""
+    """How many values an index takes side by side: over tile ids, unrolled segments and parallel loops; 1 for
+    any other."""
     values = side_by_side(leaf)
     return 1 if values is None else max(1, length(values))
 
 
 def length(values: range) -> int:
-    """How many there are; `len` refuses more than a machine word counts."""
+    """The length of a range; `len` refuses more than a machine word counts."""
     return max(0, -(-(values.stop - values.start) // values.step))
 
 
 def side_by_side(value: SSAValue) -> range | None:
-    """The values that an index takes at the same time in space; None where they are not known."""
+    """The values that an index takes side by side; None where they are not known, or follow one another."""
     known = number(value)
     if known is not None:
         return range(known, known + 1)

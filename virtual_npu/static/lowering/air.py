@@ -1,4 +1,4 @@
-"""What mlir-air makes of the forms of AIR itself: launches, herds, channels and transfers around the cores.
+"""How mlir-air lowers the forms of AIR itself: launches, herds, channels, and transfers around the cores.
 
 The evidence is what upstream runs on an NPU2 in the same form, then mlir-air's own tests, then its sources.
 """

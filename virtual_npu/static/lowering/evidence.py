@@ -88,10 +88,10 @@ LINALG: Final = "mlir-air aircc.cpp convert-linalg-to-loops"
 
 
 def recorded(evidence: str) -> bool:
-    """Whether it records a failure that was met, rather than source from which one follows."""
+    """Whether a piece of evidence records a failure that somebody met; else one follows from the source."""
     return evidence.startswith(("mlir-air ", "amd/"))
 
 
 def ran(evidence: str) -> bool:
-    """Whether it is a program that upstream runs on an NPU2."""
+    """Whether a piece of evidence is a program that upstream runs on an NPU2."""
     return evidence.startswith(("mlir-air programming_examples", "mlir-air test/xrt"))

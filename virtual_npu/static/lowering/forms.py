@@ -87,7 +87,7 @@ def _kind(op: Operation) -> str:
 
 
 def is_widened(value: SSAValue) -> bool:
-    """Whether a value is bf16 made wider just before; no constant, which MLIR folds into a wide one."""
+    """Whether a value comes straight from arith.extf of bf16; of no constant, whose extf MLIR folds."""
     owner = origin(value).owner
     if not isinstance(owner, arith.ExtFOp) or _type(owner.operands[0])[0] != "bf16":
         return False

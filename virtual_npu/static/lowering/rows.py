@@ -50,7 +50,7 @@ ANY = -1
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of forms of which the same is known.
+    """What is known of the lowering of some forms.
 
     elements: element types, () for any. lanes: numbers of lanes, 0 for scalars, ANY for any vector. details:
     what `Form.detail` may be. evidence: files of upstream, the strongest first: what it runs on an NPU2, then

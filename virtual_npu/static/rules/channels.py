@@ -33,11 +33,11 @@ from aerie.virtual_npu.static.transfers import (
 PACKET = "npu_dma_packet"
 MOST_POSITIONS = 4096
 Stream = tuple[object, ...]
-"""What a DMA channel is taken for: a channel of a bundle, or one source or destination of DMAs."""
+"""What occupies a DMA channel: a channel of a bundle, or one source or destination of DMAs."""
 
 
 def core_channels(scope: Scope) -> Iterator[Finding]:
-    """Input and output channels of the core of each herd that has most.
+    """DMA channels in and out, of the core of each herd that takes most.
 
     On the safe side: mlir-air can let several transfers take turns on one channel in some programs.
     """
@@ -58,7 +58,7 @@ def cores(herd: HerdOp) -> list[Known]:
 
 
 def sides_at(scope: Scope, herds: Sequence[HerdOp], core: Known) -> Iterator[tuple[Side, Known]]:
-    """The transfers of one core of L1, with what its ids are in the herd of each."""
+    """The L1 transfers of one core of some herds, each with the core's ids in its herd."""
     numbers = tuple(core.values())
     for herd in herds:
         here: Known = dict(zip(herd.ids, numbers, strict=False))
@@ -68,7 +68,7 @@ def sides_at(scope: Scope, herds: Sequence[HerdOp], core: Known) -> Iterator[tup
 
 
 def core_streams(scope: Scope, herds: Sequence[HerdOp], core: Known) -> tuple[set[Stream], set[Stream]]:
-    """What comes into one core, and what leaves it; packets share a channel."""
+    """The streams into one core, and those out of it; packets share a channel."""
     into: set[Stream] = set()
     out: set[Stream] = set()
     for side, here in sides_at(scope, herds, core):

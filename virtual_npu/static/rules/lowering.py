@@ -1,4 +1,4 @@
-"""What the cores compute, against what their compiler is known to lower: `virtual_npu.static.lowering`.
+"""The operations on the cores, against those that their compiler is known to lower (static/lowering).
 
 A refusal that somebody has met is a fault. One that follows from the source of mlir-aie alone is a warning,
 as the state of it that aircc is built with may be another.
@@ -26,7 +26,7 @@ from aerie.virtual_npu.static.scopes import Program, place_of
 from aerie.virtual_npu.static.transfers import element_bits, space_of
 
 NOWHERE = "virtual_npu/static/lowering"
-"""The source of a complaint that there is none."""
+"""The source named where no upstream file tells of a form: our own table."""
 
 
 def on_cores(module: ModuleOp) -> Iterator[Operation]:
@@ -84,7 +84,8 @@ def _source(known: Row | None) -> str:
 
 
 def known_bad(program: Program) -> Iterator[Finding]:
-    """A warning at each: only the source of mlir-air tells of them, nobody's record of a failure."""
+    """A warning for each form of AIR that mlir-air's source is known to lower wrong; nobody recorded a
+    failure."""
     for op in program.module.walk():
         for form in air_forms_of(op):
             row = find_air(form, program.device.architecture)

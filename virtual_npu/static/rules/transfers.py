@@ -32,7 +32,7 @@ Dims = list[tuple[int, int]]
 
 
 class Complaint(NamedTuple):
-    """A fault of one side, or where it is not certain a warning."""
+    """A fault of one side of a transfer; a warning where it is not certain."""
 
     kind: str
     message: str
@@ -43,7 +43,7 @@ class Complaint(NamedTuple):
 SHIM_ELEMENTS = (8, 16, 32)
 """Bits of the elements that airrt-to-npu converts."""
 MAX_REPEATS = 256
-"""A repeat count is one less than the number of times, in 8 bits."""
+"""The repeat count is an 8-bit field that holds the number of times less one."""
 
 
 def walks(program: Program) -> Iterator[Finding]:
