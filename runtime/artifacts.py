@@ -32,11 +32,12 @@ from aerie.virtual_npu.store import Store, mark_used
 Report = Callable[[str], None]
 
 Compile = Callable[[Path], Path]
-"""Compiles inside the given empty folder and gives the artifact's path in it; may leave BUILD_LOG there."""
+"""A function that compiles in the empty folder given, and gives the artifact's path in it; the tools' output
+may be left there as BUILD_LOG."""
 
 BUILD_LOG = "build.log"
 PROGRAM_TEXT = "program text"
-"""The ingredient that tells apart programs of one name: a program is built for one shape."""
+"""The ingredient that tells apart programs of one name, which were built for different shapes."""
 
 FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -44,7 +45,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an artifact is made from: every ingredient by name, as a hash or a short text."""
+    """All that an artifact depends on: every ingredient by name, as a hash or a short text. `text`: its
+    MLIR."""
 
     name: str
     backend: str
@@ -53,10 +55,12 @@ class Recipe:
 
     @property
     def key(self) -> str:
+        """The hash of all of it, 16 hexadecimal digits."""
         return key_of({"name": self.name, "backend": self.backend, **self.ingredients})
 
     @property
     def stem(self) -> str:
+        """NAME-KEY, as the artifact, its text and its log are called."""
         return f"{self.name}-{self.key}"
 
     @property
@@ -201,8 +205,8 @@ class ArtifactStore:
         return f"changed: {', '.join(changed)}"
 
     def build(self, recipe: Recipe, compile_in: Compile) -> Artifact:
-        """The artifact of this recipe: the one that is there, or a new one. For the one that is there nothing
-        is written, so that a read-only directory which holds it will do.
+        """The artifact of this recipe: the one that is there, or a new one. Nothing is written for one that
+        is there, so a read-only directory that holds it will do.
 
         Raises what `compile_in` raises, DiskFullError when there is no space, and AerieRuntimeError for a
         directory that cannot be used.

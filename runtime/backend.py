@@ -22,10 +22,10 @@ CHOICES = ("auto", "virtual", "npu")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where programs run. `pyxrt` has pyxrt's API; `reason` says in one line why this one was chosen;
-    `access` knows how the device behaves.
+    """Where programs run. `pyxrt`: a module with pyxrt's API. `reason`: in one line, why this one was chosen.
+    `access`: how the device behaves.
 
-    A backend that was asked for to compile only may have a NoDevice in place of pyxrt.
+    A backend that only compiles may have a NoDevice in place of pyxrt.
     """
 
     name: str

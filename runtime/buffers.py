@@ -1,4 +1,5 @@
-"""Buffer objects: those of one device, and the set of them that holds a program's arguments under one key."""
+"""Buffer objects (BOs): those of one device, and the sets that hold a program's arguments under one
+bo_key."""
 
 from __future__ import annotations
 
@@ -32,16 +33,17 @@ Static: TypeAlias = Array | Callable[[Array], None]
 
 
 def effective(sharing: Sharing) -> Sharing:
-    """The table that counts: none where AERIE_PLAIN holds buffers."""
+    """The sharing that is in force: none where AERIE_PLAIN lists `buffers`."""
     return NOTHING_SHARED if is_plain("buffers") else sharing
 
 
 class Buffer:
     """A buffer object that holds one argument, of one set or of several that share it.
 
-    `label` names the set it was made for. `view` is what the host writes through; `result` is the same
-    memory, read-only, which is handed out. `written` says that the host has filled it, through any set,
-    `in_place` that the host may fill it at any time, `shared` that programs of other sets use it too.
+    `label` names the set it was made for, in errors. `view`: its memory as an array of the argument's shape
+    and dtype, writable; `result`: the same, read-only, which is handed out. `written`: the host has filled
+    it, through any set. `in_place`: the next run takes what the host has put into `view`. `shared`: other
+    sets may use it too.
     """
 
     def __init__(self, label: str, bo: Any, argument: Argument, shared: bool = False) -> None:
@@ -53,10 +55,10 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers of one device: new ones from `buffer_object`, shared ones while a set holds them.
+    """Makes the buffers of one device, and finds a shared one again for as long as a set holds it.
 
     `buffer_object(label, argument)` gives a buffer object for an argument of the set `label`. Nothing is
-    shared where AERIE_PLAIN holds buffers.
+    shared where AERIE_PLAIN lists `buffers`.
     """
 
     def __init__(self, buffer_object: Callable[[str, Argument], Any], sharing: Sharing) -> None:
@@ -111,7 +113,7 @@ class Positions:
 
 
 class BufferSet:
-    """A buffer per argument, and the run that is bound to all of them.
+    """A buffer per argument of a program, and the run (XRT's) that is bound to all of them.
 
     The run belongs to the loaded program and goes when that is released; the buffers stay until `close`, with
     what is in them, those that other sets share for as long as one of these is open. Not for two threads at
@@ -121,7 +123,8 @@ class BufferSet:
     """
 
     views_given: ClassVar[int] = 0
-    """How many writable views were given, of any set: while it stays, a call need not look at each buffer."""
+    """How many writable views were given out, of any set; while that stays, no further buffer is
+    `in_place`."""
 
     def __init__(
         self,
@@ -163,9 +166,9 @@ class BufferSet:
         return self.arguments.slot(name) if found is None else found
 
     def write(self, slot: int, array: Array) -> None:
-        """Bring one array to the device. ArrayError unless shape and dtype are the argument's.
+        """Copy one array to the device. ArrayError unless shape and dtype are the argument's.
 
-        What another program left in this very buffer is there already, and is not copied.
+        A view on this very buffer, which another program may have filled, is not copied.
         """
         if self.must_be_copied(slot, array):
             buffers = self._buffers  # no single one in a variable: an error that is kept keeps those
@@ -174,7 +177,7 @@ class BufferSet:
             buffers[slot].written = True
 
     def must_be_copied(self, slot: int, array: Array) -> bool:
-        """Whether an array for this slot lies elsewhere. ArrayError unless shape and dtype fit."""
+        """Whether an array for this slot is no view on its buffer. ArrayError unless shape and dtype fit."""
         if array is self._buffers[slot].result:
             return False
         shape, dtype = self._forms[slot]
@@ -183,7 +186,7 @@ class BufferSet:
         return True
 
     def fill(self, slot: int, static: Static) -> None:
-        """Bring a weight or table to the device: an array, or what a function puts into the buffer."""
+        """Write a weight or table to the device: an array, or what a function puts into the buffer."""
         if isinstance(static, np.ndarray):
             self.write(slot, static)
             return
@@ -216,14 +219,16 @@ class BufferSet:
         return found
 
     def writable_view(self, slot: int) -> Array:
-        """The host's view on an argument, to be filled in place; every run takes over what is in it then."""
+        """A writable view on an argument, to be filled in place: each run takes an input from it, the next
+        run a weight or table."""
         buffer = self._buffers[slot]
         buffer.in_place = buffer.written = True
         BufferSet.views_given += 1
         return buffer.view
 
     def slots(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
-        """The arrays of a call by name, by slot: every input, and weights only where none were written.
+        """The arrays of a call, from names to slots: every input, and weights only where they were not
+        written.
 
         Raises ArgumentError for a name that is no argument, ArrayError for one that may not be given, and
         where one is missing.
@@ -255,13 +260,13 @@ class BufferSet:
         return self._buffers[slot].view
 
     def result(self, slot: int) -> Array:
-        """A read-only view on an argument as the host last saw it; `read` makes it see what a run left."""
+        """A read-only view on an argument, without a transfer: `read` brings what a run left to it."""
         return self._buffers[slot].result
 
     def bytes_moved(
         self, written: Collection[int], wanted: Collection[int], on_device: Collection[str]
     ) -> int:
-        """Bytes between host and device of a call that writes and gives back these slots."""
+        """Bytes that a call moves between host and device which writes and gives back these slots."""
         read = [slot for slot in wanted if not self._stays(slot, on_device)]
         return sum(self._nbytes[slot] for slot in (*written, *read))
 
@@ -318,7 +323,8 @@ class BufferSet:
     def results(self, slots: Collection[int], copy: bool, on_device: Collection[str]) -> dict[str, Array]:
         """What the program left in these slots, by name: copies, or read-only views.
 
-        A view that is `on_device` is not brought to the host where the buffer is shared: a program reads it.
+        A view of an argument named in `on_device` is not brought to the host if its buffer is shared: only
+        programs may read it then.
         """
         results = {}
         for slot in slots:

@@ -74,7 +74,11 @@ class KernelCache:
     def compile_all(
         self, programs: Sequence[Program], jobs: int | None = None, progress: OnProgress | None = None
     ) -> dict[str, Artifact]:
-        """As compile_and_cache, several programs side by side; `progress` is called from their threads."""
+        """As compile_and_cache, for several programs side by side, at most `jobs` at a time (default: one per
+        CPU).
+
+        `progress` is called from the compiling threads. Gives the artifacts by program name.
+        """
         artifacts = SideBySide(self._compile_one, self.backend.toolchain, jobs, progress).compile(programs)
         for program, artifact in zip(programs, artifacts, strict=True):
             self._register(program, artifact)
@@ -113,11 +117,14 @@ class KernelCache:
     ) -> dict[str, Array]:
         """Run a program on the buffers of `bo_key` (default: the program's name) with arrays given by name.
 
-        Every input is passed in every call; weights and tables once, here or by `preload`; nothing else ever.
-        Gives the arrays of `outputs` (default: all of role output). With `copy=False` they are read-only
-        views, which the next call with this key, or with one that shares the buffer, overwrites. A view that
-        is passed on to a program which shares its buffer is not copied; the contents of one named in
-        `on_device` may stay there, for programs alone. Raises ArrayError, ArgumentError and RunError.
+        Every input is passed in every call; weights and tables once, here or by `preload`; no other argument
+        ever. Gives the arrays of the arguments named in `outputs` (default: all of role output). With
+        `copy=False` they are read-only views, which the next call with this key, or with one that shares the
+        buffer, overwrites. A view that is passed on to a program which shares its buffer is not copied; one
+        named in `on_device` is not even brought to the host, and only such a program may read it.
+
+        Raises AerieRuntimeError for a program that was not compiled, ArgumentError for an unknown name,
+        ArrayError for an array that is missing, not taken, or of another shape or dtype, and RunError.
         """
         return self.call(program, bo_key, arrays, outputs, copy, on_device).make(self.profiler)
 
@@ -130,14 +137,14 @@ class KernelCache:
         copy: bool,
         on_device: Collection[str],
     ) -> Call:
-        """What `run` makes. Raises ArgumentError and ArrayError."""
+        """The call that `run` makes, as a value. Raises as `run` does, but for RunError of the run itself."""
         buffers = self.buffer_set(program, bo_key)
         wanted = buffers.outputs if outputs is None else [buffers.slot(output) for output in outputs]
         name = program if isinstance(program, str) else program.name
         return Call(name, buffers, buffers.slots(arrays), wanted, copy, on_device)
 
     def record(self) -> Recording:
-        """Note calls by name, and work of the host between them, to be made again and again."""
+        """A new recording, in which calls by name and host work between them are noted, to be repeated."""
         return Recording(self.call, self.backend.access, self.profiler)
 
     def unfilled(self, program: Program | str, /, bo_key: str | None = None) -> list[str]:
@@ -147,7 +154,8 @@ class KernelCache:
     def preload(self, program: Program | str, /, bo_key: str | None = None, **statics: Static) -> None:
         """Write weights and tables to the buffers of `bo_key`, once; a later call replaces those it names.
 
-        Each is an array, or a function that is called with the buffer and fills it in place.
+        Each is an array, or a function that is called with the buffer and fills it in place. Raises
+        ArgumentError for an unknown name, ArrayError for another role, shape or dtype.
         """
         buffers = self.buffer_set(program, bo_key)
         for name, static in statics.items():
@@ -162,7 +170,8 @@ class KernelCache:
     def buffer(self, program: Program | str, bo_key: str | None, name: str) -> Array:
         """A writable view on an input, weight or table where the device reads it, to be filled in place.
 
-        The next run takes over a weight or table, every run an input. Valid until `close`.
+        The next run takes over a weight or table, every run an input. Valid until `close`. Raises
+        ArgumentError for an unknown name, ArrayError for an argument that the program overwrites.
         """
         buffers = self.buffer_set(program, bo_key)
         slot = buffers.slot(name)
@@ -186,7 +195,8 @@ class KernelCache:
 
         The first call with a `bo_key` (default: the name) writes all arrays; later ones skip static and
         intermediate slots. Gives one array per argument: a read-only view for `output_indices` (default: the
-        last), valid until the next call with this key, and an empty array for all others.
+        last), valid until the next call with this key, and an empty array for all others. Raises as `run`
+        does, and ArrayError for a number of arrays or an index that does not fit.
         """
         buffers = self.buffer_set(name, bo_key)
         slots = buffers.positions(len(inputs), output_indices, static_input_indices, intermediate_indices)

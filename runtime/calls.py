@@ -8,9 +8,9 @@
     recording()                                                       # all of it, in order
     ... result is read ...
 
-A recording knows an array by where it lies: what changes from time to time is its contents. It does, to the
-bit, what the same calls of `KernelCache.run` and the host's work between them would do. Where device, arrays
-and work allow it, that is one native call; else the calls are made one by one.
+A recording holds arrays by reference: their contents may change from one replay to the next. A replay does,
+to the bit, what the same calls of `KernelCache.run` and the host's work between them would do. Where device,
+arrays and work allow it, it is one native call; else the calls are made one by one.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import Program
 
 BETWEEN = "between recorded calls"
-"""The profiler's span for what a recording takes beside its steps, where these are one native call."""
+"""The profiler's span for the time between the steps of a recording that is one native call."""
 
 WRITE, RUN, HOST = range(3)
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of the program `name`: the arrays to be written to its buffers, and the slots to be given back.
+    """A call of the program `name`: the arrays to be written to its buffers, and the slots to be read back.
 
-    `arrays` are by slot. Results are views unless they are to be a `copy`; those of arguments named in
+    `arrays`: by slot. `wanted`: slots. Results are views, or copies with `copy`; those of arguments named in
     `on_device` need not come to the host, since only programs read them.
     """
 
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True)
 class HostWork:
-    """What the host does between programs, on arrays that stay where they are. `code` is the same in C."""
+    """What the host does between programs, on arrays that stay in place. `code`: the same as a C function."""
 
     do: Callable[[], None]
     code: HostCode | None = None
@@ -85,6 +85,7 @@ class HostCall(NamedTuple):
     work: HostWork
 
     def make(self, profiler: Profiler) -> None:
+        """Do the work, in a span of its name."""
         with profiler.span(self.name):
             self.work.do()
 
@@ -93,7 +94,7 @@ Step: TypeAlias = Call | HostCall
 
 
 class Recording:
-    """Steps in order; from KernelCache.record, whose `call` says what a call by name is."""
+    """Calls and host work, noted once and repeated by calling it. Made by KernelCache.record."""
 
     def __init__(self, call: Callable[..., Call], access: DeviceAccess, profiler: Profiler) -> None:
         self._call, self._access, self._profiler = call, access, profiler
@@ -132,7 +133,7 @@ class Recording:
 
     @property
     def is_current(self) -> bool:
-        """Whether all its buffers are there still."""
+        """Whether none of its buffers was released; else it must be recorded again."""
         return all(step.buffers.is_open for step in self._steps if isinstance(step, Call))
 
     def __call__(self) -> None:

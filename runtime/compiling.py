@@ -1,4 +1,4 @@
-"""Several programs compiled side by side, within a budget of memory, with progress told as it happens."""
+"""Compiles several programs side by side, within a budget of memory, and reports progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of one program; `done` of `total` are finished. `detail` is why it compiles, or failed."""
+    """One program reached a stage; `done` of `total` programs are finished. `seconds`: how long compiling
+    took.
+    `detail`: why it has to be compiled, or failed."""
 
     program: str
     stage: Stage
@@ -47,7 +49,7 @@ OnProgress = Callable[[Progress], None]
 
 
 SHARE = 0.8
-"""Of the memory that is free, what compilers may take: the rest is for what cannot be foreseen."""
+"""The share of free memory that compilers may take; the rest is for what cannot be foreseen."""
 
 
 def memory_budget() -> int:
@@ -66,22 +68,22 @@ def _free_bytes() -> int:
 
 
 Begin = Callable[[str], AbstractContextManager[None]]
-"""Waits for room to compile one program, and tells why it compiles."""
+"""A context in which one program compiles: entering it waits for room in the budget, and reports why."""
 
 
 class Load(Protocol):
-    """What compiles, as the machine sees it: a toolchain."""
+    """The part of a toolchain that matters for compiling side by side."""
 
     @property
     def memory_bytes(self) -> int:
-        """What one program takes."""
+        """Bytes of memory that compiling one program takes."""
 
     def stop(self) -> None:
-        """End what runs in other threads."""
+        """End the compilations in other threads."""
 
 
 class Budget:
-    """Memory that compilations share. One that takes more than there is runs alone."""
+    """Memory in bytes that compilations share. One that takes more than all of it runs alone."""
 
     def __init__(self, nbytes: int) -> None:
         self._free = nbytes
@@ -107,8 +109,9 @@ class Budget:
 class SideBySide:
     """Compiles with at most `jobs` programs under way (default: one per CPU).
 
-    `compile_one` finds or compiles a program; while it compiles it holds what its second argument gives, and
-    says why. `load` says how much memory that takes, and is stopped when the caller is interrupted (Ctrl-C).
+    `compile_one` finds or compiles a program, the latter inside of the context that its second argument makes
+    from a reason. `load` says how much memory that takes, and is stopped when the caller is interrupted
+    (Ctrl-C).
     """
 
     def __init__(
@@ -126,7 +129,8 @@ class SideBySide:
         self._done = self._total = 0
 
     def compile(self, programs: Sequence[Program]) -> list[Artifact]:
-        """The artifacts, in the programs' order. The first failure is raised, once what is under way ends.
+        """The artifacts, in the programs' order. The first failure is raised, once the other compilations
+        ended.
 
         Raises KnobError for a budget of memory that makes no sense.
         """

@@ -1,7 +1,7 @@
 """The open device of one cache: how its kind behaves, the programs loaded on it, and how a run ends.
 
-Contexts are rationed on the NPU, so a program may be released while its buffers stay: these belong to the
-device. What hangs on a program itself, kernel, context and elf, goes with it, runs first.
+The NPU has few hardware contexts, so a program may be released while its buffers stay: these belong to the
+device. Its runs, kernel, context and elf are released with it, in this order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from aerie.virtual_npu.pyxrt.batch import Batch, can_be_one
 Report = Callable[[str], None]
 
 DEVICE_ERRORS = (RuntimeError, OSError, MemoryError, ValueError, TypeError, AttributeError, LookupError)
-"""What pyxrt raises: pybind11 turns C++ exceptions into these; an older pyxrt lacks names or overloads."""
+"""All that pyxrt raises: pybind11 turns C++ exceptions into these; an older pyxrt lacks names or
+overloads."""
 
 
 def clear_frames(error: BaseException) -> None:
@@ -38,7 +39,8 @@ def clear_frames(error: BaseException) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed: which program on which buffers, why, and what completed before it, if anything."""
+    """A run that failed: the set's label (program and buffers), pyxrt's error, and the label of the last run
+    that completed before, if any."""
 
     label: str
     error: BaseException
@@ -48,7 +50,7 @@ class Failure:
 
 
 class DeviceAccess(Protocol):
-    """How one kind of device behaves. The calls are pyxrt's on all of them."""
+    """How one kind of device behaves, beside pyxrt's API, which is the same on all of them."""
 
     @property
     def contexts(self) -> int:
@@ -56,40 +58,42 @@ class DeviceAccess(Protocol):
 
     @property
     def largest_buffer(self) -> int:
-        """Bytes of the largest buffer object that programs address right."""
+        """Bytes of the largest buffer object that programs can address."""
 
     @property
     def copies(self) -> int:
-        """How many copies of a buffer object the machine's memory holds."""
+        """How many times a buffer object is in the machine's memory: twice where host and device are
+        apart."""
 
     @property
     def batches(self) -> bool:
-        """Whether runs may be those of virtual_npu.pyxrt, of which many can be one native call."""
+        """Whether several runs can be one native call (virtual_npu.pyxrt.batch)."""
 
     def reserve(self, report: Report) -> None:
-        """Before the device is opened: keep other processes off it. Tells `report` while that takes."""
+        """Called before the device is opened: keeps other processes off it. `report` is told of the
+        waiting."""
 
     def free(self) -> None:
-        """After the device is closed, or could not be opened."""
+        """Called after the device is closed, or could not be opened: lets other processes have it."""
 
     def execution(self, run: Any) -> Callable[[], None]:
         """A function that carries the run out; it raises one of DEVICE_ERRORS unless the run completes."""
 
     def settle(self, run: Any) -> None:
-        """Wait for a run that was interrupted, as long as it may still be going on."""
+        """Wait until a run that was interrupted (Ctrl-C) is over, so that its buffers can be released."""
 
     def lacks_context(self, error: BaseException) -> bool:
-        """Whether a program could not be loaded because too many are."""
+        """Whether a program could not be loaded because too many are loaded."""
 
     def failed(self, what: str, error: BaseException) -> RunError:
-        """An error of pyxrt as ours: what failed, and the error in words."""
+        """The RunError for an error of pyxrt outside of runs: `what` failed, and why."""
 
     def explain(self, failure: Failure) -> RunError:
-        """The error that tells the user of a failed run."""
+        """The RunError for a failed run: what happened, and what to do."""
 
 
 class VirtualAccess:
-    """The virtual NPU: every process has its own, which ends every run and says itself why one failed."""
+    """The virtual NPU: each process has its own, and its errors say themselves why a run failed."""
 
     contexts = sys.maxsize
     largest_buffer = sys.maxsize
@@ -147,7 +151,7 @@ class LoadedProgram:
     runs: dict[str, BoundRun] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Let go in the order that XRT wants; on Windows it faults otherwise."""
+        """Release all in the order that XRT needs; in another one it crashes on Windows."""
         self.runs.clear()
         self.kernel = None
         self.context = None
@@ -155,10 +159,10 @@ class LoadedProgram:
 
 
 class Contexts:
-    """A device, opened when first needed, and as many programs on it as it takes.
+    """A device, opened at first use, and the programs loaded on it, as many as it takes.
 
-    `backend` names it in errors. `report` is told while another process keeps the device. `last_completed`
-    names the last good run.
+    `backend` names it in errors. `report` is told while another process has the device. `last_completed`: the
+    label of the last run that completed.
     """
 
     def __init__(self, pyxrt: ModuleType, access: DeviceAccess, backend: str, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Memory: what this process could still be given, and what buffer objects will take of it.
+"""Memory: how much this process can still allocate, and how much buffer objects will take.
 
 Sources: MemAvailable in proc_meminfo(5); the limits of control groups in the kernel's
 admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; those of `ulimit` in getrlimit(2).
@@ -46,7 +46,7 @@ V2 = _ControlGroups("sys/fs/cgroup", "memory.max", "memory.current", ("active_fi
 
 
 def available_bytes(root: Path | None = None) -> int | None:
-    """What this process could be given without swapping, in bytes; None where nothing says.
+    """Bytes that this process can allocate without swapping; None where the system does not tell.
 
     The least of what the system has, what each control group above the process leaves, and `ulimit`.
     `root` (default: ROOT) is where /proc and /sys lie.
@@ -58,7 +58,8 @@ def available_bytes(root: Path | None = None) -> int | None:
 
 
 def resident_bytes(root: Path | None = None) -> int:
-    """What this process has of memory now, in bytes; 0 where nothing says. `root` as of available_bytes."""
+    """Bytes of memory that this process has now; 0 where the system does not tell. `root` as of
+    available_bytes."""
     return _kilobytes(_text((ROOT if root is None else root) / "proc/self/status"), "VmRSS") or 0
 
 
@@ -125,17 +126,17 @@ def size(nbytes: int) -> str:
 
 @dataclass(frozen=True)
 class BufferBytes:
-    """What buffer objects take: weights and tables, filled once, and what calls read and write."""
+    """Bytes that buffer objects take: of weights and tables, filled once, and of all other arguments."""
 
     weights: int
     activations: int
 
 
 def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, copies: int = 1) -> BufferBytes:
-    """What the buffers of these sets (bo_key, arguments) take, in bytes, where they share as `sharing` says.
+    """Bytes that the buffers of these sets (bo_key, arguments) take, those in `sharing` shared.
 
     copies: how often a device keeps each buffer (DeviceAccess.copies); an intermediate, which never comes to
-    the host, takes memory once all the same. AERIE_PLAIN=buffers counts.
+    the host, takes memory once all the same. With AERIE_PLAIN=buffers nothing is shared.
     """
     shared, places = effective(sharing), set()
     taken = {True: 0, False: 0}
@@ -150,6 +151,6 @@ def buffer_bytes(sets: Iterable[tuple[str, ArgumentTable]], sharing: Sharing, co
 
 
 def ways_to_save(copies: int = 1) -> list[str]:
-    """What could be set otherwise so that buffers, of which a device keeps so many copies, take less."""
+    """The settings to change for smaller buffers, a phrase each; `copies` as of buffer_bytes."""
     costly = {PLAIN.name: is_plain("buffers"), STRICT.name: copies > 1}
     return [f"unset {name}" for name, is_set in costly.items() if is_set]

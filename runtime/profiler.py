@@ -37,6 +37,7 @@ class ProgramTimes:
 
     @property
     def total(self) -> float:
+        """Seconds of writing, running and reading."""
         return self.write + self.run + self.read
 
     @property
@@ -68,14 +69,15 @@ class Profiler:
     _work: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def declare(self, program: str, flops: float = 0.0, nbytes: float = 0.0) -> None:
-        """The work of one call of a program: operations, and bytes moved to and from its buffers. 0 keeps."""
+        """The work of one call of a program: operations, and bytes of its buffers. 0 leaves what was
+        declared."""
         known_flops, known_nbytes = self._work.get(program, (0.0, 0.0))
         self._work[program] = flops or known_flops, nbytes or known_nbytes
 
     def record(
         self, program: str, write: float, run: float, read: float, moved: int = 0, calls: int = 1
     ) -> None:
-        """Calls: seconds spent writing arguments, running, reading results; bytes moved by the host."""
+        """Count calls of a program: seconds of writing arguments, running, reading results; bytes moved."""
         times = self.programs.get(program)
         if times is None:
             times = self.programs[program] = ProgramTimes()
@@ -88,11 +90,11 @@ class Profiler:
         self._counted += write + run + read
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """Host work under a name. What is recorded inside it counts there, not here."""
+        """A context that counts host work under a name, without the calls and spans recorded inside it."""
         return _Span(self, name) if self.enabled else contextlib.nullcontext()
 
     def count_span(self, name: str, seconds: float, calls: int = 1) -> None:
-        """Host work of that many seconds, without what was recorded inside it."""
+        """Count host work of that many seconds, without what was recorded inside it."""
         times = self.spans.get(name)
         if times is None:
             times = self.spans[name] = SpanTimes()

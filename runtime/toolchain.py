@@ -46,10 +46,11 @@ class Toolchain(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What compiling one program takes at most, about: how many do so side by side follows from it."""
+        """Bytes of memory that compiling one program takes at most, about; it limits how many compile at
+        once."""
 
     def stop(self) -> None:
-        """End what `compile` runs in other threads."""
+        """End the compilations in other threads."""
 
 
 def first_lines(text: str) -> str:
@@ -63,7 +64,7 @@ def source_of(external: ExternalObject) -> Path:
 
 
 def program_ingredients(program: Program) -> dict[str, str]:
-    """What both toolchains depend on: the program's text, and the C++ it links with the macros it sets."""
+    """The ingredients in both toolchains: the program's text, and the C++ it links, with its macros."""
     sources = with_includes(source_of(external) for external in program.objects)
     objects = [repr(dataclasses.astuple(external)) for external in program.objects]
     return {
@@ -84,7 +85,7 @@ class VirtualToolchain:
 
     @property
     def options(self) -> virtual_npu.BuildOptions:
-        """What programs are built for. Raises VirtualNpuError for what there is not."""
+        """How programs are built. Raises VirtualNpuError for numerics that there are not."""
         asked = virtual_npu.BuildOptions.from_knobs()
         return dataclasses.replace(asked, numerics=self.numerics or asked.numerics)
 

@@ -43,7 +43,7 @@ def generation(name: str) -> str | None:
 
 
 def driver_names(root: Path = ACCELERATORS) -> list[str]:
-    """What the driver calls each NPU of this machine (`vbnv`); needs neither XRT nor the right to open it."""
+    """The driver's name of each NPU of this machine (`vbnv`); needs neither XRT nor the right to open it."""
     found = (entry / "device" / "vbnv" for entry in sorted(root.glob("accel*")))
     return [name for file in found if (name := _told(file))]
 
@@ -84,7 +84,7 @@ def missing_bindings(pyxrt: Any) -> list[str]:
 
 
 def missing_device() -> list[str]:
-    """What lacks for running on the NPU, besides the compilers: one line each, nothing where all is there."""
+    """What is missing for running on the NPU, besides the compilers: a line each, [] where all is there."""
     try:
         pyxrt = importlib.import_module("pyxrt")
     except ImportError as error:

@@ -249,13 +249,13 @@ def failure(tool: str, code: int, said: str) -> str:
 
 
 def late(tool: str, seconds: int, said: str) -> str:
-    """Why a tool was killed that had not ended after so many seconds."""
+    """Why a tool failed that was killed after so many seconds."""
     killed = f"{tool} had not ended after {seconds} s and was killed with all that it started"
     return _told(f"{killed}; AERIE_COMPILE_TIMEOUT gives it more", said)
 
 
 def nothing_made(tool: str, name: str, said: str) -> str:
-    """Why a tool that succeeded by its own account left nothing to keep."""
+    """Why a tool failed whose exit code was 0, but which did not write `name`."""
     return _told(f"{tool} ended without an error and without {name}", said)
 
 
