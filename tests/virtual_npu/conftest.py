@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import cache
@@ -18,6 +19,8 @@ Run = Callable[..., list[Any]]
 @pytest.fixture(scope="session")
 def program() -> Callable[..., virtual_npu.Library]:
     """build(text) -> Library, at a low optimisation level: it compiles in half the time.
+
+    In the text %c0, %c1, ... are indices (air_texts.py).
 
     It comes from the tests' cache of built programs where an earlier run built the same.
     """
@@ -30,7 +33,7 @@ def program() -> Callable[..., virtual_npu.Library]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_OPT", "1")
             chosen = options or virtual_npu.BuildOptions.from_knobs()
-            return cache.load(cache.Source(text, "<string>", kernel_dirs, chosen))
+            return cache.load(cache.Source(with_constants(text), "<string>", kernel_dirs, chosen))
 
     return build
 

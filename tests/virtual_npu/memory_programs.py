@@ -21,8 +21,6 @@ class Fault:
 def in_herd(body: str) -> str:
     """A body in a herd of two tiles, which has %n and %out."""
     return f"""
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
     air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%n_h=%n, %out_h=%out) : index, memref<1xf32> {{
       {body}
     }}"""
@@ -35,7 +33,6 @@ FAULTS = {
         "line {fault}: memref.load in herd @h (1, 0): index 64 of dimension 0 is outside memref<64xf32, 2> %buf (allocated at line {made}): legal are 0 to 63",
         in_herd("""
       %f = arith.constant 1.0 : f32
-      %c64 = arith.constant 64 : index
       %i = arith.muli %tx, %c64 : index
       %buf = memref.alloc() : memref<64xf32, 2> // made
       linalg.fill ins(%f : f32) outs(%buf : memref<64xf32, 2>)
@@ -46,7 +43,6 @@ FAULTS = {
         "outside",
         "line {fault}: memref.store: index -5 of dimension 1 is outside memref<4x8xf32> %buf (allocated at line {made}): legal are 0 to 7",
         """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 1.0 : f32
     %j = arith.subi %c0, %n : index
     %buf = memref.alloc() : memref<4x8xf32> // made
@@ -77,7 +73,6 @@ FAULTS = {
         "outside",
         "line {fault}: memref.store: index 4 of dimension 0 is outside memref<4xf32> %buf (allocated at line {made}): legal are 0 to 3",
         """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4xf32> // made
     linalg.fill ins(%f : f32) outs(%buf : memref<4xf32>)
@@ -122,7 +117,6 @@ FAULTS = {
         """
     %v = arith.constant dense<1.0> : vector<8xf32>
     %m = vector.create_mask %n : vector<8xi1>
-    %c4 = arith.constant 4 : index
     %buf = memref.alloc() : memref<8xf32> // made
     vector.maskedstore %buf[%c4], %m, %v : memref<8xf32>, vector<8xi1>, vector<8xf32> // fault
     memref.dealloc %buf : memref<8xf32>""",
@@ -140,7 +134,6 @@ FAULTS = {
         "line {fault}: memref.load: reads elements 20 to 20 of %buf (memref<16xf32>, allocated at line {made}), which has elements 0 to 15",
         """
     %f = arith.constant 1.0 : f32
-    %c4 = arith.constant 4 : index
     %buf = memref.alloc() : memref<16xf32> // made
     linalg.fill ins(%f : f32) outs(%buf : memref<16xf32>)
     %wide = memref.reinterpret_cast %buf to offset: [0], sizes: [5, 5], strides: [5, 1] : memref<16xf32> to memref<5x5xf32, strided<[5, 1]>>
@@ -151,15 +144,10 @@ FAULTS = {
         "outside",
         "line {fault}: air.dma_memcpy_nd in herd @h (1, 0): the access pattern reaches elements 4 to 11 of %x (memref<8xf32>, argument 1 of @dma at line {entry}): legal are 0 to 7",
         """
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
     air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%x_h=%x) : memref<8xf32> {
-      %c1_h = arith.constant 1 : index
-      %c4 = arith.constant 4 : index
-      %c8 = arith.constant 8 : index
       %at = arith.muli %tx, %c4 : index
       %buf = memref.alloc() : memref<8xf32, 2>
-      air.dma_memcpy_nd (%buf[] [] [], %x_h[%at] [%c8] [%c1_h]) : (memref<8xf32, 2>, memref<8xf32>) // fault
+      air.dma_memcpy_nd (%buf[] [] [], %x_h[%at] [%c8] [%c1]) : (memref<8xf32, 2>, memref<8xf32>) // fault
       memref.dealloc %buf : memref<8xf32, 2>
     }""",
         "%n: index, %x: memref<8xf32>",
@@ -169,7 +157,6 @@ FAULTS = {
         "line {fault}: linalg.generic: dimension 0 of %y: memref<?xf32> has 4 elements, another operand says 5",
         """
     %f = arith.constant 1.0 : f32
-    %c4 = arith.constant 4 : index
     %x = memref.alloc(%n) : memref<?xf32>
     %y = memref.alloc(%c4) : memref<?xf32>
     linalg.fill ins(%f : f32) outs(%x : memref<?xf32>)
@@ -185,21 +172,17 @@ FAULTS = {
         "uninitialised",
         "line {fault}: memref.load in herd @h (0, 0): reads element [3, 0] of %acc (memref<8x8xf32, 2>, allocated at line {made}) before anything wrote it: 24 of its 64 elements are written",
         in_herd("""
-      %c0_h = arith.constant 0 : index
-      %c3 = arith.constant 3 : index
       %f = arith.constant 1.0 : f32
       %acc = memref.alloc() : memref<8x8xf32, 2> // made
       %top = memref.subview %acc[0, 0] [3, 8] [1, 1] : memref<8x8xf32, 2> to memref<3x8xf32, strided<[8, 1]>, 2>
       linalg.fill ins(%f : f32) outs(%top : memref<3x8xf32, strided<[8, 1]>, 2>)
-      %v = memref.load %acc[%c3, %c0_h] : memref<8x8xf32, 2> // fault
+      %v = memref.load %acc[%c3, %c0] : memref<8x8xf32, 2> // fault
       memref.dealloc %acc : memref<8x8xf32, 2>"""),
     ),
     "loop_over_nothing": Fault(
         "uninitialised",
         "line {fault}: vector.transfer_read: reads element [8] of %buf (memref<16xf32>, allocated at line {made}) before anything wrote it: 8 of its 16 elements are written",
         """
-    %c8 = arith.constant 8 : index
-    %c16 = arith.constant 16 : index
     %f = arith.constant 1.0 : f32
     %v = arith.constant dense<1.0> : vector<8xf32>
     %buf = memref.alloc() : memref<16xf32> // made
@@ -216,8 +199,6 @@ FAULTS = {
         "uninitialised",
         "line {fault}: affine.load: reads element [4] of %buf (memref<16xf32>, allocated at line {made}) before anything wrote it: 4 of its 16 elements are written",
         """
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<16xf32> // made
     scf.for %i = %c0 to %c4 step %c1 {
@@ -233,8 +214,6 @@ FAULTS = {
         "outside",
         "line {fault}: vector.load: index 9 to 16 of dimension 0 is outside memref<16xf32> %buf (allocated at line {made}): legal are 0 to 15",
         """
-    %c1 = arith.constant 1 : index
-    %c3 = arith.constant 3 : index
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<16xf32> // made
     linalg.fill ins(%f : f32) outs(%buf : memref<16xf32>)
@@ -249,19 +228,14 @@ FAULTS = {
         "uninitialised",
         "line {fault}: air.dma_memcpy_nd in herd @h (0, 0): reads element [1, 2] of %from (memref<2x4xf32, 2>, allocated at line {made}) before anything wrote it: 6 of its 8 elements are written",
         in_herd("""
-      %c0_h = arith.constant 0 : index
-      %c1_h = arith.constant 1 : index
-      %c2_h = arith.constant 2 : index
-      %c4 = arith.constant 4 : index
-      %c6 = arith.constant 6 : index
       %f = arith.constant 1.0 : f32
       %from = memref.alloc() : memref<2x4xf32, 2> // made
       %to = memref.alloc() : memref<4xf32, 2>
       %flat = memref.collapse_shape %from [[0, 1]] : memref<2x4xf32, 2> into memref<8xf32, 2>
-      scf.for %i = %c0_h to %c6 step %c1_h {
+      scf.for %i = %c0 to %c6 step %c1 {
         memref.store %f, %flat[%i] : memref<8xf32, 2>
       }
-      air.dma_memcpy_nd (%to[] [] [], %from[%c0_h] [%c2_h, %c2_h] [%c6, %c1_h]) : (memref<4xf32, 2>, memref<2x4xf32, 2>) // fault
+      air.dma_memcpy_nd (%to[] [] [], %from[%c0] [%c2, %c2] [%c6, %c1]) : (memref<4xf32, 2>, memref<2x4xf32, 2>) // fault
       memref.dealloc %from : memref<2x4xf32, 2>
       memref.dealloc %to : memref<4xf32, 2>"""),
     ),
@@ -269,12 +243,11 @@ FAULTS = {
         "uninitialised",
         "line {fault}: air.channel.put @c in herd @h (1, 0): reads element [2] of %from (memref<4xf32, 2>, allocated at line {made}) before anything wrote it: 2 of its 4 elements are written",
         in_herd("""
-      %c0_h = arith.constant 0 : index
       %f = arith.constant 1.0 : f32
       %from = memref.alloc() : memref<4xf32, 2> // made
       %begin = memref.subview %from[0] [2] [1] : memref<4xf32, 2> to memref<2xf32, strided<[1]>, 2>
       linalg.fill ins(%f : f32) outs(%begin : memref<2xf32, strided<[1]>, 2>)
-      %is_first = arith.cmpi eq, %tx, %c0_h : index
+      %is_first = arith.cmpi eq, %tx, %c0 : index
       scf.if %is_first {
         air.channel.get @c[] (%from[] [] []) : (memref<4xf32, 2>)
       } else {
@@ -288,18 +261,14 @@ FAULTS = {
         """
     air.launch () in () {
       air.segment @s {
-        %c1 = arith.constant 1 : index
-        %c2 = arith.constant 2 : index
         %mine = memref.alloc() : memref<2x2xf32, 2> // made
         air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%mine) : memref<2x2xf32, 2> {
-          %c0_h = arith.constant 0 : index
-          %c1_h = arith.constant 1 : index
           %f = arith.constant 1.0 : f32
-          %is_first = arith.cmpi eq, %tx, %c0_h : index
+          %is_first = arith.cmpi eq, %tx, %c0 : index
           scf.if %is_first {
-            memref.store %f, %m[%c0_h, %c1_h] : memref<2x2xf32, 2>
+            memref.store %f, %m[%c0, %c1] : memref<2x2xf32, 2>
           }
-          %v = memref.load %m[%c0_h, %c1_h] : memref<2x2xf32, 2> // fault
+          %v = memref.load %m[%c0, %c1] : memref<2x2xf32, 2> // fault
         }
         memref.dealloc %mine : memref<2x2xf32, 2>
       }
@@ -342,7 +311,6 @@ FAULTS = {
         "uninitialised",
         "line {fault}: memref.load: reads element [1] of @scratch (memref<2xf32>, declared at line {global}) before anything wrote it: 0 of its 2 elements are written",
         """
-    %c1 = arith.constant 1 : index
     %g = memref.get_global @scratch : memref<2xf32>
     %v = memref.load %g[%c1] : memref<2xf32> // fault
     memref.store %v, %out[%c0] : memref<1xf32>""",
@@ -351,7 +319,6 @@ FAULTS = {
         "uninitialised",
         "line {fault}: memref.load: reads element [0] of %buf (memref<4xf32>, allocated at line {made}) before anything wrote it since line {dealloc} (memref.dealloc) gave the buffer back: 0 of its 4 elements are written",
         """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4xf32> // made
     scf.for %i = %c0 to %n step %c1 {
@@ -388,8 +355,6 @@ FAULTS = {
         "freed",
         "line {fault}: memref.store: writes %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use",
         """
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4xf32> // made
     %view = memref.cast %buf : memref<4xf32> to memref<?xf32>
@@ -413,7 +378,6 @@ FAULTS = {
         """
     air.launch () in () args(%out_l=%out) : memref<1xf32> {
       air.segment @s args(%out_s=%out_l) : memref<1xf32> {
-        %c1 = arith.constant 1 : index
         %f = arith.constant 1.0 : f32
         %l2 = memref.alloc() : memref<4xf32, 1> // made
         linalg.fill ins(%f : f32) outs(%l2 : memref<4xf32, 1>)
@@ -431,9 +395,7 @@ FAULTS = {
         "leak",
         "line {made}: memref.alloc in herd @h (0, 0): 5 buffers (80 bytes) of this allocation are never given back: add memref.dealloc of %buf (memref<4xf32, 2>, allocated at line {made}) to the loop",
         in_herd("""
-      %c0_h = arith.constant 0 : index
-      %c1_h = arith.constant 1 : index
-      scf.for %i = %c0_h to %n_h step %c1_h {
+      scf.for %i = %c0 to %n_h step %c1 {
         %buf = memref.alloc() : memref<4xf32, 2> // made
       }"""),
     ),
@@ -441,7 +403,6 @@ FAULTS = {
 
 CLEAN = {
     "reads_its_own_stores": """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 3.0 : f32
     %buf = memref.alloc() : memref<2x4xf32, 2>
     memref.store %f, %buf[%c1, %c0] : memref<2x4xf32, 2>
@@ -449,8 +410,6 @@ CLEAN = {
     memref.store %v, %out[%c0] : memref<1xf32>
     memref.dealloc %buf : memref<2x4xf32, 2>""",
     "written_in_parts_and_read_as_a_whole": """
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4x4xf32>
     %all = memref.alloc() : memref<4x4xf32>
@@ -475,7 +434,6 @@ CLEAN = {
     memref.dealloc %all : memref<4x4xf32>
     memref.dealloc %sum : memref<f32>""",
     "loop_up_to_what_is_written": """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 3.0 : f32
     %buf = memref.alloc() : memref<16xf32>
     scf.for %i = %c0 to %n step %c1 {
@@ -490,12 +448,10 @@ CLEAN = {
     memref.dealloc %buf : memref<16xf32>""",
     "lanes_outside_that_are_legal": """
     %f = arith.constant 3.0 : f32
-    %c4 = arith.constant 4 : index
     %buf = memref.alloc() : memref<7xf32>
     linalg.fill ins(%f : f32) outs(%buf : memref<7xf32>)
     %v = vector.transfer_read %buf[%n], %f : memref<7xf32>, vector<8xf32>
     vector.transfer_write %v, %buf[%n] : vector<8xf32>, memref<7xf32>
-    %c3 = arith.constant 3 : index
     %m = vector.create_mask %c3 : vector<8xi1>
     %w = vector.maskedload %buf[%c4], %m, %v : memref<7xf32>, vector<8xi1>, vector<8xf32> into vector<8xf32>
     %x = vector.extract %w[2] : f32 from vector<8xf32>
@@ -503,7 +459,6 @@ CLEAN = {
     memref.dealloc %buf : memref<7xf32>""",
     "views_and_casts": """
     %f = arith.constant 3.0 : f32
-    %c2 = arith.constant 2 : index
     %bytes = memref.alloc() : memref<64xi8>
     %view = memref.view %bytes[%c0][] : memref<64xi8> to memref<16xf32>
     linalg.fill ins(%f : f32) outs(%view : memref<16xf32>)
@@ -516,7 +471,6 @@ CLEAN = {
     memref.store %x, %out[%c0] : memref<1xf32>
     memref.dealloc %bytes : memref<64xi8>""",
     "hoisted_buffer": """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 3.0 : f32
     %buf = memref.alloc() : memref<4xf32>
     scf.for %i = %c0 to %n step %c1 {
@@ -526,10 +480,8 @@ CLEAN = {
       memref.dealloc %buf : memref<4xf32>
     }""",
     "given_back_in_every_iteration": """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 3.0 : f32
-    %many = arith.constant 2000 : index
-    scf.for %i = %c0 to %many step %c1 {
+    scf.for %i = %c0 to %c2000 step %c1 {
       %buf = memref.alloc() : memref<4xf32>
       linalg.fill ins(%f : f32) outs(%buf : memref<4xf32>)
       memref.copy %buf, %buf : memref<4xf32> to memref<4xf32>
@@ -545,7 +497,6 @@ CLEAN = {
     %v = memref.load %g[%c0] : memref<2xf32>
     memref.store %v, %out[%c0] : memref<1xf32>""",
     "carried_buffers": """
-    %c1 = arith.constant 1 : index
     %f = arith.constant 3.0 : f32
     %a = memref.alloc() : memref<1xf32>
     %b = memref.alloc() : memref<1xf32>
@@ -561,9 +512,7 @@ CLEAN = {
 
 
 def entry(name: str, arguments: str, body: str) -> str:
-    return (
-        f"  func.func @{name}({arguments}) {{\n    %c0 = arith.constant 0 : index{body}\n    return\n  }}\n"
-    )
+    return f"  func.func @{name}({arguments}) {{{body}\n    return\n  }}\n"
 
 
 DEFAULT = Fault.arguments

@@ -4,6 +4,7 @@ import signal
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import pyxrt
@@ -13,13 +14,10 @@ from aerie.virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
 
-TEXT = """
+TEXT = with_constants("""
 module {
   air.channel @never [1, 1]
   func.func @add(%a: memref<64xf32>, %b: memref<64xf32>, %n: i32) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c64 = arith.constant 64 : index
     %f = arith.sitofp %n : i32 to f32
     scf.for %i = %c0 to %c64 step %c1 {
       %x = memref.load %a[%i] : memref<64xf32>
@@ -52,7 +50,7 @@ module {
     return
   }
 }
-"""
+""")
 
 
 @pytest.fixture(scope="module")

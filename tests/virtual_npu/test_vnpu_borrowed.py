@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
@@ -19,21 +20,15 @@ func.func private @plus_one(memref<16xf32, 2>, memref<16xf32, 2>) attributes {li
 func.func @add(%x: memref<64xf32>, %y: memref<64xf32>) {
   air.launch () in () args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {
     air.segment @s args(%sa=%a, %sb=%b) : memref<64xf32>, memref<64xf32> {
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
       air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%ha=%sa, %hb=%sb) : memref<64xf32>, memref<64xf32> {
-        %c0 = arith.constant 0 : index
-        %s1 = arith.constant 1 : index
-        %c16 = arith.constant 16 : index
-        %c32 = arith.constant 32 : index
         %in = memref.alloc() : memref<16xf32, 2>
         %out = memref.alloc() : memref<16xf32, 2>
         scf.for %i = %c0 to %c32 step %c16 {
           %at = affine.apply affine_map<(d0, d1) -> (d0 * 32 + d1)>(%tx, %i)
-          air.dma_memcpy_nd (%in[] [] [], %ha[%at] [%c16] [%s1]) : (memref<16xf32, 2>, memref<64xf32>)
+          air.dma_memcpy_nd (%in[] [] [], %ha[%at] [%c16] [%c1]) : (memref<16xf32, 2>, memref<64xf32>)
           <before>
           func.call @plus_one(%in, %out) : (memref<16xf32, 2>, memref<16xf32, 2>) -> ()
-          air.dma_memcpy_nd (%hb[%at] [%c16] [%s1], %out[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
+          air.dma_memcpy_nd (%hb[%at] [%c16] [%c1], %out[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
           <after>
         }
         memref.dealloc %in : memref<16xf32, 2>
@@ -53,7 +48,7 @@ CASTS = """extern "C" void plus_one(const float *in, float *out) {
   for (int i = 0; i < 16; ++i) { out[i] = in[i] + 1; ((float *)in)[i] = 0; }
 }
 """
-ZERO_SOURCE = "air.dma_memcpy_nd (%hb[%at] [%c16] [%s1], %in[] [] []) : (memref<64xf32>, memref<16xf32, 2>)"
+ZERO_SOURCE = "air.dma_memcpy_nd (%hb[%at] [%c16] [%c1], %in[] [] []) : (memref<64xf32>, memref<16xf32, 2>)"
 READ_AGAIN = "func.call @plus_one(%in, %out) : (memref<16xf32, 2>, memref<16xf32, 2>) -> ()"
 STORE = "%f = arith.constant 0.0 : f32\nmemref.store %f, %in[%c0] : memref<16xf32, 2>"
 
@@ -65,7 +60,7 @@ def text(before: str = "", after: str = "") -> str:
 def emitted(source: str, folder: Path, kernel: str = PROMISED, options: BuildOptions | None = None) -> str:
     (folder / "plus_one.cc").write_text(kernel)
     options = options or BuildOptions()
-    return virtual_npu.emit(source, options=options, kernel_dirs=[folder]).text
+    return virtual_npu.emit(with_constants(source), options=options, kernel_dirs=[folder]).text
 
 
 def test_what_is_only_read_is_borrowed(program, run, tmp_path):

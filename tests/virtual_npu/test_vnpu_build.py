@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 
@@ -27,7 +28,6 @@ module {{
   func.func @main(%x: memref<16xf32>) {{
     air.launch () in () args(%a=%x) : memref<16xf32> {{
       air.segment @s args(%b=%a) : memref<16xf32> {{
-        %c1 = arith.constant 1 : index
         air.herd @h tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%c=%b) : memref<16xf32> {{
           %n = arith.constant 16 : i32
           %by = arith.constant 2.5 : f32
@@ -79,7 +79,7 @@ def test_external_kernel_with_source_and_defines(program, run, kernels, symbol, 
 
 
 def build(text: str, folder: Path, *kernel_dirs: Path) -> None:
-    virtual_npu.build(text, folder / "p.so", kernel_dirs=kernel_dirs)
+    virtual_npu.build(with_constants(text), folder / "p.so", kernel_dirs=kernel_dirs)
 
 
 def test_missing_kernel_source_says_where_it_looked(tmp_path, kernels):
@@ -90,7 +90,7 @@ def test_missing_kernel_source_says_where_it_looked(tmp_path, kernels):
 
 def test_declaration_without_link_with(tmp_path):
     with pytest.raises(
-        virtual_npu.UnsupportedOpError, match=r"line 13: func.call: @shift has no body and no link_with"
+        virtual_npu.UnsupportedOpError, match=r"line 12: func.call: @shift has no body and no link_with"
     ):
         build(tile("shift", "llvm.emit_c_interface"), tmp_path)
 

@@ -8,15 +8,10 @@ import pytest
 
 from aerie import virtual_npu
 
-CONSTANTS = "\n".join(f"    %c{n} = arith.constant {n} : index" for n in (0, 1, 2, 3, 4, 8, 16, 32, 64))
-
 
 def herd(name: str, x: int, y: int, body: str, args: str = "") -> str:
     return f"""
-      %{name}x = arith.constant {x} : index
-      %{name}y = arith.constant {y} : index
-      air.herd @{name} tile (%tx, %ty) in (%sx=%{name}x, %sy=%{name}y) {args} {{
-{CONSTANTS}
+      air.herd @{name} tile (%tx, %ty) in (%sx=%c{x}, %sy=%c{y}) {args} {{
 {body}
       }}"""
 
@@ -39,8 +34,7 @@ BEFORE = f"""
   air.channel @b_in [2, 1]
   air.channel @b_out [2, 1]
   func.func @before(%x: memref<128xf32>, %y: memref<128xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<128xf32>, memref<128xf32> {{
-{CONSTANTS}
+    air.launch (%i) in (%n=%c1) args(%a=%x, %b=%y) : memref<128xf32>, memref<128xf32> {{
       scf.parallel (%t) = (%c0) to (%c2) step (%c1) {{
         %o = affine.apply affine_map<(d0) -> (d0 * 64)>(%t)
         scf.for %r = %c0 to %c64 step %c16 {{
@@ -72,11 +66,9 @@ ASYNC = f"""
   air.channel @a_out [1, 1]
   air.channel @l2_out [1]
   func.func @async(%x: memref<64xf32>, %y: memref<64xf32>) {{
-    %0 = air.launch async (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {{
-{CONSTANTS}
+    %0 = air.launch async (%i) in (%n=%c1) args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {{
       %1 = air.channel.put async @l2_in[%c0] (%a[] [] []) : (memref<64xf32>)
       %2 = air.segment @s async {{
-{CONSTANTS}
         %t0, %buf = air.execute -> (memref<64xf32, 1>) {{
           %m = memref.alloc() : memref<64xf32, 1>
           air.execute_terminator %m : memref<64xf32, 1>
@@ -92,13 +84,10 @@ ASYNC = f"""
           %w = air.wait_all async [%p, %g]
           scf.yield %w : !air.async.token
         }}
-        %h1 = arith.constant 1 : index
-        %t4 = air.herd @first async tile (%tx, %ty) in (%sx=%h1, %sy=%h1) {{
-{CONSTANTS}
+        %t4 = air.herd @first async tile (%tx, %ty) in (%sx=%c1, %sy=%c1) {{
 {DOUBLE.replace("@CH_in", "@a_in").replace("@CH_out", "@a_mid")}
         }}
-        %t5 = air.herd @second async tile (%tx, %ty) in (%sx=%h1, %sy=%h1) {{
-{CONSTANTS}
+        %t5 = air.herd @second async tile (%tx, %ty) in (%sx=%c1, %sy=%c1) {{
 {DOUBLE.replace("@CH_in", "@a_mid").replace("@CH_out", "@a_out")}
         }}
         %t6 = air.channel.put async [%t3] @l2_out[%c0] (%res[] [] []) : (memref<64xf32, 1>)
@@ -119,9 +108,7 @@ BROADCAST = f"""
   air.channel @w [1, 2] {{broadcast_shape = [4, 2]}}
   air.channel @r [4, 2]
   func.func @broadcast(%x: memref<2x16xf32>, %y: memref<4x2x16xf32>) {{
-    %four = arith.constant 4 : index
-    air.launch (%i) in (%n=%four) args(%a=%x, %b=%y) : memref<2x16xf32>, memref<4x2x16xf32> {{
-{CONSTANTS}
+    air.launch (%i) in (%n=%c4) args(%a=%x, %b=%y) : memref<2x16xf32>, memref<4x2x16xf32> {{
       %last = arith.cmpi eq, %i, %c3 : index
       air.channel.put @w[%c0, %c0] (%a[%c0, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
       air.channel.put @w[%c0, %c1] (%a[%c1, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
@@ -164,7 +151,6 @@ CASCADE = f"""
   air.channel @chain [3] {{channel_type = "npu_cascade"}}
   air.channel @total []
   func.func @cascade(%x: memref<4x16xf32>, %y: memref<16xf32>) {{
-{CONSTANTS}
     scf.parallel (%t) = (%c0) to (%c4) step (%c1) {{
       air.channel.put @feed[%t] (%x[%t, %c0] [%c1, %c16] [%c16, %c1]) : (memref<4x16xf32>)
     }}
@@ -206,7 +192,7 @@ CASCADE = f"""
 DEADLOCK = f"""
   air.channel @d [2]
   func.func @deadlock(%x: memref<16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
+    air.launch (%i) in (%n=%c1) args(%a=%x) : memref<16xf32> {{
       air.segment @s {{
         {
     herd(
@@ -230,7 +216,7 @@ DEADLOCK = f"""
 FULL = f"""
   air.channel @f [1]
   func.func @full(%x: memref<16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
+    air.launch (%i) in (%n=%c1) args(%a=%x) : memref<16xf32> {{
       air.segment @s {{
         {
     herd(
@@ -260,8 +246,7 @@ def mismatch(name: str, size: int) -> str:
     return f"""
   air.channel @of_{name} [1]
   func.func @{name}(%x: memref<16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
-{CONSTANTS}
+    air.launch (%i) in (%n=%c1) args(%a=%x) : memref<16xf32> {{
       air.channel.put @of_{name}[%c0] (%a[] [] []) : (memref<16xf32>)
       air.segment @s {{
         {herd("h", 1, 1, tile)}
@@ -275,8 +260,7 @@ FOLDED = f"""
   air.channel @many [1]
   air.channel @one [1]
   func.func @folded(%x: memref<16xf32>, %y: memref<16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<16xf32>, memref<16xf32> {{
-{CONSTANTS}
+    air.launch (%i) in (%n=%c1) args(%a=%x, %b=%y) : memref<16xf32>, memref<16xf32> {{
       air.channel.put @many[%c0] (%a[] [] []) : (memref<16xf32>)
       air.channel.get @one[%c0] (%b[] [] []) : (memref<16xf32>)
       air.segment @s {{
@@ -302,8 +286,7 @@ FOLDED = f"""
 MISMATCH = f"""{"".join(mismatch(f"takes{size}", size) for size in (8, 12, 32))}
   air.channel @m [1]
   func.func @index(%x: memref<16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x) : memref<16xf32> {{
-{CONSTANTS}
+    air.launch (%i) in (%n=%c1) args(%a=%x) : memref<16xf32> {{
       %two = affine.apply affine_map<(d0) -> (d0 + 2)>(%i)
       air.channel.put @m[%two] (%a[] [] []) : (memref<16xf32>)
     }}
@@ -311,24 +294,22 @@ MISMATCH = f"""{"".join(mismatch(f"takes{size}", size) for size in (8, 12, 32))}
   }}"""
 
 # One of two puts is taken.
-LEFT = f"""
+LEFT = """
   air.channel @left [1, 2]
-  func.func @leftover(%x: memref<16xf32>, %y: memref<16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<16xf32>, memref<16xf32> {{
-{CONSTANTS}
+  func.func @leftover(%x: memref<16xf32>, %y: memref<16xf32>) {
+    air.launch (%i) in (%n=%c1) args(%a=%x, %b=%y) : memref<16xf32>, memref<16xf32> {
       air.channel.put @left[%c0, %c1] (%a[] [] []) : (memref<16xf32>)
       air.channel.put @left[%c0, %c1] (%a[] [] []) : (memref<16xf32>)
       air.channel.get @left[%c0, %c1] (%b[] [] []) : (memref<16xf32>)
-    }}
+    }
     return
-  }}"""
+  }"""
 
 # The launch takes one half of a buffer while the segment writes the other: they do not hold each other back.
 HALVES = f"""
   air.channel @half [1]
   func.func @halves(%x: memref<32xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x) : memref<32xf32> {{
-{CONSTANTS}
+    air.launch (%i) in (%n=%c1) args(%a=%x) : memref<32xf32> {{
       air.channel.get @half[%c0] (%a[%c0] [%c16] [%c1]) : (memref<32xf32>)
       air.segment @s args(%sa=%a) : memref<32xf32> {{
         {
@@ -350,36 +331,28 @@ HALVES = f"""
   }}"""
 
 # A copy reads what an asynchronous get writes, and a second get overwrites what the copy reads.
-CONFLICT = f"""
+CONFLICT = """
   air.channel @q [1]
-  func.func @conflict(%x: memref<2x16xf32>, %y: memref<2x16xf32>) {{
-    air.launch (%i) in (%n=%one) args(%a=%x, %b=%y) : memref<2x16xf32>, memref<2x16xf32> {{
-{CONSTANTS}
+  func.func @conflict(%x: memref<2x16xf32>, %y: memref<2x16xf32>) {
+    air.launch (%i) in (%n=%c1) args(%a=%x, %b=%y) : memref<2x16xf32>, memref<2x16xf32> {
       %l2 = memref.alloc() : memref<16xf32, 1>
-      scf.for %r = %c0 to %c2 step %c1 {{
+      scf.for %r = %c0 to %c2 step %c1 {
         air.channel.get @q[%c0] (%l2[] [] []) : (memref<16xf32, 1>)
         air.dma_memcpy_nd (%b[%r, %c0] [%c1, %c16] [%c16, %c1], %l2[] [] []) : (memref<2x16xf32>, memref<16xf32, 1>)
-      }}
-      scf.for %r = %c0 to %c2 step %c1 {{
+      }
+      scf.for %r = %c0 to %c2 step %c1 {
         air.channel.put @q[%c0] (%a[%r, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
-      }}
+      }
       memref.dealloc %l2 : memref<16xf32, 1>
-    }}
+    }
     return
-  }}"""
+  }"""
 
 
 @pytest.fixture(scope="module")
 def library(program):
     text = "\n".join(
         (BEFORE, ASYNC, BROADCAST, CASCADE, DEADLOCK, FULL, FOLDED, MISMATCH, CONFLICT, LEFT, HALVES)
-    )
-    text = text.replace(
-        "    air.launch (%i) in (%n=%one)",
-        "    %one = arith.constant 1 : index\n    air.launch (%i) in (%n=%one)",
-    )
-    text = text.replace(
-        "    %0 = air.launch async", "    %one = arith.constant 1 : index\n    %0 = air.launch async"
     )
     return program("module {" + text + "}")
 

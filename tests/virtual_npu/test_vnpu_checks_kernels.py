@@ -33,8 +33,6 @@ module {
   func.func private @store_then_load(memref<16xf32, 2>) attributes {link_with = "checked.o"}
 
   func.func @loads(%at: i32, %written: index) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
     %f = arith.constant 1.0 : f32
     %a = memref.alloc() : memref<16xf32, 2>
     %o = memref.alloc() : memref<8xf32, 2>
@@ -47,8 +45,6 @@ module {
     return
   }
   func.func @many_loads(%at: i32, %written: index) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
     %f = arith.constant 1.0 : f32
     %a = memref.alloc() : memref<16xf32, 2>
     %o = memref.alloc() : memref<8xf32, 2>
@@ -99,8 +95,6 @@ module {
     return
   }
   func.func @kept(%at: i32, %read: index) {
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
     air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) {
       %a = memref.alloc() : memref<16xf32, 2>
     }

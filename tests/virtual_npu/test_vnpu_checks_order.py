@@ -21,11 +21,6 @@ def function(name: str, launch: str, space: str = "()  in ()", constants: str = 
   func.func @{name}(%x: {L3}, %y: {L3}) {{
     {constants}
     air.launch {space} args(%a=%x, %b=%y) : {L3}, {L3} {{
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
-      %c16 = arith.constant 16 : index
-      %c32 = arith.constant 32 : index
       {launch}
     }}
     return
@@ -36,11 +31,6 @@ def herd(body: str, columns: str = "%c1", tail: str = "", name: str = "h") -> st
     """A herd of `columns` x 1 tiles that knows x and y as %e and %f."""
     return f"""
       air.herd @{name} {tail} tile (%tx, %ty) in (%sx={columns}, %sy=%c1) args(%e=%a, %f=%b) : {L3}, {L3} {{
-        %k0 = arith.constant 0 : index
-        %k1 = arith.constant 1 : index
-        %k2 = arith.constant 2 : index
-        %k16 = arith.constant 16 : index
-        %k32 = arith.constant 32 : index
         {body}
       }}"""
 
@@ -73,21 +63,21 @@ def tile_copy(offset: str) -> str:
     return f"""
         %m = memref.alloc() : {HALF}
         %o = {offset}
-        air.dma_memcpy_nd (%m[] [] [], %e[%o] [%k32] [%k1]) : ({HALF}, {L3})
-        air.dma_memcpy_nd (%f[%o] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        air.dma_memcpy_nd (%m[] [] [], %e[%o] [%c32] [%c1]) : ({HALF}, {L3})
+        air.dma_memcpy_nd (%f[%o] [%c32] [%c1], %m[] [] []) : ({L3}, {HALF})
         memref.dealloc %m : {HALF}"""
 
 
 def asynchronous_tile(wait: str) -> str:
     """A tile that fetches, computes in an execute that depends on `wait`, and writes back."""
     return f"""{allocated("m", HALF)}
-        %in = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %e[%k0] [%k32] [%k1]) : ({HALF}, {L3})
+        %in = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %e[%c0] [%c32] [%c1]) : ({HALF}, {L3})
         %sum = air.execute [{wait}] {{
-          %v = vector.load %m[%k0] : {HALF}, vector<16xf32>
+          %v = vector.load %m[%c0] : {HALF}, vector<16xf32>
           %w = arith.addf %v, %v : vector<16xf32>
-          vector.store %w, %m[%k0] : {HALF}, vector<16xf32>
+          vector.store %w, %m[%c0] : {HALF}, vector<16xf32>
         }}
-        %out = air.dma_memcpy_nd async [%sum] (%f[%k0] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        %out = air.dma_memcpy_nd async [%sum] (%f[%c0] [%c32] [%c1], %m[] [] []) : ({L3}, {HALF})
         {given_back("m", HALF, "%out")}"""
 
 
@@ -95,19 +85,19 @@ def plain_tile(before: str, after: str) -> str:
     """A tile that starts a transfer and reads what it brings in its own order, with a wait before or after."""
     return f"""
         %m = memref.alloc() : {HALF}
-        %in = air.dma_memcpy_nd async (%m[] [] [], %e[%k0] [%k32] [%k1]) : ({HALF}, {L3})
+        %in = air.dma_memcpy_nd async (%m[] [] [], %e[%c0] [%c32] [%c1]) : ({HALF}, {L3})
         {before}
-        %v = memref.load %m[%k1] : {HALF}
+        %v = memref.load %m[%c1] : {HALF}
         {after}
-        memref.store %v, %m[%k0] : {HALF}
-        air.dma_memcpy_nd (%f[%k0] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+        memref.store %v, %m[%c0] : {HALF}
+        air.dma_memcpy_nd (%f[%c0] [%c32] [%c1], %m[] [] []) : ({L3}, {HALF})
         memref.dealloc %m : {HALF}"""
 
 
 def two_herds(second: str) -> str:
     """Two herds with tokens: the first writes the halves of y, the second overwrites one."""
-    first = f"air.dma_memcpy_nd (%f[%k16] [%k32] [%k1], %e[%k0] [%k32] [%k1]) : ({L3}, {L3})"
-    again = f"air.dma_memcpy_nd (%f[%k32] [%k32] [%k1], %e[%k0] [%k32] [%k1]) : ({L3}, {L3})"
+    first = f"air.dma_memcpy_nd (%f[%c16] [%c32] [%c1], %e[%c0] [%c32] [%c1]) : ({L3}, {L3})"
+    again = f"air.dma_memcpy_nd (%f[%c32] [%c32] [%c1], %e[%c0] [%c32] [%c1]) : ({L3}, {L3})"
     return (
         "%one = "
         + herd(first, tail="async", name="one").strip()
@@ -118,16 +108,11 @@ def two_herds(second: str) -> str:
 
 SHARED_L1 = f"""
       air.segment @s args(%p=%a, %q=%b) : {L3}, {L3} {{
-        %c1 = arith.constant 1 : index
-        %c2 = arith.constant 2 : index
         %s = memref.alloc() : {L1}
         air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%s, %e=%p, %f=%q) : {L1}, {L3}, {L3} {{
-          %k0 = arith.constant 0 : index
-          %k1 = arith.constant 1 : index
-          %k16 = arith.constant 16 : index
           %one = arith.constant 1.0 : f32
           %own = arith.muli %tx, STEP : index
-          scf.for %i = %k0 to %k16 step %k1 {{
+          scf.for %i = %c0 to %c16 step %c1 {{
             %at = arith.addi %own, %i : index
             memref.store %one, %m[%at] : {L1}
           }}
@@ -165,14 +150,14 @@ CHANNEL = """
   air.channel @c []
 """ + function("by_channel", herd(f"""
         %m = memref.alloc() : {HALF}
-        %first = arith.cmpi eq, %tx, %k0 : index
+        %first = arith.cmpi eq, %tx, %c0 : index
         scf.if %first {{
-          air.dma_memcpy_nd (%m[] [] [], %e[%k0] [%k32] [%k1]) : ({HALF}, {L3})
-          air.dma_memcpy_nd (%f[%k0] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+          air.dma_memcpy_nd (%m[] [] [], %e[%c0] [%c32] [%c1]) : ({HALF}, {L3})
+          air.dma_memcpy_nd (%f[%c0] [%c32] [%c1], %m[] [] []) : ({L3}, {HALF})
           air.channel.put @c[] (%m[] [] []) : ({HALF})
         }} else {{
           air.channel.get @c[] (%m[] [] []) : ({HALF})
-          air.dma_memcpy_nd (%f[%k16] [%k32] [%k1], %m[] [] []) : ({L3}, {HALF})
+          air.dma_memcpy_nd (%f[%c16] [%c32] [%c1], %m[] [] []) : ({L3}, {HALF})
         }}
         memref.dealloc %m : {HALF}""", "%c2"))  # fmt: skip
 
@@ -200,16 +185,16 @@ RACES = {
     "lost_token": (function("lost_token", through_l2("%t_m", "%in, %out")), "reads element 0 of %alloc", "writes"),
     "written_while_read": (
         function("written_while_read", WRITTEN_WHILE_READ.replace("WAIT", "%in")), "writes element 0 of %alloc", "reads"),
-    "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %k16 : index"), "%c2")), "writes element 16 of %y", "writes"),
+    "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %c16 : index"), "%c2")), "writes element 16 of %y", "writes"),
     "points": (function("points", "%o = arith.muli %i, %c16 : index\n" + points("%o"), GRID, TWO), "element 16 of %y", "writes"),
     "herds": (function("herds", two_herds("")), "writes element 32 of %y", "writes"),
-    "shared_l1": (function("shared_l1", SHARED_L1.replace("STEP", "%k1")), "writes element 1 of %s", "writes"),
+    "shared_l1": (function("shared_l1", SHARED_L1.replace("STEP", "%c1")), "writes element 1 of %s", "writes"),
     "two_launches": (LAUNCHES.replace("WAIT", ""), "element 0 of %y", "writes"),
 }  # fmt: skip
 
 IN_EXECUTE = SHARED_L1.replace(
     "          scf.for %i", "          %filled = air.execute {\n          scf.for %i"
-).replace("STEP : index\n          %filled", "%k16 : index\n          %filled").replace(
+).replace("STEP : index\n          %filled", "%c16 : index\n          %filled").replace(
     "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }",
     "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }\n          }",
 )  # fmt: skip
@@ -224,12 +209,12 @@ CLEAN = {
     "freed_at_the_end": function("freed_at_the_end", through_l2("%in", "%in")),
     "with_token": function("with_token", through_l2("%in", "%out")),
     "read_then_written": function("read_then_written", WRITTEN_WHILE_READ.replace("WAIT", "%out")),
-    "tiles_apart": function("tiles_apart", herd(tile_copy("arith.muli %tx, %k32 : index"), "%c2")),
+    "tiles_apart": function("tiles_apart", herd(tile_copy("arith.muli %tx, %c32 : index"), "%c2")),
     "points_apart": function("points_apart", "%o = arith.muli %i, %c32 : index\n" + points("%o"), GRID, TWO),
     "execute_after": function("execute_after", herd(asynchronous_tile("%in"))),
     "awaited": function("awaited", herd(plain_tile("air.wait_all [%in]", ""))),
     "herds_in_turn": function("herds_in_turn", two_herds("%one")),
-    "shared_l1_apart": function("shared_l1_apart", SHARED_L1.replace("STEP", "%k16")),
+    "shared_l1_apart": function("shared_l1_apart", SHARED_L1.replace("STEP", "%c16")),
     "interleaved": function("interleaved", INTERLEAVED),
     "synchronous": function("synchronous", SYNCHRONOUS),
     "loop": function("loop", LOOP),
@@ -245,7 +230,6 @@ def transfers(count: int, chained: bool) -> str:
     after = "[%t]" if chained else ""
     return f"""
       %n = arith.constant {count} : index
-      %c4 = arith.constant 4 : index
       %ready = air.wait_all async
       %last = scf.for %i = %c0 to %n step %c1 iter_args(%t = %ready) -> (!air.async.token) {{
         %o = arith.muli %i, %c4 : index

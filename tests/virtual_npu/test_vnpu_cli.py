@@ -8,17 +8,15 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie.virtual_npu import ArgumentError, ArgumentType, Entry, arrays, knobs
 from aerie.virtual_npu.__main__ import main
 
-PROGRAM = """
+PROGRAM = with_constants("""
 module {
   air.channel @c [1]
   func.func @add(%x: memref<2x8xbf16>, %y: memref<2x8xbf16>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
     scf.for %i = %c0 to %c2 step %c1 {
       %a = vector.load %x[%i, %c0] : memref<2x8xbf16>, vector<8xbf16>
       %b = arith.addf %a, %a : vector<8xbf16>
@@ -28,13 +26,12 @@ module {
   }
   func.func @stuck(%x: memref<4xf32>) {
     air.launch () in () args(%a=%x) : memref<4xf32> {
-      %c0 = arith.constant 0 : index
       air.channel.get @c[%c0] (%a[] [] []) : (memref<4xf32>)
     }
     return
   }
 }
-"""
+""")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +101,7 @@ def test_a_program_that_fails_gives_status_1_and_no_output(files, capsys):
         capsys,
         command(files, "--entry", "stuck"),
         1,
-        "launch, line 18: get @c[0] (0 put so far, 0 in flight): no put comes",
+        "launch, line 14: get @c[0] (0 put so far, 0 in flight): no put comes",
     )
     assert not (files / "out.npz").exists()
 

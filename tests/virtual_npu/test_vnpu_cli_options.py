@@ -14,30 +14,29 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie.virtual_npu import arrays, texts
 from aerie.virtual_npu.__main__ import main
 from aerie.virtual_npu.library import ArgumentType, Entry
 
-PROGRAM = """
+PROGRAM = with_constants("""
 func.func @double(%x: memref<2x4xbf16>, %y: memref<2x4xbf16>, %n: memref<3xi32>) {
-  %c0 = arith.constant 0 : index
   %a = vector.load %x[%c0, %c0] : memref<2x4xbf16>, vector<4xbf16>
   %b = arith.addf %a, %a : vector<4xbf16>
   vector.store %b, %y[%c0, %c0] : memref<2x4xbf16>, vector<4xbf16>
   return
 }
-"""
-STUCK = """
+""")
+STUCK = with_constants("""
 air.channel @c [1]
 func.func @stuck(%x: memref<4xf32>) {
   air.launch () in () args(%a=%x) : memref<4xf32> {
-    %c0 = arith.constant 0 : index
     air.channel.get @c[%c0] (%a[] [] []) : (memref<4xf32>)
   }
   return
 }
-"""
+""")
 NOTHING = "func.func @nothing() {\n  return\n}\n"
 
 
@@ -173,7 +172,7 @@ def test_a_result_as_json(capsys):
 @pytest.mark.parametrize(
     ("words", "status", "kind", "line", "op"),
     [
-        ("run stuck.mlir --zeros", 1, "deadlock", 6, None),
+        ("run stuck.mlir --zeros", 1, "deadlock", 5, None),
         ("run gone.mlir", 2, "input", None, None),
         ("run double.mlir --args gone.npz", 2, "arguments", None, None),
         ("run", 2, "usage", None, None),

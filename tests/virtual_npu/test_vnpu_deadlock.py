@@ -17,8 +17,6 @@ def function(name: str, body: str) -> str:
     return f"""
   func.func @{name}(%x: {L3}) {{
     air.launch () in () args(%a=%x) : {L3} {{
-      %c1 = arith.constant 1 : index
-      %c3 = arith.constant 3 : index
       {body}
     }}
     return
@@ -28,10 +26,6 @@ def function(name: str, body: str) -> str:
 def herd(body: str, columns: str = "%c1", order: str = "", name: str = "h") -> str:
     return f"""
       air.herd @{name} {order} tile (%tx, %ty) in (%sx={columns}, %sy=%c1) {{
-        %k0 = arith.constant 0 : index
-        %k1 = arith.constant 1 : index
-        %k2 = arith.constant 2 : index
-        %k3 = arith.constant 3 : index
         %m = memref.alloc() : {L1}
         %zero = arith.constant 0.0 : f32
         linalg.fill ins(%zero : f32) outs(%m : {L1})
@@ -43,9 +37,9 @@ def herd(body: str, columns: str = "%c1", order: str = "", name: str = "h") -> s
 RING = """
   air.channel @c_ring [3]
 """ + function("ring", herd(f"""
-        %next = arith.addi %tx, %k1 : index
-        %is_last = arith.cmpi eq, %tx, %k2 : index
-        %to = arith.select %is_last, %k0, %next : index
+        %next = arith.addi %tx, %c1 : index
+        %is_last = arith.cmpi eq, %tx, %c2 : index
+        %to = arith.select %is_last, %c0, %next : index
         air.channel.get @c_ring[%tx] (%m[] [] []) : ({L1})
         air.channel.put @c_ring[%to] (%m[] [] []) : ({L1})""", "%c3"))  # fmt: skip
 
@@ -73,7 +67,7 @@ ITSELF = """
 ONE_SHORT = """
   air.channel @short []
 """ + function("one_short", herd(f"""
-        scf.for %i = %k0 to %k3 step %k1 {{
+        scf.for %i = %c0 to %c3 step %c1 {{
           air.channel.get @short[] (%m[] [] []) : ({L1})
         }}""") + f"""
       air.channel.put @short[] (%a[] [] []) : ({L3})

@@ -9,23 +9,17 @@ import pytest
 from aerie import virtual_npu
 
 
-def constants(*numbers: int) -> str:
-    return "\n".join(f"      %k{n} = arith.constant {n} : index" for n in sorted({*numbers}))
-
-
 def side(name: str, pattern: tuple[list[int], list[int], list[int]] | None) -> str:
     if pattern is None:
         return f"%{name}[] [] []"
-    return f"%{name}" + " ".join("[" + ", ".join(f"%k{n}" for n in part) + "]" for part in pattern)
+    return f"%{name}" + " ".join("[" + ", ".join(f"%c{n}" for n in part) + "]" for part in pattern)
 
 
 def copy(entry: str, n: int, m: int, dst=None, src=None) -> str:
     """A function that copies between a flat buffer of n and one of m elements."""
-    used = [number for pattern in (dst, src) if pattern for part in pattern for number in part]
     return f"""
   func.func @{entry}(%x: memref<{n}xi16>, %y: memref<{m}xi16>) {{
     air.launch () in () args(%a=%x, %b=%y) : memref<{n}xi16>, memref<{m}xi16> {{
-{constants(*used)}
       air.dma_memcpy_nd ({side("b", dst)}, {side("a", src)}) : (memref<{m}xi16>, memref<{n}xi16>)
     }}
     return
@@ -61,8 +55,7 @@ PATTERNS = {
 FAULTS = """
   func.func @dynamic(%x: memref<64xi16>, %y: memref<16xi16>, %offset: index, %size: index) {
     air.launch () in () args(%a=%x, %b=%y, %o=%offset, %s=%size) : memref<64xi16>, memref<16xi16>, index, index {
-      %k1 = arith.constant 1 : index
-      air.dma_memcpy_nd (%b[] [] [], %a[%o] [%s] [%k1]) : (memref<16xi16>, memref<64xi16>)
+      air.dma_memcpy_nd (%b[] [] [], %a[%o] [%s] [%c1]) : (memref<16xi16>, memref<64xi16>)
     }
     return
   }
@@ -70,46 +63,30 @@ FAULTS = """
 
 TILES = """
   func.func @tiles(%x: memref<8x64xf32>, %y: memref<8x64xf32>) {
-    %c2 = arith.constant 2 : index
     air.launch (%i) in (%n=%c2) args(%a=%x, %b=%y) : memref<8x64xf32>, memref<8x64xf32> {
       air.segment @s args(%l=%i, %sa=%a, %sb=%b) : index, memref<8x64xf32>, memref<8x64xf32> {
-        %c0 = arith.constant 0 : index
-        %c1 = arith.constant 1 : index
-        %c2s = arith.constant 2 : index
-        %c4 = arith.constant 4 : index
-        %c64 = arith.constant 64 : index
         %row0 = affine.apply affine_map<(d0) -> (d0 * 4)>(%l)
         %l2 = memref.alloc() : memref<4x64xf32, 1>
         air.dma_memcpy_nd (%l2[] [] [], %sa[%row0, %c0] [%c4, %c64] [%c64, %c1]) : (memref<4x64xf32, 1>, memref<8x64xf32>)
         %sum = memref.alloc() : memref<2x2x32xf32, 2>
-        air.herd @h tile (%tx, %ty) in (%nx=%c2s, %ny=%c2s) args(%m=%l2, %s=%sum) : memref<4x64xf32, 1>, memref<2x2x32xf32, 2> {
-          %d0 = arith.constant 0 : index
-          %d1 = arith.constant 1 : index
-          %d2 = arith.constant 2 : index
-          %d32 = arith.constant 32 : index
-          %d64 = arith.constant 64 : index
+        air.herd @h tile (%tx, %ty) in (%nx=%c2, %ny=%c2) args(%m=%l2, %s=%sum) : memref<4x64xf32, 1>, memref<2x2x32xf32, 2> {
           %t = memref.alloc() : memref<2x32xf32, 2>
           %r = affine.apply affine_map<(d0) -> (d0 * 2)>(%tx)
           %c = affine.apply affine_map<(d0) -> (d0 * 32)>(%ty)
-          air.dma_memcpy_nd (%t[] [] [], %m[%r, %c] [%d2, %d32] [%d64, %d1]) : (memref<2x32xf32, 2>, memref<4x64xf32, 1>)
-          scf.for %j = %d0 to %d32 step %d1 {
-            %u = memref.load %t[%d0, %j] : memref<2x32xf32, 2>
-            %v = memref.load %t[%d1, %j] : memref<2x32xf32, 2>
+          air.dma_memcpy_nd (%t[] [] [], %m[%r, %c] [%c2, %c32] [%c64, %c1]) : (memref<2x32xf32, 2>, memref<4x64xf32, 1>)
+          scf.for %j = %c0 to %c32 step %c1 {
+            %u = memref.load %t[%c0, %j] : memref<2x32xf32, 2>
+            %v = memref.load %t[%c1, %j] : memref<2x32xf32, 2>
             %w = arith.addf %u, %v : f32
             memref.store %w, %s[%tx, %ty, %j] : memref<2x2x32xf32, 2>
           }
           memref.dealloc %t : memref<2x32xf32, 2>
         }
-        air.herd @out tile (%tx, %ty) in (%nx=%c2s, %ny=%c2s) args(%b1=%sb, %s=%sum, %lo=%row0) : memref<8x64xf32>, memref<2x2x32xf32, 2>, index {
-          %d0 = arith.constant 0 : index
-          %d1 = arith.constant 1 : index
-          %d2 = arith.constant 2 : index
-          %d32 = arith.constant 32 : index
-          %d64 = arith.constant 64 : index
+        air.herd @out tile (%tx, %ty) in (%nx=%c2, %ny=%c2) args(%b1=%sb, %s=%sum, %lo=%row0) : memref<8x64xf32>, memref<2x2x32xf32, 2>, index {
           %r = affine.apply affine_map<(d0, d1) -> (d0 * 2 + d1)>(%tx, %lo)
           %c = affine.apply affine_map<(d0) -> (d0 * 32)>(%ty)
           %mine = memref.subview %s[%tx, %ty, 0] [1, 1, 32] [1, 1, 1] : memref<2x2x32xf32, 2> to memref<32xf32, strided<[1], offset: ?>, 2>
-          air.dma_memcpy_nd (%b1[%r, %c] [%d1, %d32] [%d64, %d1], %mine[] [] []) : (memref<8x64xf32>, memref<32xf32, strided<[1], offset: ?>, 2>)
+          air.dma_memcpy_nd (%b1[%r, %c] [%c1, %c32] [%c64, %c1], %mine[] [] []) : (memref<8x64xf32>, memref<32xf32, strided<[1], offset: ?>, 2>)
         }
         memref.dealloc %l2 : memref<4x64xf32, 1>
         memref.dealloc %sum : memref<2x2x32xf32, 2>

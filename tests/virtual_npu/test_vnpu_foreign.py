@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 
@@ -20,10 +21,6 @@ CALLS = """
     return
   }
   func.func private @halves(%x: memref<16xf32>, %y: memref<16xf32, 2>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c8 = arith.constant 8 : index
-    %c16 = arith.constant 16 : index
     scf.for %i = %c0 to %c16 step %c8 {
       air.dma_memcpy_nd (%y[%i] [%c8] [%c1], %x[%i] [%c8] [%c1]) : (memref<16xf32, 2>, memref<16xf32>)
     }
@@ -39,7 +36,6 @@ CALLS = """
       %v = memref.cast %b : memref<16xf32> to memref<?xf32, strided<[1], offset: ?>>
       func.call @drain(%v) : (memref<?xf32, strided<[1], offset: ?>>) -> ()
       air.segment @s args(%sa=%a, %sc=%c) : memref<16xf32>, memref<16xf32> {
-        %c1 = arith.constant 1 : index
         air.herd @h tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%ha=%sa, %hc=%sc) : memref<16xf32>, memref<16xf32> {
           %t = memref.alloc() : memref<16xf32, 2>
           %u = func.call @receive(%t) : (memref<16xf32, 2>) -> memref<16xf32, 2>
@@ -57,11 +53,6 @@ PADDED = """
   air.channel @padded [1, 1]
   func.func @pad(%x: memref<4x6xf32>, %y: memref<4x4xf32>, %z: memref<7xf32>) {
     air.launch () in () args(%a=%x, %b=%y, %o=%z) : memref<4x6xf32>, memref<4x4xf32>, memref<7xf32> {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
-      %c3 = arith.constant 3 : index
-      %c6 = arith.constant 6 : index
       %s = memref.subview %a[1, 2] [2, 3] [1, 1] : memref<4x6xf32> to memref<2x3xf32, #rows>
       air.dma_memcpy_nd (%b[] [] [], %s[] [] []) {pad_before = array<i32: 1, 0>, pad_after = array<i32: 1, 1>} : (memref<4x4xf32>, memref<2x3xf32, #rows>)
       air.channel.put @padded[] (%a[%c0, %c2] [%c1, %c3] [%c6, %c1]) {pad_before = array<i32: 0, 3>, pad_after = array<i32: 0, 1>} : (memref<4x6xf32>)
@@ -73,7 +64,6 @@ PADDED = """
 
 KINDS = """
   func.func @kinds(%a: memref<2x3xf32>, %b: memref<3x4xf32>, %c: memref<2x4xf32>) {
-    %c0 = arith.constant 0 : index
     %p = ub.poison : f32
     %va = vector.transfer_read %a[%c0, %c0], %p {in_bounds = [true, true]} : memref<2x3xf32>, vector<2x3xf32>
     %vb = vector.load %b[%c0, %c0] : memref<3x4xf32>, vector<3x4xf32>
@@ -96,13 +86,7 @@ TOKENS = """
   func.func @tokens(%x: memref<64xf32>, %y: memref<64xf32>) {
     air.launch () in () args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {
       air.segment @s args(%sa=%a, %sb=%b) : memref<64xf32>, memref<64xf32> {
-        %c2 = arith.constant 2 : index
-        %c1 = arith.constant 1 : index
         air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%ha=%sa, %hb=%sb) : memref<64xf32>, memref<64xf32> {
-          %c0 = arith.constant 0 : index
-          %one = arith.constant 1 : index
-          %c16 = arith.constant 16 : index
-          %c32 = arith.constant 32 : index
           %t0, %t = air.execute -> (memref<16xf32, 2>) {
             %alloc = memref.alloc() : memref<16xf32, 2>
             air.execute_terminator %alloc : memref<16xf32, 2>
@@ -116,9 +100,9 @@ TOKENS = """
           }
           %end = scf.for %i = %c0 to %c32 step %c16 iter_args(%n = %k) -> (!air.async.token) {
             %p = affine.apply affine_map<(d0, d1) -> (d0 * 32 + d1)>(%tx, %i)
-            %in = air.dma_memcpy_nd async [%n] (%t[] [] [], %ha[%p] [%c16] [%one]) : (memref<16xf32, 2>, memref<64xf32>)
-            %all = scf.parallel (%j) = (%c0) to (%one) step (%one) init (%in) -> !air.async.token {
-              %out = air.dma_memcpy_nd async [%in] (%hb[%p] [%c16] [%one], %t[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
+            %in = air.dma_memcpy_nd async [%n] (%t[] [] [], %ha[%p] [%c16] [%c1]) : (memref<16xf32, 2>, memref<64xf32>)
+            %all = scf.parallel (%j) = (%c0) to (%c1) step (%c1) init (%in) -> !air.async.token {
+              %out = air.dma_memcpy_nd async [%in] (%hb[%p] [%c16] [%c1], %t[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
               scf.reduce(%out : !air.async.token) {
               ^bb0(%u: !air.async.token, %v: !air.async.token):
                 %w = air.wait_all async [%u, %v]
@@ -140,29 +124,21 @@ HOISTED = """
   air.channel @hoist [2, 1]
   func.func @hoisted(%x: memref<2x16xf32>, %y: memref<2x16xf32>) {
     air.launch () in () args(%a=%x, %b=%y) : memref<2x16xf32>, memref<2x16xf32> {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c16 = arith.constant 16 : index
       air.channel.put @hoist[%c0, %c0] (%a[%c0, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
       air.channel.put @hoist[%c1, %c0] (%a[%c1, %c0] [%c1, %c16] [%c16, %c1]) : (memref<2x16xf32>)
       air.segment @s args(%sb=%b) : memref<2x16xf32> {
-        %n1 = arith.constant 1 : index
-        %n2 = arith.constant 2 : index
         %t0, %t = air.execute -> (memref<16xf32, 2>) {
           %alloc = memref.alloc() : memref<16xf32, 2>
           air.execute_terminator %alloc : memref<16xf32, 2>
         }
-        %h = air.herd @h async [%t0] tile (%tx, %ty) in (%sx=%n2, %sy=%n1) args(%m=%t) : memref<16xf32, 2> {
+        %h = air.herd @h async [%t0] tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%t) : memref<16xf32, 2> {
           air.channel.get @hoist[%tx, %ty] (%m[] [] []) : (memref<16xf32, 2>)
         }
-        %g = air.herd @h async [%h] tile (%tx, %ty) in (%sx=%n2, %sy=%n1) args(%m=%t, %hb=%sb) : memref<16xf32, 2>, memref<2x16xf32> {
-          %k0 = arith.constant 0 : index
-          %k1 = arith.constant 1 : index
-          %k16 = arith.constant 16 : index
-          %v = vector.load %m[%k0] : memref<16xf32, 2>, vector<16xf32>
+        %g = air.herd @h async [%h] tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%t, %hb=%sb) : memref<16xf32, 2>, memref<2x16xf32> {
+          %v = vector.load %m[%c0] : memref<16xf32, 2>, vector<16xf32>
           %w = arith.addf %v, %v : vector<16xf32>
-          vector.store %w, %m[%k0] : memref<16xf32, 2>, vector<16xf32>
-          air.dma_memcpy_nd (%hb[%tx, %k0] [%k1, %k16] [%k16, %k1], %m[] [] []) : (memref<2x16xf32>, memref<16xf32, 2>)
+          vector.store %w, %m[%c0] : memref<16xf32, 2>, vector<16xf32>
+          air.dma_memcpy_nd (%hb[%tx, %c0] [%c1, %c16] [%c16, %c1], %m[] [] []) : (memref<2x16xf32>, memref<16xf32, 2>)
         }
         air.wait_all [%g]
         memref.dealloc %t : memref<16xf32, 2>
@@ -231,7 +207,7 @@ def test_an_l1_buffer_of_the_segment_is_every_tiles_own(library, run, threads, m
 
 def refused(text: str, message: str) -> None:
     with pytest.raises(virtual_npu.VirtualNpuError, match=message):
-        virtual_npu.emit(text)
+        virtual_npu.emit(with_constants(text))
 
 
 def test_forms_without_a_meaning_are_refused_by_name():
@@ -248,11 +224,10 @@ def test_forms_without_a_meaning_are_refused_by_name():
     )
     refused(
         """func.func @f(%x: memref<4xf32, 2>) {
-             %c1 = arith.constant 1 : index
              air.herd @solo tile (%i, %j) in (%n=%c1, %m=%c1) args(%a=%x) : memref<4xf32, 2> attributes {link_with = "k.o"}
              return
            }""",
-        r"line 3: air.herd: @solo has link_with but no body, which names no function to run",
+        r"line 2: air.herd: @solo has link_with but no body, which names no function to run",
     )
     refused("func.func @f(%x: memref<*xf32>) { return }", r"memref<\*xf32> has no shape: give the argument")
     refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import VirtualNpuError
@@ -31,9 +32,6 @@ func.func @folded(%x: memref<4x8xf32>, %k: memref<4x8xi32>, %s: memref<f32>, %p:
   return
 }
 func.func @positions(%at: index, %n: index, %parts: memref<3xindex>, %back: memref<2xindex>) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %c2 = arith.constant 2 : index
   %p:3 = affine.delinearize_index %at into (2, %n, 8) : index, index, index
   %q:3 = affine.delinearize_index %at into (%n, 8) : index, index, index
   memref.store %p#0, %parts[%c0] : memref<3xindex>
@@ -61,12 +59,6 @@ func.func @atomic(%x: memref<4xi32>, %old: memref<4xi32>, %f: memref<4xf32>, %ne
   return
 }
 func.func @made_of(%x: memref<8x6xf32>, %out: memref<8xindex>, %d: index) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %c2 = arith.constant 2 : index
-  %c3 = arith.constant 3 : index
-  %c4 = arith.constant 4 : index
-  %c5 = arith.constant 5 : index
   %v = memref.subview %x[1, 2] [4, 2] [2, 1] : memref<8x6xf32> to memref<4x2xf32, strided<[12, 1], offset: 8>>
   %b, %o, %sizes:2, %strides:2 = memref.extract_strided_metadata %v : memref<4x2xf32, strided<[12, 1], offset: 8>>
       -> memref<f32>, index, index, index, index, index
@@ -91,7 +83,6 @@ func.func @scoped(%x: memref<4xf32>) -> memref<4xf32> {
   %half = arith.constant 0.5 : f32
   %k = memref.alloca_scope -> (f32) {
     %t = memref.alloca() : memref<1xf32>
-    %c0 = arith.constant 0 : index
     memref.store %half, %t[%c0] : memref<1xf32>
     %h = memref.load %t[%c0] : memref<1xf32>
     memref.alloca_scope.return %h : f32
@@ -106,8 +97,6 @@ func.func @scoped(%x: memref<4xf32>) -> memref<4xf32> {
   return %y : memref<4xf32>
 }
 func.func @several(%x: memref<4xi8>, %v: vector<4xi16>, %y: memref<4xi16>) -> (memref<4xi8>, i8, index) {
-  %c2 = arith.constant 2 : index
-  %c0 = arith.constant 0 : index
   %e = memref.load %x[%c2] : memref<4xi8>
   vector.store %v, %y[%c0] : memref<4xi16>, vector<4xi16>
   return %x, %e, %c2 : memref<4xi8>, i8, index
@@ -119,31 +108,22 @@ func.func @promised(%n: i32) {
   return
 }
 func.func @ranks(%x: memref<6x4xi32>) {
-  %c2 = arith.constant 2 : index
-  %c3 = arith.constant 3 : index
   %ready = air.wait_all async
   %u = air.universe.alloc(%c3)
   %done = air.rank async [%ready] universe(%u) (%r, %q) in (%nr = %c2, %nq = %c3) args(%b = %x) : memref<6x4xi32> {
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
-    %three = arith.constant 3 : index
-    %first = arith.muli %r, %three : index
+    %first = arith.muli %r, %c3 : index
     %row = arith.addi %first, %q : index
     air.launch (%i) in (%n = %c4) args(%k = %row, %m = %b) : index, memref<6x4xi32> {
       air.segment args(%ii = %i, %kk = %k, %mm = %m) : index, index, memref<6x4xi32> {
-        %one = arith.constant 1 : index
-        %zero = arith.constant 0 : index
-        air.herd tile (%tx, %ty) in (%sx = %one, %sy = %one) args(%iii = %ii, %kkk = %kk, %mmm = %mm)
+        air.herd tile (%tx, %ty) in (%sx = %c1, %sy = %c1) args(%iii = %ii, %kkk = %kk, %mmm = %mm)
             : index, index, memref<6x4xi32> {
           %l1 = memref.alloc() : memref<1xi32, 2>
-          %o = arith.constant 1 : index
-          %z = arith.constant 0 : index
-          air.dma_memcpy_nd (%l1[] [] [], %mmm[%kkk, %iii] [%o, %o] [4, %o]) : (memref<1xi32, 2>, memref<6x4xi32>)
-          %old = memref.load %l1[%z] : memref<1xi32, 2>
+          air.dma_memcpy_nd (%l1[] [] [], %mmm[%kkk, %iii] [%c1, %c1] [%c4, %c1]) : (memref<1xi32, 2>, memref<6x4xi32>)
+          %old = memref.load %l1[%c0] : memref<1xi32, 2>
           %k32 = arith.index_cast %kkk : index to i32
           %new = arith.addi %old, %k32 : i32
-          memref.store %new, %l1[%z] : memref<1xi32, 2>
-          air.dma_memcpy_nd (%mmm[%kkk, %iii] [%o, %o] [4, %o], %l1[] [] []) : (memref<6x4xi32>, memref<1xi32, 2>)
+          memref.store %new, %l1[%c0] : memref<1xi32, 2>
+          air.dma_memcpy_nd (%mmm[%kkk, %iii] [%c1, %c1] [%c4, %c1], %l1[] [] []) : (memref<6x4xi32>, memref<1xi32, 2>)
           memref.dealloc %l1 : memref<1xi32, 2>
         }
       }
@@ -181,7 +161,6 @@ func.func @unsigned(%x: memref<8xui8>, %y: memref<8xui8>, %z: memref<4xui16>) {
   }
   affine.for %i = 1 to 4 {
     %w = memref.load %z[%i] : memref<4xui16>
-    %c0 = arith.constant 0 : index
     memref.store %w, %z[%c0] : memref<4xui16>
   }
   return
@@ -289,8 +268,6 @@ func.func @empty(%x: memref<8xf32>) {
   air.launch () in () args(%a = %x) : memref<8xf32> {
     %t = air.channel.put async @c[] (%a[] [] []) : (memref<8xf32>)
     air.segment {
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
       %w = air.wait_all async
       %h = air.herd async [%w] tile (%i, %j) in (%n = %c2, %m = %c1) { }
       %r = scf.for %k = %c1 to %c2 step %c1 iter_args(%s = %h) -> (!air.async.token) {
@@ -306,21 +283,14 @@ func.func @empty(%x: memref<8xf32>) {
   return
 }
 func.func @nested(%x: memref<8xf32>) {
-  %c1 = arith.constant 1 : index
-  %c2 = arith.constant 2 : index
   air.herd tile (%i, %j) in (%n = %c2, %m = %c1) args(%a = %x) : memref<8xf32> {
-    %one = arith.constant 1 : index
-    %four = arith.constant 4 : index
-    air.herd tile (%k, %l) in (%p = %four, %q = %one) args(%b = %a, %o = %i) : memref<8xf32>, index {
-      %f = arith.constant 4 : index
-      %w = arith.constant 1 : index
+    air.herd tile (%k, %l) in (%p = %c4, %q = %c1) args(%b = %a, %o = %i) : memref<8xf32>, index {
       %v = arith.constant 7.0 : f32
       %t = memref.alloc() : memref<1xf32, 2>
-      %z = arith.constant 0 : index
-      memref.store %v, %t[%z] : memref<1xf32, 2>
-      %r = arith.muli %o, %f : index
+      memref.store %v, %t[%c0] : memref<1xf32, 2>
+      %r = arith.muli %o, %c4 : index
       %at = arith.addi %r, %k : index
-      air.dma_memcpy_nd (%b[%at] [%w] [%w], %t[] [] []) : (memref<8xf32>, memref<1xf32, 2>)
+      air.dma_memcpy_nd (%b[%at] [%c1] [%c1], %t[] [] []) : (memref<8xf32>, memref<1xf32, 2>)
       memref.dealloc %t : memref<1xf32, 2>
     }
   }
@@ -408,7 +378,7 @@ REFUSED = {
 def test_refusals_name_the_operation_its_line_and_the_reason(what):
     text, message = REFUSED[what]
     with pytest.raises(VirtualNpuError) as caught:
-        emit(text)
+        emit(with_constants(text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

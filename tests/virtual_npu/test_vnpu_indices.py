@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from air_texts import with_constants
 from static_texts import assert_fault, program
 
 from aerie.virtual_npu import BuildOptions
@@ -14,13 +15,12 @@ from aerie.virtual_npu.toolchain import emit
 def generated(body: str) -> str:
     """The C++ of a function with an argument %x: memref<4x8xf32> and some constants."""
     text = f"""func.func @f(%x: memref<4x8xf32>, %n: index) {{
-      %c1 = arith.constant 1 : index
       %c2 = index.constant 2
       %v = arith.constant 1.0 : f32
       {body}
       return
     }}"""
-    return emit(text).text
+    return emit(with_constants(text)).text
 
 
 @pytest.mark.parametrize(
@@ -31,21 +31,17 @@ def generated(body: str) -> str:
         "air.execute_terminator %s : index }",
         "%i = arith.maxsi %c1, %two : index\n",
         "%i = affine.max affine_map<(d) -> (d + 1, 3)>(%c2)",
-        "%i, %j = affine.delinearize_index %big into (4, 8) : index, index",
+        "%i, %j = affine.delinearize_index %c29 into (4, 8) : index, index",
     ],
     ids=lambda index: index.partition("=")[2].split()[0],
 )
 def test_a_known_index_is_a_number_in_cpp(index: str) -> None:
     """Also inside of a herd that captures it, where it is no parameter."""
     body = f"""%two = arith.constant 3 : index
-      %big = arith.constant 29 : index
       {index}
       air.herd @h tile (%a, %b) in (%sx=%c1, %sy=%c1) args(%k=%i, %y=%x) : index, memref<4x8xf32> {{
         %l1 = memref.alloc() : memref<8xf32, 2>
-        %c0 = arith.constant 0 : index
-        %c8 = arith.constant 8 : index
-        %one = arith.constant 1 : index
-        air.dma_memcpy_nd (%l1[] [] [], %y[%k, %c0] [%one, %c8] [%c8, %one])
+        air.dma_memcpy_nd (%l1[] [] [], %y[%k, %c0] [%c1, %c8] [%c8, %c1])
             : (memref<8xf32, 2>, memref<4x8xf32>)
         memref.dealloc %l1 : memref<8xf32, 2>
       }}"""

@@ -10,7 +10,6 @@ from aerie import virtual_npu
 
 PROGRAM = """
 func.func @made(%s: memref<8xindex>, %m: memref<4x3xi1>, %b: memref<8xf32>, %x: f32) {
-  %c0 = arith.constant 0 : index
   %step = vector.step : vector<8xindex>
   vector.store %step, %s[%c0] : memref<8xindex>, vector<8xindex>
   %mask = vector.constant_mask [3, 2] : vector<4x3xi1>
@@ -20,7 +19,6 @@ func.func @made(%s: memref<8xindex>, %m: memref<4x3xi1>, %b: memref<8xf32>, %x: 
   return
 }
 func.func @elements(%x: memref<4xi32>, %y: memref<4xi32>, %e: memref<4xi32>, %at: index) {
-  %c0 = arith.constant 0 : index
   %v = vector.load %x[%c0] : memref<4xi32>, vector<4xi32>
   %a, %b, %c, %d = vector.to_elements %v : vector<4xi32>
   %back = vector.from_elements %d, %c, %b, %a : vector<4xi32>
@@ -32,7 +30,6 @@ func.func @elements(%x: memref<4xi32>, %y: memref<4xi32>, %e: memref<4xi32>, %at
   return
 }
 func.func @woven(%x: memref<2x4xi16>, %y: memref<2x4xi16>, %w: memref<2x8xi16>, %e: memref<2x4xi16>, %o: memref<2x4xi16>) {
-  %c0 = arith.constant 0 : index
   %a = vector.load %x[%c0, %c0] : memref<2x4xi16>, vector<2x4xi16>
   %b = vector.load %y[%c0, %c0] : memref<2x4xi16>, vector<2x4xi16>
   %all = vector.interleave %a, %b : vector<2x4xi16> -> vector<2x8xi16>
@@ -43,7 +40,6 @@ func.func @woven(%x: memref<2x4xi16>, %y: memref<2x4xi16>, %w: memref<2x8xi16>, 
   return
 }
 func.func @outer(%x: memref<4xf32>, %y: memref<8xf32>, %c: memref<4x8xf32>, %p: memref<4x8xf32>, %m: memref<4x8xf32>, %s: memref<4xf32>, %k: f32) {
-  %c0 = arith.constant 0 : index
   %a = vector.load %x[%c0] : memref<4xf32>, vector<4xf32>
   %b = vector.load %y[%c0] : memref<8xf32>, vector<8xf32>
   %acc = vector.load %c[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
@@ -58,7 +54,6 @@ func.func @outer(%x: memref<4xf32>, %y: memref<8xf32>, %c: memref<4x8xf32>, %p: 
   return
 }
 func.func @scans(%x: memref<3x4xi32>, %i: memref<3x4xi32>, %e: memref<3x4xi32>, %li: memref<4xi32>, %le: memref<4xi32>) {
-  %c0 = arith.constant 0 : index
   %v = vector.load %x[%c0, %c0] : memref<3x4xi32>, vector<3x4xi32>
   %init = arith.constant dense<100> : vector<4xi32>
   %in, %last_in = vector.scan <add>, %v, %init {inclusive = true, reduction_dim = 0 : i64} : vector<3x4xi32>, vector<4xi32>
@@ -70,8 +65,6 @@ func.func @scans(%x: memref<3x4xi32>, %i: memref<3x4xi32>, %e: memref<3x4xi32>, 
   return
 }
 func.func @anywhere(%x: memref<16xf32>, %w: memref<8xi32>, %k: memref<8xi1>, %g: memref<8xf32>, %s: memref<16xf32>) {
-  %c0 = arith.constant 0 : index
-  %c2 = arith.constant 2 : index
   %where = vector.load %w[%c0] : memref<8xi32>, vector<8xi32>
   %mask = vector.load %k[%c0] : memref<8xi1>, vector<8xi1>
   %other = arith.constant dense<-1.0> : vector<8xf32>
@@ -83,7 +76,6 @@ func.func @anywhere(%x: memref<16xf32>, %w: memref<8xi32>, %k: memref<8xi1>, %g:
 #tr = affine_map<(d0, d1) -> (d1, d0)>
 #spread = affine_map<(d0, d1) -> (d1, 0)>
 func.func @masked(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %t: memref<4x3xf32>, %b: memref<4x2xf32>, %w: memref<3x4xf32>) {
-  %c0 = arith.constant 0 : index
   %pad = arith.constant -1.0 : f32
   %mask = vector.load %k[%c0, %c0] : memref<3x4xi1>, vector<3x4xi1>
   %row = vector.extract %mask[1] : vector<4xi1> from vector<3x4xi1>
@@ -95,8 +87,6 @@ func.func @masked(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %t: memref<4x3xf32>, 
   return
 }
 func.func @regions(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %y: memref<3x4xf32>, %z: memref<3x4xf32>, %s: memref<2xf32>, %m: memref<3xi32>, %i: memref<3x4xi32>) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
   %pad = arith.constant -1.0 : f32
   %other = arith.constant dense<5.0> : vector<3x4xf32>
   %mask = vector.load %k[%c0, %c0] : memref<3x4xi1>, vector<3x4xi1>
@@ -116,8 +106,6 @@ func.func @regions(%x: memref<3x4xf32>, %k: memref<3x4xi1>, %y: memref<3x4xf32>,
   return
 }
 func.func @packed(%x: memref<16xi8>, %k: memref<8xi1>, %e: memref<8xi8>, %c: memref<16xi8>) {
-  %c0 = arith.constant 0 : index
-  %c3 = arith.constant 3 : index
   %mask = vector.load %k[%c0] : memref<8xi1>, vector<8xi1>
   %other = arith.constant dense<-7> : vector<8xi8>
   %spread = vector.expandload %x[%c3], %mask, %other : memref<16xi8>, vector<8xi1>, vector<8xi8> into vector<8xi8>

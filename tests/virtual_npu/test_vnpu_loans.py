@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
@@ -20,33 +21,20 @@ air.channel @in [1, 1] {broadcast_shape = [2, 1]}
 air.channel @out [2, 1]
 func.func @add(%x: memref<64xf32>, %y: memref<2x64xf32>) {
   air.launch () in () args(%a=%x, %b=%y) : memref<64xf32>, memref<2x64xf32> {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
-    %c8 = arith.constant 8 : index
-    %c16 = arith.constant 16 : index
-    %c32 = arith.constant 32 : index
-    %c64 = arith.constant 64 : index
     <puts>
     scf.parallel (%t) = (%c0) to (%c2) step (%c1) {
       air.channel.get @out[%t, %c0] (%b[%t, %c0] [%c1, %c64] [%c64, %c1]) : (memref<2x64xf32>)
     }
     air.segment @s {
-      %s1 = arith.constant 1 : index
-      %s2 = arith.constant 2 : index
-      air.herd @h tile (%tx, %ty) in (%sx=%s2, %sy=%s1) {
-        %h0 = arith.constant 0 : index
-        %h1 = arith.constant 1 : index
-        %h16 = arith.constant 16 : index
-        %h64 = arith.constant 64 : index
+      air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) {
         %in = memref.alloc() : memref<16xf32, 2>
         %out = memref.alloc() : memref<16xf32, 2>
         %all = memref.alloc() : memref<64xf32, 2>
-        scf.for %i = %h0 to %h64 step %h16 {
+        scf.for %i = %c0 to %c64 step %c16 {
           air.channel.get @in[%tx, %ty] (%in<pattern>) : (memref<16xf32, 2>)
           <before>
           func.call @plus_one(%in, %out) : (memref<16xf32, 2>, memref<16xf32, 2>) -> ()
-          scf.for %j = %h0 to %h16 step %h1 {
+          scf.for %j = %c0 to %c16 step %c1 {
             %at = arith.addi %i, %j : index
             %v = memref.load %out[%j] : memref<16xf32, 2>
             memref.store %v, %all[%at] : memref<64xf32, 2>
@@ -93,7 +81,9 @@ def text(puts: str = ONE_EACH, before: str = "", pattern: str = "[] [] []") -> s
 
 def emitted(source: str, folder: Path, kernel: str = PROMISED, options: BuildOptions | None = None) -> str:
     (folder / "plus_one.cc").write_text(kernel)
-    return virtual_npu.emit(source, options=options or BuildOptions(), kernel_dirs=[folder]).text
+    return virtual_npu.emit(
+        with_constants(source), options=options or BuildOptions(), kernel_dirs=[folder]
+    ).text
 
 
 def result(program, run, source, folder, options=None):
@@ -125,7 +115,7 @@ def test_nothing_is_lent_where_it_is_not_wanted(program, run, tmp_path, options)
     [
         (UNDOES, "", "[] [] []"),
         (PROMISED, STORE, "[] [] []"),
-        (PROMISED, "", "[%h0] [%h16] [%h1]"),
+        (PROMISED, "", "[%c0] [%c16] [%c1]"),
     ],
     ids=["a kernel that may write", "a store", "a get that says where"],
 )

@@ -17,20 +17,16 @@ module {
   memref.global "private" constant @table : memref<4xi32> = dense<[1, 20, 300, 4000]>
 
   func.func @subview(%x: memref<6x8xf32>, %y: memref<2x3xf32>) {
-    %c1 = arith.constant 1 : index
     %s = memref.subview %x[%c1, 2] [2, 3] [3, 2] : memref<6x8xf32> to memref<2x3xf32, strided<[24, 2], offset: ?>>
     memref.copy %s, %y : memref<2x3xf32, strided<[24, 2], offset: ?>> to memref<2x3xf32>
     return
   }
   func.func @reduced(%x: memref<3x4x5xi32>, %y: memref<4xi32>) {
-    %c2 = arith.constant 2 : index
     %s = memref.subview %x[%c2, 0, 3] [1, 4, 1] [1, 1, 1] : memref<3x4x5xi32> to memref<4xi32, strided<[5], offset: ?>>
     memref.copy %s, %y : memref<4xi32, strided<[5], offset: ?>> to memref<4xi32>
     return
   }
   func.func @dynamic(%n: index, %x: memref<6x8xi32>, %y: memref<1xindex>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
     %seven = arith.constant 7 : i32
     %s = memref.subview %x[%c1, 2] [%n, %n] [1, 1] : memref<6x8xi32> to memref<?x?xi32, strided<[8, 1], offset: ?>>
     %d = memref.cast %s : memref<?x?xi32, strided<[8, 1], offset: ?>> to memref<?x?xi32, strided<[?, 1], offset: ?>>
@@ -87,15 +83,11 @@ module {
     return
   }
   func.func @bytes(%x: memref<64xi8>, %y: memref<2x4xf32>) {
-    %c16 = arith.constant 16 : index
     %v = memref.view %x[%c16][] : memref<64xi8> to memref<2x4xf32>
     memref.copy %v, %y : memref<2x4xf32> to memref<2x4xf32>
     return
   }
   func.func @switch(%x: memref<4xi32>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
     scf.for %i = %c0 to %c4 step %c1 {
       %v = scf.index_switch %i -> i32
       case 1 {
@@ -125,9 +117,6 @@ module {
     return
   }
   func.func @sum(%x: memref<8xf32>, %y: memref<1xf32>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c8 = arith.constant 8 : index
     %zero = arith.constant 0.0 : f32
     %one = arith.constant 1.0 : f32
     %s, %p = scf.for %i = %c0 to %c8 step %c1 iter_args(%a = %zero, %b = %one) -> (f32, f32) {
@@ -140,9 +129,6 @@ module {
     return
   }
   func.func @branches(%x: memref<8xi32>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c8 = arith.constant 8 : index
     %four = arith.constant 4 : i32
     scf.for %i = %c0 to %c8 step %c1 {
       %v = memref.load %x[%i] : memref<8xi32>
@@ -164,7 +150,6 @@ module {
     return
   }
   func.func @while(%x: memref<1xi32>) {
-    %c0 = arith.constant 0 : index
     %hundred = arith.constant 100 : i32
     %v = memref.load %x[%c0] : memref<1xi32>
     %r = scf.while (%a = %v) : (i32) -> i32 {
@@ -179,10 +164,6 @@ module {
     return
   }
   func.func @parallel(%x: memref<4x8xf32>, %y: memref<1xf32>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
-    %c8 = arith.constant 8 : index
     %zero = arith.constant 0.0 : f32
     %s = scf.parallel (%i, %j) = (%c0, %c0) to (%c4, %c8) step (%c1, %c1) init (%zero) -> f32 {
       %v = memref.load %x[%i, %j] : memref<4x8xf32>
@@ -196,7 +177,6 @@ module {
     return
   }
   func.func @affine(%x: memref<16xf32>, %y: memref<16xf32>) {
-    %c3 = arith.constant 3 : index
     affine.for %i = 0 to 3 {
       affine.for %j = 0 to min #low(%i) {
       }
@@ -237,7 +217,6 @@ module {
     return %r : f32
   }
   func.func @"names.of-mlir"(%herd: memref<4xi32>, %twice: index, %class: memref<4xi32>) {
-    %c0 = arith.constant 0 : index
     %i = arith.addi %twice, %c0 : index
     %flat = arith.constant 7 : i32
     %v = vector.load %herd[%c0] : memref<4xi32>, vector<4xi32>
@@ -248,7 +227,6 @@ module {
     return
   }
   func.func @calls(%x: memref<1xf32>) {
-    %c0 = arith.constant 0 : index
     %v = memref.load %x[%c0] : memref<1xf32>
     %w = func.call @twice(%v) : (f32) -> f32
     memref.store %w, %x[%c0] : memref<1xf32>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie.virtual_npu import (
     ArgumentError,
@@ -17,25 +18,23 @@ from aerie.virtual_npu import (
 from aerie.virtual_npu.errors import ParseError, ScheduleError
 from aerie.virtual_npu.library import RunResult
 
-ADD = """
+ADD = with_constants("""
 func.func @add(%x: memref<8xbf16>, %y: memref<8xbf16>) {
-  %c0 = arith.constant 0 : index
   %a = vector.load %x[%c0] : memref<8xbf16>, vector<8xbf16>
   %b = arith.addf %a, %a : vector<8xbf16>
   vector.store %b, %y[%c0] : memref<8xbf16>, vector<8xbf16>
   return
 }
-"""
-STUCK = """
+""")
+STUCK = with_constants("""
 air.channel @c [1]
 func.func @stuck(%x: memref<4xf32>) {
   air.launch () in () args(%a=%x) : memref<4xf32> {
-    %c0 = arith.constant 0 : index
     air.channel.get @c[%c0] (%a[] [] []) : (memref<4xf32>)
   }
   return
 }
-"""
+""")
 UNCHECKED = BuildOptions()
 
 
@@ -116,13 +115,10 @@ def test_schedules_that_agree():
     assert Program.from_text(ADD).run(zeros, zeros, perturb=3).schedules == 4
 
 
-RACE = """
+RACE = with_constants("""
 air.channel @to [2]
 func.func @f(%in: memref<8xf32>, %out: memref<4xf32>) {
   air.launch () in () args(%a=%in, %b=%out) : memref<8xf32>, memref<4xf32> {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
     %p0 = air.channel.put async @to[%c0] (%a[%c0] [%c4] [%c1]) : (memref<8xf32>)
     %p1 = air.channel.put async @to[%c1] (%a[%c4] [%c4] [%c1]) : (memref<8xf32>)
     %t = air.wait_all async [%p0, %p1]
@@ -131,7 +127,7 @@ func.func @f(%in: memref<8xf32>, %out: memref<4xf32>) {
   }
   return
 }
-"""
+""")
 
 
 def test_schedules_of_a_race():

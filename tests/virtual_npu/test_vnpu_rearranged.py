@@ -9,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
@@ -30,10 +31,6 @@ func.func @product(%x: memref<64x64xbf16>, %y: memref<64x64xbf16>, %z: memref<2x
   air.launch (%lx, %ly) in (%lsx=%c2, %lsy=%c2) args(%a=%x, %b=%y, %c=%z) : memref<64x64xbf16>, memref<64x64xbf16>, memref<2x2x2x2x8x8xf32> {
     air.segment @s args(%sx=%lx, %sy=%ly, %sa=%a, %sb=%b, %sc=%c) : index, index, memref<64x64xbf16>, memref<64x64xbf16>, memref<2x2x2x2x8x8xf32> {
       %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %s2 = arith.constant 2 : index
-      %c32 = arith.constant 32 : index
-      %c64 = arith.constant 64 : index
       %l2_a = memref.alloc() : memref<32x32xbf16, 1>
       %l2_b = memref.alloc() : memref<32x32xbf16, 1>
       %acc = memref.alloc() : memref<2x2x2x2x8x8xf32, 2>
@@ -44,27 +41,21 @@ func.func @product(%x: memref<64x64xbf16>, %y: memref<64x64xbf16>, %z: memref<2x
         air.dma_memcpy_nd (%l2_a[] [] [], %sa[%row, %k2] [%c32, %c32] [%c64, %c1]) : (memref<32x32xbf16, 1>, memref<64x64xbf16>)
         air.dma_memcpy_nd (%l2_b[] [] [], %sb[%k2, %column] [%c32, %c32] [%c64, %c1]) : (memref<32x32xbf16, 1>, memref<64x64xbf16>)
         <between>
-        air.herd @h tile (%tx, %ty) in (%hx=%s2, %hy=%s2) args(%ha=%l2_a, %hb=%l2_b, %hc=%acc) : memref<32x32xbf16, 1>, memref<32x32xbf16, 1>, memref<2x2x2x2x8x8xf32, 2> {
+        air.herd @h tile (%tx, %ty) in (%hx=%c2, %hy=%c2) args(%ha=%l2_a, %hb=%l2_b, %hc=%acc) : memref<32x32xbf16, 1>, memref<32x32xbf16, 1>, memref<2x2x2x2x8x8xf32, 2> {
           %h0 = arith.constant 0 : index
-          %h1 = arith.constant 1 : index
-          %h2 = arith.constant 2 : index
-          %h8 = arith.constant 8 : index
-          %h16 = arith.constant 16 : index
-          %h32 = arith.constant 32 : index
-          %h256 = arith.constant 256 : index
           %zero = arith.constant 0.0 : bf16
           %none = arith.constant 0.0 : f32
           %l1_a = memref.alloc() : memref<2x2x8x8xbf16, 2>
           %l1_b = memref.alloc() : memref<2x2x8x8xbf16, 2>
           %i0 = affine.apply affine_map<(d0) -> (d0 * 16)>(%tx)
           %j0 = affine.apply affine_map<(d0) -> (d0 * 16)>(%ty)
-          scf.for %k1 = %h0 to %h32 step %h16 {
-            air.dma_memcpy_nd (%l1_a[] [] [], %ha[%h0, %h0, %i0, %k1] [%h2, %h2, %h8, %h8] [%h256, %h8, %h32, %h1]) : (memref<2x2x8x8xbf16, 2>, memref<32x32xbf16, 1>)
-            air.dma_memcpy_nd (%l1_b[] [] [], %hb[%h0, %h0, %k1, %j0] [%h2, %h2, %h8, %h8] [<b_blocks>, %h32, %h1]) : (memref<2x2x8x8xbf16, 2>, memref<32x32xbf16, 1>)
+          scf.for %k1 = %h0 to %c32 step %c16 {
+            air.dma_memcpy_nd (%l1_a[] [] [], %ha[%h0, %h0, %i0, %k1] [%c2, %c2, %c8, %c8] [%c256, %c8, %c32, %c1]) : (memref<2x2x8x8xbf16, 2>, memref<32x32xbf16, 1>)
+            air.dma_memcpy_nd (%l1_b[] [] [], %hb[%h0, %h0, %k1, %j0] [%c2, %c2, %c8, %c8] [<b_blocks>, %c32, %c1]) : (memref<2x2x8x8xbf16, 2>, memref<32x32xbf16, 1>)
             <call>
-            scf.for %i = %h0 to %h2 step %h1 {
-              scf.for %j = %h0 to %h2 step %h1 {
-                scf.for %p = %h0 to %h2 step %h1 {
+            scf.for %i = %h0 to %c2 step %c1 {
+              scf.for %j = %h0 to %c2 step %c1 {
+                scf.for %p = %h0 to %c2 step %c1 {
                   %va = vector.transfer_read %l1_a[%i, %p, %h0, %h0], %zero {in_bounds = [true, true]} : memref<2x2x8x8xbf16, 2>, vector<8x8xbf16>
                   %vb = vector.transfer_read %l1_b[%p, %j, %h0, %h0], %zero {in_bounds = [true, true]} : memref<2x2x8x8xbf16, 2>, vector<8x8xbf16>
                   %vc = vector.transfer_read %hc[%tx, %ty, %i, %j, %h0, %h0], %none {in_bounds = [true, true]} : memref<2x2x2x2x8x8xf32, 2>, vector<8x8xf32>
@@ -93,7 +84,7 @@ func.func @product(%x: memref<64x64xbf16>, %y: memref<64x64xbf16>, %z: memref<2x
 """c += a b: one launch point of four writes it. Blocks of B stand row by row: (k/8, n/8, 8, 8)."""
 
 CALL = "func.call @turn(%l1_b) : (memref<2x2x8x8xbf16, 2>) -> ()"
-ROWS, TURNED = "%h256, %h8", "%h8, %h256"
+ROWS, TURNED = "%c256, %c8", "%c8, %c256"
 
 
 def text(call: str = "", b_blocks: str = ROWS, between: str = "", after: str = "", launch: int = 1) -> str:
@@ -106,7 +97,7 @@ def text(call: str = "", b_blocks: str = ROWS, between: str = "", after: str = "
 
 
 def emitted(program: str, options: BuildOptions = FAST) -> str:
-    return virtual_npu.emit(program, options=options).text
+    return virtual_npu.emit(with_constants(program), options=options).text
 
 
 def operands(seed: int = 3) -> list[np.ndarray]:
@@ -161,7 +152,7 @@ def test_l2_is_filled_where_anybody_could_tell(program, run, case):
 
 def test_a_walk_that_goes_over_into_the_next_row_is_copied(program, run):
     """Its steps in L2 are no steps in L3: rows of L2 are neighbours there, and rows of L3 are not."""
-    changed = text(b_blocks="%h16, %h8").replace("[%h16, %h8, %h32, %h1]", "[%h8, %h16, %h8, %h1]")
+    changed = text(b_blocks="%c16, %c8").replace("[%c16, %c8, %c32, %c1]", "[%c8, %c16, %c8, %c1]")
     code = emitted(changed)
     assert "multiply_add({sa, sb, acc," not in code
     assert "multiply_add({l2_a, l2_b, acc," in code

@@ -7,21 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie.virtual_npu import Program, VirtualNpuError
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 
-PROGRAM = """
+PROGRAM = with_constants("""
 module {
   air.channel @in [2]
   air.channel @out [2]
   func.func private @twice(memref<4xf32, 2>) attributes {link_with = "twice.o"}
   func.func @f(%x: memref<8xf32>, %y: memref<16xf32>) {
-    %c2 = arith.constant 2 : index
     air.launch (%l) in (%n=%c2) args(%a=%x, %b=%y) : memref<8xf32>, memref<16xf32> {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c4 = arith.constant 4 : index
       %low = affine.apply affine_map<()[s0] -> (s0 * 8)>()[%l]
       %high = affine.apply affine_map<()[s0] -> (s0 * 8 + 4)>()[%l]
       air.channel.put @in[%c0] (%a[%c0] [%c4] [%c1]) : (memref<8xf32>)
@@ -29,9 +26,7 @@ module {
       air.channel.get @out[%c0] (%b[%low] [%c4] [%c1]) : (memref<16xf32>)
       air.channel.get @out[%c1] (%b[%high] [%c4] [%c1]) : (memref<16xf32>)
       air.segment @s {
-        %c1_0 = arith.constant 1 : index
-        %c2_0 = arith.constant 2 : index
-        air.herd @h tile(%tx, %ty) in (%sx=%c2_0, %sy=%c1_0) {
+        air.herd @h tile(%tx, %ty) in (%sx=%c2, %sy=%c1) {
           %b0 = memref.alloc() : memref<4xf32, 2>
           air.channel.get @in[%tx] (%b0[] [] []) : (memref<4xf32, 2>)
           %b1 = memref.alloc() : memref<4xf32, 2>
@@ -46,7 +41,7 @@ module {
     return
   }
 }
-"""
+""")
 TWICE = 'extern "C" void twice(float *x) { for (int i = 0; i < 4; ++i) x[i] *= 2; }'
 X, Y = np.arange(8, dtype=np.float32), np.zeros(16, np.float32)
 
@@ -74,7 +69,7 @@ def test_statistics_of_tiles(program):
     for x in range(2):
         assert tiles[f"herd @h ({x}, 0)"] == {
             "where": f"herd @h ({x}, 0)",
-            "line": 21,
+            "line": 15,
             "bytes_in": 2 * (16 + 16),  # two launches: a get, and a copy from L1 to L1
             "bytes_out": 2 * 16,
             "transfers": 2 * 3,
@@ -119,11 +114,11 @@ def test_what_a_trace_shows(program):
     tile = record["threads"].index("herd @h (1, 0)")
     events = [e for e in record["trace"] if e["tid"] == tile and e["args"]["launch"] == "(1)"]
     assert [(e["cat"], e["name"], e["args"]["line"]) for e in events] == [
-        ("body", "herd @h", 21),
-        ("get", "air.channel.get @in", 23),
-        ("copy", "air.dma_memcpy_nd", 25),
-        ("kernel", "twice", 27),
-        ("put", "air.channel.put @out", 28),
+        ("body", "herd @h", 15),
+        ("get", "air.channel.get @in", 17),
+        ("copy", "air.dma_memcpy_nd", 19),
+        ("kernel", "twice", 21),
+        ("put", "air.channel.put @out", 22),
     ]
     assert events[1]["args"]["bytes"] == 16
     assert "launch: air.channel.get @out[0]" in record["threads"]
@@ -151,4 +146,4 @@ def test_a_failed_run_keeps_its_trace(tmp_path: Path, program):
         Program.from_text(stuck, kernel_dirs=program.source.kernel_dirs).run(X, Y, trace=True)
     assert caught.value.kind == "deadlock"
     waiting = [e for e in caught.value.record["trace"] if e["args"].get("unfinished")]
-    assert ("air.channel.get @in", 23) in {(e["name"], e["args"]["line"]) for e in waiting}
+    assert ("air.channel.get @in", 17) in {(e["name"], e["args"]["line"]) for e in waiting}

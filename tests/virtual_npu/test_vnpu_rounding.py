@@ -16,9 +16,6 @@ NARROWINGS = """
 #mn = affine_map<(m, n, k) -> (m, n)>
 module {
   func.func @scalars(%x: memref<24xf32>, %y: memref<24xbf16>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c24 = arith.constant 24 : index
     scf.for %i = %c0 to %c24 step %c1 {
       %v = memref.load %x[%i] : memref<24xf32>
       %n = arith.truncf %v : f32 to bf16
@@ -27,7 +24,6 @@ module {
     return
   }
   func.func @vectors(%x: memref<24xf32>, %y: memref<24xbf16>) {
-    %c0 = arith.constant 0 : index
     %v = vector.load %x[%c0] : memref<24xf32>, vector<24xf32>
     %n = arith.truncf %v : vector<24xf32> to vector<24xbf16>
     vector.store %n, %y[%c0] : memref<24xbf16>, vector<24xbf16>
@@ -42,14 +38,12 @@ module {
     return
   }
   func.func @halves(%x: memref<24xf32>, %y: memref<24xf16>) {
-    %c0 = arith.constant 0 : index
     %v = vector.load %x[%c0] : memref<24xf32>, vector<24xf32>
     %n = arith.truncf %v : vector<24xf32> to vector<24xf16>
     vector.store %n, %y[%c0] : memref<24xf16>, vector<24xf16>
     return
   }
   func.func @sums(%x: memref<24xbf16>, %y: memref<24xbf16>, %z: memref<24xbf16>) {
-    %c0 = arith.constant 0 : index
     %v = vector.load %x[%c0] : memref<24xbf16>, vector<24xbf16>
     %w = vector.load %y[%c0] : memref<24xbf16>, vector<24xbf16>
     %s = arith.addf %v, %w : vector<24xbf16>
@@ -129,9 +123,6 @@ extern "C" void narrow(float *x, bfloat16 *y) {
 
 # Every tile rounds 8 numbers twice: in its own code, and in a kernel. Tiles of column 1 call one that sets conv_even.
 TILE = """
-          %c0 = arith.constant 0 : index
-          %c1 = arith.constant 1 : index
-          %c8 = arith.constant 8 : index
           %t = memref.alloc() : memref<8xf32, 2>
           %u = memref.alloc() : memref<8xbf16, 2>
           %w = memref.alloc() : memref<8xbf16, 2>
@@ -169,9 +160,7 @@ def function(name, put, **parts):
     air.launch () in () args(%a=%x, %b=%y, %c=%z) : memref<8xf32>, memref<2x8xbf16>, memref<2x8xbf16> {{
       {put}
       air.segment @s args(%sa=%a, %sb=%b, %sc=%c) : memref<8xf32>, memref<2x8xbf16>, memref<2x8xbf16> {{
-        %c1s = arith.constant 1 : index
-        %c2s = arith.constant 2 : index
-        air.herd @{name}_herd tile (%tx, %ty) in (%sx=%c2s, %sy=%c1s) args(%ha=%sa, %hb=%sb, %hc=%sc) : memref<8xf32>, memref<2x8xbf16>, memref<2x8xbf16> {{
+        air.herd @{name}_herd tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%ha=%sa, %hb=%sb, %hc=%sc) : memref<8xf32>, memref<2x8xbf16>, memref<2x8xbf16> {{
 {body}
         }}
       }}

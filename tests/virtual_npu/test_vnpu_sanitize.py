@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from air_texts import with_constants
 
 from aerie.virtual_npu import ToolchainError, child_process
 
-PROGRAM = """
+PROGRAM = with_constants("""
 module {
   func.func private @change(memref<4xf32, 2>) attributes {link_with = "change.o"}
   func.func @f(%x: memref<4xf32>) {
     air.launch () in () args(%a=%x) : memref<4xf32> {
       air.segment @s args(%b=%a) : memref<4xf32> {
-        %c1 = arith.constant 1 : index
         air.herd @h tile(%tx, %ty) in (%sx=%c1, %sy=%c1) args(%c=%b) : memref<4xf32> {
           %l = memref.alloc() : memref<4xf32, 2>
           %m = memref.alloc() : memref<4xf32, 2>
@@ -34,7 +34,7 @@ module {
     return
   }
 }
-"""
+""")
 KERNEL = """
 #include <stdint.h>
 static float table[4] = {{1, 2, 3, 4}};

@@ -2,39 +2,35 @@
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
 
 SHORT, LONG = 400, 3
 """Rounds of the program, one loop over eight tiles each; in the long ones a waiting thread goes to sleep."""
 
-PROGRAM = """
+PROGRAM = with_constants("""
 func.func @count(%counts: memref<8xf64>, %rounds: memref<1xindex>, %steps: memref<1xindex>) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %c8 = arith.constant 8 : index
   %n = memref.load %rounds[%c0] : memref<1xindex>
   %m = memref.load %steps[%c0] : memref<1xindex>
   scf.for %round = %c0 to %n step %c1 {
     air.herd @tiles tile (%tx, %ty) in (%sx=%c8, %sy=%c1)
         args(%all=%counts, %times=%m) : memref<8xf64>, index {
-      %zero = arith.constant 0 : index
-      %one = arith.constant 1 : index
       %more = arith.constant 1.0 : f64
       %own = memref.alloc() : memref<1xf64, 2>
-      air.dma_memcpy_nd (%own[] [] [], %all[%tx] [%one] [%one]) : (memref<1xf64, 2>, memref<8xf64>)
-      scf.for %step = %zero to %times step %one {
-        %old = memref.load %own[%zero] : memref<1xf64, 2>
+      air.dma_memcpy_nd (%own[] [] [], %all[%tx] [%c1] [%c1]) : (memref<1xf64, 2>, memref<8xf64>)
+      scf.for %step = %c0 to %times step %c1 {
+        %old = memref.load %own[%c0] : memref<1xf64, 2>
         %new = arith.addf %old, %more : f64
-        memref.store %new, %own[%zero] : memref<1xf64, 2>
+        memref.store %new, %own[%c0] : memref<1xf64, 2>
       }
-      air.dma_memcpy_nd (%all[%tx] [%one] [%one], %own[] [] []) : (memref<8xf64>, memref<1xf64, 2>)
+      air.dma_memcpy_nd (%all[%tx] [%c1] [%c1], %own[] [] []) : (memref<8xf64>, memref<1xf64, 2>)
       memref.dealloc %own : memref<1xf64, 2>
     }
   }
   return
 }
-"""
+""")
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,6 @@ PROGRAM = """
 #last = affine_map<(d0, d1) -> (d1)>
 module {
   func.func @transfers(%x: memref<6x8xf32>, %t: memref<8x4xf32>, %b: memref<4x8xf32>, %p: memref<4x4xf32>, %y: memref<6x8xf32>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c4 = arith.constant 4 : index
-    %c6 = arith.constant 6 : index
     %pad = arith.constant -7.0 : f32
     %v0 = vector.transfer_read %x[%c1, %c0], %pad {permutation_map = #tr, in_bounds = [true, true]} : memref<6x8xf32>, vector<8x4xf32>
     %v1 = vector.transfer_read %x[%c1, %c0], %pad {permutation_map = #bc, in_bounds = [true, true]} : memref<6x8xf32>, vector<4x8xf32>
@@ -40,7 +36,6 @@ module {
     return
   }
   func.func @strided(%x: memref<4x8xf32>, %y: memref<4xf32>) {
-    %c0 = arith.constant 0 : index
     %pad = arith.constant 0.0 : f32
     %s = memref.subview %x[0, 3] [4, 1] [1, 1] : memref<4x8xf32> to memref<4xf32, strided<[8], offset: 3>>
     %v = vector.transfer_read %s[%c0], %pad {in_bounds = [true]} : memref<4xf32, strided<[8], offset: 3>>, vector<4xf32>
@@ -48,8 +43,6 @@ module {
     return
   }
   func.func @lanes(%x: memref<4x8xf32>, %t: memref<8x4xf32>, %s: memref<16xf32>, %o: memref<4x8xf32>) {
-    %c0 = arith.constant 0 : index
-    %c2 = arith.constant 2 : index
     %v = vector.load %x[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
     %tr = vector.transpose %v, [1, 0] : vector<4x8xf32> to vector<8x4xf32>
     vector.store %tr, %t[%c0, %c0] : memref<8x4xf32>, vector<8x4xf32>
@@ -64,8 +57,6 @@ module {
     return
   }
   func.func @slices(%x: memref<4x8xf32>, %y: memref<4x8xf32>, %m: memref<8xf32>, %s: memref<8xf32>) {
-    %c0 = arith.constant 0 : index
-    %c5 = arith.constant 5 : index
     %v = vector.load %x[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
     %w = vector.load %y[%c0, %c0] : memref<4x8xf32>, vector<4x8xf32>
     %p = vector.extract_strided_slice %v {offsets = [1, 2], sizes = [2, 4], strides = [1, 1]} : vector<4x8xf32> to vector<2x4xf32>
@@ -86,10 +77,6 @@ module {
     return
   }
   func.func @reductions(%x: memref<16xf32>, %y: memref<4xf32>, %z: memref<4xf32>) {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
-    %c3 = arith.constant 3 : index
     %start = arith.constant 100.0 : f32
     %v = vector.load %x[%c0] : memref<16xf32>, vector<16xf32>
     %a = vector.reduction <add>, %v : vector<16xf32> into f32
@@ -107,7 +94,6 @@ module {
     return
   }
   func.func @contract(%a: memref<8x8xbf16>, %b: memref<8x8xbf16>, %c: memref<8x8xf32>, %d: memref<8x8xf32>) {
-    %c0 = arith.constant 0 : index
     %va = vector.load %a[%c0, %c0] : memref<8x8xbf16>, vector<8x8xbf16>
     %vb = vector.load %b[%c0, %c0] : memref<8x8xbf16>, vector<8x8xbf16>
     %vc = vector.load %c[%c0, %c0] : memref<8x8xf32>, vector<8x8xf32>
@@ -118,7 +104,6 @@ module {
     return
   }
   func.func @odd(%a: memref<3x5xf32>, %b: memref<5x6xf32>, %c: memref<3x6xf32>) {
-    %c0 = arith.constant 0 : index
     %va = vector.load %a[%c0, %c0] : memref<3x5xf32>, vector<3x5xf32>
     %vb = vector.load %b[%c0, %c0] : memref<5x6xf32>, vector<5x6xf32>
     %vc = vector.load %c[%c0, %c0] : memref<3x6xf32>, vector<3x6xf32>
@@ -127,7 +112,6 @@ module {
     return
   }
   func.func @integers(%a: memref<4x8xi8>, %b: memref<8x4xi8>, %c: memref<4x4xi32>) {
-    %c0 = arith.constant 0 : index
     %va = vector.load %a[%c0, %c0] : memref<4x8xi8>, vector<4x8xi8>
     %vb = vector.load %b[%c0, %c0] : memref<8x4xi8>, vector<8x4xi8>
     %vc = vector.load %c[%c0, %c0] : memref<4x4xi32>, vector<4x4xi32>
@@ -136,7 +120,6 @@ module {
     return
   }
   func.func @blocked(%a: memref<1x2x4x8xbf16>, %b: memref<2x1x8x4xbf16>, %c: memref<1x1x4x4xf32>) {
-    %c0 = arith.constant 0 : index
     %va = vector.load %a[%c0, %c0, %c0, %c0] : memref<1x2x4x8xbf16>, vector<1x2x4x8xbf16>
     %vb = vector.load %b[%c0, %c0, %c0, %c0] : memref<2x1x8x4xbf16>, vector<2x1x8x4xbf16>
     %vc = vector.load %c[%c0, %c0, %c0, %c0] : memref<1x1x4x4xf32>, vector<1x1x4x4xf32>
