@@ -151,7 +151,7 @@ def fits(name: str, parameters: Any, device: Device = NPU2) -> Report:
 @pytest.mark.parametrize("name", registry())
 def test_cases_and_random_shapes_fit(name: str) -> None:
     spec, rng = registry()[name], np.random.default_rng(7)
-    for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(15))):
+    for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(6))):
         fits(name, parameters)
 
 
@@ -168,7 +168,7 @@ def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
         )
 
 
-LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
+LENGTHS = (64, 192, 512, 2048)
 MODELS_SHAPES = {
     "gemm": [
         {"m": 2048, "k": k, "n": n, "b_transposed": transposed}
@@ -176,9 +176,7 @@ MODELS_SHAPES = {
         for transposed in (False, True)
     ],
     "gemv": [
-        {"m": m, "k": k}
-        for m in (128, 256, 512, 768, 1024, 2048, 8192, 16032)
-        for k in (256, 768, 2048, 8192, 11008, 14336, 28672)
+        {"m": m, "k": k} for m in (128, 768, 8192, 16032) for k in (256, 768, 2048, 8192, 11008, 14336, 28672)
     ]
     # The longest row that comes whole, the next longer one, and the longest beside which a piece fits.
     + [{"m": 256, "k": k} for k in (10560, 10624, 31424)],
@@ -248,7 +246,7 @@ def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
     assert (tiles.herd_m, tiles.herd_n) == (8, 4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_gemm_takes_multiples_of_8(seed: int) -> None:
     """Multiples of 8 fit the device by default tiles, or are refused and the nearest that do are named."""
     rng = np.random.default_rng(seed)

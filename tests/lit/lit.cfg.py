@@ -9,8 +9,12 @@ build/test-cache, as pytest's are. Features are decided in support/features.py.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import lit.formats
@@ -43,13 +47,31 @@ config.environment["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get
 config.environment["VNPU_OPT"] = "0"  # these programs are small: compiling them takes longer than running
 config.environment["VNPU_CACHE"] = str(cache)
 
+
+def warm_aerie() -> str:
+    """The start of a command line that means `aerie`, run by a process that ends with this one."""
+    path = Path(tempfile.mkdtemp(prefix="aerie-lit-")) / "socket"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    warm = SUPPORT / "warm.py"
+    server = subprocess.Popen(
+        [python, str(warm), "serve", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **config.environment},
+    )
+    server.stdout.readline()
+    atexit.register(server.communicate)  # its standard input ends with this process, and it with that
+    return f"{python} -ISE {warm} {path}"
+
+
+aerie = warm_aerie()
 config.substitutions += [
     ("%python", python),
     ("%project", str(PROJECT)),
-    ("%air", f"{python} -m aerie air"),
-    ("%vnpu", f"{python} -m aerie vnpu"),
-    ("%kernels", f"{python} -m aerie kernels"),
-    ("%programs", f"{python} -m aerie programs"),
+    ("%air", f"{aerie} air"),
+    ("%vnpu", f"{aerie} vnpu"),
+    ("%kernels", f"{aerie} kernels"),
+    ("%programs", f"{aerie} programs"),
     ("%golden", f"{python} {SUPPORT / 'golden.py'}{' --refresh' if refresh else ''}"),
     ("%board", f"{python} -m aerie"),
     ("%against_reference", f"{python} {SUPPORT / 'against_reference.py'} --cache-dir {cache / 'programs'}"),

@@ -47,6 +47,7 @@ def test_a_program_that_fits(files: Path, capsys: pytest.CaptureFixture[str]) ->
     assert re.search(
         r"^f/0/s/h +rows \(y\) +1 +4 +ok +mlir-aie AIETargetModel.h$", captured.out, re.MULTILINE
     )
+    assert len(lines) == 2 + len(check(program()).usages)
     assert "\x1b" not in captured.out
 
 
@@ -132,8 +133,8 @@ def test_every_device_can_be_chosen(files: Path, capsys: pytest.CaptureFixture[s
         assert json.loads(capsys.readouterr().out)["device"] == name
 
 
-@pytest.mark.parametrize("columns", [60, 140])
-def test_a_terminal_gets_colours_and_its_width(files: Path, columns: int) -> None:
+def test_a_terminal_gets_colours_and_its_width(files: Path) -> None:
+    columns = 60
     control, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
@@ -164,13 +165,14 @@ def _read_all(control: int) -> str:
 def test_it_starts_quickly(files: Path) -> None:
     """In processor time, which a busy machine does not change much."""
     command = [sys.executable, "-m", "aerie.virtual_npu", "check", str(files / "good.mlir")]
-    times = []
-    for _ in range(3):
+
+    def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times) < 1.5
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(seconds() < 1.5 for _ in range(3))
 
 
 def test_a_module_and_its_text_give_the_same_report() -> None:

@@ -143,6 +143,11 @@ def test_a_herd_of_one_dimension() -> None:
     assert_fault(text, "herd-rank", r"1 dimension; mlir-air reads two, so write \(%x, %y\)")
 
 
+def test_herds_side_by_side_share_the_array() -> None:
+    found = check(program(tiles="%c8, %c3", segment=second("%c8", "%c3"))).faults
+    assert any("cores takes 48, npu2 has 32; herds of different names" in str(fault) for fault in found)
+
+
 def test_copies_count_together() -> None:
     report = check(program(tiles="%c4, %c4", unroll="unroll(%u) in (%su=%c2)"))
     assert used(report, "cores") == 32
@@ -154,6 +159,8 @@ def test_a_bare_herd_has_the_whole_array() -> None:
     report = check(text)
     assert report.ok
     assert {usage.place for usage in report.usages} == {"f", "f/herd_0"}
+    nameless = check(program().replace("@s", ""))
+    assert "f/0/segment_0/h" in {usage.place for usage in nameless.usages}
 
 
 def test_every_segment_has_the_array_for_itself() -> None:
