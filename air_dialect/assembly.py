@@ -130,6 +130,7 @@ class StaticLists(AsyncOp, ABC):
         properties: Mapping[str, Attribute] = MappingProxyType({}),
         **others: Any,
     ) -> Self:
+        """Build from parts, with constants for the integers of the generic form's attributes."""
         lists = {name: properties[name] for name in cls.STATIC_LISTS if name in properties}
         segments = properties.get(SEGMENTS)
         # A clone comes without its operands at first.

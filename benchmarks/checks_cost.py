@@ -40,7 +40,7 @@ def median_times(text: str) -> list[float]:
             virtual_npu.build(text, path, options=virtual_npu.BuildOptions(checks=checks))
             libraries.append(virtual_npu.Library(path))
         entry = next(iter(libraries[0].entries.values()))
-        given = arrays.drawn(entry, 1)
+        given = arrays.random_arrays(entry, 1)
         for _ in range(ROUNDS):
             for library, spent in zip(libraries, times, strict=True):
                 values = [array.copy() for array in given]

@@ -131,6 +131,7 @@ class View:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The sizes of all dimensions but those that an index has pinned, in elements."""
         return tuple(dim.size for dim in self.dims if dim.kept)
 
     @property

@@ -46,6 +46,7 @@ class Scope:
 
     @property
     def isolated(self) -> bool:
+        """Whether its body sees nothing of the regions around it."""
         return self.kind in ISOLATED or self.kind == "func"
 
 
@@ -58,6 +59,7 @@ class Scopes:
 
     @property
     def current(self) -> Scope:
+        """The innermost region."""
         return self.stack[-1]
 
     @property
@@ -184,6 +186,7 @@ class Scopes:
         return result
 
     def indices(self, values: Sequence[Index]) -> list[SSAValue]:
+        """As `index`, of several."""
         return [self.index(value) for value in values]
 
 

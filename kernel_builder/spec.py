@@ -80,6 +80,7 @@ class Difference:
 
     @property
     def passes(self) -> bool:
+        """Whether the result lies within its tolerance."""
         return self.excess <= 1
 
     def __str__(self) -> str:

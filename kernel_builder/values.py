@@ -62,10 +62,12 @@ class Value:
 
     @property
     def mlir_type(self) -> Attribute:
+        """The MLIR type: the element type of a scalar, or a vector type."""
         return _type(self.dtype, self.shape)
 
     @property
     def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
         return self.dtype.name in FLOATS
 
     def here(self) -> SSAValue:

@@ -62,12 +62,14 @@ class SubModule:
 
     @property
     def entry(self) -> Block:
+        """The first block of the kernel's function."""
         block = self.function.body.blocks.first
         assert block is not None
         return block
 
     @property
     def arguments(self) -> tuple[BlockArgument, ...]:
+        """The arguments of the kernel's function, in order."""
         return self.entry.args
 
     @property

@@ -116,14 +116,14 @@ def zeros(entry: Entry) -> list[Array]:
     return [np.zeros(argument.shape, NUMPY_NAMES[argument.dtype]) for argument in entry.arguments]
 
 
-def drawn(entry: Entry, seed: int) -> list[Array]:
+def random_arrays(entry: Entry, seed: int) -> list[Array]:
     """A random array for each argument of an entry, the same for the same seed: floats from the standard
     normal distribution, integers from -7 (unsigned ones from 0) to 7."""
     random = np.random.default_rng(seed)
-    return [_drawn(random, argument) for argument in entry.arguments]
+    return [_random_array(random, argument) for argument in entry.arguments]
 
 
-def _drawn(random: np.random.Generator, argument: ArgumentType) -> Array:
+def _random_array(random: np.random.Generator, argument: ArgumentType) -> Array:
     dtype = np.dtype(NUMPY_NAMES[argument.dtype])
     if argument.dtype == "bf16" or dtype.kind == "f":
         return from_numbers(random.standard_normal(argument.shape, np.float32), argument)

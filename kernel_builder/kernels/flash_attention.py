@@ -90,10 +90,12 @@ class Shape:
 
     @property
     def blocks(self) -> int:
+        """Blocks of lqp query rows: the first extent of the launch."""
         return self.lq // self.lqp
 
     @property
     def kv_tiles(self) -> int:
+        """Tiles of lkp rows of K and V."""
         return self.lk // self.lkp
 
     @property
@@ -102,6 +104,7 @@ class Shape:
         return _held(self.q_rows, self.lkp, self.head_dim, self.num_stages)
 
     def kv_head(self, head: Index) -> Index:
+        """The KV head that a query head reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def tiles_of(self, stage: int) -> int:

@@ -61,6 +61,7 @@ class Owner:
 
     @staticmethod
     def this_process() -> Owner:
+        """This process, as an owner from now on."""
         program, *words = sys.orig_argv[:COMMAND_WORDS]
         told = itertools.takewhile(_is_told, words)
         return Owner(

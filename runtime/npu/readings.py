@@ -248,7 +248,7 @@ def failure(tool: str, code: int, said: str) -> str:
     return _told(f"{tool} failed with exit code {code}", said, hint)
 
 
-def late(tool: str, seconds: int, said: str) -> str:
+def timed_out(tool: str, seconds: int, said: str) -> str:
     """Why a tool failed that was killed after so many seconds."""
     killed = f"{tool} had not ended after {seconds} s and was killed with all that it started"
     return _told(f"{killed}; AERIE_COMPILE_TIMEOUT gives it more", said)

@@ -201,7 +201,7 @@ class NpuToolchain:
         except OSError as error:
             raise CompileError(program.name, f"{tool} could not be started: {error}") from error
         except TimeLimitError as error:
-            raise CompileError(program.name, readings.late(tool, seconds, _since(log, begin))) from error
+            raise CompileError(program.name, readings.timed_out(tool, seconds, _since(log, begin))) from error
         if cause := readings.failure(tool, code, _since(log, begin)):
             raise CompileError(program.name, cause)
 

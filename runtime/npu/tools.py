@@ -33,6 +33,7 @@ class NpuTools:
 
     @property
     def clang(self) -> Path:
+        """Peano's compiler."""
         return self.peano / "bin" / "clang++"
 
     def search_path(self, inherited: str) -> str:

@@ -88,13 +88,13 @@ def test_arguments_at_random(capsys, folder):
 
 def test_every_type_can_be_drawn():
     entry = Entry("f", tuple(ArgumentType((1000,), dtype) for dtype in arrays.NUMPY_NAMES))
-    for argument, array in zip(entry.arguments, arrays.drawn(entry, 3), strict=True):
+    for argument, array in zip(entry.arguments, arrays.random_arrays(entry, 3), strict=True):
         assert array.dtype == arrays.NUMPY_NAMES[argument.dtype]
         values = arrays.numbers(array, argument).astype(float)
         assert np.unique(values).size > (1 if argument.dtype == "i1" else 7)
         assert np.abs(values).max() <= 7
     scalar = Entry("f", (ArgumentType((), "f32"),))
-    assert arrays.drawn(scalar, 3)[0].shape == ()
+    assert arrays.random_arrays(scalar, 3)[0].shape == ()
 
 
 def test_no_arguments_need_no_file(capsys):

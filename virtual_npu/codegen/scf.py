@@ -122,6 +122,7 @@ def _if(body: Body, op: Operation) -> None:
 
 
 def branch(body: Body, op: Operation, condition: str, yes: Region, no: Region) -> None:
+    """Emit an `if` by its condition, as C++ text, and its two regions; the second one may be empty."""
     body.comment(op)
     names = declare(body, op, op.results, [None] * len(op.results))
     with body.block(f"if ({condition})"):

@@ -119,7 +119,7 @@ def arguments(options: argparse.Namespace, entry: Entry) -> list[Array]:
     if options.random is not None:
         if options.random < 0:
             raise OptionError(f"--random {options.random} is negative: give a seed of 0 or more")
-        return arrays.drawn(entry, options.random)
+        return arrays.random_arrays(entry, options.random)
     if options.zeros or not entry.arguments:
         return arrays.zeros(entry)
     raise OptionError(

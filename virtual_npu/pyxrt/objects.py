@@ -100,6 +100,7 @@ class RunQueue:
         self.busy = threading.Lock()
 
     def submit(self, run: Command) -> None:
+        """Put a started run at the end of the queue."""
         self._started.append(run)
 
     def drain(self, until: Command) -> None:

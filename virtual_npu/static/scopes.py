@@ -109,6 +109,7 @@ class Scope:
 
     @property
     def device(self) -> Device:
+        """The device that the program is meant for."""
         return self.program.device
 
     @cached_property
