@@ -3,6 +3,8 @@
 
 MODEL       ?= demo
 PROMPT      ?= What is the capital of France?
+PROMPT_FILE ?=
+SYSTEM      ?=
 N_TOKENS    ?=
 SEQ_LEN     ?=
 BACKEND     ?= auto
@@ -23,7 +25,9 @@ BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)")
 
 # A prompt reaches the program through the environment, as it was typed: no shell and no make reads it again.
 override PROMPT := $(value PROMPT)
-export PROMPT
+override PROMPT_FILE := $(value PROMPT_FILE)
+override SYSTEM := $(value SYSTEM)
+export PROMPT PROMPT_FILE SYSTEM
 
 # Without bytecode, which some containers ask for, each of many processes would compile all Python anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,6 +45,9 @@ fallback = $(if $(FALLBACK),--fallback "$(FALLBACK)")
 sampling = $(if $(N_TOKENS),--n-tokens "$(N_TOKENS)") $(if $(TEMPERATURE),--temperature "$(TEMPERATURE)") \
            $(if $(TOP_K),--top-k "$(TOP_K)") $(if $(TOP_P),--top-p "$(TOP_P)") $(if $(SEED),--seed "$(SEED)")
 
+system   = $(if $(value SYSTEM),--system="$$SYSTEM")
+prompt   = $(if $(value PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
+
 .PHONY: help setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long test-npu report lit lint clean distclean
 .DEFAULT_GOAL := help
 
@@ -50,14 +57,16 @@ help: ## list targets and variables
 	@echo "variables:"
 	@echo "  MODEL        demo (default), a folder with a Hugging Face Llama checkpoint, or a Hugging Face id"
 	@echo "  PROMPT       the question for run, profile and diagnosis"
+	@echo "  PROMPT_FILE  a file with the question instead, of any length; -: standard input"
+	@echo "  SYSTEM       a system message for run, chat, profile and diagnosis"
 	@echo "  N_TOKENS     how many tokens to generate at most"
-	@echo "  SEQ_LEN      the compiled prompt length in tokens"
+	@echo "  SEQ_LEN      the compiled prompt length in tokens; left out: as long as is needed"
 	@echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
 	@echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"
 	@echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	@echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	@echo "  OUT          where make mlir writes (default build/mlir)"
-	@echo "  JSON         1: make doctor prints one record of JSON"
+	@echo "  JSON         1: make run and make doctor print one record of JSON"
 	@echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	@echo "  REFRESH      1: make lit takes new golden texts over"
 	@echo "  PYTHON       the interpreter that makes .venv (default python3, 3.10 or newer)"
@@ -74,13 +83,13 @@ compile: $(RUN) ## compile the six programs for MODEL
 	@$(PY) -m aerie compile $(common)
 
 run: $(RUN) ## answer PROMPT
-	@$(PY) -m aerie run $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
+	@$(PY) -m aerie run $(common) $(fallback) $(sampling) $(prompt) $(if $(JSON),--json)
 
 chat: $(RUN) ## talk with the model
-	@$(PY) -m aerie chat $(common) $(fallback) $(sampling)
+	@$(PY) -m aerie chat $(common) $(fallback) $(sampling) $(system)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
-	@$(PY) -m aerie profile $(common) $(fallback) $(sampling) --prompt="$$PROMPT"
+	@$(PY) -m aerie profile $(common) $(fallback) $(sampling) $(prompt)
 
 verify: $(TEST) ## PASS or FAIL: two prompts against Hugging Face transformers in bf16
 	@$(PY) -m aerie verify $(common)
@@ -89,7 +98,7 @@ verify-full: $(TEST) ## the same with every kind of prompt, and what must be the
 	@$(PY) -m aerie verify --full $(common)
 
 diagnosis: $(TEST) ## name the first step, from kernel to logits, that is not what transformers computes
-	@$(PY) -m aerie diagnosis $(common) --prompt="$$PROMPT"
+	@$(PY) -m aerie diagnosis $(common) $(prompt)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
 	@$(PY) -m benchmarks $(BENCH_MODEL)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Protocol, TextIO
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol, TextIO
 
+from aerie.llama32_1b.conversation import Conversation, Turn, load, save
 from aerie.llama32_1b.errors import PromptTooLongError, UserError
 from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
+from aerie.llama32_1b.lines import Entry, Read, next_entry
 from aerie.llama32_1b.progress import stop_on_interrupt
-from aerie.llama32_1b.tokenizer import Message, Tokenizer
+from aerie.llama32_1b.tokenizer import Tokenizer
 
-PROMPT = ">>> "
-HELP = """\
-Type a message and press Enter.
-/reset   forget the conversation
-/stats   figures of the last answer and of the conversation
-/help    this text
-/exit    leave (Ctrl-D does too)
-Ctrl-C stops an answer and keeps the conversation."""
-
-
-ROOM = "/reset starts afresh"
+ROOM = "/undo takes back the last turn, /reset starts afresh"
 """What to do where a conversation is too long."""
 
 
@@ -45,32 +38,12 @@ class ChatSession(Protocol):
     def text(self, generation: Generation) -> Iterator[str]: ...
 
 
-def require_chat_template(tokenizer: Tokenizer) -> None:
-    """UserError where the checkpoint has no chat template."""
-    if not tokenizer.has_chat_template:
-        raise UserError("this checkpoint has no chat template, which chat needs; use `run` instead")
+class Command(NamedTuple):
+    """What a command is followed by ("": nothing), what is said of it, and what it does with that."""
 
-
-def typed_line() -> str:
-    """A line typed at a terminal, with editing and history; EOFError for Ctrl-D. Ctrl-C drops the line."""
-    with suppress(ImportError):
-        import readline  # noqa: F401 (input() edits with it once it is loaded)
-    try:
-        return input(PROMPT)
-    except KeyboardInterrupt:
-        print("\nCtrl-D or /exit leaves.", file=sys.stderr)
-        return ""
-    except EOFError:
-        print(file=sys.stderr)  # what follows starts on a line of its own
-        raise
-
-
-def piped_line() -> str:
-    """A line of standard input, without a prompt; EOFError at its end."""
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line
+    takes: str
+    summary: str
+    do: Callable[[Chat, str], None]
 
 
 class Chat:
@@ -84,7 +57,8 @@ class Chat:
         *,
         note: Callable[[str], None],
         out: TextIO,
-        read: Callable[[], str],
+        read: Read,
+        system: str | None = None,
     ) -> None:
         self._session = session
         self._sampler = sampler
@@ -92,39 +66,58 @@ class Chat:
         self._note = note
         self._out = out
         self._read = read
-        self._messages: list[Message] = []
+        self._conversation = Conversation(system)
+        self._unanswered: tuple[str, tuple[Turn, ...]] | None = None
+        """The last message, where its answer failed, and the turns before it."""
         self._last: Generation | None = None
-        self._commands = {"/reset": self._reset, "/stats": self._stats, "/help": self._help}
+        self._file: Path | None = None
+        """Where this conversation is saved already."""
+        self._is_left = False
 
     def run(self) -> None:
         """Read and answer until /exit or the end of input."""
         self._note("Type a message; /help lists the commands.")
-        while True:
+        while not self._is_left:
             try:
-                line = self._read().strip()
+                entry = next_entry(self._read)
             except EOFError:
                 return
-            if line == "/exit":
-                return
-            self._handle(line)
+            self._handle(entry)
 
-    def _handle(self, line: str) -> None:
-        if line.startswith("/"):
-            self._commands.get(line, lambda: self._unknown(line))()
-        elif line:
-            self._answer(line)
+    def _handle(self, entry: Entry) -> None:
+        if entry.text.startswith("/") and not entry.quoted:
+            self._command(entry.text)
+        elif entry.text:
+            self._answer(entry.text, self._conversation.turns)
 
-    def _answer(self, text: str) -> None:
-        """One turn. A turn that fails leaves the conversation as it was."""
-        messages: list[Message] = [*self._messages, {"role": "user", "content": text}]
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        command = COMMANDS.get(name.lower())
+        if command is None:
+            self._note(
+                f"There is no command {name}; there are {', '.join(COMMANDS)}. A message that begins with a "
+                'slash goes between """ and """.'
+            )
+        elif rest.strip() and not command.takes:
+            self._note(f"{name.lower()} takes nothing after it; nothing was done.")
+        else:
+            try:
+                command.do(self, rest.strip())
+            except UserError as error:
+                self._note(str(error))
+
+    def _answer(self, text: str, turns: tuple[Turn, ...]) -> None:
+        """One turn after those given. A turn that fails leaves the conversation as it was."""
+        self._unanswered = text, turns
+        before = replace(self._conversation, turns=turns)
         try:
-            prompt_ids = self._session.tokenizer.encode_chat(messages)
+            prompt_ids = self._session.tokenizer.encode_chat(before.messages(text))
             self._session.make_room(prompt_ids)
             with stop_on_interrupt() as interrupted:
                 generation = self._session.generate(
                     prompt_ids, self._max_new_tokens, self._sampler, interrupted
                 )
-                answer = self._stream(generation)
+                answer = stream(self._session.text(generation), self._out)
         except PromptTooLongError as error:
             self._note(self._too_long(error))
         except UserError as error:
@@ -132,15 +125,18 @@ class Chat:
         except KeyboardInterrupt:
             self._note("\nStopped; this turn is forgotten.")
         else:
-            self._messages = [*messages, {"role": "assistant", "content": answer}]
-            self._last = generation
-            if generation.finish_reason is FinishReason.CONTEXT:
-                self._note(f"[{generation.ending}; {ROOM}]")
-            elif generation.finish_reason is not FinishReason.STOP:
-                self._note(f"[{generation.ending}]")
+            self._conversation = replace(before, turns=(*turns, (text, answer)))
+            self._unanswered, self._last = None, generation
+            self._note_ending(generation)
+
+    def _note_ending(self, generation: Generation) -> None:
+        if generation.finish_reason is FinishReason.CONTEXT:
+            self._note(f"[{generation.ending}; {ROOM}]")
+        elif generation.finish_reason is not FinishReason.STOP:
+            self._note(f"[{generation.ending}]")
 
     def _too_long(self, error: PromptTooLongError) -> str:
-        if not self._messages:
+        if not self._conversation.turns:
             return str(error)
         said = f"With this message the conversation is {error.length} tokens long, and "
         if error.enough is None:
@@ -150,32 +146,131 @@ class Chat:
             "without --seq-len goes on until the model's positions are used up."
         )
 
-    def _stream(self, generation: Generation) -> str:
-        pieces = []
-        for piece in self._session.text(generation):
-            pieces.append(piece)
-            self._out.write(piece)
-            self._out.flush()
-        self._out.write("\n")
-        self._out.flush()
-        return "".join(pieces)
+    def _become(self, conversation: Conversation) -> None:
+        """Go on with another conversation, whose figures are not known."""
+        self._conversation, self._last, self._unanswered = conversation, None, None
 
-    def _reset(self) -> None:
-        self._messages = []
-        self._last = None
-        self._note("The conversation is forgotten.")
+    def reset(self, _: str) -> None:
+        self._become(Conversation(self._conversation.system))
+        self._file = None
+        kept = "" if self._conversation.system is None else "; the system message stays"
+        self._note(f"The conversation is forgotten{kept}.")
 
-    def _stats(self) -> None:
-        if self._last is None:
-            self._note("No answer yet.")
+    def undo(self, _: str) -> None:
+        turns = self._conversation.turns
+        if not turns:
+            self._note("There is no turn to take back.")
             return
-        turns = len(self._messages) // 2
+        self._become(replace(self._conversation, turns=turns[:-1]))
+        self._note(f"Taken back: {_shortened(turns[-1][0])!r} and its answer; {_turns(len(turns) - 1)} left.")
+
+    def retry(self, _: str) -> None:
+        """The old answer stays until there is another."""
+        turns = self._conversation.turns
+        if self._unanswered is not None:
+            self._answer(*self._unanswered)
+        elif turns:
+            self._answer(turns[-1][0], turns[:-1])
+        else:
+            self._note("There is no message to answer again.")
+
+    def system(self, text: str) -> None:
+        if not text:
+            system = self._conversation.system
+            self._note("There is no system message." if system is None else f"The system message: {system}")
+            return
+        conversation = replace(self._conversation, system=None if text == '""' else text)
+        self._session.tokenizer.encode_chat(conversation.messages("Hello"))  # a template may refuse it
+        self._conversation = conversation
+        self._note("The system message is " + ("removed." if conversation.system is None else "set."))
+
+    def save(self, name: str) -> None:
+        path = _path(name, "/save")
+        conversation, is_ours = self._conversation, path == self._file
+        if not conversation.turns:
+            raise UserError("There is nothing to save yet.")
+        if path.exists() and not is_ours:
+            raise UserError(
+                f"{path} is there already, and stays as it is; name another file, or remove it first"
+            )
+        save(conversation, path)
+        self._file = path
+        replaced = ", in place of what was there" if is_ours else ""
+        self._note(f"{_turns(len(conversation.turns))} saved to {path}{replaced}.")
+
+    def load(self, name: str) -> None:
+        path = _path(name, "/load")
+        conversation, before = load(path), len(self._conversation.turns)
+        self._session.tokenizer.encode_chat(conversation.messages("Hello"))
+        self._become(conversation)
+        self._file = path
+        forgotten = f"; {_turns(before)} before it forgotten" if before else ""
+        self._note(f"{_turns(len(conversation.turns))} loaded from {path}{forgotten}.")
+
+    def stats(self, _: str) -> None:
+        turns = len(self._conversation.turns)
+        if self._last is None:
+            self._note(f"conversation: {_turns(turns)}, no answer since" if turns else "No answer yet.")
+            return
         tokens = len(self._last.prompt_ids) + len(self._last.token_ids)
         self._note(f"{self._last.figures}\nconversation: {turns} turns, {tokens} tokens")
 
-    def _help(self) -> None:
+    def help(self, _: str) -> None:
         self._note(HELP)
 
-    def _unknown(self, line: str) -> None:
-        known = ", ".join([*self._commands, "/exit"])
-        self._note(f"There is no command {line.split()[0]}; there are {known}.")
+    def leave(self, _: str) -> None:
+        self._is_left = True
+
+
+COMMANDS = {
+    "/reset": Command("", "forget the conversation, but not the system message", Chat.reset),
+    "/undo": Command("", "take back the last message and its answer", Chat.undo),
+    "/retry": Command("", "answer the last message again", Chat.retry),
+    "/system": Command("TEXT", 'set the system message; alone shows it, "" removes it', Chat.system),
+    "/save": Command("FILE", "write the conversation to a file, as JSON", Chat.save),
+    "/load": Command("FILE", "go on with a conversation from a file", Chat.load),
+    "/stats": Command("", "figures of the last answer and of the conversation", Chat.stats),
+    "/help": Command("", "this text", Chat.help),
+    "/exit": Command("", "leave (Ctrl-D does too)", Chat.leave),
+}
+
+HELP = "\n".join(
+    [
+        "Type a message and press Enter.",
+        'Several lines: a backslash at the end of each but the last, or """ before and after them all.',
+        "What is pasted at once is one message.",
+        *(f"{f'{name} {command.takes}':<14}{command.summary}" for name, command in COMMANDS.items()),
+        "Ctrl-C stops an answer and keeps the conversation.",
+    ]
+)
+
+
+def stream(pieces: Iterator[str], out: TextIO | None) -> str:
+    """Write pieces of text to `out` as they come, and a line break after them; gives all of the text."""
+    text = []
+    for piece in pieces:
+        text.append(piece)
+        if out:
+            out.write(piece)
+            out.flush()
+    if out:
+        out.write("\n")
+        out.flush()
+    return "".join(text)
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn{'' if count == 1 else 's'}"
+
+
+def _shortened(text: str, most: int = 50) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
+def _path(name: str, command: str) -> Path:
+    if not name:
+        raise UserError(f"{command} needs the name of a file: {command} FILE")
+    if "\0" in name:
+        raise UserError(f"{name!r} is no name of a file")
+    return Path(os.path.expanduser(name))

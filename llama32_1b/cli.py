@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         parser,
         ("compile", commands.compile_, [add_model, add_runtime]),
         ("run", commands.run, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling, _add_json]),
-        ("chat", commands.chat, [add_model, add_runtime, _add_fallback, _add_sampling]),
+        ("chat", commands.chat, [add_model, add_runtime, _add_fallback, add_system, _add_sampling]),
         ("profile", commands.profile, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling]),
         ("mlir", commands.mlir, [add_model, _add_out]),
         ("cache", cache, [add_cache]),
@@ -151,10 +151,22 @@ def _add_fallback(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", required=True, help="the text to answer")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="the text to answer; -: read it from standard input")
+    source.add_argument("--prompt-file", metavar="FILE", help="read the text to answer from a file")
+    add_system(parser)
     parser.add_argument(
         "--raw", action="store_true", help="continue the text as it is, without the chat template"
     )
+    parser.add_argument(
+        "--control-tokens",
+        action="store_true",
+        help="with --raw: control tokens spelled out in the text are control tokens (default: they are text)",
+    )
+
+
+def add_system(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", help="a system message, which comes before all others (default: none)")
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +196,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", action="store_true", help="end standard output with one line of JSON: text, tokens, figures"
+        "--json",
+        action="store_true",
+        help="print one line of JSON instead of the answer: text, tokens, figures",
     )
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import TextIO
 
-from aerie.llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
-from aerie.llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from aerie.llama32_1b.chat import Chat, stream
+from aerie.llama32_1b.checkpoint import find_checkpoint, open_checkpoint
 from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import PromptError, UserError
-from aerie.llama32_1b.forward import check_prompt
+from aerie.llama32_1b.conversation import Conversation
+from aerie.llama32_1b.errors import UserError
 from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
+from aerie.llama32_1b.lines import line_editing, piped_line, typed_line
 from aerie.llama32_1b.progress import Reporter, stop_on_interrupt
+from aerie.llama32_1b.prompts import ask, check_text, note_missing_template
 from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.runtime import select_backend
 from aerie.virtual_npu import folders
@@ -33,7 +37,10 @@ def compile_(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt."""
-    session, generation, text = _answer(arguments, Reporter())
+    out = sys.stdout
+    if arguments.json:  # which has standard output to itself
+        out = sys.stderr if sys.stderr.isatty() else None
+    session, generation, text = _answer(arguments, Reporter(), out)
     if arguments.json:
         print(json.dumps(_record(session, generation, text)), flush=True)
     return _exit_code(generation)
@@ -44,10 +51,22 @@ def chat(arguments: argparse.Namespace) -> int:
     report = Reporter()
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    require_chat_template(checkpoint.tokenizer)
+    check_text(arguments.system or "", "the system message")
+    note_missing_template(checkpoint.tokenizer, report.note)
+    if arguments.system is not None:  # which a template may refuse
+        checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
     session = prepare_runtime(checkpoint, options, report)
-    read = typed_line if sys.stdin.isatty() else piped_line
-    Chat(session, sampler, arguments.n_tokens, note=report.note, out=sys.stdout, read=read).run()
+    is_typed = sys.stdin.isatty()
+    with line_editing(report.note) if is_typed else nullcontext():
+        Chat(
+            session,
+            sampler,
+            arguments.n_tokens,
+            note=report.note,
+            out=sys.stdout,
+            read=typed_line if is_typed else piped_line,
+            system=arguments.system,
+        ).run()
     return DONE
 
 
@@ -55,7 +74,7 @@ def profile(arguments: argparse.Namespace) -> int:
     """Answer one prompt, and show where the time went."""
     from rich.console import Console
 
-    session, generation, _ = _answer(arguments, Reporter())
+    session, generation, _ = _answer(arguments, Reporter(), sys.stdout)
     session.cache.profiler.print(Console())
     return _exit_code(generation)
 
@@ -74,26 +93,20 @@ def mlir(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _answer(arguments: argparse.Namespace, report: Reporter) -> tuple[Session, Generation, str]:
-    """Answer --prompt on standard output, then say the figures. All that can be refused is refused first."""
+def _answer(
+    arguments: argparse.Namespace, report: Reporter, out: TextIO | None
+) -> tuple[Session, Generation, str]:
+    """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
+    first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    ids, options = encoded(checkpoint, arguments, options)
-    session = prepare_runtime(checkpoint, options, report)
+    asked = ask(checkpoint, arguments, options, report.note)
+    session = prepare_runtime(checkpoint, asked.options, report)
     with stop_on_interrupt() as interrupted:
-        generation = session.generate(ids, arguments.n_tokens, sampler, interrupted)
-        text = _stream(session, generation)
+        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted)
+        text = stream(session.text(generation), out)
     report.note(f"{generation.figures} | {generation.ending} | {session.backend}")
     return session, generation, text
-
-
-def _stream(session: Session, generation: Generation) -> str:
-    pieces = []
-    for piece in session.text(generation):
-        pieces.append(piece)
-        print(piece, end="", flush=True)
-    print(flush=True)
-    return "".join(pieces)
 
 
 def _exit_code(generation: Generation) -> int:
@@ -112,32 +125,6 @@ def _record(session: Session, generation: Generation, text: str) -> dict[str, ob
         "tokens_per_s": figures.tokens_per_s,
         "backend": session.backend,
     }
-
-
-def encoded(
-    checkpoint: Checkpoint, arguments: argparse.Namespace, options: RuntimeOptions
-) -> tuple[list[int], RuntimeOptions]:
-    """Ids of --prompt, with or without --raw, and options for a prompt of that length.
-
-    Raises PromptError for a prompt that cannot be run.
-    """
-    ids = _encoded(checkpoint, arguments.prompt, arguments.raw)
-    options = replace(options, prompt_tokens=len(ids))
-    check_prompt(ids, checkpoint.config, options.length(checkpoint.config))
-    return ids, options
-
-
-def _encoded(checkpoint: Checkpoint, prompt: str, raw: bool) -> list[int]:
-    """Ids of the prompt: a user's message, unless `raw` is set or there is no chat template."""
-    if not prompt.strip():
-        raise PromptError("the prompt is empty; give it some text with --prompt")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise PromptError("the prompt is not valid UTF-8; give it as UTF-8 text") from None
-    if raw or not checkpoint.tokenizer.has_chat_template:
-        return checkpoint.tokenizer.encode(prompt)
-    return checkpoint.tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 
 def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:

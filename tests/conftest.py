@@ -35,6 +35,7 @@ def own_cache() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
         patch.setenv("VNPU_CACHE", str(TEST_CACHE))
+        patch.setenv("XDG_STATE_HOME", str(TEST_CACHE / "state"))  # where a chat keeps what was typed
         yield TEST_CACHE
 
 

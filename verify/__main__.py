@@ -24,9 +24,10 @@ from aerie.llama32_1b.cli import (
     begin_process,
     run_command,
 )
-from aerie.llama32_1b.commands import encoded, runtime_options
+from aerie.llama32_1b.commands import runtime_options
 from aerie.llama32_1b.compiling import RuntimeOptions
 from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.prompts import ask
 from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
@@ -91,13 +92,13 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # before anything is compiled in vain
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    ids, options = encoded(checkpoint, arguments, options)
-    session, reference = _open_both(checkpoint, options, report)
-    report.note(f"diagnosis of {len(ids)} tokens")
-    found = diagnose(session, reference, ids)
+    asked = ask(checkpoint, arguments, options, report.note)
+    session, reference = _open_both(checkpoint, asked.options, report)
+    report.note(f"diagnosis of {len(asked.ids)} tokens")
+    found = diagnose(session, reference, asked.ids)
     about = {
         "model": arguments.model,
-        "prompt": arguments.prompt,
+        "prompt": asked.text,
         "backend": session.backend,
         "numerics": numerics_of(session),
     }

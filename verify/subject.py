@@ -85,7 +85,9 @@ class Subject:
         """
         listening = _Listening(self.session)
         lines = iter(messages)
-        talk = Chat(listening, Sampler(), steps, note=_unheard, out=io.StringIO(), read=lambda: _next(lines))
+        talk = Chat(
+            listening, Sampler(), steps, note=_unheard, out=io.StringIO(), read=lambda _: _next(lines)
+        )
         talk.run()
         if any(said.reason is FinishReason.INTERRUPTED for said in listening.said):
             raise KeyboardInterrupt

@@ -92,7 +92,7 @@ def test_finish_reasons(reason: FinishReason) -> None:
 
 
 def test_chat_commands() -> None:
-    shown = set(re.findall(r"^\| `(/\w+)` \|", TEXT, re.MULTILINE))
+    shown = set(re.findall(r"^\| `(/\w+)[^`]*` \|", TEXT, re.MULTILINE))
     assert shown == set(re.findall(r"^(/\w+)", HELP, re.MULTILINE))
 
 
@@ -166,7 +166,9 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "no-config": _without("config.json"),
     "no-weights": _without("model.safetensors"),
     "no-tokenizer": _without("tokenizer.json"),
-    "no-template": _with("tokenizer_config.json", chat_template=None),
+    "refusing": _with(
+        "tokenizer_config.json", chat_template="{{ raise_exception('no system messages here') }}"
+    ),
     "truncated": _truncated,
     "no-tensor": _with_tensor(UP, None),
     "wrong-type": _with_tensor(UP, lambda tensor: tensor.astype(np.int8)),

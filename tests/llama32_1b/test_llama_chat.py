@@ -2,14 +2,14 @@
 
 import dataclasses
 import io
+import json
 import signal
 
 import pytest
 
-from aerie.llama32_1b.chat import Chat, piped_line, require_chat_template, typed_line
-from aerie.llama32_1b.errors import PromptError, PromptTooLongError, UserError
+from aerie.llama32_1b.chat import COMMANDS, HELP, Chat
+from aerie.llama32_1b.errors import PromptError, PromptTooLongError
 from aerie.llama32_1b.generate import Figures, FinishReason, Generation, Sampler
-from aerie.llama32_1b.tokenizer import Tokenizer
 
 
 class FakeTokenizer:
@@ -65,17 +65,17 @@ def session():
     return FakeSession()
 
 
-def converse(session, *lines):
+def converse(session, *lines, system=None):
     """What the chat wrote and noted for these lines."""
     script, notes, out = iter(lines), [], io.StringIO()
 
-    def read():
+    def read(prompt):
         line = next(script, None)
         if line is None:
             raise EOFError
         return line + "\n"
 
-    Chat(session, Sampler(), 9, note=notes.append, out=out, read=read).run()
+    Chat(session, Sampler(), 9, note=notes.append, out=out, read=read, system=system).run()
     assert notes[0] == "Type a message; /help lists the commands."
     return out.getvalue(), notes[1:]
 
@@ -104,28 +104,162 @@ def test_stats(session):
 
 
 def test_help_and_unknown_commands(session):
-    out, notes = converse(session, "/help", "/what now")
-    assert out == ""
-    assert "/reset   forget the conversation" in notes[0]
-    assert notes[1] == "There is no command /what; there are /reset, /stats, /help, /exit."
+    """In any case; what a command does not take is told, and nothing is done."""
+    out, notes = converse(session, "/HELP", "/what now", "/Reset it", '"""/reset"""', "/EXIT", "never read")
+    assert notes[0] == HELP
+    assert all(f"\n{name} {command.takes}" in HELP for name, command in COMMANDS.items())
+    assert notes[1] == (
+        "There is no command /what; there are /reset, /undo, /retry, /system, /save, /load, /stats, /help, "
+        '/exit. A message that begins with a slash goes between """ and """.'
+    )
+    assert notes[2] == "/reset takes nothing after it; nothing was done."
+    assert out == "echo 1\n"
+    assert session.tokenizer.messages == [("user", "/reset")]
+
+
+def test_undo(session):
+    _, notes = converse(session, "/undo", "one", "two " * 20, "/undo", "/stats", "three")
+    assert notes == [
+        "There is no turn to take back.",
+        f"Taken back: '{('two ' * 20)[:50]}...' and its answer; 1 turn left.",
+        "conversation: 1 turn, no answer since",
+    ]
+    assert session.tokenizer.messages[-1] == ("user", "three")
+    assert len(session.tokenizer.messages) == 3
+
+
+def test_retry(session):
+    """In place of the old answer; a message whose answer failed is asked as well."""
+    out, notes = converse(session, "/retry", "one", "/retry", "/stats")
+    assert notes[0] == "There is no message to answer again."
+    assert session.tokenizer.messages == [("user", "one")]
+    assert out == "echo 1\necho 1\n"
+    assert notes[1].endswith("conversation: 1 turns, 4 tokens")
+
+
+def test_a_retry_that_fails_keeps_the_old_answer(session):
+    failing = iter([False, True, False])
+
+    def during():
+        if next(failing):
+            raise PromptError("the device is lost")
+
+    session.during = during
+    _, notes = converse(session, "one", "/retry", "/retry", "/stats")
+    assert notes[0] == "the device is lost"
+    assert session.tokenizer.messages == [("user", "one")]
+    assert notes[1].endswith("conversation: 1 turns, 4 tokens")
+
+
+def test_system_message(session):
+    _, notes = converse(
+        session, "one", "/system", "/system Be brief.", "/reset", "two", '/system ""', system="Hm"
+    )
+    assert notes == [
+        "The system message: Hm",
+        "The system message is set.",
+        "The conversation is forgotten; the system message stays.",
+        "The system message is removed.",
+    ]
+    converse(session, "/system Be brief.", "two")
+    assert session.tokenizer.messages == [("system", "Be brief."), ("user", "two")]
+    assert converse(session, "/system")[1] == ["There is no system message."]
+
+
+def test_a_system_message_that_the_template_refuses(session):
+    encode = session.tokenizer.encode_chat
+
+    def refuse(messages):
+        if messages[0]["role"] == "system":
+            raise PromptError("the checkpoint's chat template refuses this conversation (no system)")
+        return encode(messages)
+
+    session.tokenizer.encode_chat = refuse
+    out, notes = converse(session, "/system Be brief.", "one")
+    assert (out, len(notes)) == ("echo 1\n", 1)
+
+
+def test_save_and_load(session, tmp_path):
+    path = tmp_path / "a talk.json"
+    _, notes = converse(
+        session, f"/save {path}", "/system Be brief.", "one", f"/save {path}", "two 🙂", f"/save {path}"
+    )
+    assert notes[0] == "There is nothing to save yet."
+    assert notes[2:] == [f"1 turn saved to {path}.", f"2 turns saved to {path}, in place of what was there."]
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert [message["role"] for message in saved["messages"]] == ["system", *["user", "assistant"] * 2]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+    _, notes = converse(session, "other", f"/load {path}", "three", f"/save {path}")
+    assert notes[0] == f"2 turns loaded from {path}; 1 turn before it forgotten."
+    assert session.tokenizer.messages[:3] == [
+        ("system", "Be brief."),
+        ("user", "one"),
+        ("assistant", "echo 2"),
+    ]
+    assert notes[1] == f"3 turns saved to {path}, in place of what was there."
+
+
+def test_a_file_that_is_there_is_not_written_over(session, tmp_path):
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    _, notes = converse(session, "one", f"/save {path}", "/save", "/save /proc/none/x", "/save a\0b")
+    assert notes[0] == f"{path} is there already, and stays as it is; name another file, or remove it first"
+    assert path.read_text() == "mine"
+    assert notes[1:] == [
+        "/save needs the name of a file: /save FILE",
+        "cannot write /proc/none/x (No such file or directory); name another file",
+        "'a\\x00b' is no name of a file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot read {path} (No such file or directory); name a file that /save wrote"),
+        ("hello", "{path} is not JSON; name a file that /save wrote"),
+        (b"\xff", "{path} is not JSON; name a file that /save wrote"),
+        ("{}", '{path} is no conversation: there is no list "messages"; name a file that /save wrote'),
+        ("[1]", 'message 1 has no "role" and "content"'),
+        ('[{"role": "user", "content": 1}]', "the content of message 1 is no text"),
+        ('[{"role": "user", "content": "\\ud800"}]', "the content of message 1 is no text"),
+        (
+            '[{"role": "assistant", "content": "x"}]',
+            "message 1 is from 'assistant'; user and assistant take turns",
+        ),
+        (
+            '[{"role": "system", "content": "x"}, {"role": "system", "content": "x"}]',
+            "message 2 is from 'system'",
+        ),
+        ('[{"role": "user", "content": "x"}]', "the last message has no answer"),
+    ],
+)
+def test_a_file_that_is_no_conversation(session, tmp_path, content, why):
+    """Told, and the conversation there is stays."""
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    _, notes = converse(session, "one", f"/load {path}", "two")
+    assert why.format(path=path) in notes[0]
+    assert len(session.tokenizer.messages) == 3
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTEXT])
 def test_an_answer_that_was_cut_says_so(session, reason):
     session.reason = reason
     _, notes = converse(session, "hello")
-    more = "; /reset starts afresh" if reason is FinishReason.CONTEXT else ""
+    more = "; /undo takes back the last turn, /reset starts afresh" if reason is FinishReason.CONTEXT else ""
     assert notes == [f"[ended by {reason.value}{more}]"]
 
 
 @pytest.mark.parametrize(
     ("enough", "why"),
     [
-        (None, "the model has 3 positions: /reset starts afresh."),
+        (None, "the model has 3 positions: /undo takes back the last turn, /reset starts afresh."),
         (
             64,
-            "--seq-len (SEQ_LEN) has programs compiled for at most 3: /reset starts afresh; a chat without "
-            "--seq-len goes on until the model's positions are used up.",
+            "--seq-len (SEQ_LEN) has programs compiled for at most 3: /undo takes back the last turn, /reset "
+            "starts afresh; a chat without --seq-len goes on until the model's positions are used up.",
         ),
     ],
 )
@@ -133,8 +267,8 @@ def test_too_long_a_conversation_keeps_the_session(enough, why):
     """What it says to do makes room."""
     session = FakeSession(limit=3)
     session.enough = enough
-    out, notes = converse(session, "one", "two", "/stats", "/reset", "three")
-    assert out == "echo 1\necho 1\n"
+    out, notes = converse(session, "one", "two", "/stats", "/reset", "three", "/undo", "four")
+    assert out == "echo 1\necho 1\necho 1\n"
     assert notes[0] == f"With this message the conversation is 4 tokens long, and {why}"
     assert notes[1].endswith("conversation: 1 turns, 4 tokens")
 
@@ -170,41 +304,6 @@ def test_second_interrupt_forgets_the_turn(session):
     session.during = lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
     _, notes = converse(session, "hello", "/stats")
     assert notes == ["\nStopped; this turn is forgotten.", "No answer yet."]
-
-
-def test_interrupt_at_the_prompt_does_not_leave(monkeypatch, capsys):
-    def interrupted(prompt):
-        assert prompt == ">>> "
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.input", interrupted)
-    assert typed_line() == ""
-    assert tuple(capsys.readouterr()) == ("", "\nCtrl-D or /exit leaves.\n")
-
-
-def test_end_of_typed_input_ends_the_line(monkeypatch, capsys):
-    def ended(prompt):
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", ended)
-    with pytest.raises(EOFError):
-        typed_line()
-    assert tuple(capsys.readouterr()) == ("", "\n")
-
-
-def test_piped_lines(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nlast"))
-    assert [piped_line() for _ in range(3)] == ["one\n", "\n", "last"]
-    with pytest.raises(EOFError):
-        piped_line()
-
-
-def test_template_is_needed():
-    class Untemplated:
-        chat_template = None
-
-    with pytest.raises(UserError, match="this checkpoint has no chat template, which chat needs; use `run`"):
-        require_chat_template(Tokenizer(Untemplated()))
 
 
 def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkpoint):

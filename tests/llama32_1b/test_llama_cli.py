@@ -3,6 +3,7 @@
 The programs run in numpy here; test_llama_end_to_end.py runs them on the virtual NPU.
 """
 
+import io
 import json
 import shutil
 import signal
@@ -80,15 +81,20 @@ def test_text_to_stdout_and_the_rest_to_stderr(run):
     assert last.endswith(" tokens/s | cut after 5 tokens (--n-tokens, N_TOKENS) | numpy")
 
 
-def test_json_on_the_last_line(run, make_checkpoint):
-    code, out, _ = run("--prompt", "hi", "--n-tokens", "5", "--json")
-    record = json.loads(out.splitlines()[-1])
+def test_json_alone(run, make_checkpoint, monkeypatch):
+    """One object on standard output; where someone looks on, the answer comes on standard error."""
+    code, out, err = run("--prompt", "hi", "--n-tokens", "5", "--json")
+    record = json.loads(out)
+    assert record["text"] not in err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, out, err = run("--prompt", "hi", "--n-tokens", "5", "--json", "--backend", "virtual")
+    assert json.loads(out)["text"] == record["text"]
+    assert f"\n{record['text']}\n" in err
     tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
     assert code == 0
     assert set(record) == {
         "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "backend"
     }  # fmt: skip
-    assert out == record["text"] + "\n" + out.splitlines()[-1] + "\n"
     assert record["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": "hi"}])
     assert record["text"] == tokenizer.decode(record["token_ids"])
     assert len(record["token_ids"]) == 5
@@ -100,26 +106,26 @@ def test_json_on_the_last_line(run, make_checkpoint):
 
 def test_one_token_has_no_rate(run):
     _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json")
-    assert json.loads(out.splitlines()[-1])["tokens_per_s"] is None
+    assert json.loads(out)["tokens_per_s"] is None
 
 
 def test_raw_leaves_the_template_out(run, make_checkpoint):
     _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", "--raw")
     tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
-    assert json.loads(out.splitlines()[-1])["prompt_token_ids"] == tokenizer.encode("hi")
+    assert json.loads(out)["prompt_token_ids"] == tokenizer.encode("hi")
 
 
 def test_without_a_template_a_prompt_is_continued(run, make_checkpoint):
     folder = make_checkpoint(template=None)
     _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", model=folder)
     expected = checkpoint_module.load_tokenizer(folder).encode("hi")
-    assert json.loads(out.splitlines()[-1])["prompt_token_ids"] == expected
+    assert json.loads(out)["prompt_token_ids"] == expected
 
 
 def test_seed_repeats(run):
     def text(seed):
         flags = ("--prompt", "hi", "--n-tokens", "8", "--temperature", "4", "--top-k", "50", "--top-p", "0.9")
-        return json.loads(run(*flags, "--seed", seed, "--json")[1].splitlines()[-1])["token_ids"]
+        return json.loads(run(*flags, "--seed", seed, "--json")[1])["token_ids"]
 
     assert text("1") == text("1") != text("2")
 
@@ -135,7 +141,7 @@ def test_end_of_context_is_stated(run, make_checkpoint):
     code, out, err = run(
         "--prompt", "hi", "--json", model=make_checkpoint(max_position_embeddings=16, eos_token_id=1)
     )
-    record = json.loads(out.splitlines()[-1])
+    record = json.loads(out)
     assert code == 0
     assert record["finish_reason"] == "context"
     assert len(record["token_ids"]) + len(record["prompt_token_ids"]) == 17
@@ -180,8 +186,6 @@ def test_profile_prints_a_table(run):
 
 
 def test_chat_over_a_pipe(prepared, make_checkpoint, capsys, monkeypatch):
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/stats\n/exit\n"))
     assert main(["chat", "--model", str(make_checkpoint()), "--n-tokens", "4"]) == 0
     captured = capsys.readouterr()
@@ -246,7 +250,7 @@ def test_empty_prompt(run, prepared, prompt):
 
 
 def test_missing_prompt(run):
-    check_refused(run(), "the following arguments are required: --prompt")
+    check_refused(run(), "one of the arguments --prompt --prompt-file is required")
 
 
 def test_prompt_that_is_no_text(run):
@@ -298,13 +302,107 @@ def test_weights_that_are_no_numbers(run, damaged):
 def test_prompt_of_the_compiled_length_is_run(run):
     code, out, _ = run("--prompt", "x" * 124, "--n-tokens", "1", "--json")
     assert code == 0
-    assert len(json.loads(out.splitlines()[-1])["prompt_token_ids"]) == 128
+    assert len(json.loads(out)["prompt_token_ids"]) == 128
 
 
-def test_chat_needs_a_template(run, make_checkpoint, prepared):
+def test_no_template_is_one_rule(run, make_checkpoint, capsys, monkeypatch):
+    """What is written is continued as plain text, with the same note; --raw asks for that, so it has none."""
     folder = make_checkpoint(template=None)
-    check_refused(run(command="chat", model=folder), "this checkpoint has no chat template")
+    note = "note: this checkpoint has no chat template; what you write is continued as plain text\n"
+    for command in ("run", "profile"):
+        code, _, err = run("--prompt", "hi", "--n-tokens", "1", model=folder, command=command)
+        assert (code, err.count(note)) == (0, 1)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nmore\n"))
+    code, out, err = run("--n-tokens", "2", model=folder, command="chat")
+    assert (code, err.count(note), out.count("\n") >= 2) == (0, 1, True)
+    assert note not in run("--prompt", "hi", "--n-tokens", "1", "--raw", model=folder)[2]
+    assert note not in run("--prompt", "hi", "--n-tokens", "1")[2]
+
+
+LONG_TEXT = 'naïve 日本語\n\n"quoted"  text\n'
+
+
+def test_prompts_from_a_file_and_from_standard_input(run, make_checkpoint, tmp_path, monkeypatch):
+    """One line break at the end is the file's, not the prompt's."""
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" + LONG_TEXT.replace("\n", "\r\n").encode())
+    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    for flags, content, text in (
+        (("--prompt", "-"), LONG_TEXT, LONG_TEXT[:-1]),
+        (("--prompt-file", "-"), LONG_TEXT + "\n", LONG_TEXT),
+        (("--prompt-file", tmp_path / "file"), "", LONG_TEXT.replace("\n", "\r\n")[:-2]),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+        _, out, _ = run(*map(str, flags), "--n-tokens", "1", "--json", "--raw")
+        assert json.loads(out)["prompt_token_ids"] == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "message"),
+    [
+        (
+            b"a\xffb",
+            ("--prompt", "-"),
+            "the prompt on standard input is not UTF-8 text (byte 1 is 0xff); convert",
+        ),
+        (b" \n", ("--prompt", "-"), "the prompt on standard input is empty; give it some text"),
+        (
+            b"",
+            ("--prompt-file", "no/file"),
+            "the prompt file no/file cannot be read (No such file or directory)",
+        ),
+        (
+            b"",
+            ("--prompt", "a", "--prompt-file", "b"),
+            "argument --prompt-file: not allowed with argument --prompt",
+        ),
+        (
+            b"",
+            ("--prompt", "a", "--raw", "--system", "b"),
+            "--system needs the chat template, which --raw leaves",
+        ),
+        (
+            b"",
+            ("--prompt", "a", "--control-tokens"),
+            "--control-tokens is for text without the chat template",
+        ),
+        (b"", ("--prompt", "a", "--system", "\udcff"), "the system message is not valid UTF-8"),
+    ],
+)
+def test_prompts_that_cannot_be_read(run, prepared, monkeypatch, content, flags, message):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    check_refused(run(*flags), message)
     assert prepared == []
+
+
+def test_standard_input_that_is_closed(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    check_refused(
+        run("--prompt", "-"), "the prompt on standard input cannot be read (it is closed); name a text"
+    )
+
+
+def test_a_system_message(run, make_checkpoint):
+    _, out, _ = run("--prompt", "hi", "--system", "Be brief.", "--n-tokens", "1", "--json")
+    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert json.loads(out)["prompt_token_ids"] == tokenizer.encode_chat(messages)
+
+
+def test_control_tokens_in_a_prompt(run, make_checkpoint):
+    """Text, unless --raw text is said to have them; a note tells whoever wrote a template by hand."""
+    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    end = tokenizer.encode("<|end|>", control_tokens=True)[1]
+    flags = ("--prompt", "a<|end|>b", "--n-tokens", "1", "--json")
+
+    def ends(*more):
+        _, out, err = run(*flags, *more)
+        return json.loads(out)["prompt_token_ids"].count(
+            end
+        ), "<|end|> in the prompt is text; with --con" in err
+
+    assert ends() == (1, False)  # the template's own
+    assert ends("--raw") == (0, True)
+    assert ends("--raw", "--control-tokens") == (1, False)
 
 
 def test_no_command(capsys):
@@ -404,7 +502,7 @@ def test_interrupt_during_an_answer(run, monkeypatch):
 
     monkeypatch.setattr(Generation, "__iter__", interrupted)
     code, out, err = run("--prompt", "hi", "--json")
-    record = json.loads(out.splitlines()[-1])
+    record = json.loads(out)
     assert code == 130
     assert record["finish_reason"] == "interrupted"
     assert len(record["token_ids"]) == 3

@@ -312,7 +312,7 @@ def test_chat_goes_on_after_a_device_lost_between_turns(npu, pyxrt_stand_in, wan
     session, out = open_session(), io.StringIO()
     lines = iter([QUESTION, "/reset", QUESTION, "/reset", QUESTION, "/exit"])
 
-    def read():
+    def read(prompt):
         line = next(lines)
         if line == "/reset":
             npu.pyxrt.fail("start", pyxrt_stand_in.LOST)
@@ -346,9 +346,9 @@ def run(monkeypatch, npu, virtual, folder, capsys):
 def test_the_command_line_falls_back_and_says_so(npu, pyxrt_stand_in, run, wanted):
     npu.pyxrt.fail("wait", pyxrt_stand_in.TIMEOUT, after=60)
     code, out, err = run("--backend", "npu", "--fallback", "virtual", "--json")
-    text, record = out.splitlines()
-    assert (code, text) == (0, wanted[0])
-    assert json.loads(record)["backend"] == "npu, then virtual"
+    record = json.loads(out)
+    assert (code, record["text"]) == (0, wanted[0])
+    assert record["backend"] == "npu, then virtual"
     assert err.splitlines()[-1].endswith("| npu, then virtual")
 
 

@@ -1,0 +1,113 @@
+"""What is asked: a prompt from a flag, a file or standard input, and the tokens that it becomes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aerie.llama32_1b.checkpoint import Checkpoint
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.conversation import Conversation
+from aerie.llama32_1b.errors import PromptError, UsageError
+from aerie.llama32_1b.forward import check_prompt
+from aerie.llama32_1b.tokenizer import Tokenizer
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, its ids, and the options for programs that take it."""
+
+    text: str
+    ids: list[int]
+    options: RuntimeOptions
+
+
+def note_missing_template(tokenizer: Tokenizer, note: Callable[[str], None]) -> None:
+    """What is said, wherever messages are encoded, of a checkpoint that has no chat template for them."""
+    if not tokenizer.has_chat_template:
+        note("note: this checkpoint has no chat template; what you write is continued as plain text")
+
+
+def ask(
+    checkpoint: Checkpoint,
+    arguments: argparse.Namespace,
+    options: RuntimeOptions,
+    note: Callable[[str], None],
+) -> Asked:
+    """The prompt that the arguments name. Raises PromptError for one that cannot be run."""
+    if arguments.raw and arguments.system is not None:
+        raise UsageError("--system needs the chat template, which --raw leaves out; give one of the two")
+    if arguments.control_tokens and not arguments.raw:
+        raise UsageError("--control-tokens is for text without the chat template; give --raw too")
+    text = read_prompt(arguments.prompt, arguments.prompt_file)
+    ids = _encoded(checkpoint.tokenizer, text, arguments, note)
+    options = replace(options, prompt_tokens=len(ids))
+    check_prompt(ids, checkpoint.config, options.length(checkpoint.config))
+    return Asked(text, ids, options)
+
+
+def _encoded(
+    tokenizer: Tokenizer, text: str, arguments: argparse.Namespace, note: Callable[[str], None]
+) -> list[int]:
+    """Ids of a user's message, or with --raw of bare text."""
+    if not arguments.raw:
+        note_missing_template(tokenizer, note)
+        check_text(arguments.system or "", "the system message")
+        return tokenizer.encode_chat(Conversation(arguments.system).messages(text))
+    if not arguments.control_tokens and (spelled := tokenizer.control_tokens_in(text)):
+        note(f"note: {', '.join(spelled)} in the prompt is text; with --control-tokens it is what it names")
+    return tokenizer.encode(text, control_tokens=arguments.control_tokens)
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """The prompt as given, or read: from standard input for "-". One line break at the end of what is read
+    is not part of it. Raises PromptError for what is empty, cannot be read or is no UTF-8.
+    """
+    if prompt is not None and prompt != STANDARD_INPUT:
+        check_text(prompt, "the prompt")
+        if not prompt.strip():
+            raise PromptError("the prompt is empty; give it some text with --prompt")
+        return prompt
+    name = file or STANDARD_INPUT
+    what = "the prompt on standard input" if name == STANDARD_INPUT else f"the prompt file {name}"
+    text = _decoded(_content(name, what), what)
+    if not text.strip():
+        raise PromptError(f"{what} is empty; give it some text")
+    return text
+
+
+def check_text(text: str, what: str) -> None:
+    """PromptError for a flag that was given in bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"{what} is not valid UTF-8; give it as UTF-8 text") from None
+
+
+def _content(name: str, what: str) -> bytes:
+    try:
+        if name != STANDARD_INPUT:
+            return Path(os.path.expanduser(name)).read_bytes()
+        if sys.stdin.isatty():
+            print("the prompt, then Ctrl-D on a line of its own:", file=sys.stderr)
+        return sys.stdin.buffer.read()
+    except (OSError, AttributeError) as error:  # sys.stdin is None where it was closed
+        reason = getattr(error, "strerror", None) or "it is closed"
+        raise PromptError(f"{what} cannot be read ({reason}); name a text file") from None
+
+
+def _decoded(content: bytes, what: str) -> str:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{what} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}); convert it "
+            "first, for instance with iconv"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
