@@ -55,7 +55,7 @@ help: ## list targets and variables
 	@echo "targets:"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-12s %s\n", $$1, $$2 }'
 	@echo "variables:"
-	@echo "  MODEL        demo (default), a folder with a Hugging Face Llama checkpoint, or a Hugging Face id"
+	@echo "  MODEL        demo (default), a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
 	@echo "  PROMPT       the question for run, profile and diagnosis"
 	@echo "  PROMPT_FILE  a file with the question instead, of any length; -: standard input"
 	@echo "  SYSTEM       a system message for run, chat, profile and diagnosis"

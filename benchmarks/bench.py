@@ -73,11 +73,11 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
     """
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
-    positions = config.max_position_embeddings - tokens - WARM_UP
+    positions = config.context - tokens - WARM_UP
     if positions < SHORT_CONTEXT:
         needed = SHORT_CONTEXT + tokens + WARM_UP
         raise UserError(
-            f"{folder} has {config.max_position_embeddings} positions; measuring {tokens} tokens after a "
+            f"{folder} has {config.context} positions; measuring {tokens} tokens after a "
             f"context of {SHORT_CONTEXT} takes {needed}: measure fewer --tokens, or another model"
         )
     longest = min(LONGEST, positions) // SEQ_LEN_STEP * SEQ_LEN_STEP

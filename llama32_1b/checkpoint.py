@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.llama32_1b.config import LlamaConfig, load_config
-from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.errors import CheckpointError, own_command
+from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.tokenizer import Tokenizer, load_tokenizer
 from aerie.llama32_1b.weights import Weights
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parent / "demo" / "checkpoint"
 
+ALIASES = {"base": "meta-llama/Llama-3.2-1B", "instruct": "meta-llama/Llama-3.2-1B-Instruct"}
+"""Names that the project's guide has for its models. A folder of such a name comes first."""
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+HUB_OTHERS = ["consolidated*", "original/*", "onnx/*"]
+"""The same weights once more, in formats of others: Mistral's and Meta's own, ONNX."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def find_checkpoint(model: str) -> Path:
-    """The folder of `model`: "demo", a folder, or a Hugging Face id such as meta-llama/Llama-3.2-1B.
+    """The folder of `model`: "demo", a folder, one of ALIASES, or a Hugging Face id such as owner/name.
 
     An id is looked for in the local Hugging Face cache and fetched where it is not there. Raises
     CheckpointError where there is no such thing.
@@ -47,21 +54,69 @@ def find_checkpoint(model: str) -> Path:
         return folder
     if folder.exists():
         raise CheckpointError(f"--model {model} is a file; give the folder that holds config.json")
-    if not HUB_ID.fullmatch(model):
+    if hub_id(model) is None:
         raise CheckpointError(
-            f"--model {model!r} is neither a folder, nor a Hugging Face id (owner/name), nor '{DEMO}'"
+            f"--model {model!r} is neither a folder, nor a Hugging Face id (owner/name), nor one of "
+            f"{', '.join((DEMO, *ALIASES))}"
         )
     return _fetch(model)
 
 
-def _fetch(model: str) -> Path:
+def hub_id(model: str) -> str | None:
+    """The Hugging Face id that `model` is, or stands for; None where it is none."""
+    name = ALIASES.get(model, model)
+    return name if HUB_ID.fullmatch(name) else None
+
+
+def cached_checkpoint(name: str) -> Path | None:
+    """The folder of a Hugging Face id in the local cache; None where it is not there, or not all of it."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+        folder = snapshot_download(
+            name, allow_patterns=HUB_FILES, ignore_patterns=HUB_OTHERS, local_files_only=True
+        )
+    except (OSError, ValueError):
+        return None
+    return Path(folder)
+
+
+def _fetch(model: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    name = ALIASES.get(model, model)
+    if not constants.HF_HUB_OFFLINE and cached_checkpoint(name) is None:
+        Reporter().note(f"fetching {name} from Hugging Face, which takes a network; later runs need none")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_OTHERS))
     except Exception as error:  # network, authentication, disk: the hub raises many unrelated types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
-        raise CheckpointError(
-            f"--model {model} is not a folder here, and fetching it from Hugging Face failed ({reason}). "
-            f"Without a network, give a folder; for a gated model, log in with `hf auth login`"
-        ) from error
+        what = f"--model {model}" if name == model else f"--model {model}, which is {name} of Hugging Face,"
+        raise CheckpointError(f"{what} is not on this machine, and {_why_not(name, error)}") from error
+
+
+def login_advice() -> str:
+    """How to log in to Hugging Face from here."""
+    return f"log in with `{own_command('hf', 'huggingface_hub.cli.hf')} auth login`, or set HF_TOKEN"
+
+
+def _why_not(name: str, error: Exception) -> str:
+    """Why an id could not be fetched, and what to do."""
+    from huggingface_hub import constants, errors
+
+    page = f"https://huggingface.co/{name}"
+    if isinstance(error, errors.GatedRepoError):
+        return f"it is gated: ask for access at {page}, then {login_advice()}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"Hugging Face shows none at {page}: mend the name, or if it is private, {login_advice()}"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so it is not fetched: unset it, or give the folder of a checkpoint"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return (
+            f"there is no space for it at {constants.HF_HUB_CACHE}: make room, or set HF_HOME to a folder on "
+            "another disk"
+        )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
+    return (
+        f"fetching it from Hugging Face failed ({reason}). Without a network, give the folder of a "
+        f"checkpoint; for a gated model, {login_advice()}"
+    )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import UserError
+from aerie.llama32_1b.errors import ConfigError, UserError
+from aerie.llama32_1b.facts import MODELS_THAT_RUN, SOME_THAT_RUN
 from aerie.llama32_1b.native import prepare_native
 from aerie.llama32_1b.programs import program_flops, sharing
 from aerie.llama32_1b.progress import Reporter, Step
-from aerie.multi_launch_builder import Program, cached, legal_seq_len
+from aerie.multi_launch_builder import Program, UnsupportedShapeError, cached, legal_seq_len
 from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 
@@ -35,20 +37,42 @@ class RuntimeOptions:
         return choose_seq_len(config, self.seq_len, self.prompt_tokens)
 
 
+CONFIG_NAMES = {
+    "emb_dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+}
+"""What config.json calls the sizes of a ModelShape that have other names there."""
+IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
+
+
 def choose_seq_len(config: LlamaConfig, asked: int | None, prompt_tokens: int = 0) -> int:
     """The prefill length to compile for: as asked, or the model's default for such a prompt made legal.
 
-    Raises UserError for more than the model's positions, UnsupportedShapeError for a model that the
-    kernels do not accept. Whether `asked` is legal is for the program builders to say.
+    Raises UserError for more than the model's positions, ConfigError for a model that the kernels do not
+    accept. Whether `asked` is legal is for the program builders to say.
     """
-    cached.check_shape(config.shape)
-    most = legal_seq_len(config.max_position_embeddings)
+    check_shape(config)
+    most = legal_seq_len(config.context)
     if asked is not None and asked > most:
         raise UserError(
-            f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.max_position_embeddings} "
-            f"positions (max_position_embeddings); ask for at most {most}"
+            f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.context} positions "
+            f"({config.context_entry}); ask for at most {most}"
         )
     return asked or legal_seq_len(config.default_seq_len(prompt_tokens))
+
+
+def check_shape(config: LlamaConfig) -> None:
+    """Raises ConfigError for a model that the kernels do not accept."""
+    try:
+        cached.check_shape(config.shape)
+    except UnsupportedShapeError as error:
+        problem = IN_CONFIG.sub(lambda name: CONFIG_NAMES[name[0]], error.problem)
+        raise ConfigError(
+            f"this model does not fit the kernels, and no option makes it fit: {problem}. Among those that "
+            f"do are {SOME_THAT_RUN} ({MODELS_THAT_RUN})"
+        ) from None
 
 
 def compile_programs(
@@ -56,13 +80,18 @@ def compile_programs(
 ) -> tuple[dict[str, Program], KernelCache]:
     """The six programs, and the cache that holds each of them compiled.
 
-    Raises UnsupportedShapeError before anything is compiled or written; CompileError and DiskFullError,
-    which leave the cache usable.
+    Raises ConfigError, and UnsupportedShapeError for a seq_len, before anything is compiled or written;
+    CompileError and DiskFullError, which leave the cache usable.
     """
     started = time.perf_counter()
     programs = cached.programs(config.shape, options.length(config))
     spent = time.perf_counter() - started
     report.note(options.backend.reason)
+    if config.context < config.max_position_embeddings:
+        report.note(
+            f"context: {config.context} of the model's {config.max_position_embeddings} positions, as many "
+            "as its sliding window holds; attention that forgets earlier ones is not supported"
+        )
     if remark := prepare_native():
         report.note(remark)
     cache = open_cache(options.cache_dir, options.backend, programs, config, Profiler(), report)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from pathlib import Path
+
 
 class UserError(Exception):
     """A request that cannot be met. The message says what was given, the limit, and what to do."""
@@ -25,6 +30,20 @@ class ConfigError(CheckpointError):
 
 class WeightsError(CheckpointError):
     """A safetensors file or tensor that is missing, damaged, misshapen or of the wrong type."""
+
+
+def own_command(tool: str, module: str) -> str:
+    """How a user starts a tool of this Python's environment, whose folder is seldom on PATH."""
+    path = Path(sys.executable).with_name(tool)
+    if shutil.which(tool) == str(path):
+        return tool
+    return _typed(path) if os.access(path, os.X_OK) else f"{_typed(Path(sys.executable))} -m {module}"
+
+
+def _typed(path: Path) -> str:
+    """A path as short as it can be typed in the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 class NotFiniteError(UserError, FloatingPointError):
@@ -58,7 +77,7 @@ class PromptTooLongError(PromptError):
 def reason_of(limit: int, enough: int | None) -> str:
     """Why no more than `limit` tokens are taken, and what to do."""
     if enough is None:
-        return f"the model has {limit} positions (max_position_embeddings); shorten it"
+        return f"the model has {limit} positions (max_position_embeddings or sliding_window); shorten it"
     return (
         f"--seq-len (SEQ_LEN) has programs compiled for at most {limit}; shorten it, give {enough}, or leave "
         "--seq-len out"

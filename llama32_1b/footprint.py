@@ -65,7 +65,7 @@ def footprint(config: LlamaConfig, seq_len: int, copies: int = 1) -> Footprint:
         for layer in range(layers if name in LAYER_PROGRAMS else 1)
     ]
     buffers = buffer_bytes(sets, sharing(plans, layers), copies)
-    positions = min(seq_len + ANSWER_TOKENS, config.max_position_embeddings)
+    positions = min(seq_len + ANSWER_TOKENS, config.context)
     of_position = 2 * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(seq_len, config.max_position_embeddings)
     return Footprint(

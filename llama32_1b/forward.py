@@ -28,7 +28,7 @@ def check_prompt(token_ids: Sequence[int], config: LlamaConfig, seq_len: int | N
     """
     if not token_ids:
         raise PromptError("the prompt is empty; there is nothing to continue: give it some text")
-    length, positions = len(token_ids), config.max_position_embeddings
+    length, positions = len(token_ids), config.context
     if length > positions:
         raise PromptTooLongError(length, positions, None)
     if seq_len is not None and length > seq_len:

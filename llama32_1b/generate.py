@@ -186,7 +186,7 @@ class Generation:
             FinishReason.STOP: "complete",
             FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens, N_TOKENS)",
             FinishReason.CONTEXT: f"cut at the end of the model's context of "
-            f"{self._model.config.max_position_embeddings} positions",
+            f"{self._model.config.context} positions",
             FinishReason.INTERRUPTED: "stopped",
             None: "not ended",
         }[self.finish_reason]
@@ -221,6 +221,6 @@ class Generation:
             return FinishReason.STOP
         if len(self.token_ids) >= self._max_new_tokens:
             return FinishReason.LENGTH
-        if next_position >= config.max_position_embeddings:
+        if next_position >= config.context:
             return FinishReason.CONTEXT
         return FinishReason.INTERRUPTED if self._interrupted() else None

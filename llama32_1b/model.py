@@ -50,7 +50,7 @@ class LlamaModel:
     @property
     def longest_prompt(self) -> int:
         """The most tokens that can be prefilled."""
-        return min(self.seq_len, self.config.max_position_embeddings)
+        return min(self.seq_len, self.config.context)
 
     def run(
         self, name: str, layer: int = 0, on_device: Collection[str] = (), **arrays: NDArray[Any]
@@ -65,7 +65,7 @@ class LlamaModel:
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less."""
-        return KVCache(self.config, min(positions, self.config.max_position_embeddings))
+        return KVCache(self.config, min(positions, self.config.context))
 
 
 def assemble(

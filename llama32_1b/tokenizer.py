@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aerie.llama32_1b.control_tokens import ControlTokens
-from aerie.llama32_1b.errors import CheckpointError, PromptError
+from aerie.llama32_1b.errors import CheckpointError, PromptError, own_command
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -31,6 +32,15 @@ LEGACY = ("special_tokens_map.json", "added_tokens.json")
 """Files with more tokens, which count where tokenizer_config.json lists none."""
 GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 """A block of chat templates that transformers has added to jinja2."""
+
+CONVERTERS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
+"""Packages without which transformers cannot read tokenizer.model, and a module of each."""
+
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+"""A line of tiktoken's files: a token in base64, and its rank."""
+
+LONGEST_REASON = 200
+"""Characters of what a library says is wrong with a tokenizer; some quote the file."""
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
 
@@ -167,11 +177,21 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"there is no tokenizer.json in {folder}; the checkpoint is incomplete")
     try:
         return Tokenizer(_load(folder))
-    except MemoryError:
+    except (MemoryError, CheckpointError):
         raise
     except Exception as error:  # transformers and tokenizers raise plain Exception for damaged files
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"cannot load the tokenizer in {folder}: {reason}; fetch it again") from error
+        shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
+        raise CheckpointError(
+            f"cannot load the tokenizer in {folder}: {shown}; {_way_out(folder)}"
+        ) from error
+
+
+def _way_out(folder: Path) -> str:
+    """What helps where the tokenizer cannot be loaded."""
+    if (folder / "tokenizer.json").is_file():
+        return "fetch it again"
+    return "fetch tokenizer.json of the same model from Hugging Face, which is read in its place"
 
 
 def _load(folder: Path) -> Any:
@@ -184,9 +204,38 @@ def _load(folder: Path) -> Any:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(folder)
+    if not (folder / "tokenizer.json").is_file():
+        _check_convertible(folder)
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
+
+
+def _check_convertible(folder: Path) -> None:
+    """CheckpointError where there is only a tokenizer.model, and transformers cannot read it as it should.
+
+    Meta's own, of tiktoken, lacks the special tokens and the pattern that text is split by.
+    """
+    with (folder / "tokenizer.model").open("rb") as file:
+        is_tiktoken = TIKTOKEN_LINE.fullmatch(file.readline(LONGEST_REASON))
+    only = f"{folder} has tokenizer.model and no tokenizer.json, which is what is read"
+    fetch = "fetch tokenizer.json of the same model from Hugging Face"
+    if is_tiktoken:
+        raise CheckpointError(f"{only}: {fetch}")
+    missing = [name for name, module in CONVERTERS.items() if not _is_installed(module)]
+    if missing:
+        pip = own_command("pip", "pip") if _is_installed("pip") else "uv pip"
+        raise CheckpointError(
+            f"{only}: {fetch}, or have tokenizer.model converted at each start, which takes "
+            f"`{pip} install {' '.join(missing)}`"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would lie in
+        return False
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,10 +24,16 @@ from safetensors import SafetensorError, safe_open
 
 from aerie.llama32_1b.config import LlamaConfig
 from aerie.llama32_1b.errors import WeightsError
+from aerie.llama32_1b.facts import MODELS_THAT_RUN
 from aerie.llama32_1b.numerics import BF16Array, bf16
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+MODEL_PARTS = ("model.", "lm_head.")
+"""What the tensors of the model itself begin with; others, such as a value head's, are for training."""
+COMPUTED_ANYWAY = ".rotary_emb.inv_freq"
+"""A table in older checkpoints that follows from config.json."""
 
 EMBED = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -88,9 +94,11 @@ class Weights:
     """A checkpoint's tensors, read when they are asked for."""
 
     def __init__(self, folder: Path, config: LlamaConfig) -> None:
-        """Check all; WeightsError for a file or tensor that is missing, damaged or does not fit."""
-        self._config = config
+        """Check all; WeightsError for a file or tensor that is missing, damaged, unfit or left over."""
         found, expected = _tensors(folder), expected_shapes(config)
+        if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers
+            expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
+        _check_nothing_left(found, expected)
         self._tensors = {name: _checked(found, name, shape) for name, shape in expected.items()}
 
     def layer(self, layer: int) -> dict[str, Tensor]:
@@ -109,8 +117,8 @@ class Weights:
 
     @property
     def lm_head(self) -> Tensor:
-        """Output projection, (vocab_size, hidden_size): the embeddings themselves where they are tied."""
-        return self._tensors[EMBED if self._config.tie_word_embeddings else LM_HEAD]
+        """Output projection, (vocab_size, hidden_size): the embeddings where the files have no other."""
+        return self._tensors.get(LM_HEAD, self._tensors[EMBED])
 
     @property
     def files(self) -> list[Path]:
@@ -238,6 +246,18 @@ class _File:
     def _unreadable(self, reason: str | None) -> WeightsError:
         tensor = self._tensor
         return WeightsError(f"cannot read tensor {tensor.name} from {tensor.path}: {reason}; fetch it again")
+
+
+def _check_nothing_left(found: Mapping[str, Tensor], expected: Collection[str]) -> None:
+    """Refuse a tensor of the model that is not computed with: a bias, a norm of queries, one layer more."""
+    left = [name for name in found if name.startswith(MODEL_PARTS) and name not in expected]
+    other = next((name for name in left if not name.endswith(COMPUTED_ANYWAY)), None)
+    if other:
+        raise WeightsError(
+            f"tensor {other} in {found[other].path} is none that config.json asks for: answers would be made "
+            f"without it, and be wrong; the model is none of those supported ({MODELS_THAT_RUN}), or the "
+            "files and the config do not belong together"
+        )
 
 
 def _checked(found: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> Tensor:

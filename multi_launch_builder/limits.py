@@ -30,8 +30,8 @@ class Rule:
         _check_multiple(self.name, value, self.step, self.why_step)
         if value > self.most:
             raise UnsupportedShapeError(
-                f"{self.name}={value} is more than {self.most} ({self.why_most}); the nearest legal value is "
-                f"{self.most}"
+                f"{self.name}={value} is more than {self.most} ({self.why_most})",
+                f"the nearest legal value is {self.most}",
             )
 
 
@@ -76,7 +76,8 @@ def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
         nearest = min(divisors, key=lambda count: abs(count - shape.n_kv_heads))
         raise UnsupportedShapeError(
             f"n_kv_heads={shape.n_kv_heads} does not divide n_heads={shape.n_heads}, so the query heads "
-            f"cannot share them evenly; the nearest legal n_kv_heads is {nearest}"
+            f"cannot share them evenly",
+            f"the nearest legal n_kv_heads is {nearest}",
         )
     for rule in rules(device):
         rule.check(shape)
@@ -85,8 +86,8 @@ def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
     _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm.serves_columns, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
-            f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero; "
-            "Llama's is 1e-5"
+            f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero",
+            "Llama's is 1e-5",
         )
 
 
@@ -103,8 +104,8 @@ def _check_launch(
     if not serves(value, device):
         raise UnsupportedShapeError(
             f"{name}={value} does not divide into tiles so that a GEMM is one launch of at most "
-            f"{device.repeat_limit} blocks in each direction; the nearest legal value is "
-            f"{gemm.nearest(value, step, serves, device)}"
+            f"{device.repeat_limit} blocks in each direction",
+            f"the nearest legal value is {gemm.nearest(value, step, serves, device)}",
         )
 
 
@@ -112,6 +113,6 @@ def _check_multiple(name: str, value: int, step: int, why: str) -> None:
     if value < 1 or value % step:
         nearest = max(step, round(value / step) * step)
         raise UnsupportedShapeError(
-            f"{name}={value} is not a positive multiple of {step} ({why}); the nearest legal value is "
-            f"{nearest}"
+            f"{name}={value} is not a positive multiple of {step} ({why})",
+            f"the nearest legal value is {nearest}",
         )

@@ -13,7 +13,14 @@ from typing import Any
 
 
 class UnsupportedShapeError(ValueError):
-    """A model shape or sequence length that the kernels do not accept."""
+    """A model shape or sequence length that the kernels do not accept.
+
+    problem: what does not fit, without the nearest legal value, which helps only who can choose another.
+    """
+
+    def __init__(self, problem: str, nearest: str = "") -> None:
+        super().__init__(f"{problem}; {nearest}" if nearest else problem)
+        self.problem = problem
 
 
 class ConfigError(ValueError):

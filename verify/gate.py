@@ -170,7 +170,7 @@ def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], no
 
 def steps_of(session: Session, prompt: Prompt) -> int:
     """Tokens to make: STEPS, or what the context has room for. The last one made needs no position."""
-    return min(STEPS, session.model.config.max_position_embeddings - len(prompt.token_ids) + 1)
+    return min(STEPS, session.model.config.context - len(prompt.token_ids) + 1)
 
 
 def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bounds) -> Trial:

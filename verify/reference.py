@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.llama32_1b.config import LlamaConfig
+from aerie.llama32_1b.config import LlamaConfig, load_config
 from aerie.llama32_1b.errors import CheckpointError, UserError
 from aerie.llama32_1b.footprint import footprint, require
 from aerie.llama32_1b.numerics import F32Array
@@ -56,7 +56,7 @@ class Expected:
 
 
 class Reference:
-    """A Llama of transformers. `model` is its LlamaForCausalLM, loaded from `folder`."""
+    """A model of transformers, such as its LlamaForCausalLM, loaded from `folder`."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         self.model = model
@@ -70,13 +70,14 @@ class Reference:
         Raises UserError where torch is missing, CheckpointError where transformers cannot load the folder.
         """
         torch = import_torch()
-        from transformers import LlamaForCausalLM
+        import transformers
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         logging.set_verbosity_error()
+        kind = getattr(transformers, load_config(folder).architecture)
         try:
-            model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+            model = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
         except Exception as error:  # transformers, safetensors and torch raise many unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"transformers cannot load {folder}: {reason}; fetch it again") from error

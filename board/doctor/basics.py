@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
 from aerie.llama32_1b.cache_command import parts, told
-from aerie.llama32_1b.checkpoint import DEMO, HUB_FILES, HUB_ID, find_checkpoint
+from aerie.llama32_1b.checkpoint import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
 from aerie.llama32_1b.compiling import choose_seq_len
 from aerie.llama32_1b.config import LlamaConfig, load_config
 from aerie.llama32_1b.errors import UserError
@@ -142,25 +142,21 @@ def checkpoint(machine: Machine) -> Finding:
     try:
         folder = _folder(machine.model)
         if folder is None:
-            fix = "the first run fetches it; for a gated model, log in with `hf auth login` first"
+            fix = f"the first run fetches it; for a gated model, first {login_advice()}"
             return Finding(Status.WARNING, f"{machine.model} is not on this machine yet", WANTED, fix)
         config = load_config(folder)
         Weights(folder, config)  # which checks every tensor
+        return _fits(machine, config)
     except UserError as error:
         return Finding(Status.FAILED, str(error), WANTED, "name another with MODEL=... (--model)")
-    return _fits(machine, config)
 
 
 def _folder(model: str) -> Path | None:
     """The checkpoint's folder; None for an id of the hub that the local cache lacks."""
-    if model == DEMO or Path(model).expanduser().exists() or not HUB_ID.fullmatch(model):
+    name = hub_id(model)
+    if model == DEMO or name is None or Path(model).expanduser().exists():
         return find_checkpoint(model)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=HUB_FILES, local_files_only=True))
-    except (OSError, ValueError):  # not in the cache, or not all of it
-        return None
+    return cached_checkpoint(name)
 
 
 def _fits(machine: Machine, config: LlamaConfig) -> Finding:

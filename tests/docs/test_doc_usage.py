@@ -161,6 +161,11 @@ def _with_tensor(name: str, change: Callable[[np.ndarray], np.ndarray] | None) -
     return rewrite
 
 
+def _with_bias(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), "model.layers.0.self_attn.q_proj.bias": np.zeros(256, np.float32)}, path)
+
+
 UP = "model.layers.2.mlp.up_proj.weight"
 BROKEN: dict[str, Callable[[Path], None]] = {
     "no-config": _without("config.json"),
@@ -174,6 +179,8 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "wrong-type": _with_tensor(UP, lambda tensor: tensor.astype(np.int8)),
     "wrong-shape": _with("config.json", intermediate_size=832),
     "qwen": _with("config.json", architectures=["Qwen3ForCausalLM"], model_type="qwen3"),
+    "norms-queries": _with("config.json", use_qk_norm=True),
+    "has-a-bias": _with_bias,
     "quantised": _with("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
     "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
     "head-dim-80": _with("config.json", head_dim=80),

@@ -59,17 +59,25 @@ def write_tokenizer(folder: Path, vocab_size: int, template: str | None = TEMPLA
 
 
 def write_checkpoint(
-    folder: Path, *, seed: int = 0, dtype: str = "bfloat16", shard: str = "5GB", template=TEMPLATE, **changes
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    shard: str = "5GB",
+    template=TEMPLATE,
+    family: str = "Llama",
+    **changes,
 ) -> Path:
-    """A random Llama of SMALL with `changes`, saved by transformers, with a tokenizer."""
+    """A random Llama (or Mistral) of SMALL with `changes`, saved by transformers, with a tokenizer."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # on standard error, which tests read
     torch.manual_seed(seed)
     settings = {**SMALL, **changes}
-    model = LlamaForCausalLM(LlamaConfig(**settings)).to(getattr(torch, dtype))
+    make, config = (getattr(transformers, f"{family}{kind}") for kind in ("ForCausalLM", "Config"))
+    model = make(config(**settings)).to(getattr(torch, dtype))
     sharpen(model)
     model.generation_config.eos_token_id = settings["eos_token_id"]
     model.save_pretrained(folder, max_shard_size=shard)

@@ -3,6 +3,7 @@
 The programs run in numpy here; test_llama_end_to_end.py runs them on the virtual NPU.
 """
 
+import errno
 import io
 import json
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from aerie.llama32_1b import commands
 from aerie.llama32_1b.checkpoint import find_checkpoint
 from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
 from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import CheckpointError
+from aerie.llama32_1b.errors import CheckpointError, own_command
 from aerie.llama32_1b.generate import Generation
 from aerie.llama32_1b.model import assemble, preload
 from aerie.llama32_1b.session import Session
@@ -266,9 +268,7 @@ def test_prompt_over_the_compiled_length(run, prepared):
         "shorten it, give 256, or leave --seq-len out"
     )
     check_refused(run(*long, "--seq-len", "128"), message)
-    message = (
-        "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings); shorten it"
-    )
+    message = "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings or slid"
     check_refused(run("--prompt", "x" * 300), message)
     assert prepared == []
     assert run(*long)[0] == run(*long, "--seq-len", "256")[0] == 0
@@ -426,7 +426,7 @@ def test_damaged_checkpoints(run, damaged, checkpoints):
     weights.unlink()
     check_refused(run("--prompt", "hi", model=damaged), "there is no")
     checkpoints.edit_json(damaged / "config.json", model_type="mamba")
-    check_refused(run("--prompt", "hi", model=damaged), "only LlamaForCausalLM is supported")
+    check_refused(run("--prompt", "hi", model=damaged), "only LlamaForCausalLM and MistralForCausalLM are")
 
 
 def test_model_that_is_not_there(run, tmp_path):
@@ -441,25 +441,109 @@ def test_model_that_is_not_there(run, tmp_path):
     )
 
 
-def test_hub_without_a_network(run, monkeypatch):
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """hub(error): Hugging Face answers with it; an empty local cache, and a folder without our hf on PATH."""
     import huggingface_hub
 
-    def unreachable(model, allow_patterns):
-        assert "*.safetensors" in allow_patterns
-        raise ConnectionError("no route to the hub.\nmore")
+    def answer(error):
+        def download(model, allow_patterns, ignore_patterns, local_files_only=False):
+            assert "*.safetensors" in allow_patterns
+            assert "consolidated*" in ignore_patterns
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not here") if local_files_only else error
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    message = (
-        "owner/name is not a folder here, and fetching it from Hugging Face failed (no route to the hub). "
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    return answer
+
+
+def hub_error(kind):
+    from huggingface_hub import errors
+
+    response = types.SimpleNamespace(headers={}, request=None)
+    return getattr(errors, kind)("403 Client Error.\nmore", response=response)
+
+
+LOGIN = f"log in with `{Path(sys.executable).with_name('hf')} auth login`, or set HF_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (
+            "owner/name",
+            ConnectionError("no route to the hub.\nmore"),
+            "--model owner/name is not on this machine, and fetching it from Hugging Face failed (no route "
+            f"to the hub). Without a network, give the folder of a checkpoint; for a gated model, {LOGIN}\n",
+        ),
+        (
+            "instruct",
+            ConnectionError("no route"),
+            "--model instruct, which is meta-llama/Llama-3.2-1B-Instruct of Hugging Face, is not on",
+        ),
+        (
+            "base",
+            hub_error("GatedRepoError"),
+            "is not on this machine, and it is gated: ask for access at https://huggingface.co/meta-llama/"
+            f"Llama-3.2-1B, then {LOGIN}\n",
+        ),
+        (
+            "owner/name",
+            hub_error("RepositoryNotFoundError"),
+            "Hugging Face shows none at https://huggingface.co/owner/name: mend the name, or if it is private"
+            f", {LOGIN}\n",
+        ),
+        (
+            "owner/name",
+            OSError(errno.ENOSPC, "No space left on device"),
+            "make room, or set HF_HOME to a folder on another disk\n",
+        ),
+    ],
+)
+def test_hub_that_does_not_give_it(run, hub, model, error, message):
+    hub(error)
+    code, out, err = run("--prompt", "hi", model=model)
+    note, refusal = err.splitlines(keepends=True)
+    assert note.startswith("fetching ")
+    assert note.endswith(" from Hugging Face, which takes a network; later runs need none\n")
+    check_refused((code, out, refusal), message)
+
+
+def test_hub_that_may_not_be_asked(run, hub, monkeypatch):
+    hub(ConnectionError("offline"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check_refused(
+        run("--prompt", "hi", model="base"),
+        "HF_HUB_OFFLINE is set, so it is not fetched: unset it, or give the folder of a checkpoint",
     )
-    check_refused(run("--prompt", "hi", model="owner/name"), message)
+
+
+def test_hf_is_called_as_it_can_be_typed(monkeypatch, tmp_path):
+    python = tmp_path / ".venv" / "bin" / "python"
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.chdir(tmp_path)
+    assert own_command("hf", "huggingface_hub.cli.hf") == ".venv/bin/python -m huggingface_hub.cli.hf"
+    python.parent.mkdir(parents=True)
+    python.with_name("hf").touch(mode=0o755)
+    assert own_command("hf", "huggingface_hub.cli.hf") == ".venv/bin/hf"
+    monkeypatch.setenv("PATH", str(python.parent))
+    assert own_command("hf", "huggingface_hub.cli.hf") == "hf"
 
 
 def test_hub_with_a_network(monkeypatch, tmp_path):
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda model, allow_patterns: str(tmp_path))
-    assert find_checkpoint("owner/name") == tmp_path
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda model, **_: asked.append(model) or str(tmp_path)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint("owner/name") == find_checkpoint("base") == find_checkpoint("instruct") == tmp_path
+    assert set(asked) == {"owner/name", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"}
+    (tmp_path / "base").mkdir()
+    assert find_checkpoint("base") == Path("base"), "a folder of the user's comes first"
 
 
 def test_an_hf_id_like_path_that_exists_is_a_folder(monkeypatch, tmp_path):
@@ -557,18 +641,22 @@ def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("changes", "flags", "message"),
     [
-        ({"intermediate_size": 500}, (), "hidden_dim=500 is not a positive multiple of 64"),
         ({"head_dim": 80}, (), "head_dim=80 is not a positive multiple of 32"),
-        ({}, ("--seq-len", "100"), "seq_len=100 is not a positive multiple of 64"),
+        (
+            {"sliding_window": 100},
+            ("--seq-len", "192"),
+            "192 (SEQ_LEN) is more than the model's 100 positions (sliding_w",
+        ),
+        ({}, ("--seq-len", "100"), "seq_len=100 is not a positive multiple of 64 (flash_attn takes"),
+        ({}, ("--seq-len", "100"), "; the nearest legal value is 128"),
     ],
 )
 def test_shapes_that_are_not_supported(damaged, checkpoints, capsys, tmp_path, changes, flags, message):
-    """Refused with the nearest legal value before anything is compiled or written."""
+    """Refused before anything is compiled or written; with the nearest legal value where one can choose."""
     checkpoints.edit_json(damaged / "config.json", **changes)
     code = main(["compile", "--model", str(damaged), "--cache-dir", str(tmp_path / "cache"), *flags])
     captured = capsys.readouterr()
     check_refused((code, captured.out, captured.err), message)
-    assert "the nearest legal value is" in captured.err
     assert not (tmp_path / "cache").exists()
 
 

@@ -1,6 +1,7 @@
 """config.json and generation_config.json: what is read, what is refused."""
 
 import json
+import re
 
 import pytest
 
@@ -113,13 +114,20 @@ def test_shape_for_the_builders(load):
     ("changes", "message"),
     [
         (
-            {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
-            r"the architecture is MistralForCausalLM \(model_type 'mistral'\); only LlamaForCausalLM",
+            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
+            r"the architecture is MixtralForCausalLM \(model_type 'mixtral'\); only LlamaForCausalLM and "
+            r"MistralForCausalLM are supported \(README\.md, Models that run\)$",
         ),
-        ({"model_type": "qwen3"}, r"model_type 'qwen3'.*only LlamaForCausalLM is supported"),
-        ({"attention_bias": True}, "attention_bias is True; only attention_bias False is supported"),
-        ({"mlp_bias": True}, "mlp_bias is True; only mlp_bias False is supported"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only hidden_act 'silu' is supported"),
+        ({"model_type": "qwen3"}, r"architecture is not named \(model_type 'qwen3'\); only LlamaForCausalLM"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
+            "the architecture is LlamaForSequenceClassification",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "model_type": "mistral"},
+            r"the architecture is LlamaForCausalLM \(model_type 'mistral'\)",
+        ),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             r"the checkpoint is quantised with gptq \(quantization_config\); only unquantised checkpoints "
@@ -129,11 +137,32 @@ def test_shape_for_the_builders(load):
             {"quantization_config": {"bits": 4}},
             r"the checkpoint is quantised \(quantization_config\); only unquantised checkpoints are",
         ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only partial_rotary_factor 1.0"),
+        (
+            {"quantization": {"group_size": 64, "bits": 4}},
+            r"the checkpoint is quantised \(quantization\); only unquantised",
+        ),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor is not 1.0",
+            "RoPE has partial_rotary_factor 0.5, which the rule 'default' knows nothing of",
         ),
+        ({"rope_scaling": {"factor": 4.0}}, "RoPE has factor 4.0, which the rule 'default' knows nothing of"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "mrope_section": [1, 2]}},
+            r"RoPE has mrope_section \[1, 2\], which the rule 'llama3' knows nothing of; models whose",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
+            "RoPE has full_attention .*, which the rule 'default' knows nothing of",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "rope_theta is 10000.0 in one place and 1000000.0 in another; which of them",
+        ),
+        (
+            {"original_max_position_embeddings": 4096, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            "original_max_position_embeddings is 4096 in one place and 8192 in another",
+        ),
+        ({"rope_scaling": {"rope_type": ["llama3"]}}, r"RoPE rule \['llama3'\] is not supported"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0}},
             "RoPE rule 'yarn' is not supported; 'default' and",
@@ -162,6 +191,107 @@ def test_shape_for_the_builders(load):
 def test_refused(load, changes, message):
     with pytest.raises(ConfigError, match=message):
         load(**changes)
+
+
+@pytest.mark.parametrize(
+    ("fact", "wanted"),
+    [
+        ({"attention_bias": True}, "only attention_bias False is supported"),
+        ({"mlp_bias": True}, "only mlp_bias False is supported"),
+        ({"qkv_bias": True}, "only qkv_bias False is supported"),
+        ({"bias": 1}, "only bias False is supported"),
+        ({"hidden_act": "gelu"}, "only hidden_act 'silu' is supported"),
+        ({"hidden_activation": "relu2"}, "only hidden_activation 'silu' is supported"),
+        ({"partial_rotary_factor": 0.5}, "only partial_rotary_factor 1.0 is supported"),
+        ({"rotary_pct": 0.25}, "only rotary_pct 1.0 is supported"),
+        ({"rotary_dim": 32}, "only rotary_dim 64 is supported"),
+        ({"rope_interleaved": True}, "only rope_interleaved False is supported"),
+        ({"no_rope_layers": [1, 0]}, "only models with RoPE in every layer are supported"),
+        ({"no_rope_layer_interval": 4}, "only no_rope_layer_interval 0 is supported"),
+        ({"no_rope_layers": 4}, "it must be a list"),
+        ({"use_qk_norm": True}, "only use_qk_norm False is supported"),
+        ({"qk_layernorm": True}, "only qk_layernorm False is supported"),
+        ({"attn_logit_softcapping": 50.0}, "only attn_logit_softcapping 0.0 is supported"),
+        ({"clip_qkv": 8}, "only clip_qkv 0.0 is supported"),
+        ({"query_pre_attn_scalar": 256}, "only query_pre_attn_scalar 64 is supported"),
+        ({"attention_multiplier": 0.015625}, "only attention_multiplier 0.125 is supported"),
+        ({"embedding_multiplier": 12}, "only embedding_multiplier 1.0 is supported"),
+        ({"residual_multiplier": 0.22}, "only residual_multiplier 1.0 is supported"),
+        ({"logits_scaling": 8.0}, "only logits_scaling 1.0 is supported"),
+        ({"scale_depth": 1.4}, "a model with scale_depth is no Llama, and is not supported"),
+        ({"num_local_experts": 8}, "only num_local_experts 0 is supported"),
+        ({"kv_lora_rank": 512}, "only kv_lora_rank 0 is supported"),
+        ({"use_alibi": True}, "only use_alibi False is supported"),
+        ({"use_parallel_residual": True}, "only use_parallel_residual False is supported"),
+        ({"use_bidirectional_attention": True}, "only use_bidirectional_attention False is supported"),
+        ({"attention_chunk_size": 8192}, "only attention_chunk_size 0 is supported"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "only 'full_attention' and 'sliding"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_window does not say how far it reaches"),
+        ({"vision_config": {"depth": 32}}, "a model with vision_config is no Llama"),
+        ({"is_encoder_decoder": True}, "only is_encoder_decoder False is supported"),
+        ({"sliding_window": 0}, "it must be a whole number, 1 or more"),
+    ],
+    ids=lambda fact: next(iter(fact)) if isinstance(fact, dict) else "",
+)
+def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, wanted):
+    (name,) = fact
+    with pytest.raises(ConfigError, match=rf"config\.json: {name} (is|has) .*{re.escape(wanted)}"):
+        load(**fact)
+
+
+def test_facts_that_say_what_llama_does_are_no_obstacle(load):
+    """What configs of SmolLM2, of converters, and of transformers say besides."""
+    harmless = {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "pretraining_tp": 1,
+        "attention_bias": False,
+        "qk_layernorm": None,
+        "hidden_act": "swish",
+        "partial_rotary_factor": 1,
+        "rotary_dim": 64,
+        "attention_multiplier": 0.125,
+        "layer_types": ["full_attention"] * 2,
+        "no_rope_layers": [1, 1],
+        "rope_scaling": {"type": "default", "attention_factor": 1.0},
+    }
+    assert load(**harmless) == load()
+
+
+def test_mistral_is_a_llama_with_defaults_of_its_own(load):
+    from transformers import MistralConfig
+
+    theirs = MistralConfig(**MINIMAL | {"num_attention_heads": 8})
+    ours = load(model_type="mistral", num_attention_heads=8)
+    for name in ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.architecture == "MistralForCausalLM"
+    assert ours.sliding_window == theirs.sliding_window == 4096
+    assert (
+        load(model_type="mistral", num_attention_heads=8, num_key_value_heads=None).num_key_value_heads == 8
+    )
+    assert load(architectures=["MistralForCausalLM"], num_key_value_heads=None).num_key_value_heads == 4
+    assert load().architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("window", "context", "entry"),
+    [
+        (None, 512, "max_position_embeddings"),
+        (512, 512, "max_position_embeddings"),
+        (4096, 512, "max_position_embeddings"),
+        (96, 96, "sliding_window"),
+    ],
+)
+def test_the_context_ends_with_the_window(load, window, context, entry):
+    config = load(
+        architectures=["MistralForCausalLM"],
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        sliding_window=window,
+    )
+    assert (config.context, config.context_entry) == (context, entry)
+    assert config.default_seq_len() == min(context, 128)
 
 
 def test_missing_and_damaged_files(tmp_path):

@@ -222,6 +222,84 @@ def test_a_lack_of_memory_is_no_damage(damaged, monkeypatch):
         load_tokenizer(damaged)
 
 
+MISTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_mistrals_tokenizer_without_padding_and_with_its_template(damaged, checkpoints):
+    """As Mistral-7B-Instruct has it: LlamaTokenizer, no pad token, a template without a system."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    pieces_of = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"[INST]/hiyes"]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces_of))}
+    inner = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    inner.add_special_tokens(["<unk>", "<s>", "</s>"])
+    inner.save(str(damaged / "tokenizer.json"))
+    (damaged / "chat_template.jinja").write_text(MISTRAL_TEMPLATE)
+    config = {
+        "tokenizer_class": "LlamaTokenizer",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "add_bos_token": True,
+    }
+    (damaged / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": None}))
+    checkpoints.edit_json(damaged / "config.json", model_type="mistral", architectures=["MistralForCausalLM"])
+    tokenizer = load_tokenizer(damaged)
+    ids = tokenizer.encode_chat([*CONVERSATIONS[1], {"role": "user", "content": "日 yes"}])
+    assert ids.count(1) == ids.count(2) == 1, "one <s> at the beginning, </s> after the answer"
+    assert ids[0] == 1
+    assert tokenizer.decode(ids).replace(" ", "") == "[INST]hi[/INST]yes[INST]日yes[/INST]"
+    assert "".join(pieces(tokenizer, ids[1:])) == tokenizer.decode(ids[1:])
+    with pytest.raises(PromptError, match=r"refuses this conversation \(Conversation roles must alternate"):
+        tokenizer.encode_chat(CONVERSATIONS[2])
+
+
+ONLY_MODEL = (
+    r"has tokenizer\.model and no tokenizer\.json, which is what is read: fetch tokenizer\.json of the same"
+)
+
+
+def test_tokenizer_model_alone(damaged, monkeypatch, capsys):
+    for path in damaged.glob("tokenizer*"):
+        path.unlink()
+    file = damaged / "tokenizer.model"
+    file.write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0")
+    present = {"sentencepiece": None, "google.protobuf": None, "pip": "there"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: present[name])
+    with pytest.raises(CheckpointError, match=rf"{ONLY_MODEL} .*bin/pip install sentencepiece protobuf`$"):
+        load_tokenizer(damaged)
+    present.update({"sentencepiece": "there", "pip": None})
+    with pytest.raises(CheckpointError, match=rf"{ONLY_MODEL} .* takes `uv pip install protobuf`$"):
+        load_tokenizer(damaged)
+    file.write_text(
+        "IQ== 0\nIg== 1\n"
+    )  # as Meta's own Llama 3, which no converter knows how to split text for
+    with pytest.raises(CheckpointError, match=rf"{ONLY_MODEL} model from Hugging Face$"):
+        load_tokenizer(damaged)
+    assert capsys.readouterr().err == ""
+
+
+def test_tokenizer_model_that_cannot_be_converted(damaged, monkeypatch):
+    def convert(folder):
+        raise ValueError(f"Error parsing line {'x' * 5000}")
+
+    (damaged / "tokenizer.json").unlink()
+    (damaged / "tokenizer.model").write_bytes(b"\0")
+    monkeypatch.setattr("aerie.llama32_1b.tokenizer._load", convert)
+    with pytest.raises(CheckpointError, match=r"x{100} \.\.\.; fetch tokenizer\.json of the same") as caught:
+        load_tokenizer(damaged)
+    assert len(str(caught.value)) < 600
+
+
 def test_missing_and_damaged(damaged):
     path = damaged / "tokenizer.json"
     path.write_text(path.read_text()[:500])

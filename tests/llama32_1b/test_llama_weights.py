@@ -85,6 +85,41 @@ def test_tied_head_is_the_embedding(make_checkpoint):
     assert open_weights(make_checkpoint(tie_word_embeddings=False)).lm_head.name == "lm_head.weight"
 
 
+def test_a_head_that_differs_counts_though_config_ties_it(change_tensors):
+    """transformers ties nothing then: the answers are those of the head that is in the file."""
+    from transformers import LlamaForCausalLM
+
+    folder = change_tensors(lambda tensors: tensors.update({"lm_head.weight": tensors[EMBED] * bf16(2)}))
+    assert load_config(folder).tie_word_embeddings
+    theirs = LlamaForCausalLM.from_pretrained(folder).lm_head.weight.detach().float().numpy()
+    np.testing.assert_array_equal(open_weights(folder).lm_head.read().astype(np.float32), theirs)
+    assert not np.array_equal(theirs, open_weights(folder).embed_table.table.read().astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.self_attn.k_norm.weight",
+        "model.layers.0.post_feedforward_layernorm.weight",
+        "model.layers.2.input_layernorm.weight",
+        "lm_head.bias",
+    ],
+)
+def test_a_tensor_that_would_not_be_computed_with_is_refused(change_tensors, name):
+    folder = change_tensors(lambda tensors: tensors.update({name: np.ones(256, bf16)}))
+    message = (
+        rf"tensor {name} in .*model\.safetensors is none that config\.json asks for: answers would be made"
+    )
+    with pytest.raises(WeightsError, match=message):
+        open_weights(folder)
+
+
+def test_tensors_that_change_no_answer_may_be_there(change_tensors):
+    more = ("model.layers.0.self_attn.rotary_emb.inv_freq", "v_head.summary.weight")
+    open_weights(change_tensors(lambda tensors: tensors.update({name: np.ones(8, bf16) for name in more})))
+
+
 def test_rows_of_the_embedding(make_checkpoint):
     """In any order, one more than once, as the whole table has them."""
     rows = open_weights(make_checkpoint()).embed_table

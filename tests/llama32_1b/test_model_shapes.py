@@ -6,13 +6,14 @@ import pytest
 from aerie.llama32_1b.checkpoint import open_checkpoint
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.errors import ConfigError
 from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
 from aerie.llama32_1b.generate import Generation, Sampler
 from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.session import prepare_runtime
-from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import select_backend
 
+PROMPT_TOKENS, FED_TOKENS, NEW_TOKENS = 37, 12, 16
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SHAPES = {
     "three KV heads for nine, as SmolLM-135M": {
@@ -46,8 +47,13 @@ SHAPES = {
         "intermediate_size": 11008,
         "rms_norm_eps": 1e-3,
     },
+    "Mistral, in a window of which every position is used": {
+        "family": "Mistral",
+        "sliding_window": PROMPT_TOKENS + FED_TOKENS,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
 }
-PROMPT_TOKENS, FED_TOKENS, NEW_TOKENS = 37, 12, 16
 
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
@@ -64,10 +70,10 @@ def model(folder):
 def transformers_logits(folder, dtype, token_ids):
     """One row for each of `token_ids`, in float32."""
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
-        theirs = LlamaForCausalLM.from_pretrained(
+        theirs = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
         return theirs(torch.tensor([token_ids])).logits[0].float().numpy()
@@ -113,14 +119,23 @@ def test_greedy_tokens_are_those_of_transformers(folder, model):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_size": 96, "head_dim": 32}, "emb_dim=96 is not .* of 64 .* nearest legal value is 128"),
-        ({"head_dim": 80}, "head_dim=80 is not .* of 32 .* nearest legal value is 64"),
-        ({"intermediate_size": 1000}, "hidden_dim=1000 is not .* of 64 .* nearest legal value is 1024"),
+        ({"hidden_size": 96, "head_dim": 32}, r"hidden_size=96 is not .* of 64 \(a GEMV reads"),
+        ({"head_dim": 80}, r"head_dim=80 is not .* of 32 \(RoPE turns 16 pairs of a head at a time\)"),
+        ({"intermediate_size": 1000}, "intermediate_size=1000 is not .* of 64"),
+        (
+            {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32},
+            r"num_attention_heads \* head_d",
+        ),
     ],
 )
-def test_a_shape_that_does_not_run_names_one_that_does(changes, words, make_checkpoint, tmp_path):
+def test_a_model_that_does_not_fit_is_told_the_fact_and_models_that_do(
+    changes, words, make_checkpoint, tmp_path
+):
     checkpoint = open_checkpoint(make_checkpoint(**changes))
-    with pytest.raises(UnsupportedShapeError, match=words):
+    whole = (
+        rf"this model does not fit .*: {words}.*\. Among those that do are Llama-3\.2-1B .*Models that run\)$"
+    )
+    with pytest.raises(ConfigError, match=whole):
         prepare_runtime(
             checkpoint, RuntimeOptions(64, select_backend("virtual"), tmp_path / "cache"), Reporter()
         )

@@ -36,6 +36,12 @@ LLAMAS = {
         "intermediate_size": 1024,
         "vocab_size": 800,
     },
+    "a Mistral whose window ends its context": {
+        "family": "Mistral",
+        "sliding_window": 100,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
 }
 FULL_SIZE_LAYER = {
     "num_hidden_layers": 1,
