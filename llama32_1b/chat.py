@@ -170,6 +170,8 @@ class Chat:
         if self._unanswered is not None:
             self._answer(*self._unanswered)
         elif turns:
+            if self._sampler.greedy:
+                self._note("note: at --temperature 0 (TEMPERATURE) the same message has the same answer")
             self._answer(turns[-1][0], turns[:-1])
         else:
             self._note("There is no message to answer again.")

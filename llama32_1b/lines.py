@@ -6,6 +6,7 @@ terminal marks what is pasted into it (bracketed paste), so that GNU readline ta
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ class Entry(NamedTuple):
 
 def typed_line(prompt: str) -> str:
     """A line typed at a terminal, with editing and history where there is readline. EOFError for Ctrl-D."""
+    if not sys.stdout.isatty():  # input() would write the prompt among the answers
+        print(prompt, end="", file=sys.stderr, flush=True)
+        prompt = ""
     try:
         return input(prompt)
     except EOFError:
@@ -82,9 +86,14 @@ def _more(read: Read) -> str:
 
 
 def history_file() -> Path:
-    """Where typed lines are kept: aerie/chat_history in the user's folder for such things."""
+    """Where typed lines are kept: aerie/chat_history in the user's folder for such things.
+
+    Raises FileNotFoundError for a user without a home.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
     folder = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~/.local/state"))
+    if not folder.is_absolute():
+        raise FileNotFoundError(errno.ENOENT, "there is no home folder")
     return folder / "aerie" / "chat_history"
 
 
@@ -99,19 +108,20 @@ def line_editing(note: Callable[[str], None]) -> Iterator[None]:
     except ImportError:
         yield
         return
-    path = history_file()
     if "libedit" not in (readline.__doc__ or ""):
         readline.parse_and_bind("set enable-bracketed-paste on")
     readline.clear_history()
     readline.set_history_length(KEPT_LINES)
     with suppress(OSError):  # there is none yet, or it is another library's
-        readline.read_history_file(path)
+        readline.read_history_file(history_file())
     try:
         yield
     finally:
         try:
+            path = history_file()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             readline.write_history_file(path)
         except OSError as error:
-            note(f"note: typed lines are not kept for the next chat: {path} ({error.strerror})")
+            place = f"{error.filename}: " if error.filename else ""
+            note(f"note: typed lines are not kept for the next chat ({place}{error.strerror})")

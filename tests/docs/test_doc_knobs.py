@@ -22,6 +22,7 @@ OF_OTHERS = {
     "PATH": "runtime/npu/toolchain.py",
     "PYTHONPATH": "virtual_npu/child_process.py",
     "XDG_CACHE_HOME": "virtual_npu/folders.py",
+    "XDG_STATE_HOME": "llama32_1b/lines.py",
     "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
     "PEANO_INSTALL_DIR": "runtime/npu/tools.py",
     "MLIR_AIE_INSTALL_DIR": "runtime/npu/tools.py",

@@ -72,14 +72,20 @@ def test_ctrl_c_drops_what_was_being_entered(typed, capsys):
 
 
 def test_end_of_typed_input_ends_the_line(monkeypatch, capsys):
+    """And the prompt is shown where it is not taken for an answer."""
+    shown = []
+
     def ended(prompt):
-        assert prompt == ">>> "
+        shown.append(prompt)
         raise EOFError
 
     monkeypatch.setattr("builtins.input", ended)
-    with pytest.raises(EOFError):
-        typed_line(">>> ")
-    assert tuple(capsys.readouterr()) == ("", "\n")
+    for stdout_is_terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda answer=stdout_is_terminal: answer)
+        with pytest.raises(EOFError):
+            typed_line(">>> ")
+    assert shown == [">>> ", ""]
+    assert tuple(capsys.readouterr()) == ("", "\n>>> \n")
 
 
 def test_piped_lines(monkeypatch):
@@ -107,15 +113,22 @@ def test_lines_are_known_in_the_next_chat(state):
         assert readline.get_history_item(1) == "Who are you?"
 
 
-def test_a_history_that_cannot_be_kept_is_told(state):
+def test_a_history_that_cannot_be_kept_is_told(state, monkeypatch):
     pytest.importorskip("readline")
     state.write_text("a file in its place")
     notes = []
     with line_editing(notes.append):
         pass
     (note,) = notes
-    assert note.startswith("note: typed lines are not kept for the next chat: ")
+    assert note.startswith("note: typed lines are not kept for the next chat (")
     assert "Not a directory" in note
+    state.unlink()
+    notes.clear()
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with line_editing(notes.append):
+        pass
+    assert notes == ["note: typed lines are not kept for the next chat (there is no home folder)"]
 
 
 def test_without_readline(state, monkeypatch):

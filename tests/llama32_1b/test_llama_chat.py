@@ -134,7 +134,8 @@ def test_retry(session):
     assert notes[0] == "There is no message to answer again."
     assert session.tokenizer.messages == [("user", "one")]
     assert out == "echo 1\necho 1\n"
-    assert notes[1].endswith("conversation: 1 turns, 4 tokens")
+    assert notes[1] == "note: at --temperature 0 (TEMPERATURE) the same message has the same answer"
+    assert notes[2].endswith("conversation: 1 turns, 4 tokens")
 
 
 def test_a_retry_that_fails_keeps_the_old_answer(session):
@@ -146,9 +147,9 @@ def test_a_retry_that_fails_keeps_the_old_answer(session):
 
     session.during = during
     _, notes = converse(session, "one", "/retry", "/retry", "/stats")
-    assert notes[0] == "the device is lost"
+    assert notes[1] == "the device is lost"
     assert session.tokenizer.messages == [("user", "one")]
-    assert notes[1].endswith("conversation: 1 turns, 4 tokens")
+    assert notes[2].endswith("conversation: 1 turns, 4 tokens")
 
 
 def test_system_message(session):
