@@ -1,4 +1,4 @@
-"""Follows a program's buffers from launch to launch and refuses what cannot be meant."""
+"""Follows a program's buffers from launch to launch, and refuses uses that must be mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aerie.multi_launch_builder.wiring import Wire
 
 @dataclass
 class Flow:
-    """Who has read and who has written each program argument so far; launches run in the order added."""
+    """Which program arguments the launches added so far, which run in this order, have read and written."""
 
     arguments: ArgumentTable
     _wired: set[str] = field(default_factory=set)
@@ -21,7 +21,8 @@ class Flow:
     _written: set[str] = field(default_factory=set)
 
     def add_launch(self, label: str, wires: list[Wire], accesses: Mapping[str, Access]) -> None:
-        """Takes in one launch. Raises DataflowError, naming both ends, for a use that cannot be meant."""
+        """Adds one launch. Raises DataflowError, naming both ends, where it writes an argument that the host
+        fills, reads one that no launch has written, or writes one that it takes twice."""
         _check_aliases(label, wires, accesses)
         for wire in wires:
             access = accesses[wire.kernel_argument]

@@ -39,7 +39,7 @@ def wrap_bare_herds(sub: SubModule) -> None:
     Where the kernel has no launch, its body from the first device operation to the last becomes one. Inside
     the launch, everything moves into the segment but index arithmetic, L3 allocations and the L3 ends of
     channels, which the launch keeps.
-    Raises StitchError where the two halves of a body hang together by an SSA value.
+    Raises StitchError where a token or a result would cross the border of the new launch or segment.
     """
     block = sub.entry
     if _contains(sub.function, LaunchOp):

@@ -155,7 +155,11 @@ def write(path: Path, arrays: Sequence[Array]) -> None:
 
 
 def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """A file that appears complete or not at all. Raises ArgumentError when it cannot be written."""
+    """Write a file that appears complete or not at all; `fill` writes its content to the open file it is
+    given.
+
+    Raises ArgumentError when it cannot be written.
+    """
     folder = path.resolve().parent
     if not folder.is_dir():
         raise ArgumentError(f"cannot write {path}: the folder {folder} does not exist")

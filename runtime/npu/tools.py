@@ -110,7 +110,7 @@ VARIABLES = {"PEANO_INSTALL_DIR": "bin/clang++", "MLIR_AIE_INSTALL_DIR": "includ
 
 
 def passed_over(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """That one of VARIABLES names a folder without the tool, so that it counts for nothing; "" where not."""
+    """A line that says that one of VARIABLES is ignored, as its folder lacks the tool; "" where it is not."""
     folder, wanted = environ.get(variable, ""), VARIABLES[variable]
     if not folder or (Path(folder) / wanted).is_file():
         return ""

@@ -317,7 +317,7 @@ FAULTS = {
     ),
     "second_iteration_of_a_hoisted_buffer": Fault(
         "uninitialised",
-        "line {fault}: memref.load: reads element [0] of %buf (memref<4xf32>, allocated at line {made}) before anything wrote it since line {dealloc} (memref.dealloc) gave the buffer back: 0 of its 4 elements are written",
+        "line {fault}: memref.load: reads element [0] of %buf (memref<4xf32>, allocated at line {made}) before anything wrote it since line {dealloc} (memref.dealloc) freed the buffer: 0 of its 4 elements are written",
         """
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4xf32> // made
@@ -334,7 +334,7 @@ FAULTS = {
     # ---- use after dealloc ----
     "load_of_what_was_given_back": Fault(
         "freed",
-        "line {fault}: memref.load: reads %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use",
+        "line {fault}: memref.load: reads %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) freed it: move the deallocation behind the last use",
         """
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4xf32> // made
@@ -345,7 +345,7 @@ FAULTS = {
     ),
     "copy_into_what_was_given_back": Fault(
         "freed",
-        "line {fault}: memref.copy: writes %buf (memref<1xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use",
+        "line {fault}: memref.copy: writes %buf (memref<1xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) freed it: move the deallocation behind the last use",
         """
     %buf = memref.alloc() : memref<1xf32> // made
     memref.dealloc %buf : memref<1xf32> // dealloc
@@ -353,7 +353,7 @@ FAULTS = {
     ),
     "loop_on_what_was_given_back": Fault(
         "freed",
-        "line {fault}: memref.store: writes %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use",
+        "line {fault}: memref.store: writes %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) freed it: move the deallocation behind the last use",
         """
     %f = arith.constant 1.0 : f32
     %buf = memref.alloc() : memref<4xf32> // made
@@ -366,7 +366,7 @@ FAULTS = {
     ),
     "given_back_twice": Fault(
         "freed",
-        "line {fault}: memref.dealloc: gives back %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use",
+        "line {fault}: memref.dealloc: frees %buf (memref<4xf32>, allocated at line {made}) after line {dealloc} (memref.dealloc) freed it: move the deallocation behind the last use",
         """
     %buf = memref.alloc() : memref<4xf32> // made
     memref.dealloc %buf : memref<4xf32> // dealloc
@@ -374,7 +374,7 @@ FAULTS = {
     ),
     "herd_on_what_its_segment_gave_back": Fault(
         "freed",
-        "line {fault}: air.dma_memcpy_nd in herd @h (0, 0): reads %l2 (memref<4xf32, 1>, allocated at line {made}) after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use",
+        "line {fault}: air.dma_memcpy_nd in herd @h (0, 0): reads %l2 (memref<4xf32, 1>, allocated at line {made}) after line {dealloc} (memref.dealloc) freed it: move the deallocation behind the last use",
         """
     air.launch () in () args(%out_l=%out) : memref<1xf32> {
       air.segment @s args(%out_s=%out_l) : memref<1xf32> {
@@ -393,7 +393,7 @@ FAULTS = {
     # ---- leaks ----
     "leak": Fault(
         "leak",
-        "line {made}: memref.alloc in herd @h (0, 0): 5 buffers (80 bytes) of this allocation are never given back: add memref.dealloc of %buf (memref<4xf32, 2>, allocated at line {made}) to the loop",
+        "line {made}: memref.alloc in herd @h (0, 0): 5 buffers (80 bytes) of this allocation are never freed: add memref.dealloc of %buf (memref<4xf32, 2>, allocated at line {made}) to the loop",
         in_herd("""
       scf.for %i = %c0 to %n_h step %c1 {
         %buf = memref.alloc() : memref<4xf32, 2> // made

@@ -130,7 +130,7 @@ UNWRITTEN = (
     "{op}: reads element [{at}] of {a} before anything wrote it: {written} of its 16 elements are written"
 )
 WROTE = "func.call @plain_store_at: wrote 4 bytes outside of argument 1, {a}"
-FREED = "func.call @plain_store_at: passes {a} after line {dealloc} (memref.dealloc) gave it back: move the deallocation behind the last use"
+FREED = "func.call @plain_store_at: passes {a} after line {dealloc} (memref.dealloc) freed it: move the deallocation behind the last use"
 LOAD, STORE = {"kernel": "load_at", "verb": "reads"}, {"kernel": "store_at", "verb": "writes"}
 CALL = {"op": "func.call @load_at"}
 FAULTS = [
@@ -172,6 +172,6 @@ def test_kernel_without_a_fault_is_left_alone(entry, first, second, checked):
 def test_buffer_that_a_core_keeps_is_a_note(checked):
     made = line("%a = memref.alloc()", "kept")
     assert call(checked, "kept", 0, 0).notes == (
-        f"line {made}: memref.alloc: %a (memref<16xf32, 2>, allocated at line {made}) is never given back (64 bytes): "
+        f"line {made}: memref.alloc: %a (memref<16xf32, 2>, allocated at line {made}) is never freed (64 bytes): "
         "add memref.dealloc, unless its core keeps it (2 times)",
     )

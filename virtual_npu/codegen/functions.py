@@ -145,7 +145,7 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
 
 
 def _close_arena(body: Body, lines: list[str]) -> None:
-    """With checks, a body ends by reporting the buffers that it did not give back."""
+    """With checks, a body ends by reporting the buffers that it did not free."""
     if body.mode is Mode.SEQUENCER:
         lines.append("  sequencer.arena.close();")
     elif body.uses_arena:

@@ -1,7 +1,7 @@
 """C++ of accesses to memory, for the emitters of all operations that read or write.
 
     read, write                 one element
-    read_vector, write_vector   a vector, and the same with lanes that may lie outside or be masked off
+    vector_call                 a vector, also with lanes that may lie outside or be masked off
     reads_whole, writes_whole   a whole operand at once, before loops over `raw` views of it
     access                      one side of a transfer
 

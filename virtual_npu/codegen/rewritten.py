@@ -202,7 +202,7 @@ def _nest(body: Body, op: Operation) -> None:
 def _two_versions(body: Body, loops: VersionedLoops) -> Iterator[None]:
     """Write loops once, as a lambda that C++ makes for plain pointers and for those that know their buffer.
 
-    Before the outermost loop comes one test per buffer that it touches: not given back, all of it written,
+    Before the outermost loop comes one test per buffer that it touches: not freed, all of it written,
     nobody to race with; and one per index that is not known to lie inside. Where all hold, no access has
     anything to report but an index that only the loops themselves can tell.
     """

@@ -5,7 +5,7 @@ copy costs as much as the reading. Where nobody can tell the difference, the DMA
 pointer to its source:
 
 - the DMA is blocking, fills all of the buffer, and the source lies in memory as the buffer does;
-- every other use of the buffer gives it back, or reads it in the block of the DMA, after it. A kernel in C++
+- every other use of the buffer deallocates it, or reads it in the block of the DMA, after it. A kernel in C++
   reads what its source takes as a pointer to const (virtual_npu.external);
 - from the DMA to the last such read, nothing is written but L1 allocations: none of these can be the source,
   which is no L1 buffer.
@@ -14,11 +14,12 @@ The bounds of the source are checked at run time, as they are for a copy.
 
 A channel that feeds a row of tiles copies every block as often as there are tiles, and again for those that
 are not ready for it. Where a tile only reads what it gets, a pointer to one copy does as well: the buffer is
-filled by nothing but channels, all of it each time, and every other use of it reads, or gives it back. Nobody
+filled by nothing but channels, all of it each time, and every other use of it reads or deallocates it. Nobody
 writes to a block that is on its way, and it stays for as long as somebody has it. The channel still copies
 into the buffer where what a get takes is not one block; so the buffer is there too.
 
-The allocation becomes `vnpu.borrowed`, the transfers that fill it `vnpu.borrow`, and nothing gives it back.
+The allocation becomes `vnpu.borrowed`, the transfers that fill it `vnpu.borrow`, and its deallocation is
+removed.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ This is so when
 
 - the DMA writes all of the buffer, in its order, without padding, and lies within its source (else it would
   end the run with a message);
-- every other use of the buffer is a read in the nest, after the DMA in its block or deeper, or gives the
-  buffer back, so that each read sees what the last DMA brought;
+- every other use of the buffer is a read in the nest, after the DMA in its block or deeper, or its
+  deallocation, so that each read sees what the last DMA brought;
 - nothing in the nest writes the source: the caller sees to that (products.py);
 - each dimension of the buffer walks the source in steps of one length.
 

@@ -147,7 +147,7 @@ i64 Buffer::count_written() const {
 void Buffer::refuse(Site site, const char *verb, const void *low, const void *high) const {
   const Described self(label);
   if (freed.op) {
-    fail_as(Failure::kFreed, site, "%s %s after line %d (%s) gave it back: move the deallocation behind the last use",
+    fail_as(Failure::kFreed, site, "%s %s after line %d (%s) freed it: move the deallocation behind the last use",
             verb, self.text, freed.line, freed.op);
   }
   const i64 first = floor_div(static_cast<const char *>(low) - base, element);
@@ -161,7 +161,7 @@ void Buffer::refuse_unwritten(Site site, const void *low, const void *high) {
   const Described self(label);
   if (ended.op) {
     fail_as(Failure::kUninitialised, site,
-            "reads element %s of %s before anything wrote it since line %d (%s) gave the buffer back: %lld of its %lld "
+            "reads element %s of %s before anything wrote it since line %d (%s) freed the buffer: %lld of its %lld "
             "elements are written",
             at.text, self.text, ended.line, ended.op, ll(count_written()), ll(count));
   }
@@ -279,7 +279,7 @@ constexpr i64 kGuard = kGap;
 void forbid(const char *, i64) {}
 #endif
 
-// How much of what was given back a body keeps.
+// How much of the freed memory a body keeps.
 constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
 
 }  // namespace
@@ -314,7 +314,7 @@ Arena::~Arena() {
 }
 
 void Arena::give_back(Site site, Buffer &buffer) {
-  buffer.check(site, "gives back", buffer.base, buffer.base);
+  buffer.check(site, "frees", buffer.base, buffer.base);
   buffer.freed = site;
   Block *const block = static_cast<Block *>(&buffer);
   if (record::on()) record::given_back(*block);
@@ -341,10 +341,10 @@ void Arena::close() const {
     const Described self(block->label);
     if (count > 1) {
       fail_as(Failure::kLeak, block->label.site,
-              "%lld buffers (%lld bytes) of this allocation are never given back: add memref.dealloc of %s to the loop",
+              "%lld buffers (%lld bytes) of this allocation are never freed: add memref.dealloc of %s to the loop",
               ll(count), ll(bytes), self.text);
     }
-    note(block->label.site, "%s is never given back (%lld bytes): add memref.dealloc, unless its core keeps it", self.text,
+    note(block->label.site, "%s is never freed (%lld bytes): add memref.dealloc, unless its core keeps it", self.text,
          ll(bytes));
   }
 }

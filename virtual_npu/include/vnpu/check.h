@@ -1,8 +1,8 @@
 // Buffers that know what happened to them, in programs built with checks (VNPU_CHECKS).
 //
-//   Buffer   one allocation, global or argument of an entry: what it is, what of it is written, who gave it back
+//   Buffer   one allocation, global or argument of an entry: what it is, what of it is written, who freed it
 //   Ptr      a pointer into a buffer; stands where fast builds have a plain pointer
-//   Arena    the buffers of one body; knows which of them nobody gave back
+//   Arena    the buffers of one body; knows which of them nobody freed
 #pragma once
 
 #include <initializer_list>
@@ -74,7 +74,7 @@ struct Buffer {
   // The bytes around it that are not what they were.
   i64 count_strays() const;
 
-  // Refuses a buffer that was given back, and bytes outside of it.
+  // Refuses a buffer that was freed, and bytes outside of it.
   void check(Site site, const char *verb, const void *low, const void *high) const {
     if (__builtin_expect(freed.op || !holds(low, high), 0)) refuse(site, verb, low, high);
   }
@@ -91,7 +91,7 @@ struct Buffer {
   const i64 guard;         // bytes
   const int rank;
   i64 sizes[kMaxRank];
-  Site freed{nullptr, 0};  // the operation that gave it back
+  Site freed{nullptr, 0};  // the operation that freed it
   Site ended{nullptr, 0};  // the one that said, in a loop, that its contents are not wanted any more
   const uint32_t owner;    // the process that allocated it
   Cells *cells = nullptr;  // of the order checks
@@ -208,7 +208,7 @@ class Arena {
   void dealloc(Site site, Ptr<T> x) {
     give_back(site, *x.buffer);
   }
-  // At the end of the body: what nobody gave back is a note, or, where an operation did so again and again, a leak.
+  // At the end of the body: what nobody freed is a note, or, where an operation did so again and again, a leak.
   void close() const;
 
  private:
@@ -230,7 +230,7 @@ class Arena {
 // A deallocation that the compiler left in a loop out of which it moved the allocation.
 template <class T>
 inline void forget_contents(Site site, Ptr<T> x, i64 extent) {
-  x.buffer->check(site, "gives back", x.p, x.p);
+  x.buffer->check(site, "frees", x.p, x.p);
   x.buffer->forget(site, x.p, x.p + extent);
 }
 

@@ -73,7 +73,7 @@ inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (
   return a;
 }
 
-// Refuses a source that was given back or is not written where it is read; a destination that was given back.
+// Refuses a source that was freed or is not written where it is read; a destination that was freed.
 void check_source(Site site, const Access &src);
 void check_destination(Site site, const Access &dst);
 // All of it is written now.
