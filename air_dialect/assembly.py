@@ -9,9 +9,8 @@ from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
-from typing_extensions import Self
 from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseArrayBase, IndexType, IntegerAttr, i32
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue

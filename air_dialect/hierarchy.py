@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from typing_extensions import Self
 from xdsl.builder import Builder
 from xdsl.dialects.builtin import IndexType, MemRefType, StringAttr
 from xdsl.ir import (

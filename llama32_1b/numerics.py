@@ -35,7 +35,7 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
     """x / rms(x) * weight over the last axis; x is (..., hidden), weight is (hidden,)."""
     wide = widen(x)
     mean_square = np.add.reduce(wide * wide, axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    normed: F32Array = wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)
+    normed = wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)
     return normed.astype(bf16)
 
 

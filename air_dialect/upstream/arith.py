@@ -10,9 +10,8 @@ import operator
 from abc import ABC
 from collections.abc import Callable, Sequence
 from types import UnionType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
-from typing_extensions import Self
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     AnyFloat,

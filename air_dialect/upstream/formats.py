@@ -12,9 +12,8 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Self, TypeVar, cast
 
-from typing_extensions import Self
 from xdsl.dialects.arith import CMPF_COMPARISON_OPERATIONS, CMPI_COMPARISON_OPERATIONS
 from xdsl.dialects.builtin import IntegerAttr, TensorType, VectorType, i1, i64
 from xdsl.dialects.utils import DynamicIndexList

@@ -10,9 +10,8 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from typing_extensions import Self
 from xdsl.builder import Builder
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import (

@@ -6,9 +6,8 @@ The classes named like xDSL's are subclasses of them, so `isinstance(op, scf.Par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from typing_extensions import Self
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,

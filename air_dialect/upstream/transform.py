@@ -8,8 +8,8 @@ and written back unchanged.
 from __future__ import annotations
 
 import re
+from typing import Self
 
-from typing_extensions import Self
 from xdsl.dialects.builtin import StringAttr
 from xdsl.irdl import IRDLOperation, irdl_op_definition, prop_def, traits_def
 from xdsl.parser import Parser

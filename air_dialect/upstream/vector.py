@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from typing_extensions import Self
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,

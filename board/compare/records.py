@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from aerie.board.compare.items import PROGRAM, Item
 from aerie.verify.report import write_report
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """How one result of one launch stands to the virtual NPU's."""
 
     SAME = "same"  # within the kernel's own tolerance, which only the order of a sum and a last rounding fill
@@ -26,7 +26,7 @@ class Verdict(str, Enum):
     DIFFERS = "differs"
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How one item ended. All but SAME and NEAR make the comparison fail."""
 
     SAME = "same"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 from aerie.llama32_1b.checkpoint import DEMO
@@ -22,7 +22,7 @@ LONGEST = 400
 """Characters of a text in a finding; tools may say anything."""
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a layer stands. Only FAILED and UNKNOWN keep something from working."""
 
     OK = "ok"

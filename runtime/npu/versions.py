@@ -33,7 +33,7 @@ PYTHON = Wanted(
 )
 """For upstream's wheels; docs/buildingRyzenLin.md says 3.10, for which no wheel is built."""
 OLDEST_WHEEL_PYTHON, NEWEST_WHEEL_PYTHON = (3, 11), (3, 14)
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 11)
 """For all that needs no NPU: pyproject.toml's own requires-python."""
 
 GLIBC = Wanted("glibc", "2.35", "mlir-air .github/workflows/buildAIRWheels.yml: manylinux_2_35_x86_64")

@@ -18,7 +18,7 @@ from aerie.llama32_1b.checkpoint import DEMO_FOLDER
     ("version", "status"),
     [
         ((3, 9, 1), Status.FAILED),
-        ((3, 10, 4), Status.WARNING),  # runs, and upstream builds no wheels for it
+        ((3, 10, 4), Status.FAILED),
         ((3, 11, 0), Status.OK),
         ((3, 14, 2), Status.OK),
         ((3, 15, 0), Status.WARNING),

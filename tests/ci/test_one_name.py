@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 from setuptools import build_meta
 
 from aerie.__main__ import COMMANDS, TOOLS, find, main

@@ -107,7 +107,8 @@ def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch
     built = folders.built_programs()
     assert built is not None
     kept = folders.programs(), built, own_cache
-    written = {*(str(folder.relative_to(PROJECT)) for folder in kept), "~/.cache/huggingface"}
+    fetched = {"~/.cache/huggingface", "~/.cache/uv"}
+    written = {*(str(folder.relative_to(PROJECT)) for folder in kept), *fetched}
     assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written, written]
     uploads = uses("actions/upload-artifact")
     records = (folders.home() / "verify").relative_to(PROJECT)
@@ -118,9 +119,14 @@ def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch
 
 def test_every_python_that_the_project_supports() -> None:
     (least,) = re.findall(r'requires-python = ">=3\.(\d+)"', (PROJECT / "pyproject.toml").read_text())
+    (newest,) = re.findall(
+        r"^NEWEST = \(3, (\d+)\)", (PROJECT / "tools/make_venv.py").read_text(), re.MULTILINE
+    )
+    assert (int(least), int(newest)) == (11, 14)
+    for page in ("README.md", "docs/install.md"):
+        assert f"3.{least} to 3.{newest}" in (PROJECT / page).read_text()
     versions = dict(jobs())["tests/tests"]["strategy"]["matrix"]["python"]
-    assert versions == [f"3.{minor}" for minor in range(int(least), int(least) + len(versions))]
-    assert len(versions) == 4
+    assert versions == [f"3.{minor}" for minor in range(int(least), int(newest) + 1)]
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *SCRIPTS], ids=lambda path: path.name)
@@ -206,7 +212,7 @@ def test_make_test_runs_lint_beside_the_tests(tmp_path: Path, tests: int, lint: 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(STUB)
         path.chmod(0o755)
-    for made in ("pyproject.toml", ".venv/.stamp-venv", ".venv/.stamp-test"):
+    for made in ("pyproject.toml", "constraints.txt", ".venv/.stamp-test"):
         (tmp_path / made).touch()
     (tmp_path / "Makefile").symlink_to(PROJECT / "Makefile")
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

@@ -40,7 +40,8 @@ def test_make_variables() -> None:
     assert set(shown) == set(re.findall(r"^([A-Z_]+) +\?=", MAKEFILE, re.MULTILINE))
     for name, flag in shown.items():
         if flag.startswith("--"):
-            assert re.search(rf'{flag}[ =]"\$[$(]{name}', MAKEFILE), f"{name} is not passed as {flag}"
+            passed = rf'{flag}="\$\${name}"|option,{flag},{name}\)'
+            assert re.search(passed, MAKEFILE), f"{name} is not passed as {flag}"
 
 
 def _commands() -> dict[str, list[argparse.Action]]:

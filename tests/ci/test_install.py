@@ -1,0 +1,330 @@
+"""Setting up .venv: what is installed, how much is said of it, and what a user reads where it cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = Path(__file__).parents[2]
+CONSTRAINTS = (PROJECT / "constraints.txt").read_text()
+PINS = {
+    canonicalize_name(pin.name): pin
+    for pin in map(Requirement, re.findall(r"^[^#\n].*", CONSTRAINTS, re.MULTILINE))
+}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, PROJECT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_venv = load("make_venv")
+make_variables = load("make_variables")
+
+
+def asked() -> list[Requirement]:
+    wanted, torch = make_venv.requirements(PROJECT, "test")
+    return [Requirement(each) for each in (*wanted, *torch)]
+
+
+def test_what_is_asked_for_is_pinned_within_its_range() -> None:
+    assert [str(each) for each in asked() if str(each.specifier).startswith("==")] == []
+    for each in asked():
+        (pin,) = PINS[canonicalize_name(each.name)].specifier
+        assert pin.operator == "=="
+        assert each.specifier.contains(pin.version), each
+
+
+def test_all_that_these_need_is_pinned_and_nothing_else() -> None:
+    """But for the parts of CUDA, which a build of PyTorch has or has not, and pins itself."""
+    needed, left = set(), [(each.name, extra) for each in asked() for extra in ("", *each.extras)]
+    while left:
+        name, extra = left.pop()
+        if (canonicalize_name(name), extra) not in needed:
+            needed.add((canonicalize_name(name), extra))
+            for each in map(Requirement, distribution(name).requires or ()):
+                if each.marker is None or each.marker.evaluate({"extra": extra}):
+                    left += [(each.name, extra) for extra in ("", *each.extras)]
+    names = {name for name, _ in needed if not re.match(r"nvidia|cuda|triton", name)}
+    assert names == set(PINS)
+
+
+def test_no_package_index_is_named() -> None:
+    assert re.search(r"https?:|^\s*-", CONSTRAINTS, re.MULTILINE) is None
+
+
+def installed(site: Path, name: str, files: tuple[str, ...] = ("INSTALLER",)) -> Path:
+    """A package as an installer leaves it, in an environment's site-packages."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{name}.py").write_text("x = 1\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "INSTALLER").write_text("pip\n")
+    lines = [
+        f"{name}.py,sha256=x,6",
+        f"__pycache__/{name}.pyc,,",
+        f"{info.name}/METADATA,,",
+        f"{info.name}/RECORD,,",
+    ]
+    (info / "RECORD").write_text("\n".join([*lines, *(f"{info.name}/{file},," for file in files)]) + "\n")
+    return info
+
+
+def test_what_was_cut_off_is_installed_again(tmp_path: Path) -> None:
+    """A package of which a part is missing counts as there for pip and uv, and breaks much later."""
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    names = ("kept", "late", "short", "gone", "listed")
+    infos = {name: installed(site, name) for name in names}
+    (infos["late"] / "RECORD").unlink()
+    (site / "short.py").write_text("")
+    (site / "gone.py").unlink()
+    (infos["listed"] / "RECORD").write_text("listed.py,sha256=x,6\n")
+    make_venv.forget_halves(tmp_path)
+    assert [name for name in names if infos[name].exists()] == ["kept"]
+
+
+UV = """#!/bin/sh
+echo "uv $*" >> calls
+[ "$1" = venv ] && mkdir -p .venv/bin && cp "$0" .venv/bin/python
+case "$*" in *transformers*) exit $UV_ENDS;; esac
+mkdir -p .venv/lib/python3.11/site-packages
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a uv on PATH that notes how it is called; so does the Python of its .venv."""
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(PROJECT / name, tmp_path)
+    (tmp_path / "tools").mkdir()
+    uv = tmp_path / "tools" / "uv"
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("UV_ENDS", "0")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def calls(checkout: Path) -> list[str]:
+    """What the installers were told, but for trials."""
+    said = (checkout / "calls").read_text().splitlines()
+    return [line for line in said if " -c " not in line]
+
+
+def test_uv_takes_wheels_of_the_pinned_versions_and_the_small_torch(checkout: Path, capfd) -> None:
+    assert make_venv.main(["test"]) == 0
+    venv, packages, torch, itself = calls(checkout)
+    assert "--seed" in venv
+    for call in (packages, torch):
+        assert "--only-binary :all: --constraint constraints.txt" in call
+    assert ("torch" in packages, "--torch-backend cpu torch" in torch) == (False, True)
+    assert "--no-build-isolation --editable ." in itself
+    said = capfd.readouterr().err
+    mb = make_venv.MEGABYTES
+    assert f"setting up .venv for testing with uv: about {mb['run'] + mb['test']} MB to fetch" in said
+    assert "fetching PyTorch's build for the CPU: about 200 MB" in said
+    assert not (checkout / ".venv" / ".unfinished").exists()
+
+
+def test_where_uv_fails_pip_is_tried(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setenv("UV_ENDS", "1")
+    assert make_venv.main(["run"]) == 1  # this pip is the same script, and fails as well
+    assert [line.partition(" --only")[0] for line in calls(checkout)[1:]] == [
+        "uv pip install --python .venv",
+        "uv -m pip install",
+    ]
+    said = capfd.readouterr().err
+    assert "note: uv could not do it (above); pip is tried" in said
+    assert "error: .venv is not complete; why stands above" in said
+    assert "nothing is built from source" in said
+    assert (checkout / ".venv" / ".unfinished").exists()
+
+
+def test_a_python_newer_than_the_wheels(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setenv("UV_ENDS", "1")
+    monkeypatch.setattr(make_venv, "NEWEST", (3, 10))
+    assert make_venv.main(["run"]) == 1
+    assert "is newer than 3.10, and not every package has a wheel for it" in capfd.readouterr().err
+
+
+def test_ctrl_c(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make_venv, "install", interrupted)
+    assert make_venv.main(["run"]) == 1
+    assert "interrupted: .venv is not complete. What was fetched is kept" in capfd.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert make_venv.main(["run"]) == 1
+    said = capfd.readouterr().err
+    assert f"error: {checkout} cannot be written by you" in said
+    assert "apt" not in said
+
+
+def test_a_python_without_ensurepip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(make_venv.SetupError, match=r"sudo apt install python3\.\d+-venv"):
+        make_venv.create(tmp_path / ".venv", None)
+
+
+def test_how_venv_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".venv").write_text("a file\n")
+    with pytest.raises(make_venv.SetupError, match=r"-m venv .* failed: \S"):
+        make_venv.create(tmp_path / ".venv", None)
+
+
+@pytest.mark.parametrize("answer", [["nvidia-cublas", "torch"], ["torch", "sympy"]])
+def test_a_torch_with_cuda_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: list[str]
+) -> None:
+    """pip names what it would install before it fetches anything."""
+    report = {"install": [{"metadata": {"name": name}} for name in answer]}
+    pip = f"import json, sys\nassert '--dry-run' in sys.argv\nprint(json.dumps({report}))"
+    (tmp_path / "pip.py").write_text(pip)
+    monkeypatch.setattr(make_venv, "PIP", (sys.executable, str(tmp_path / "pip.py")))
+    assert make_venv.would_fetch_cuda(tmp_path, ["torch"]) == ("nvidia-cublas" in answer)
+    assert "about 3 GB" in make_venv.TORCH_CUDA
+
+
+def test_what_pip_says_in_brief() -> None:
+    said = {
+        "  Downloading numpy-2.4.6-cp311-cp311-linux_x86_64.whl (16.9 MB)\n": "fetching numpy 2.4.6, 16.9 MB",
+        "Downloading a/b/xdsl-0.73.0-py3-none-any.whl (4.6 MB)\n": "fetching xdsl 0.73.0, 4.6 MB",
+        "Downloading xdsl-0.73.0-py3-none-any.whl.metadata (12 kB)\n": "",
+        "Installing collected packages: idna, rich, numpy\n": "installing 3 packages",
+        "Collecting numpy\n": "",
+    }
+    assert {line: make_venv.brief(line) for line in said} == said
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("prompt", ["PROMPT"]),
+        ("n-tokens", ["N_TOKENS"]),
+        ("PROMT", ["PROMPT"]),
+        ("SEQLEN", ["SEQ_LEN"]),
+        ("TEMP", ["TEMPERATURE"]),
+        ("HF_TOKEN", []),
+        ("CXX", []),
+        ("http_proxy", []),
+        ("PYTHONPATH", []),
+    ],
+)
+def test_which_variable_is_meant(name: str, meant: list[str]) -> None:
+    assert make_variables.meant(name, KNOWN) == meant
+
+
+KNOWN = re.findall(r"^([A-Z_]+) +\?=", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_every_variable_of_the_makefile_is_one_that_it_knows() -> None:
+    (listed,) = re.findall(
+        r"^override KNOWN := ((?:.*\\\n)*.*)", (PROJECT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert listed.replace("\\", " ").split() == KNOWN
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """make in a folder whose environment is set up already, and whose Python prints what it is told."""
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit ${ENDS-0}\n')
+    python.chmod(0o755)
+    for name in ("Makefile", "tools"):
+        (folder / name).symlink_to(PROJECT / name)
+    for made in ("pyproject.toml", "constraints.txt", ".venv/.stamp-run"):
+        (folder / made).touch()
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *words], cwd=folder, env=outside, capture_output=True, text=True, check=False
+    )
+
+
+NASTY = "$(shell touch made)`touch made`$(touch made)'\"; touch made #\\\n $PATH $$HOME"
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if name not in ("JSON", "REFRESH", "PYTHON")])
+def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
+    target = {"OUT": "mlir", "WHEELS": "setup-npu"}.get(name, "run")
+    done = make(tmp_path, target, f"{name}={NASTY}", f"LIKE_NO_OTHER={NASTY}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert any(word.endswith(NASTY) for word in done.stdout.split("|"))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["PYTHON", "prompt", "PY", "SPREAD", "DO", "common"])
+def test_no_variable_is_run(tmp_path: Path, name: str) -> None:
+    done = make(tmp_path, "run", f"{name}={NASTY}")
+    assert not (tmp_path / "made").exists()
+    assert done.returncode == (1 if name == "prompt" else 0)
+
+
+def test_a_slip_in_a_variables_name_is_told(tmp_path: Path) -> None:
+    done = make(tmp_path, "run", "prompt=hi", "question=hi", "http_proxy=x", "CXX=clang++")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sorted(done.stderr.splitlines()) == [
+        "error: make has no variable prompt; give PROMPT",
+        "note: make has no variable question; make help lists them",
+    ]
+
+
+@pytest.mark.parametrize("target", ["run", "doctor", "mlir"])
+def test_make_adds_nothing_to_what_a_program_says(tmp_path: Path, monkeypatch, target: str) -> None:
+    monkeypatch.setenv("ENDS", "2")
+    done = make(tmp_path, target)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"-m|aerie|{target}|" in done.stdout
+
+
+def test_n_runs_nothing(tmp_path: Path) -> None:
+    done = make(tmp_path, "-n", "run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(".venv/bin/python -m aerie run --model=")
+
+
+def test_a_python_that_is_too_old_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old = tmp_path / "old" / "python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make(tmp_path, "verify", f"PYTHON={old}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: Aerie needs Python 3.11 or newer; PYTHON={old} is not.")
+
+
+def test_a_python_that_is_a_command_is_not_run(tmp_path: Path) -> None:
+    done = make(tmp_path, "verify", f"PYTHON={NASTY}")
+    assert done.returncode == 1
+    assert f"PYTHON={NASTY} is not." in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+def test_clean_leaves_nothing_of_ours(tmp_path: Path) -> None:
+    ours = (".mypy_cache/x", ".ruff_cache/x", "build/x", "aerie.egg-info/x", "runtime/__pycache__/x.pyc")
+    theirs = (".venv/lib/__pycache__/x.pyc", "models/x")
+    for name in (*ours, *theirs):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert make(tmp_path, "clean").returncode == 0
+    assert [name for name in (*ours, *theirs) if (tmp_path / name).exists()] == [*theirs]
+    assert [(tmp_path / name).parent.exists() for name in ours] == [False] * len(ours)
