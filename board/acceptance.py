@@ -50,7 +50,7 @@ def acceptance(arguments: argparse.Namespace) -> int:
     try:
         select_backend(BOARD)
     except BackendError as error:
-        raise UserError(f"there is no board to test here: {error} (make doctor says more)") from error
+        raise UserError(f"there is no board to test here (make doctor says more): {error}") from error
     stages = {
         "comparison": lambda: comparison(arguments.first),
         "lit": lit,

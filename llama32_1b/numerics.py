@@ -35,8 +35,8 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
     """x / rms(x) * weight over the last axis; x is (..., hidden), weight is (hidden,)."""
     wide = widen(x)
     mean_square = np.add.reduce(wide * wide, axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    normed = wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)
-    return normed.astype(bf16)
+    normed: BF16Array = (wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)).astype(bf16)
+    return normed
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | None) -> F32Array:

@@ -11,7 +11,7 @@ from aerie.runtime.device import DeviceAccess, VirtualAccess
 from aerie.runtime.errors import BackendError
 from aerie.runtime.npu.device import NpuAccess, missing_device
 from aerie.runtime.npu.toolchain import NpuToolchain
-from aerie.runtime.npu.tools import missing_compile_tools
+from aerie.runtime.npu.tools import missing_compile_tools, missing_list
 from aerie.runtime.toolchain import Toolchain, VirtualToolchain
 from aerie.virtual_npu import knobs
 from aerie.virtual_npu.errors import VirtualNpuError
@@ -64,7 +64,7 @@ def select_backend(
         return _npu(choice, numerics, for_later)
     if choice == "npu":
         raise BackendError(
-            f"backend 'npu' cannot be used here: {'; '.join(missing)}. BACKEND=virtual runs the same programs"
+            missing_list("backend 'npu' cannot be used here; BACKEND=virtual runs the same programs", missing)
         )
     lacking = "no NPU is set up here" if no_device else "this machine has an NPU and not its compilers"
     return _virtual(f"{lacking}; BACKEND=npu lists what is missing", numerics)

@@ -113,6 +113,30 @@ CHECKS = (
 )
 
 
+NOT_SET_UP_WITHOUT = {
+    "NPU compilers": ("mlir_air", "mlir_aie", "aie_api", "peano"),
+    "NPU": ("driver", "node"),
+    "XRT": ("xrt", "pyxrt"),
+}
+"""Layers that only a board needs, and what nobody has begun with who has none of it."""
+
+
+def not_set_up(results: Results) -> frozenset[str]:
+    """The checks, by name, of layers that nobody has begun to set up here, and of what is built upon these.
+
+    What is there and wrong is never among them, nor what is missing of a layer that is there in part.
+    """
+    layers = {
+        layer for layer, parts in NOT_SET_UP_WITHOUT.items() if all(results[part].absent for part in parts)
+    }
+    names: set[str] = set()
+    for check in CHECKS:
+        waits = results[check.name].status is Status.SKIPPED and not names.isdisjoint(check.needs)
+        if waits or (check.layer in layers and results[check.name].status is not Status.OK):
+            names.add(check.name)
+    return frozenset(names)
+
+
 @dataclass(frozen=True)
 class Goal:
     """Something an owner wants to do, the command for it, and the checks that stand in its way."""

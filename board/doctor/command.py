@@ -1,25 +1,27 @@
 """`aerie doctor`: what was found, as a page for people or as one record of JSON.
 
-Lines of the page are not wrapped: a command in them can be copied, from a terminal and out of a pipe. SCHEMA
-of the record changes whenever an entry is renamed, dropped or given another meaning; new entries may join
-without. docs/install.md describes them. No text in it names the user, the machine or the home folder.
+The page begins with what works, and says of what only a board needs and nobody set up that it is not set up.
+SCHEMA of the record changes whenever an entry is renamed, dropped or given another meaning; new entries may
+join without. docs/install.md describes them. No text in it names the user, the machine or the home folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from aerie.board.doctor.checks import CHECKS, GOALS, Check, Goal, Results, examine_all
+from aerie.board.doctor.checks import CHECKS, GOALS, Check, Goal, Results, examine_all, not_set_up, works
 from aerie.board.doctor.machine import Finding, Machine, Status
 from aerie.board.report.scrubbing import Scrubber
 from aerie.llama32_1b.checkpoint import DEMO
+from aerie.llama32_1b.errors import own_command
 from aerie.virtual_npu import folders
 
 STYLES = {
@@ -29,29 +31,43 @@ STYLES = {
     Status.UNKNOWN: "magenta",
     Status.SKIPPED: "dim",
 }
-STATUS_WIDTH = max(len(status.value) for status in Status)
+NOT_SET_UP = "not set up"
+STATUS_WIDTH = max(len(NOT_SET_UP), *(len(status.value) for status in Status))
 TITLE_WIDTH = max(len(check.title) for check in CHECKS)
 GOAL_WIDTH = max(len(goal.title) for goal in GOALS)
-INDENT = " " * (2 + STATUS_WIDTH + 2 + TITLE_WIDTH + 2)
+LAYER_WIDTH = max(len(check.layer) for check in CHECKS)
+SHORTEST = 20
+"""Columns that a text has at least, however narrow the console is."""
+BEFORE_ADVICE = " " * (2 + STATUS_WIDTH + 2)
+BEGIN = "docs/install.md, Ryzen AI on Linux; for the compilers alone, make setup-npu"
+"""How to begin where nothing of a board is set up."""
 
 
-def print_page(results: Results, console: Console) -> None:
-    """Every check by layer, then what will work now, then what to do next."""
-    for layer, checks in groupby(CHECKS, key=lambda check: check.layer):
-        _print(console, Text(layer, style="bold"))
-        for check in checks:
-            for line in _lines(check, results[check.name]):
-                _print(console, line)
-    _print(console, Text("\nwhat will work now", style="bold"))
+def print_page(results: Results, console: Console, whole: bool = False) -> None:
+    """What works now, what to do next, every check by layer. No line is longer than the console is wide.
+
+    whole: with what was found of each check, and how to mend it, where a layer is not set up too.
+    """
+    unset = not_set_up(results)
+    _print(console, Text("what works now", style="bold"))
     for goal in GOALS:
-        _print(console, _verdict(goal, results))
+        _print_cells(console, *_verdict(goal, results, unset))
     _print(console, Text("\nnext", style="bold"))
     for step in next_steps(results):
-        _print(console, Text(f"  {step}"))
+        _print_cells(console, Text("  "), step)
+    _print(console, Text())
+    shown = [check for check in CHECKS if whole or check.name not in unset]
+    for layer, checks in groupby(shown, key=lambda check: check.layer):
+        _print(console, Text(layer, style="bold"))
+        for check in checks:
+            _print_check(console, check, results[check.name], check.name in unset)
+    if unset and not whole:
+        _print_not_set_up(console, [check for check in CHECKS if check.name in unset])
 
 
 def next_steps(results: Results) -> Iterator[str]:
     """The command of the farthest goal that works, then what stands in the way of each other one."""
+    unset = not_set_up(results)
     broken = [(goal, obstacle) for goal in GOALS if (obstacle := goal.obstacle(results))]
     working = [goal for goal in GOALS if goal.obstacle(results) is None]
     farthest = [goal for goal in working if goal.runs] or working
@@ -59,31 +75,57 @@ def next_steps(results: Results) -> Iterator[str]:
         yield farthest[-1].command
     fixes: dict[str, list[str]] = {}
     for goal, obstacle in broken:
-        fixes.setdefault(results[obstacle.name].fix or f"mend: {obstacle.title}", []).append(goal.title)
+        begins = obstacle.name in unset and not works(results["node"])
+        fix = BEGIN if begins else results[obstacle.name].fix or f"mend: {obstacle.title}"
+        fixes.setdefault(fix, []).append(goal.title)
     for fix, titles in fixes.items():
         yield f"to {' and to '.join(titles)}: {fix}"
 
 
-def _lines(check: Check, finding: Finding) -> Iterator[Text]:
-    mark = Text(f"  {finding.status.value.ljust(STATUS_WIDTH)}  ", style=STYLES[finding.status])
-    yield mark + Text(f"{check.title.ljust(TITLE_WIDTH)}  {finding.found}", style="default")
+def _print_check(console: Console, check: Check, finding: Finding, is_unset: bool) -> None:
+    said = NOT_SET_UP if is_unset else finding.status.value
+    mark = Text(f"  {said.ljust(STATUS_WIDTH)}  ", style="dim" if is_unset else STYLES[finding.status])
+    _print_cells(console, mark + Text(f"{check.title.ljust(TITLE_WIDTH)}  ", style="default"), finding.found)
     if finding.status is not Status.OK and finding.wanted:
-        yield Text(f"{INDENT}wanted: {finding.wanted}", style="dim")
+        _print_cells(console, Text(f"{BEFORE_ADVICE}wanted: ", style="dim"), finding.wanted, "dim")
     if finding.fix:
-        yield Text(f"{INDENT}fix: {finding.fix}")
+        _print_cells(console, Text(f"{BEFORE_ADVICE}fix: "), finding.fix)
 
 
-def _verdict(goal: Goal, results: Results) -> Text:
-    obstacle = goal.obstacle(results)
-    title = f"  {goal.title.ljust(GOAL_WIDTH)}  "
-    if obstacle is None:
-        return Text(title) + Text("yes", style="green")
-    return (
-        Text(title) + Text("no ", style="red") + Text(f"  {obstacle.title}: {results[obstacle.name].found}")
+def _print_not_set_up(console: Console, checks: Sequence[Check]) -> None:
+    """One line for each layer, and how to begin."""
+    _print(console, Text(f"{NOT_SET_UP}, and needed for a board only", style="bold"))
+    for layer, of_layer in groupby(checks, key=lambda check: check.layer):
+        titles = ", ".join(check.title for check in of_layer)
+        _print_cells(console, Text(f"  {layer.ljust(LAYER_WIDTH)}  ", style="dim"), titles)
+    _print_cells(
+        console,
+        Text("  to begin: "),
+        f"{BEGIN}. {own_command('aerie', 'aerie')} doctor --all shows each part",
     )
 
 
+def _verdict(goal: Goal, results: Results, unset: Collection[str]) -> tuple[Text, str]:
+    obstacle = goal.obstacle(results)
+    title = Text(f"  {goal.title.ljust(GOAL_WIDTH)}  ")
+    if obstacle is None:
+        return title + Text("yes", style="green"), ""
+    if obstacle.name in unset:
+        return title + Text(NOT_SET_UP, style="dim"), ""
+    return title + Text("no   ", style="red"), f"{obstacle.title}: {results[obstacle.name].found}"
+
+
+def _print_cells(console: Console, before: Text, text: str, style: str = "default") -> None:
+    """`text` after what comes before it, in as many lines as it takes, all below its beginning."""
+    room = max(SHORTEST, console.width - len(before))
+    lines = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+    _print(console, before + Text(lines[0].rstrip(), style=style))
+    for line in lines[1:]:
+        _print(console, Text(f"{' ' * len(before)}{line}", style=style))
+
+
 def _print(console: Console, line: Text) -> None:
+    line.rstrip()
     console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -125,6 +167,9 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "nothing is fetched",
     )
     parser.add_argument("--json", action="store_true", help="one record of JSON instead of the page")
+    parser.add_argument(
+        "--all", action="store_true", help="show each part of what is not set up too, and how to set it up"
+    )
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -139,7 +184,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(record(results), indent=2))
     else:
-        print_page(results, Console())
+        print_page(results, Console(), arguments.all)
     return exit_code(results)
 
 

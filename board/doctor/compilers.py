@@ -42,7 +42,7 @@ def mlir_aie(machine: Machine) -> Finding:
 def _driver(machine: Machine, tool: str, wheel: str, wanted: str) -> Finding:
     path = machine.find(tool)
     if path is None:
-        return Finding(Status.FAILED, f"{tool} is missing", wanted, f"{_advice(tool)}; {SETUP}")
+        return Finding(Status.FAILED, f"{tool} is missing", wanted, f"{_advice(tool)}; {SETUP}", absent=True)
     answer = machine.ask([str(path), "--help"])
     if answer.trouble:
         found = f"{path}, but {answer.trouble}; it says: {answer.last_line}"
@@ -55,10 +55,9 @@ def aie_api(machine: Machine) -> Finding:
     """The headers that our C++ kernels include."""
     folder, wanted = machine.find("aie_api"), "aie_api/aie.hpp, which comes with mlir-aie"
     if folder is None:
-        found = "; ".join(
-            filter(None, ("missing", tools.passed_over("MLIR_AIE_INSTALL_DIR", machine.environ)))
-        )
-        return Finding(Status.FAILED, found, wanted, f"{_advice('aie_api')}; {SETUP}")
+        elsewhere = tools.passed_over("MLIR_AIE_INSTALL_DIR", machine.environ)
+        found = "; ".join(filter(None, ("missing", elsewhere)))
+        return Finding(Status.FAILED, found, wanted, f"{_advice('aie_api')}; {SETUP}", absent=not elsewhere)
     return Finding(Status.OK, str(folder), wanted)
 
 
@@ -68,7 +67,7 @@ def peano(machine: Machine) -> Finding:
     elsewhere = tools.passed_over("PEANO_INSTALL_DIR", machine.environ)
     if root is None:
         found = "; ".join(filter(None, ("missing", elsewhere)))
-        return Finding(Status.FAILED, found, wanted, f"{_advice('Peano')}; {SETUP}")
+        return Finding(Status.FAILED, found, wanted, f"{_advice('Peano')}; {SETUP}", absent=not elsewhere)
     finding = _peano_at(machine, root, wanted)
     if elsewhere and finding.status is Status.OK:
         fix = "unset PEANO_INSTALL_DIR, or let it name a folder with bin/clang++"
@@ -117,7 +116,7 @@ def aiebu_asm(machine: Machine) -> Finding:
     """XRT's assembler, which aiecc starts to write the ELF."""
     path, wanted = machine.find("aiebu-asm"), "aiebu-asm, which comes with XRT"
     if path is None:
-        return Finding(Status.FAILED, "missing", wanted, _advice("aiebu-asm"))
+        return Finding(Status.FAILED, "missing", wanted, _advice("aiebu-asm"), absent=True)
     answer = machine.ask([str(path), "--help"])
     if answer.trouble and not re.search("usage|target", answer.text, re.IGNORECASE):
         found = f"{path}, but {answer.trouble}; it says: {answer.last_line}"
@@ -135,6 +134,8 @@ def air_bindings(machine: Machine) -> Finding:
     if not answer.trouble:
         return Finding(Status.OK, "installed", wanted)
     if NOT_INSTALLED.search(answer.text):
-        return Finding(Status.WARNING, "not installed; our own verifiers stand in", wanted, SETUP)
+        return Finding(
+            Status.WARNING, "not installed; our own verifiers stand in", wanted, SETUP, absent=True
+        )
     found = f"installed, and not to be loaded: {answer.trouble}; it says: {answer.last_line}"
     return Finding(Status.FAILED, found, wanted, f"reinstall mlir-air's wheel; {SETUP}")

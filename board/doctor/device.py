@@ -35,7 +35,7 @@ def node(machine: Machine, may: Callable[[Path, int], bool] = os.access) -> Find
     """The device node, and whether this user may open it."""
     wanted, found = "/dev/accel/accel*, readable and writable", nodes(machine)
     if not found:
-        return Finding(Status.FAILED, "none", wanted, f"if this machine has an NPU: {ENABLE}")
+        return Finding(Status.FAILED, "none", wanted, f"if this machine has an NPU: {ENABLE}", absent=True)
     closed = [path.name for path in found if not may(path, os.R_OK | os.W_OK)]
     names = ", ".join(f"/dev/accel/{path.name}" for path in found)
     if len(closed) == len(found):
@@ -49,7 +49,8 @@ def driver(machine: Machine) -> Finding:
     wanted = f"amdxdna; part of Linux {versions.KERNEL_WITH_DRIVER.version} and newer"
     if not machine.path(MODULE).is_dir():
         found = f"amdxdna is not loaded (Linux {release})"
-        return Finding(Status.FAILED, found, wanted, f"sudo modprobe amdxdna; if there is none, {ENABLE}")
+        fix = f"sudo modprobe amdxdna; if there is none, {ENABLE}"
+        return Finding(Status.FAILED, found, wanted, fix, absent=True)
     found = f"amdxdna {machine.read(f'{MODULE}/version') or 'without a version'} (Linux {release})"
     if not list(machine.path(f"{MODULE}/drivers").glob("pci:*/*:*:*.*")) and not nodes(machine):
         fix = "see journalctl -k | grep amdxdna; after a wedged device only a power cycle helps"
@@ -135,7 +136,7 @@ def xrt(machine: Machine) -> Finding:
     folder = Path(sourced) if sourced else machine.path(INSTALLED)
     version = _version(folder)
     if version is None and not folder.is_dir():
-        return Finding(Status.FAILED, f"no {folder}", wanted, INSTALL)
+        return Finding(Status.FAILED, f"no {folder}", wanted, INSTALL, absent=not sourced)
     if version is None:
         fix = "reinstall XRT, or set XILINX_XRT to its folder"
         return Finding(Status.UNKNOWN, f"{folder}, whose version.json cannot be read", wanted, fix)
@@ -168,7 +169,7 @@ def pyxrt(machine: Machine) -> Finding:
         fix = f"{SOURCE}; if that does not help, make distclean setup PYTHON=<the Python it is built for>"
         return Finding(Status.FAILED, found, wanted, fix)
     if "No module named 'pyxrt'" in answer.text:
-        return Finding(Status.FAILED, "missing", wanted, f"{SOURCE}, or {INSTALL}")
+        return Finding(Status.FAILED, "missing", wanted, f"{SOURCE}, or {INSTALL}", absent=True)
     return Finding(Status.FAILED, f"{answer.trouble}; {answer.last_line}", wanted, f"{SOURCE}, or {INSTALL}")
 
 

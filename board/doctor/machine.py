@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -34,16 +34,22 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One layer, as it was found. `fix` is empty where there is nothing to mend."""
+    """One layer, as it was found. `fix` is empty where there is nothing to mend.
+
+    absent: it is not there at all, as on a machine that was never set up for it; nothing of it is broken.
+    """
 
     status: Status
     found: str
     wanted: str
     fix: str = ""
+    absent: bool = False
 
     def printable(self) -> Finding:
         """The same with nothing that a terminal would act on, and no text longer than LONGEST characters."""
-        return Finding(self.status, *map(_printable, (self.found, self.wanted, self.fix)))
+        return replace(
+            self, found=_printable(self.found), wanted=_printable(self.wanted), fix=_printable(self.fix)
+        )
 
 
 def _printable(text: str) -> str:

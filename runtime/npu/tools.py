@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,12 +123,19 @@ def missing_compile_tools() -> list[str]:
     return [*missing, *filter(None, map(passed_over, VARIABLES))] if missing else []
 
 
+def missing_list(refusal: str, missing: Sequence[str]) -> str:
+    """A refusal, then what is missing, one line each."""
+    return "\n  - ".join(
+        (f"{refusal}. What is missing, and where it comes from (docs/install.md):", *missing)
+    )
+
+
 def find_tools() -> NpuTools:
     """The tools of this machine; BackendError naming all that is missing."""
     found = [find() for find, _ in FINDERS.values()]
     present = [tool for tool in found if tool is not None]
     if len(present) < len(found):
-        raise BackendError(f"cannot compile for the NPU: {'; '.join(missing_compile_tools())}")
+        raise BackendError(missing_list("cannot compile for the NPU", missing_compile_tools()))
     return NpuTools(*present)
 
 

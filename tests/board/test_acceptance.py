@@ -25,8 +25,8 @@ def test_without_a_board(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(acceptance, "select_backend", none)
     assert main(["test-npu"]) == 2
     assert capsys.readouterr().err == (
-        "error: there is no board to test here: backend 'npu' cannot be used here: pyxrt is missing (make "
-        "doctor says more)\n"
+        "error: there is no board to test here (make doctor says more): backend 'npu' cannot be used here: "
+        "pyxrt is missing\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import threading
 import time
@@ -17,7 +18,7 @@ from made_up_machine import machine, put, tool
 from rich.console import Console
 
 from aerie.board.__main__ import main
-from aerie.board.doctor.checks import CHECKS, GOALS, Check, examine_all
+from aerie.board.doctor.checks import CHECKS, GOALS, NOT_SET_UP_WITHOUT, Check, examine_all, not_set_up
 from aerie.board.doctor.command import NOTHING_RUNS, SCHEMA, WORKS, exit_code, next_steps, print_page, record
 from aerie.board.doctor.machine import LONGEST, Finding, Machine, Status
 
@@ -200,10 +201,85 @@ def results(**broken: Status) -> dict[str, Finding]:
     }
 
 
-def page(found: dict[str, Finding]) -> str:
+def page(found: dict[str, Finding], whole: bool = False, width: int = 80) -> str:
     out = io.StringIO()
-    print_page(found, Console(file=out))
+    print_page(found, Console(file=out, width=width), whole)
     return out.getvalue()
+
+
+def without_a_board(**others: Finding) -> dict[str, Finding]:
+    """As examine_all finds a machine on which nobody has begun to set a board up."""
+    missing = Finding(Status.FAILED, "missing", "wanted", "mend it", absent=True)
+    found = {**results(), **{name: missing for parts in NOT_SET_UP_WITHOUT.values() for name in parts}}
+    found["air_bindings"] = Finding(Status.WARNING, "stand-ins", "air.ir", "make setup-npu", absent=True)
+    found["aiebu_asm"] = missing
+    found["npu"] = Finding(Status.UNKNOWN, "unknown", "npu2", "enable it")
+    found["memlock"] = Finding(Status.FAILED, "8 MiB", "unlimited", "sudo prlimit")
+    for name in ("firmware", "bindings", "launch"):
+        found[name] = Finding(Status.SKIPPED, "not looked at", "")
+    return {**found, **others}
+
+
+def test_without_a_board_nothing_has_failed() -> None:
+    """What works comes first, then what to do, and one hint how to begin with a board."""
+    text = page(without_a_board())
+    assert text.splitlines()[:8] == [
+        "what works now",
+        "  run on the virtual NPU  yes",
+        "  compile for the NPU     not set up",
+        "  run on the NPU          not set up",
+        "",
+        "next",
+        '  make run PROMPT="..."',
+        "  to compile for the NPU and to run on the NPU: docs/install.md, Ryzen AI on",
+    ]
+    assert not {"failed", "unknown", "skipped", "warning", "fix:", "mend"} & set(
+        text.replace(",", " ").split()
+    )
+    group = text.partition("not set up, and needed for a board only\n")[2]
+    assert "  NPU            driver, device node, device, firmware, locked memory\n" in group
+    assert "  what runs      one kernel\n" in group
+    assert group.count("docs/install.md") == 1
+
+
+def test_the_whole_page_shows_what_is_not_set_up_too() -> None:
+    found = without_a_board()
+    text = page(found, whole=True)
+    assert [check.title for check in CHECKS if f"  {check.title}" not in text] == []
+    assert text.count("  not set up  ") == len(not_set_up(found)) == 15
+    assert text.count("fix: sudo prlimit") == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "shown"),
+    [
+        ({"peano": Finding(Status.FAILED, "known to be bad", "another", "install it")}, "known to be bad"),
+        ({"driver": Finding(Status.OK, "amdxdna", "amdxdna")}, "8 MiB"),
+        (
+            {"pyxrt": Finding(Status.FAILED, "built for another Python", "", "make setup")},
+            "built for another",
+        ),
+        (
+            {"compiler": Finding(Status.FAILED, "none", "g++", "apt install g++", absent=True)},
+            "apt install g++",
+        ),
+    ],
+    ids=lambda there: next(iter(there)) if isinstance(there, dict) else "",
+)
+def test_what_is_there_and_wrong_has_failed(there: dict[str, Finding], shown: str) -> None:
+    """With it, whatever its layer lacks: who has begun with a layer is told of each part."""
+    found = without_a_board(**there)
+    text = page(found)
+    assert shown in text
+    assert "  failed  " in text
+    layer = next(check.layer for check in CHECKS if check.name in there)
+    assert not [check.name for check in CHECKS if check.layer == layer and check.name in not_set_up(found)]
+
+
+def test_who_has_the_device_is_told_of_the_compilers() -> None:
+    ok = Finding(Status.OK, "there", "there")
+    found = without_a_board(**dict.fromkeys(("driver", "node", "npu", "firmware", "memlock"), ok))
+    assert "to compile for the NPU and to run on the NPU: mend it" in list(next_steps(found))
 
 
 def verdicts(found: dict[str, Finding]) -> dict[str, str | None]:
@@ -259,11 +335,14 @@ def test_the_page_shows_every_check_and_how_to_mend_it() -> None:
     assert text.count("wanted: wanted") == 2
 
 
-def test_lines_are_not_broken_in_a_pipe() -> None:
-    long = "x " * 150
-    found = {**results(), "disk": Finding(Status.WARNING, long.strip(), "[bold]wanted[/bold]", "fix")}
-    assert long.strip() in page(found)
-    assert "[bold]wanted[/bold]" in page(found)  # no markup: a tool's words are shown as they are
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_no_line_is_longer_than_the_console_is_wide(width: int) -> None:
+    long = Finding(Status.WARNING, "x " * 150, "[bold]wanted[/bold]", f"cat /{'folder/' * 30}")
+    text = page({**results(), "disk": long}, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert re.sub(r"[^x]", "", text.partition("disk  ")[2].partition("wanted:")[0]) == "x" * 150
+    assert "folder/" * 30 in "".join(text.split())
+    assert "[bold]wanted[/bold]" in text  # no markup: a tool's words are shown as they are
 
 
 def test_the_record() -> None:
@@ -282,7 +361,7 @@ def test_the_record() -> None:
 @given(st.fixed_dictionaries({check.name: st.sampled_from(list(Status)) for check in CHECKS}))
 def test_any_state_has_a_page_and_a_record(states: dict[str, Status]) -> None:
     found = {name: Finding(status, "found", "wanted", "fix") for name, status in states.items()}
-    assert page(found).count("fix: fix") == len(CHECKS)
+    assert page(found).count("fix: fix") == len(CHECKS), "nothing of it is absent"
     runs = {goal["name"] for goal in record(found)["goals"] if goal["works"]}
     assert exit_code(found) == (WORKS if runs & {"virtual", "npu"} else NOTHING_RUNS)
 
