@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from air_texts import with_constants
@@ -47,31 +49,28 @@ extern "C" void change(float *x) {{
 LINE = KERNEL[: KERNEL.index("{fault}")].count("\n") + 1
 
 
-def run(folder: Path, fault: str, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "change.cc").write_text(KERNEL.format(fault=fault))
-    (folder / "p.mlir").write_text(PROGRAM)
-    command = [sys.executable, "-m", "aerie.virtual_npu", "run", "p.mlir", "--kernel-dir", ".", "--zeros"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "VNPU_OPT": "0"}
-    return subprocess.run(
-        [*command, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "p.mlir").write_text(PROGRAM)
+    return tmp_path
 
 
-def sanitized(folder: Path, fault: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, fault, "--sanitize", *words)
+@pytest.fixture
+def sanitized(folder: Path, command_line: Callable[..., Any]) -> Callable[..., Any]:
+    """sanitized(fault, *words): what `run --sanitize` of a kernel with this statement in it left."""
+
+    def run(fault: str, *words: str) -> Any:
+        (folder / "change.cc").write_text(KERNEL.format(fault=fault))
+        command = ["run", "p.mlir", "--kernel-dir", ".", "--zeros", "--sanitize", *words]
+        return command_line("virtual_npu", command, cwd=folder, VNPU_OPT="0")
+
+    return run
 
 
-@pytest.mark.parametrize("checks", ["--checks", "--no-checks"])
-def test_a_sound_kernel_runs_as_ever(tmp_path, checks):
-    done = sanitized(tmp_path, "", checks)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "arg0      4      f32      1   2.5    4" in done.stdout
+def test_a_sound_kernel_runs_as_ever(sanitized):
+    done = sanitized("")
+    assert (done.status, done.err) == (0, "")
+    assert "arg0      4      f32      1   2.5    4" in done.out
 
 
 @pytest.mark.parametrize(
@@ -82,38 +81,38 @@ def test_a_sound_kernel_runs_as_ever(tmp_path, checks):
         ("x[0] = float(1 << (n + 36));", "undefined behaviour: shift exponent 40 is too large"),
     ],
 )
-def test_faults_of_kernels(tmp_path, fault, said):
-    done = sanitized(tmp_path, fault)
-    assert done.returncode == 1
-    first, *report = done.stderr.splitlines()
+def test_faults_of_kernels(sanitized, fault, said):
+    done = sanitized(fault)
+    assert (done.status, done.out) == (1, "")
+    first, *report = done.err.splitlines()
     assert first.startswith(f"error: change.cc:{LINE}: ")
     assert re.search(said, first)
     assert any(f"change.cc:{LINE}" in line for line in report)
     assert not any("Shadow bytes" in line or "_PyEval" in line for line in report)
-    assert done.stdout == ""
 
 
-def test_without_checks_too(tmp_path):
-    done = sanitized(tmp_path, "x[n] = 1;", "--no-checks", "--json")
-    error = json.loads(done.stdout)["error"]
+def test_without_checks_too(sanitized):
+    error = json.loads(sanitized("x[n] = 1;", "--no-checks", "--json").out)["error"]
     assert error["kind"] == "sanitizer"
     assert error["message"].startswith(f"change.cc:{LINE}: in change: heap-buffer-overflow, WRITE of size 4")
 
 
-def test_a_kernel_that_crashes(tmp_path):
-    """Without the sanitizers there is still a message."""
-    done = run(tmp_path, "*(volatile int *)(n + 4L) = 1;")
-    assert done.returncode == 1
-    assert done.stdout == ""
+def test_other_failures_come_through(sanitized):
+    done = sanitized("", "--entry", "g")
+    assert (done.status, done.err) == (2, "error: no public function @g: the program has f\n")
+
+
+def test_a_kernel_that_crashes(folder):
+    """Without the sanitizers there is still a message. It is the parent's, so that this is a real process."""
+    (folder / "change.cc").write_text(KERNEL.format(fault="*(volatile int *)(n + 4L) = 1;"))
+    command = [sys.executable, "-m", "aerie.virtual_npu", "run", "p.mlir", "--kernel-dir", ".", "--zeros"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "VNPU_OPT": "0"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "error: the program crashed (SIGSEGV): an external kernel may have left its buffers; run it with "
         "--sanitize to see where\n"
     )
-
-
-def test_other_failures_come_through(tmp_path):
-    done = sanitized(tmp_path, "", "--entry", "g")
-    assert (done.returncode, done.stderr) == (2, "error: no public function @g: the program has f\n")
 
 
 def test_a_compiler_without_the_runtime(tmp_path, monkeypatch):
