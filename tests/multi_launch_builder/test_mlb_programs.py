@@ -11,7 +11,6 @@ import sys
 import numpy as np
 import pytest
 
-from aerie import virtual_npu
 from aerie.air_dialect import parse
 from aerie.air_dialect.ops import LaunchOp
 from aerie.kernel_builder.arguments import ArgumentTable, Role
@@ -22,6 +21,7 @@ from aerie.multi_launch_builder.limits import check_shape
 from aerie.multi_launch_builder.program import ProgramPlan, Step
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+from aerie.virtual_npu import BuildOptions, cache
 from aerie.virtual_npu.static import check
 from aerie.virtual_npu.static.device import NPU2
 from aerie.virtual_npu.static.lowering import find, forms_of
@@ -185,17 +185,16 @@ def fill(plan, rng):
     return arrays
 
 
-def run(program, given, folder):
-    """The arrays of every argument after one run on the virtual NPU."""
-    path = folder / f"{program.name}.so"
-    virtual_npu.build(program.text, path)
+def run(program, given):
+    """The arrays of every argument after one run on the virtual NPU; it is built where it was not before."""
+    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {a.name: np.ascontiguousarray(given[a.name]).copy() for a in program.arguments}
-    virtual_npu.Library(path).run(program.name, [found[a.name].ctypes.data for a in program.arguments])
+    library.run(program.name, [found[a.name].ctypes.data for a in program.arguments])
     return found
 
 
 @pytest.fixture(scope="module")
-def runs(built, tmp_path_factory):
+def runs(built):
     """runs(model, name): the plan, its arrays before and its arrays after one run on the virtual NPU."""
 
     @functools.cache
@@ -203,7 +202,7 @@ def runs(built, tmp_path_factory):
         shape, seq_len = MODELS[model]
         plan = plan_programs(shape, seq_len)[name]
         given = fill(plan, np.random.default_rng(7))
-        return plan, given, run(built(model, name)[0], given, tmp_path_factory.mktemp(model))
+        return plan, given, run(built(model, name)[0], given)
 
     return run_model
 
@@ -249,7 +248,7 @@ def test_a_program_computes_its_references_one_after_the_other_and_leaves_what_i
 
 
 @pytest.mark.parametrize("name", ["rms_gemms_rope", "flash_attn", "o_ffn"])
-def test_rows_do_not_depend_on_the_length_they_are_padded_to(runs, tmp_path, name):
+def test_rows_do_not_depend_on_the_length_they_are_padded_to(runs, name):
     """The 64 rows of the short program come out of a longer one bit for bit, whatever stands below them."""
     plan, given, short = runs("narrow", name)
     longer = build_programs(NARROW, 192, only=[name])[name]
@@ -258,7 +257,7 @@ def test_rows_do_not_depend_on_the_length_they_are_padded_to(runs, tmp_path, nam
         rows = given[argument.name]
         below = np.full((argument.shape[0] - len(rows), *argument.shape[1:]), 3.5, rows.dtype)
         padded[argument.name] = np.concatenate([rows, below])
-    found = run(longer, padded, tmp_path)
+    found = run(longer, padded)
     for output in signature(plan, Role.OUTPUT):
         assert short[output].tobytes() == found[output][:64].tobytes(), output
 

@@ -6,8 +6,8 @@ lines say which passes make such a form and what it shows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from aerie import air_dialect, virtual_npu
 from aerie.kernel_builder.arguments import Role
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import Array, KernelModule, Parameters
+from aerie.virtual_npu import cache
 
 FORMS = Path(__file__).parent / "compiled_forms"
 SHAPES: dict[str, Parameters] = {
@@ -45,21 +46,17 @@ def kernel_of(form: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
+def built() -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
     """built(kernel, checks=False) -> the kernel, and one library with it and all its forms."""
-    folder = tmp_path_factory.mktemp("forms")
 
-    @cache
+    @functools.cache
     def build(name: str, checks: bool = False) -> tuple[KernelModule, virtual_npu.Library]:
         kernel = registry()[name].build(**SHAPES[name])
         text = together(air_dialect.parse(kernel.text), *forms_of(name))
-        path = folder / f"{name}_{checks}.so"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_OPT", "0")  # it takes long to compile and runs for milliseconds
-            virtual_npu.build(text, path, options=virtual_npu.BuildOptions(checks=checks))
-        return kernel, virtual_npu.Library(path)
+            source = cache.Source(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
+            return kernel, cache.load(source)
 
     return build
 
