@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rewrites import together
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
 from aerie import air_dialect, virtual_npu
 from aerie.kernel_builder.arguments import Role
@@ -59,6 +59,16 @@ def built() -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
             return kernel, cache.load(source)
 
     return build
+
+
+def together(whole: ModuleOp, *others: ModuleOp) -> str:
+    """One program of several; a function that more than one declares is declared once."""
+    names = {op.sym_name.data for op in whole.ops if isinstance(op, FuncOp)}
+    for op in [op for other in others for op in other.ops]:
+        if not (isinstance(op, FuncOp) and op.sym_name.data in names):
+            op.detach()
+            whole.body.block.add_op(op)
+    return air_dialect.print_module(whole)
 
 
 def forms_of(kernel: str) -> list[ModuleOp]:

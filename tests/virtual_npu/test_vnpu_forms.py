@@ -264,6 +264,7 @@ def test_unsigned_elements(library, run):
 
 HERDS = """
 air.channel @c [1]
+air.channel @d [1]
 func.func @empty(%x: memref<8xf32>) {
   air.launch () in () args(%a = %x) : memref<8xf32> {
     %t = air.channel.put async @c[] (%a[] [] []) : (memref<8xf32>)
@@ -278,6 +279,29 @@ func.func @empty(%x: memref<8xf32>) {
       %l1 = memref.alloc() : memref<8xf32, 1>
       air.channel.get @c[] (%l1[] [] []) : (memref<8xf32, 1>)
       memref.dealloc %l1 : memref<8xf32, 1>
+    }
+  }
+  return
+}
+func.func @between(%x: memref<8xf32>) {
+  air.launch () in () args(%a = %x) : memref<8xf32> {
+    %sent = air.channel.put async @c[] (%a[] [] []) : (memref<8xf32>)
+    %back = air.channel.get async [%sent] @d[] (%a[] [] []) : (memref<8xf32>)
+    air.segment {
+      %l2 = memref.alloc() : memref<8xf32, 1>
+      air.channel.get @c[] (%l2[] [] []) : (memref<8xf32, 1>)
+      air.herd tile (%i, %j) in (%n = %c2, %m = %c1) args(%b = %l2) : memref<8xf32, 1> {
+        %own = memref.alloc() : memref<4xf32, 2>
+        %at = arith.muli %i, %c4 : index
+        air.dma_memcpy_nd (%own[] [] [], %b[%at] [%c4] [%c1]) : (memref<4xf32, 2>, memref<8xf32, 1>)
+        %v = vector.load %own[%c0] : memref<4xf32, 2>, vector<4xf32>
+        %w = arith.addf %v, %v : vector<4xf32>
+        vector.store %w, %own[%c0] : memref<4xf32, 2>, vector<4xf32>
+        air.dma_memcpy_nd (%b[%at] [%c4] [%c1], %own[] [] []) : (memref<8xf32, 1>, memref<4xf32, 2>)
+        memref.dealloc %own : memref<4xf32, 2>
+      }
+      air.channel.put @d[] (%l2[] [] []) : (memref<8xf32, 1>)
+      memref.dealloc %l2 : memref<8xf32, 1>
     }
   }
   return
@@ -300,10 +324,12 @@ func.func @nested(%x: memref<8xf32>) {
 
 
 @pytest.mark.parametrize("checks", [False, True])
-def test_herds_with_nothing_in_them_and_herds_in_herds(program, run, checks):
+def test_herds_with_nothing_in_them_herds_in_herds_and_herds_between_channels(program, run, checks):
     library = program(HERDS, options=virtual_npu.BuildOptions(checks=checks))
     run(library, "empty", np.zeros(8, np.float32))
     np.testing.assert_array_equal(run(library, "nested", np.zeros(8, np.float32))[0], np.full(8, 7))
+    x = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(run(library, "between", x)[0], 2 * x)
 
 
 def wrapped(body: str, arguments: str = "%x: memref<8xf32>, %i: index") -> str:
