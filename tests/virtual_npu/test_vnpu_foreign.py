@@ -81,44 +81,6 @@ KINDS = """
   }
 """
 
-# Tokens in bodies without channels: loops, branches and reductions carry them.
-TOKENS = """
-  func.func @tokens(%x: memref<64xf32>, %y: memref<64xf32>) {
-    air.launch () in () args(%a=%x, %b=%y) : memref<64xf32>, memref<64xf32> {
-      air.segment @s args(%sa=%a, %sb=%b) : memref<64xf32>, memref<64xf32> {
-        air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%ha=%sa, %hb=%sb) : memref<64xf32>, memref<64xf32> {
-          %t0, %t = air.execute -> (memref<16xf32, 2>) {
-            %alloc = memref.alloc() : memref<16xf32, 2>
-            air.execute_terminator %alloc : memref<16xf32, 2>
-          }
-          %first = arith.cmpi eq, %tx, %c0 : index
-          %k = scf.if %first -> (!air.async.token) {
-            %w = air.wait_all async [%t0]
-            scf.yield %w : !air.async.token
-          } else {
-            scf.yield %t0 : !air.async.token
-          }
-          %end = scf.for %i = %c0 to %c32 step %c16 iter_args(%n = %k) -> (!air.async.token) {
-            %p = affine.apply affine_map<(d0, d1) -> (d0 * 32 + d1)>(%tx, %i)
-            %in = air.dma_memcpy_nd async [%n] (%t[] [] [], %ha[%p] [%c16] [%c1]) : (memref<16xf32, 2>, memref<64xf32>)
-            %all = scf.parallel (%j) = (%c0) to (%c1) step (%c1) init (%in) -> !air.async.token {
-              %out = air.dma_memcpy_nd async [%in] (%hb[%p] [%c16] [%c1], %t[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
-              scf.reduce(%out : !air.async.token) {
-              ^bb0(%u: !air.async.token, %v: !air.async.token):
-                %w = air.wait_all async [%u, %v]
-                scf.reduce.return %w : !air.async.token
-              }
-            }
-            scf.yield %all : !air.async.token
-          }
-          air.wait_all [%end]
-        }
-      }
-    }
-    return
-  }
-"""
-
 # An L1 buffer of the segment that two herds of one name use: every tile has its own.
 HOISTED = """
   air.channel @hoist [2, 1]
@@ -158,7 +120,7 @@ MAPS = """
 
 @pytest.fixture(scope="module")
 def library(program):
-    return program(f"{MAPS}module {{{CALLS}{PADDED}{KINDS}{TOKENS}{HOISTED}}}")
+    return program(f"{MAPS}module {{{CALLS}{PADDED}{KINDS}{HOISTED}}}")
 
 
 def numbers(*shape):
@@ -191,11 +153,6 @@ def test_reshape_and_a_token_that_is_returned(library, run):
     np.testing.assert_array_equal(
         run(library, "reshaped", x, shape, np.zeros((3, 4), np.float32))[2], x.reshape(3, 4)
     )
-
-
-def test_tokens_in_bodies_without_channels(library, run):
-    x = numbers(64)
-    np.testing.assert_array_equal(run(library, "tokens", x, np.zeros_like(x))[1], x)
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
