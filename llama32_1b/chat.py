@@ -82,7 +82,10 @@ class Chat:
                 entry = next_entry(self._read)
             except EOFError:
                 return
-            self._handle(entry)
+            try:
+                self._handle(entry)
+            except KeyboardInterrupt:  # in the moment before or after an answer, or in a command
+                self._note("\nStopped.")
 
     def _handle(self, entry: Entry) -> None:
         if entry.text.startswith("/") and not entry.quoted:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from aerie.llama32_1b.config import LlamaConfig
 from aerie.llama32_1b.errors import PromptError, PromptTooLongError
 from aerie.llama32_1b.model import LlamaModel
 from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, rms_norm, widen
-from aerie.llama32_1b.programs import buffer_set
+from aerie.llama32_1b.programs import PREFILL_PROGRAMS, buffer_set
+from aerie.llama32_1b.progress import Step, no_step
 from aerie.multi_launch_builder import Program, legal_seq_len
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import HostWork, Recording
@@ -41,11 +43,17 @@ def check_prompt(token_ids: Sequence[int], config: LlamaConfig, seq_len: int | N
         )
 
 
-def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16Array:
+def prefill_steps(config: LlamaConfig) -> int:
+    """How many programs `prefill` runs."""
+    return config.num_hidden_layers * len(PREFILL_PROGRAMS)
+
+
+def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache, step: Step = no_step) -> BF16Array:
     """Run the prompt through every layer and write its keys and values to `cache`, which must be empty.
 
     Returns the last layer's output for each real position, (len(token_ids), hidden_size). Padding
-    comes after the prompt and attention is causal, so these rows do not depend on it.
+    comes after the prompt and attention is causal, so these rows do not depend on it. `step` is told of every
+    program that has run. An exception in between, KeyboardInterrupt too, leaves `cache` empty.
     Raises PromptError for a prompt that cannot be run.
     """
     if cache.length:
@@ -56,24 +64,41 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache) -> BF16
     with model.host_timer("embedding"):
         x = model.embed_table[[*token_ids, *padding]]
     last = model.config.num_hidden_layers - 1
+    numbers = itertools.count(1)
+
+    def ran(program: str) -> None:
+        step(program, next(numbers))
+
     for layer in range(last + 1):
-        x = _prefill_block(model, layer, x, cache, length, on_device=() if layer == last else ("x_next",))
+        on_device = () if layer == last else ("x_next",)
+        x = _prefill_block(model, layer, x, cache, length, on_device, ran)
     cache.advance(length)
     return x[:length].copy()  # x is a view on a buffer that the next prompt overwrites
 
 
 def _prefill_block(
-    model: LlamaModel, layer: int, x: BF16Array, cache: KVCache, length: int, on_device: Collection[str]
+    model: LlamaModel,
+    layer: int,
+    x: BF16Array,
+    cache: KVCache,
+    length: int,
+    on_device: Collection[str],
+    ran: Callable[[str], None],
 ) -> BF16Array:
     """One transformer block over all rows; x and the result are (seq_len, hidden_size).
 
     The host reads keys and values alone; the rest stays on the device, x_next where `on_device` names it.
+    `ran` is told of every program.
     """
     qkv = model.run("rms_gemms_rope", layer, on_device=("q_roped",), x=x)
+    ran("rms_gemms_rope")
     with model.host_timer("KV cache write"):
         cache.write(layer, 0, qkv["k_roped"][:length], qkv["v"][:length])
     attention = model.run("flash_attn", layer, on_device=("attn_out",), **qkv)
-    return model.run("o_ffn", layer, on_device=on_device, x=x, **attention)["x_next"]
+    ran("flash_attn")
+    x_next = model.run("o_ffn", layer, on_device=on_device, x=x, **attention)["x_next"]
+    ran("o_ffn")
+    return x_next
 
 
 def decode_step(model: LlamaModel, token_id: int, cache: KVCache) -> BF16Array:

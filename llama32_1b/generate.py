@@ -11,10 +11,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.llama32_1b.attention import KVCache
 from aerie.llama32_1b.errors import NotFiniteError, UserError
-from aerie.llama32_1b.forward import check_prompt, decode_step, next_token_row, prefill
+from aerie.llama32_1b.forward import check_prompt, decode_step, next_token_row, prefill, prefill_steps
 from aerie.llama32_1b.model import LlamaModel
 from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, widen
+from aerie.llama32_1b.progress import Bar, no_bar
 from aerie.runtime import RunError
 
 Row = TypeVar("Row", bound=NDArray[Any])
@@ -139,10 +141,10 @@ def never() -> bool:
 class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
-    `interrupted` is asked after every token; True ends the generation. Afterwards `finish_reason` says
-    why it ended and `figures` how fast it was. `recover` is called when a device fails: the step that failed
-    is run again by the model that it gives. Raises PromptError, before anything is run, for a prompt that
-    cannot be run, and UserError where fewer than one token is asked for.
+    `interrupted` is asked after every token; True ends the generation. `bar` moves while the prompt is read.
+    Afterwards `finish_reason` says why it ended and `figures` how fast it was. `recover` is called when a
+    device fails: the step that failed is run again by the model that it gives. Raises PromptError, before
+    anything is run, for a prompt that cannot be run, and UserError where fewer than one token is asked for.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Generation:
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
         recover: Recover = give_up,
+        bar: Bar = no_bar,
     ) -> None:
         check_prompt(prompt_ids, model.config, model.seq_len)
         if max_new_tokens < 1:
@@ -165,12 +168,13 @@ class Generation:
         self._sampler = sampler
         self._interrupted = interrupted
         self._recover = recover
+        self._bar = bar
         self._started = self._first = self._last = 0.0
 
     def __iter__(self) -> Iterator[int]:
         self._started = time.perf_counter()
         cache = self._model.new_cache(len(self.prompt_ids) + self._max_new_tokens)
-        rows = self._step(prefill, self.prompt_ids, cache)
+        rows = self._step(self._read, self.prompt_ids, cache)
         token = self._pick(rows[-1])
         yield token
         while (reason := self._reason_to_finish(token, cache.length)) is None:
@@ -196,6 +200,10 @@ class Generation:
         count = len(self.token_ids)
         rate = (count - 1) / (self._last - self._first) if count > 1 else None
         return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
+
+    def _read(self, model: LlamaModel, prompt_ids: Sequence[int], cache: KVCache) -> BF16Array:
+        with self._bar(prefill_steps(model.config)) as step:
+            return prefill(model, prompt_ids, cache, step)
 
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)

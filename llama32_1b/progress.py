@@ -1,7 +1,7 @@
 """What a command tells on standard error, and how Ctrl-C reaches it.
 
-Standard output is for the model's text alone. Ctrl-C is a request to stop at the next token, so that nothing
-is torn out of a running program.
+Standard output is for the model's text alone. Ctrl-C ends what goes on, in the middle of a program too; in an
+answer it is a request to stop at the next token, so that the answer so far is kept whole.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 Step = Callable[[str, int], None]
 """Called with what is going on and how many steps are done."""
+
+
+def no_step(what: str, done: int) -> None:
+    """A Step that shows nothing."""
+
+
+Bar = Callable[[int], AbstractContextManager[Step]]
+"""Shows so many steps, and how many are done, as long as it is entered."""
+
+
+def no_bar(total: int) -> AbstractContextManager[Step]:  # noqa: ARG001
+    """A Bar that shows nothing."""
+    return nullcontext(no_step)
 
 
 class Reporter:
@@ -45,7 +58,7 @@ class Reporter:
     def bar(self, title: str, total: int) -> Iterator[Step]:
         """A bar of `total` steps, gone when it is done; it may be moved from any thread."""
         if not self.has_bars:
-            yield lambda what, done: None  # noqa: ARG005
+            yield no_step
             return
         from rich import progress  # here, since its import takes longer than a warm start without it
         from rich.console import Console
@@ -81,18 +94,26 @@ def end_as_at_ctrl_c() -> None:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within this, the first Ctrl-C makes the given function return True; a second one raises
-    KeyboardInterrupt. Only for the main thread, where Python delivers signals."""
-    interrupted = False
+    """Within this, Ctrl-C raises KeyboardInterrupt until the given function was called once. From then on the
+    first one makes that return True, and a second one raises KeyboardInterrupt.
+
+    Only for the main thread, where Python delivers signals.
+    """
+    is_asked = interrupted = False
 
     def note(signum: int, frame: FrameType | None) -> None:
         nonlocal interrupted
-        if interrupted:
+        if interrupted or not is_asked:
             signal.default_int_handler(signum, frame)
         interrupted = True
 
+    def ask() -> bool:
+        nonlocal is_asked
+        is_asked = True
+        return interrupted
+
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: interrupted
+        yield ask
     finally:
         signal.signal(signal.SIGINT, before)

@@ -22,7 +22,7 @@ from aerie.llama32_1b.footprint import check_memory
 from aerie.llama32_1b.forward import check_prompt
 from aerie.llama32_1b.generate import Generation, Sampler, never
 from aerie.llama32_1b.model import LlamaModel, assemble, preload, preload_steps
-from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.progress import Bar, Reporter, no_bar
 from aerie.llama32_1b.tokenizer import Tokenizer
 from aerie.multi_launch_builder import Program
 from aerie.runtime import Backend, KernelCache, RunError
@@ -40,7 +40,7 @@ class Session:
     `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `longer` is asked for a
-    prompt that the programs are too short for; None: it is refused.
+    prompt that the programs are too short for; None: it is refused. `bar` moves while a prompt is read.
     """
 
     model: LlamaModel
@@ -50,6 +50,7 @@ class Session:
     fallback: Fallback | None = None
     backend: str = ""
     longer: Longer | None = None
+    bar: Bar = no_bar
     _is_loaded: bool = True
 
     def __post_init__(self) -> None:
@@ -84,7 +85,9 @@ class Session:
     ) -> Generation:
         """Tokens that continue `prompt_ids`; see make_room and Generation."""
         self.make_room(prompt_ids)
-        return Generation(self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover)
+        return Generation(
+            self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar
+        )
 
     def recover(self, error: RunError, where: str) -> LlamaModel:
         """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
@@ -151,7 +154,8 @@ def _load(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter, com
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
     longer = partial(_longer, checkpoint, options, report) if options.seq_len is None else None
-    session = Session(model, checkpoint.tokenizer, cache, report.note, fallback, longer=longer)
+    bar = partial(report.bar, "reading the prompt")
+    session = Session(model, checkpoint.tokenizer, cache, report.note, fallback, longer=longer, bar=bar)
     try:
         _preload(model, checkpoint, report)
     except RunError as error:

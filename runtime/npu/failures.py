@@ -24,7 +24,7 @@ from typing import Any
 
 from aerie.runtime.knobs import NPU_CONTEXTS, NPU_MOST_CONTEXTS
 
-SLICE_MS = 250
+SLICE_MS = 100
 """How long one wait may keep Ctrl-C from being seen."""
 
 COMPLETED, TIMEOUT = 4, 8

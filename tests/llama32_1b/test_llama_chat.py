@@ -32,14 +32,14 @@ class FakeGeneration:
 
 
 class FakeSession:
-    """Answers "echo N" to a conversation of N messages; `during` is called in the middle of an answer."""
+    """Answers "echo N" to a conversation of N messages; `reading` is called before it, `during` in it."""
 
     def __init__(self, limit=100):
         self.tokenizer = FakeTokenizer()
         self.limit = limit
         self.enough = None
         self.reason = FinishReason.STOP
-        self.during = lambda: None
+        self.reading = self.during = lambda: None
 
     def make_room(self, prompt_ids):
         self.asked = len(prompt_ids)
@@ -51,6 +51,8 @@ class FakeSession:
         return FakeGeneration(prompt_ids, self.reason)
 
     def text(self, generation):
+        self.reading()
+        self.interrupted()
         yield "echo "
         self.during()
         if self.interrupted():
@@ -300,6 +302,30 @@ def test_interrupt_stops_the_answer_and_keeps_the_conversation(session):
     assert notes[0] == "[stopped]"
     assert "1 turns" in notes[1]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_while_the_prompt_is_read_forgets_the_turn(session):
+    def press():
+        if len(session.tokenizer.messages) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    session.reading = press
+    before = signal.getsignal(signal.SIGINT)
+    out, notes = converse(session, "one", "lost", "/stats", "/exit")
+    assert out == "echo 1\n"
+    assert notes[0] == "\nStopped; this turn is forgotten."
+    assert notes[1].endswith("conversation: 1 turns, 4 tokens")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_in_a_command_keeps_the_session(session, monkeypatch):
+    def interrupted(chat, line):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Chat, "_command", interrupted)
+    out, notes = converse(session, "one", "/stats", "two")
+    assert out == "echo 1\necho 3\n"
+    assert notes == ["\nStopped."]
 
 
 def test_second_interrupt_forgets_the_turn(session):
