@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
+from aerie import streams
+
 
 class Command(NamedTuple):
     """A command, the room whose command line it is, and what is said of it."""
@@ -63,6 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start() -> None:
     """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
+    streams.begin()
+    try:
+        try:
+            _start()
+        finally:
+            streams.finish()
+    except streams.OutputError as error:
+        sys.exit(streams.tell(error))
+
+
+def _start() -> None:
     found = find(sys.argv[1:])
     if isinstance(found, int):
         sys.exit(found)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import io
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from aerie import streams
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cache_command import add_cache, cache
 from aerie.llama32_1b.checkpoint import DEMO
@@ -231,6 +231,7 @@ def no_memory(error: Exception) -> str:
 
 def begin_process() -> None:
     """What a command's own process begins with: text, signals and memory, the same for all of them."""
+    streams.begin()
     use_utf8()
     end_as_at_ctrl_c()
     share_arena()
@@ -269,6 +270,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         print("stopped", file=sys.stderr)
         return commands.INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output once more at exit; give it something that can be flushed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.discard()
         return BROKEN_PIPE
+    except streams.OutputError as error:
+        return streams.tell(error)

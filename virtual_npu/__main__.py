@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from aerie import streams
 from aerie.virtual_npu import child_process, knobs
 from aerie.virtual_npu.commands import COMMANDS
 from aerie.virtual_npu.commands.common import Parser
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return RUN_ERROR if isinstance(error, VirtualNpuRuntimeError | ResourceError) else USER_ERROR
     except BrokenPipeError:
         return 0
+    except streams.OutputError as error:
+        return streams.tell(error)
     except Exception as error:
         if sys.flags.dev_mode:
             raise

@@ -1,0 +1,96 @@
+"""The standard streams of a command's process: what its caller closed, and an output that takes no more."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Final, TextIO
+
+FAILED: Final = 2
+
+CLOSED: Final = ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY))
+"""How a closed stream is opened, on nothing: an input that is at its end, an output that refuses all that is
+written to it, notes that go nowhere. Else a file opened later would get its number, and the output."""
+
+
+class OutputError(OSError):
+    """Standard output takes no more; an OSError of a file is not one."""
+
+
+class Output(io.TextIOWrapper):
+    """Standard output, whose failures are OutputErrors. BrokenPipeError stays what it is."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise _told_apart(error) from None
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise _told_apart(error) from None
+
+
+def begin() -> None:
+    """Open what is closed, and tell failures of standard output apart. Before anything else is opened."""
+    for number, flags in CLOSED:
+        try:
+            os.fstat(number)
+        except OSError:
+            _open_at(number, flags)
+    sys.stdin = sys.stdin or io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "replace")
+    sys.stderr = sys.stderr or io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "replace")
+    sys.stdout = _told_apart_from_files(sys.stdout)
+
+
+def _told_apart_from_files(plain: TextIO | None) -> TextIO:
+    """Standard output as an Output. None is what Python has where it was closed."""
+    if plain is None:
+        return Output(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "replace")
+    if type(plain) is not io.TextIOWrapper:
+        return plain
+    is_interactive, is_unbuffered = plain.line_buffering, plain.write_through
+    return Output(plain.buffer, plain.encoding, plain.errors, None, is_interactive, is_unbuffered)
+
+
+def finish() -> None:
+    """Write out what is still kept. Raises OutputError; a reader that went away (`head`) is no error."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard()
+
+
+def tell(error: OutputError) -> int:
+    """Say that the output is lost, and give the exit status. What is still to be written goes nowhere."""
+    discard()
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+    print(
+        f"error: standard output takes no more ({reason}), and the rest of it is lost; send it elsewhere, or "
+        "free space there",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+def discard() -> None:
+    """Python flushes standard output once more at exit: give it something that can be flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _told_apart(error: OSError) -> OSError:
+    if isinstance(error, BrokenPipeError | OutputError):
+        return error
+    return OutputError(error.errno, error.strerror)
+
+
+def _open_at(number: int, flags: int) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
