@@ -9,6 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 
+class AerieError(Exception):
+    """What a caller can cause and mend. The message says what was given, the limit, and what to do instead.
+
+    Every error of this package derives from it but those that are a defect of ours or a wrong type.
+    """
+
+
 def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`, so that what needs no IR does not wait for xDSL.
 

@@ -12,11 +12,12 @@ from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
+from aerie.air_dialect.common import AerieError
 from aerie.air_dialect.readings import number, numbers
 from aerie.air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
 
 
-class AirParseError(Exception):
+class AirParseError(AerieError):
     """The text is not a valid module. The message is `file:line:col: error: what, and what to do`."""
 
 

@@ -16,8 +16,10 @@ from typing import Any, overload
 import ml_dtypes
 import numpy as np
 
+from aerie.air_dialect.common import AerieError
 
-class KernelBuilderError(Exception):
+
+class KernelBuilderError(AerieError):
     """Base of all errors raised here on purpose."""
 
 

@@ -7,8 +7,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from aerie.air_dialect.common import AerieError
 
-class UserError(Exception):
+
+class UserError(AerieError):
     """A request that cannot be met. The message says what was given, the limit, and what to do."""
 
 

@@ -183,6 +183,10 @@ class Generation:
             yield token
         self.finish_reason = reason
 
+    def go_on_with(self, model: LlamaModel) -> None:
+        """Make what is left with another model's programs: the same model on others, say longer ones."""
+        self._model = model
+
     @property
     def ending(self) -> str:
         """Why it ended, in words."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from aerie.llama32_1b.checkpoint import Checkpoint
 from aerie.llama32_1b.compiling import RuntimeOptions, compile_into, compile_programs, open_cache
 from aerie.llama32_1b.footprint import check_memory
 from aerie.llama32_1b.forward import check_prompt
-from aerie.llama32_1b.generate import Generation, Sampler, never
+from aerie.llama32_1b.generate import FinishReason, Generation, Sampler, never
 from aerie.llama32_1b.model import LlamaModel, assemble, preload, preload_steps
 from aerie.llama32_1b.progress import Bar, Reporter, no_bar
 from aerie.llama32_1b.tokenizer import Tokenizer
@@ -105,10 +105,15 @@ class Session:
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model
 
-    def text(self, generation: Generation) -> Iterator[str]:
-        """Run `generation` and give its text as it is made, without the tokens that end it."""
+    def text(self, generation: Generation, stop: Collection[int] = ()) -> Generator[str, None, None]:
+        """Run `generation` and give its text as it is made, without the tokens that end it: the model's own,
+        and those of `stop`.
+        """
         stream = self.tokenizer.stream()
         for token in generation:
+            if token in stop:
+                generation.finish_reason = FinishReason.STOP
+                break
             if token in self.model.config.eos_token_ids:
                 continue
             with self.model.host_timer("detokenization"):

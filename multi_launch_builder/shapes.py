@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.air_dialect.common import AerieError
 
-class UnsupportedShapeError(ValueError):
+
+class UnsupportedShapeError(AerieError, ValueError):
     """A model shape or sequence length that the kernels do not accept.
 
     problem: what does not fit, without the nearest legal value, which helps only who can choose another.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aerie.air_dialect.common import AerieError
 
-class AerieRuntimeError(Exception):
+
+class AerieRuntimeError(AerieError):
     """Base of all errors of this room. The message is one line that a user can act on."""
 
 

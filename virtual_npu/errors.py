@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from aerie.air_dialect.common import AerieError
 
-class VirtualNpuError(Exception):
+
+class VirtualNpuError(AerieError):
     """Anything that keeps a program from being built or run."""
 
     kind = "input"

@@ -67,14 +67,14 @@ def kernels_told_of(page: str, column: int, *heading: str) -> set[str]:
     return used.union(*(set(row[column].split(", ")) for row in table(page, *heading)))
 
 
-def make_project(folder: Path, copied: str = "") -> None:
-    """A folder like the project's: links to all that it has, and a copy of one room."""
+def make_project(folder: Path, *copied: str) -> None:
+    """A folder like the project's: links to all that it has, and copies of some rooms."""
     shutil.copytree(DOCS.parent / "aerie", folder / "aerie", symlinks=True, ignore=CACHES)
     rooms = {room.name for room in (DOCS.parent / "aerie").iterdir() if room.is_symlink()}
-    for name in {*rooms, "tests", "pyproject.toml"} - {copied}:
+    for name in {*rooms, "tests", "pyproject.toml"} - set(copied):
         (folder / name).symlink_to(DOCS.parent / name)
-    if copied:
-        shutil.copytree(DOCS.parent / copied, folder / copied, ignore=CACHES)
+    for name in copied:
+        shutil.copytree(DOCS.parent / name, folder / name, ignore=CACHES)
 
 
 def check_command(

@@ -1,0 +1,59 @@
+"""docs/python.md does what it says: every example runs, and prints what stands below it."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import itertools
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from doc_transcripts import DOCS, FENCE, blocks, matches, table
+
+from aerie import llama32_1b
+from aerie.llama32_1b.api import MAX_TOKENS, Model, load
+
+PAGE = "python.md"
+BLOCKS = blocks(PAGE)
+EXAMPLES = [
+    pytest.param(code, printed, id=code.strip().splitlines()[-1].strip())
+    for (language, _, code), (_, _, printed) in itertools.pairwise(BLOCKS)
+    if language == "python"
+]
+
+
+@pytest.mark.parametrize(("code", "expected"), EXAMPLES)
+def test_an_example_prints_what_it_says(
+    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code, PAGE, "exec"), {"__name__": "__main__"})
+    if not matches(expected, printed.getvalue()):
+        pytest.fail(f"{PAGE}:\n{code}--- expected\n{expected}--- found\n{printed.getvalue()}", pytrace=False)
+
+
+def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    ((_, _, code),) = [b for b in FENCE.findall((DOCS.parent / "README.md").read_text()) if b[0] == "python"]
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "The capital of France is Paris."
+
+
+def test_the_parameters_of_the_page() -> None:
+    of_load = [name for name, _, _ in table(PAGE, "parameter", "default", "meaning")]
+    assert of_load == list(inspect.signature(load).parameters)
+    text = (DOCS / PAGE).read_text()
+    asked = text[text.rindex("| parameter |") :].partition("\n\n")[0]
+    for name in list(inspect.signature(Model.stream).parameters)[1:]:
+        assert f"`{name}`" in asked
+    assert f"| `max_tokens` | `{MAX_TOKENS}` |" in asked
+    assert inspect.signature(Model.generate).parameters == inspect.signature(Model.stream).parameters
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    text = (DOCS / PAGE).read_text()
+    methods = [name for name in vars(Model) if not name.startswith("_")]
+    assert [name for name in methods if f"{name}" not in text] == []
+    assert {"AerieError", "Answer", "FinishReason", "Model", "Stream", "load"} <= set(llama32_1b.__all__)

@@ -1,0 +1,203 @@
+"""The Python API beyond what docs/python.md shows: where answers end, and what goes on between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerie.air_dialect import AirParseError
+from aerie.kernel_builder.arguments import KernelBuilderError
+from aerie.llama32_1b import AerieError, FinishReason, Model, load
+from aerie.llama32_1b.api import Stream
+from aerie.llama32_1b.errors import PromptError, UserError
+from aerie.llama32_1b.tokenizer import TextStream
+from aerie.multi_launch_builder import UnsupportedShapeError
+from aerie.runtime import AerieRuntimeError
+from aerie.virtual_npu import VirtualNpuError
+
+FRANCE, EGYPT = "What is the capital of France?", "What is the capital of Egypt?"
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with load("demo", backend="virtual") as opened:
+        yield opened
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    with load("demo", backend="virtual", progress=lines.append):
+        pass
+    with load("demo", backend="virtual") as opened:
+        assert str(opened.generate(FRANCE)) == "The capital of France is Paris."
+    assert capfd.readouterr() == ("", "")
+    assert lines[0] == "backend virtual: asked for"
+    assert any(line.startswith("weights: 6 layers loaded") for line in lines)
+
+
+def test_a_stream_and_the_whole_are_the_same(model: Model) -> None:
+    with model.stream(FRANCE) as stream:
+        assert stream.finish_reason is None
+        assert stream.token_ids == ()
+        pieces = list(stream)
+    answer = model.generate(FRANCE)
+    assert "".join(pieces) == answer.text == stream.text
+    assert stream.token_ids == answer.token_ids
+    assert answer.finish_reason is stream.finish_reason is FinishReason.STOP
+    assert answer.prompt_ids == tuple(model.encode(FRANCE))
+    assert stream.answer().text == answer.text
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("France", "The capital of "),
+        (["xyz", "l of Fr"], "The capita"),  # begins in one token and ends in another
+        (["Paris.", "Paris"], "The capital of France is "),
+        ("Parisian", "The capital of France is Paris."),  # held back, and given out at the end
+        ("T", ""),
+        ((), "The capital of France is Paris."),
+    ],
+)
+def test_stop_texts(model: Model, stop: Any, text: str) -> None:
+    answer = model.generate(FRANCE, stop=stop)
+    assert answer.text == text
+    assert answer.finish_reason is FinishReason.STOP
+    full = model.generate(FRANCE)
+    assert answer.token_ids == full.token_ids[: len(answer.token_ids)]
+    assert (len(answer.token_ids) < len(full.token_ids)) == (text != full.text)
+
+
+def test_a_stop_token(model: Model) -> None:
+    (*_, token), whole = model.encode(" France", raw=True), model.generate(FRANCE)
+    answer = model.generate(FRANCE, stop=[token])
+    assert (answer.text, answer.finish_reason) == ("The capital of", FinishReason.STOP)
+    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+    assert answer.token_ids[-1] == token
+
+
+def test_an_answer_cut_or_closed(model: Model) -> None:
+    assert model.generate(FRANCE, max_tokens=2).finish_reason is FinishReason.LENGTH
+    stream = model.stream(FRANCE)
+    next(stream)
+    stream.close()
+    assert stream.finish_reason is FinishReason.INTERRUPTED
+    assert list(stream) == []
+    assert stream.answer().text == "The"
+    unbegun = model.stream(FRANCE)
+    unbegun.close()
+    assert unbegun.answer().text == ""
+    assert model.generate(FRANCE).text == "The capital of France is Paris."
+
+
+def test_ctrl_c_in_the_middle_of_a_token(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = model.stream(FRANCE)
+    next(stream)
+    with monkeypatch.context() as patch:
+
+        def interrupt(*_: Any) -> str:
+            raise KeyboardInterrupt
+
+        patch.setattr(TextStream, "feed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    assert (stream.text, stream.finish_reason) == ("The", FinishReason.INTERRUPTED)
+    assert model.generate(FRANCE).text == "The capital of France is Paris."
+
+
+def test_answers_in_turn_are_those_that_each_has_alone(model: Model) -> None:
+    prompts = (FRANCE, EGYPT, FRANCE)
+    alone = [model.generate(prompt).token_ids for prompt in prompts]
+    streams = [model.stream(prompt) for prompt in prompts]
+    under_way: list[Stream] = list(streams)
+    while under_way:
+        under_way = [stream for stream in under_way if next(stream, None) is not None]
+    assert [stream.token_ids for stream in streams] == alone
+
+
+def test_threads_take_turns(model: Model) -> None:
+    alone, found = {prompt: model.generate(prompt).text for prompt in (FRANCE, EGYPT)}, []
+    threads = [
+        threading.Thread(target=lambda p=prompt: found.append((p, model.generate(p).text)))
+        for prompt in (FRANCE, EGYPT) * 3
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted([(FRANCE, alone[FRANCE]), (EGYPT, alone[EGYPT])] * 3)
+
+
+def test_logits_are_those_that_the_answer_is_taken_from(model: Model) -> None:
+    logits = model.logits(FRANCE)
+    assert (logits.shape, logits.dtype) == ((1500,), np.float32)
+    assert int(np.argmax(logits)) == model.generate(FRANCE, max_tokens=1).token_ids[0]
+    kept = logits.copy()
+    model.generate(EGYPT)
+    np.testing.assert_array_equal(logits, kept)
+
+
+def test_prompts_of_each_kind(model: Model) -> None:
+    ids = model.encode(FRANCE)
+    assert model.encode([{"role": "user", "content": FRANCE}]) == ids
+    assert model.encode(np.array(ids)) == ids  # type: ignore[arg-type]
+    assert model.encode(FRANCE, raw=True) != ids
+    assert not {ids[-1], 1496, 1499} & set(model.encode("<|eot_id|>", raw=True))  # text, and no control
+    with pytest.raises(PromptError, match="the prompt is not valid UTF-8"):
+        model.encode("\udcff", raw=True)
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"role": "user", "content": "x"}, ["text"], [{"role": "user"}], [1, {}], [None], 7]
+)
+def test_a_prompt_that_is_none(model: Model, prompt: Any) -> None:
+    with pytest.raises(PromptError, match="a prompt is a text, a list of messages, each a"):
+        model.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop": ["a", ""]}, "stop holds an empty text, at which every answer would end; leave it out"),
+        ({"max_tokens": 0}, "0 tokens were asked for; ask for 1 or more"),
+        ({"temperature": -1}, "temperature is -1; it must be 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_at_once(model: Model, options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        model.stream(FRANCE, **options)
+
+
+def test_an_answer_goes_on_when_another_prompt_has_longer_programs_compiled() -> None:
+    with load("demo", backend="virtual") as opened:
+        begun, unbegun = opened.stream(FRANCE), opened.stream(EGYPT)
+        next(begun)
+        long = [{"role": "user", "content": f"{'Hello! ' * 60}{FRANCE}"}]
+        assert len(opened.encode(long)) > 128
+        opened.generate(long, max_tokens=1)
+        assert begun.answer().text == "The capital of France is Paris."
+        assert unbegun.answer().text == "The capital of Egypt is Cairo."
+
+
+def test_a_closed_model() -> None:
+    opened = load("demo", backend="virtual")
+    stream = opened.stream(FRANCE)
+    next(stream)
+    opened.close()
+    opened.close()
+    with pytest.raises(UserError, match="this model is closed; load it again"):
+        opened.generate(FRANCE)
+    with pytest.raises(UserError, match="this model is closed; load it again"):
+        next(stream)
+
+
+def test_all_that_a_caller_can_mend_is_one_kind_of_error() -> None:
+    kinds = (
+        *(AirParseError, VirtualNpuError, KernelBuilderError),
+        *(UnsupportedShapeError, AerieRuntimeError, UserError),
+    )
+    assert all(issubclass(kind, AerieError) for kind in kinds)
