@@ -16,7 +16,6 @@ import numpy as np
 
 from aerie.virtual_npu import knobs
 from aerie.virtual_npu.compiler import find_compiler
-from aerie.virtual_npu.fingerprint import tool_version
 from aerie.virtual_npu.objects import load_host_code
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
@@ -35,7 +34,7 @@ def describe() -> dict[str, Any]:
         "threads": knobs.threads(),
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
         "memory_bytes": _meminfo("MemTotal"),
-        "compiler": tool_version(find_compiler().path),
+        "compiler": find_compiler().version,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 from aerie.llama32_1b.errors import UserError
 from aerie.runtime.artifacts import Manifest, forget_missing, store_of
 from aerie.runtime.memory import GIB
-from aerie.virtual_npu import folders
+from aerie.virtual_npu import compiler_memory, folders
 from aerie.virtual_npu.store import Group, Store
 
 SHOW, CLEAR = "show", "clear"
@@ -199,6 +199,7 @@ def _tidy(store: Store, emptied: bool) -> None:
     if (store.folder / Manifest.NAME).is_file():
         forget_missing(store.folder)
     if emptied:
+        (store.folder / compiler_memory.NAME).unlink(missing_ok=True)
         store.remove_empty()
 
 

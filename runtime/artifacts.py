@@ -39,6 +39,9 @@ BUILD_LOG = "build.log"
 PROGRAM_TEXT = "program text"
 """The ingredient that tells apart programs of one name, which were built for different shapes."""
 
+UNKNOWN = ""
+"""An ingredient that nobody can tell now, such as the compiler where there is none any more: any will do."""
+
 FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -177,16 +180,14 @@ class ArtifactStore:
 
     def find(self, recipe: Recipe, report: Report | None = None) -> Artifact | None:
         """The artifact of this recipe if it is there and whole; `report` is told of one that is not whole."""
-        entry = self._manifest.read().get(recipe.stem)
-        if entry is None:
-            return None
-        path = self.directory / entry.file
-        damage = _damage(path, entry)
-        if damage:
+        for stem, entry in _fitting(self._manifest.read(), recipe):
+            path = self.directory / entry.file
+            damage = _damage(path, entry)
+            if not damage:
+                mark_used(path)
+                return Artifact(recipe.name, stem.rpartition("-")[2], path, entry.seconds, reused=True)
             (report or self._report)(f"artifact {path.name} is damaged ({damage}); compiling it again")
-            return None
-        mark_used(path)
-        return Artifact(recipe.name, recipe.key, path, entry.seconds, reused=True)
+        return None
 
     def why(self, recipe: Recipe) -> str:
         """Why this recipe has to be compiled, against the newest artifact of the same text."""
@@ -201,8 +202,9 @@ class ArtifactStore:
         if not same:
             return "new text: another shape, or an edited kernel"
         newest = max(same, key=lambda entry: entry.created).made_from
-        changed = [name for name, value in recipe.ingredients.items() if newest.get(name) != value]
-        return f"changed: {', '.join(changed)}"
+        told = {name: value for name, value in recipe.ingredients.items() if value != UNKNOWN}
+        changed = [name for name, value in told.items() if newest.get(name) != value]
+        return f"changed: {', '.join(changed)}" if changed else "its artifact is missing or damaged"
 
     def build(self, recipe: Recipe, compile_in: Compile) -> Artifact:
         """The artifact of this recipe: the one that is there, or a new one. Nothing is written for one that
@@ -276,6 +278,21 @@ class ArtifactStore:
             f"{self.directory}); what is compiled already stays usable; free some space, as `cache clear` "
             f"does, or name a folder on another disk with {folders.VARIABLE}=/path/to/folder, then repeat"
         )
+
+
+def _fitting(entries: Mapping[str, Entry], recipe: Recipe) -> list[tuple[str, Entry]]:
+    """What this recipe makes; where an ingredient is unknown, what any would have made, the newest first."""
+    told = {name: value for name, value in recipe.ingredients.items() if value != UNKNOWN}
+    if len(told) == len(recipe.ingredients):
+        return [(recipe.stem, entries[recipe.stem])] if recipe.stem in entries else []
+    fits = [
+        (stem, entry)
+        for stem, entry in entries.items()
+        if (entry.name, entry.backend) == (recipe.name, recipe.backend)
+        and entry.made_from.keys() == recipe.ingredients.keys()
+        and told.items() <= entry.made_from.items()
+    ]
+    return sorted(fits, key=lambda found: found[1].created, reverse=True)
 
 
 def _silent(line: str) -> None:

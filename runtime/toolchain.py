@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from aerie import virtual_npu
-from aerie.runtime.artifacts import BUILD_LOG, PROGRAM_TEXT
+from aerie.runtime.artifacts import BUILD_LOG, PROGRAM_TEXT, UNKNOWN
 from aerie.runtime.errors import CompileError
 from aerie.virtual_npu import compiler
 from aerie.virtual_npu.cache import ingredients
@@ -91,7 +91,8 @@ class VirtualToolchain:
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
         try:
-            own = ingredients(self.options)
+            found = compiler.present_compiler(self.options)
+            own = ingredients(self.options, found.version if found else UNKNOWN)
         except virtual_npu.VirtualNpuError as error:
             raise CompileError(program.name, str(error)) from error
         return {**program_ingredients(program), **own}

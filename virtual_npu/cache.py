@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.compiler import compiler_flags, known_compilers
 from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from aerie.virtual_npu.fingerprint import (
@@ -28,7 +28,6 @@ from aerie.virtual_npu.fingerprint import (
     own_digest,
     package_version,
     text_digest,
-    tool_version,
 )
 from aerie.virtual_npu.knobs import kept_folder
 from aerie.virtual_npu.library import Library
@@ -39,17 +38,13 @@ if TYPE_CHECKING:
     from aerie.virtual_npu.toolchain import Cpp
 
 
-def ingredients(options: BuildOptions) -> dict[str, str]:
+def ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
     """Everything of Aerie and of this machine that a built program depends on, by name, as hashes or short
-    texts.
-
-    Raises ToolchainError when there is no compiler.
+    texts. compiler: what the compiler says of itself.
     """
-    compiler = find_compiler(options)
-    flags = (flag for flag in compiler.flags if flag not in options.defines)
-    identity = f"{tool_version(compiler.path)} {' '.join(flags)}"
+    flags = " ".join(flag for flag in compiler_flags(options) if flag not in options.defines)
     chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
-    return {**_own(), "compiler": identity, **chosen}
+    return {**_own(), "compiler": compiler, "compiler flags": flags, **chosen}
 
 
 @functools.cache
@@ -79,10 +74,9 @@ class Source:
 
         return cpp_of(self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep)
 
-    @property
-    def plan_key(self) -> str:
+    def plan_key(self, compiler: str) -> str:
         """The hash of everything that the program depends on but its external kernels."""
-        own = {**ingredients(self.options), "options": repr(self.options)}
+        own = {**ingredients(self.options, compiler), "options": repr(self.options)}
         return key_of({**own, "text": text_digest(self.text)})
 
     def made_from(self, kernels: Sequence[ExternalKernel]) -> str:
@@ -130,9 +124,10 @@ def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) ->
 
 
 def _path(source: Source, store: Store, keep: Path | None) -> Path:
-    name = f"{source.plan_key}.json"
-    found = None if keep else _find(source, store, name)
+    names = [f"{source.plan_key(compiler.version)}.json" for compiler in known_compilers(source.options)]
+    found = None if keep else next(filter(None, (_find(source, store, name) for name in names)), None)
     if found is None:
+        name = names[0]
         with store.making(name) as work:
             found = (None if keep else _find(source, store, name)) or _build(source, store, name, work, keep)
     return found

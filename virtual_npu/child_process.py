@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -85,17 +86,17 @@ def check_loaded() -> None:
 
 def runtime() -> str:
     """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError when there is none."""
-    compiler = find_compiler(BuildOptions(sanitize=True)).path
+    command = find_compiler(BuildOptions(sanitize=True)).command
     for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
         done = subprocess.run(
-            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=False
+            [*command, f"-print-file-name={name}"], capture_output=True, text=True, check=False
         )
         path = Path(done.stdout.strip())
         if path.is_absolute() and path.exists():
             return str(path.resolve())
     raise ToolchainError(
-        f"{compiler} has no AddressSanitizer runtime (libasan.so): install it (Debian, Ubuntu: apt install "
-        "libasan8 or the version of the compiler), or leave out --sanitize"
+        f"{shlex.join(command)} has no AddressSanitizer runtime (libasan.so): install it (Debian, Ubuntu: "
+        "apt install libasan8 or the version of the compiler), or leave out --sanitize"
     )
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.virtual_npu import knobs
+from aerie.virtual_npu.compiler_memory import remembered, version_of
 from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.options import EXACT, BuildOptions
 
@@ -58,10 +63,20 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler and its flags."""
+    """A C++ compiler and its flags.
 
-    path: str
+    command: the words that start it; empty for one that is not there any more and made what is kept. made_by:
+    what that one said of itself.
+    """
+
+    command: tuple[str, ...]
     flags: tuple[str, ...]
+    made_by: str = ""
+
+    @property
+    def version(self) -> str:
+        """What it says of itself, in one line."""
+        return self.made_by or version_of(self.command)
 
     @property
     def names_sources(self) -> bool:
@@ -74,12 +89,17 @@ class Compiler:
 
         By way of pipes: a compiler that is killed leaves no temporary files.
         """
+        if not self.command:
+            raise _none()
+        _check_links_cpp(self.command)
         self._run(
             [*self.flags, *extra, "-pipe", "-c", str(source), "-o", str(target)], f"compiling {source.name}"
         )
 
     def link(self, objects: Sequence[Path], target: Path) -> None:
         """Link objects to a shared object; undefined symbols are errors."""
+        if not self.command:
+            raise _none()
         names = [str(path) for path in objects]
         sanitizers = [flag for flag in self.flags if flag.startswith("-fsanitize")]
         # The sanitizers' own symbols come with the process that loads the object.
@@ -92,7 +112,7 @@ class Compiler:
         # A sanitizer that is preloaded watches programs, not their compiler.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         with subprocess.Popen(
-            [self.path, *arguments],
+            [*self.command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -109,21 +129,109 @@ class Compiler:
             finally:
                 _RUNNING.discard(process)
         if process.returncode != 0:
-            raise ToolchainError(f"{what} failed; {self.path} says:\n{said.strip()}")
+            raise ToolchainError(f"{what} failed; {shlex.join(self.command)} says:\n{said.strip()}")
+
+
+# which one
 
 
 def find_compiler(options: BuildOptions = EXACT) -> Compiler:
     """The compiler that the knobs or the system name. Raises ToolchainError when there is none."""
-    named = knobs.CXX.get() or os.environ.get("CXX", "")
-    candidates = [named] if named else ["c++", "g++", "clang++"]
-    for candidate in candidates:
-        path = shutil.which(candidate)
+    found = present_compiler(options)
+    if found is None:
+        raise _none()
+    return found
+
+
+def known_compilers(options: BuildOptions = EXACT) -> list[Compiler]:
+    """The compiler that there is. Without one those that made what is kept, the last one first: they compile
+    nothing, and what they made is found. Raises ToolchainError where there were none either.
+    """
+    found = present_compiler(options)
+    if found is not None:
+        return [found]
+    versions = dict.fromkeys(known.version for known in remembered())
+    if not versions:
+        raise _none()
+    return [Compiler((), compiler_flags(options), version) for version in versions]
+
+
+def present_compiler(options: BuildOptions = EXACT) -> Compiler | None:
+    """As find_compiler, but None when there is none. ToolchainError where VNPU_CXX names one that is gone."""
+    for words in _candidates():
+        path = shutil.which(words[0])
         if path:
-            march = knobs.MARCH.get()
-            tuning = () if march == "none" else (f"-march={march}",)
-            sanitize = _SANITIZE if options.sanitize else ()
-            return Compiler(path, (*_FLAGS, f"-O{knobs.OPT.get()}", *tuning, *sanitize, *options.defines))
-    raise ToolchainError(
-        f"no C++ compiler: looked for {', '.join(candidates)}. Install one (Debian, Ubuntu: apt install g++; "
+            return Compiler((path, *words[1:]), compiler_flags(options))
+    if knobs.CXX.get():
+        raise _none()
+    return None
+
+
+def compiler_flags(options: BuildOptions) -> tuple[str, ...]:
+    """The flags that any compiler is given."""
+    march = knobs.MARCH.get()
+    tuning = () if march == "none" else (f"-march={march}",)
+    sanitize = _SANITIZE if options.sanitize else ()
+    return (*_FLAGS, f"-O{knobs.OPT.get()}", *tuning, *sanitize, *options.defines)
+
+
+def _named() -> tuple[str, str]:
+    """The variable that names a compiler, and what it says; empty where none does."""
+    own = knobs.CXX.get().strip()
+    return (knobs.CXX.name, own) if own else ("CXX", os.environ.get("CXX", "").strip())
+
+
+def _candidates() -> list[list[str]]:
+    """The commands to look for, in order, each in words: a compiler may come with a launcher and options."""
+    variable, text = _named()
+    if not text:
+        return [["c++"], ["g++"], ["clang++"]]
+    if shutil.which(text):  # a path, blanks and all
+        return [[text]]
+    try:
+        return [shlex.split(text)]
+    except ValueError as error:
+        raise ToolchainError(
+            f"{variable}={text!r} cannot be read ({error}): quote it as a shell takes it, such as "
+            f"{variable}='ccache g++'"
+        ) from None
+
+
+def _none() -> ToolchainError:
+    looked = ", ".join(words[0] for words in _candidates())
+    return ToolchainError(
+        f"no C++ compiler: looked for {looked}. Install one (Debian, Ubuntu: apt install g++; "
         "Fedora: dnf install gcc-c++) or name it with VNPU_CXX"
+    )
+
+
+_C_DRIVER = re.compile(r"(.*?)(gcc|clang|cc)((-[\d.]+)?)$")
+_CPP_DRIVERS = {"gcc": "g++", "clang": "clang++", "cc": "c++"}
+
+
+@functools.cache
+def _links_cpp(command: tuple[str, ...]) -> bool:
+    """Whether the command links C++'s library, as it tells without doing it; True where it does not tell."""
+    with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
+        probe = ["-###", "-shared", "-x", "c++", os.devnull, "-o", "probe.so"]
+        try:
+            done = subprocess.run(
+                [*command, *probe], capture_output=True, text=True, timeout=30, check=False, cwd=folder
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return True
+    words = done.stderr.replace('"', " ").split()
+    return "-lc" not in words or not {"-lstdc++", "-lc++"}.isdisjoint(words)
+
+
+def _check_links_cpp(command: tuple[str, ...]) -> None:
+    """Raises ToolchainError for a compiler of C, which takes C++ and then finds none of its library."""
+    if _links_cpp(command):
+        return
+    variable, text = _named()
+    match = _C_DRIVER.match(text)
+    better = f"{match[1]}{_CPP_DRIVERS[match[2]]}{match[3]}" if match else "g++"
+    raise ToolchainError(
+        f"{variable}='{text or command[0]}' is a compiler of C: it does not link the library of C++. Name "
+        f"the one of C++ (g++ for gcc, clang++ for clang): {variable}='{better}'"
     )

@@ -82,7 +82,7 @@ STRICT = Knob(
     "1 for separate memories, 0 for a shared one",
     {"0", "1"}.__contains__,
 )
-CXX = Knob("VNPU_CXX", "", "C++ compiler; empty: CXX, then c++, g++, clang++")
+CXX = Knob("VNPU_CXX", "", "C++ compiler, such as g++-13 or ccache g++; empty: CXX, then c++, g++, clang++")
 MARCH = Knob(
     "VNPU_MARCH",
     "native",

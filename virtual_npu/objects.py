@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, find_compiler, stop
+from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, known_compilers, stop
 from aerie.virtual_npu.errors import ToolchainError
-from aerie.virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest, tool_version
+from aerie.virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest
 from aerie.virtual_npu.store import Store, kept_programs, stop_waiting
 
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
@@ -45,7 +45,7 @@ class Unit:
             "C++": text_digest(text),
             "headers": includes_digest(text, (*own, *self.folders)),
             "flags": " ".join((*compiler.flags, *self.flags)),
-            "compiler": tool_version(compiler.path),
+            "compiler": compiler.version,
             "CPU": cpu_identity(),
         }
         if compiler.names_sources:
@@ -63,20 +63,31 @@ class Unit:
         return made
 
 
-def shared_object(compiler: Compiler, units: Sequence[Unit], store: Store | None, work: Path) -> Path:
+def shared_object(
+    compilers: Sequence[Compiler], units: Sequence[Unit], store: Store | None, work: Path
+) -> Path:
     """The units in one shared object: from the store, or made in the folder `work` where there is no store.
 
-    Raises ToolchainError with the compiler's own lines, and OSError.
+    compilers: the one that there is, or those that made what is kept (`known_compilers`), in order. Raises
+    ToolchainError with the compiler's own lines, and OSError.
     """
+    compiler = compilers[0]
     if store is None:
         return _linked(compiler, [partial(_compile_apart, unit, compiler, work) for unit in units], work)
+    for earlier in compilers[1:] and compilers:
+        if found := store.find(_name([unit.key(earlier) for unit in units])):
+            return found
     keys = [unit.key(compiler) for unit in units]
     jobs = [
         partial(store.made, f"{key}.o", partial(_compile_as, key, unit, compiler))
         for key, unit in zip(keys, units, strict=True)
     ]
-    name = f"{key_of({'objects': ' '.join(keys)})}.so"
-    return store.made(name, lambda own: _linked(compiler, jobs, own))
+    return store.made(_name(keys), lambda own: _linked(compiler, jobs, own))
+
+
+def _name(keys: Sequence[str]) -> str:
+    """What a shared object is called in the store, by the keys of its objects."""
+    return f"{key_of({'objects': ' '.join(keys)})}.so"
 
 
 def _compile_as(key: str, unit: Unit, compiler: Compiler, work: Path) -> Path:
@@ -111,13 +122,13 @@ def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) 
 def load_host_code(source: Path) -> ctypes.CDLL:
     """The shared object of one C++ file that includes nothing of ours, compiled where the store lacks it.
 
-    Raises ToolchainError where there is no compiler, where it refuses the file, and where nothing can be
+    Raises ToolchainError where there is no compiler then, where it refuses the file, and where nothing can be
     written.
     """
-    compiler = find_compiler()
+    compilers = known_compilers()
     try:
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
-            made = shared_object(compiler, [Unit(source, folders=())], kept_programs(), Path(work))
+            made = shared_object(compilers, [Unit(source, folders=())], kept_programs(), Path(work))
             return ctypes.CDLL(str(made))
     except OSError as error:
         raise ToolchainError.of_system(source.name, error) from error

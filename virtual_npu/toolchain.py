@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from aerie import air_dialect
 from aerie.virtual_npu.codegen.module import Generated, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
-from aerie.virtual_npu.compiler import INCLUDE, Compiler, find_compiler
+from aerie.virtual_npu.compiler import INCLUDE, Compiler, known_compilers
 from aerie.virtual_npu.errors import ParseError, ToolchainError
 from aerie.virtual_npu.external import ExternalKernel, kernel_objects
 from aerie.virtual_npu.knobs import kept_folder
@@ -52,7 +52,7 @@ def _parse(text: str, filename: str) -> ModuleOp:
 class Cpp:
     """A program's C++: what was generated, the external kernels it calls, the runtime."""
 
-    compiler: Compiler
+    compilers: list[Compiler]
     units: list[Unit]
     kernels: list[ExternalKernel]
 
@@ -61,7 +61,7 @@ class Cpp:
 
         Raises ToolchainError with the compiler's own lines, and OSError.
         """
-        return shared_object(self.compiler, self.units, store, work)
+        return shared_object(self.compilers, self.units, store, work)
 
 
 def cpp_of(
@@ -77,7 +77,7 @@ def cpp_of(
 
     `keep` is a folder that receives a copy. Raises as `build` does, and OSError.
     """
-    compiler = find_compiler(options)
+    compilers = known_compilers(options)
     generated = emit(text, filename, options, kernel_dirs)
     main = Path(f"{name if filename == STRING else Path(filename).stem}.cc")
     if keep:
@@ -88,7 +88,7 @@ def cpp_of(
         for kernel in kernel_objects(generated.kernels, kernel_dirs)
     ]
     runtime = [Unit(INCLUDE / "vnpu" / source) for source in generated.runtime]
-    return Cpp(compiler, [Unit(main, generated.text), *external, *runtime], generated.kernels)
+    return Cpp(compilers, [Unit(main, generated.text), *external, *runtime], generated.kernels)
 
 
 def build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from aerie.llama32_1b.weights import Weights
 from aerie.runtime.memory import GIB, available_bytes, size
 from aerie.runtime.npu import versions
 from aerie.virtual_npu import folders
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.compiler import known_compilers
 from aerie.virtual_npu.errors import VirtualNpuError
 
 MEMORY_BYTES = 4 * GIB
@@ -70,10 +71,13 @@ def compiler(machine: Machine) -> Finding:
     """The C++ compiler of the virtual NPU."""
     wanted = f"g++ {versions.GCC.version} or newer, or clang {OLDEST_CLANG[0]} or newer"
     try:
-        path = find_compiler().path
+        (found, *_) = known_compilers()
     except VirtualNpuError as error:
         return Finding(Status.FAILED, "none that can be used", wanted, str(error))
-    answer = machine.ask([path, "--version"])
+    if not found.command:
+        said = f"none; what {found.version} compiled runs, and nothing else can be compiled"
+        return Finding(Status.WARNING, said, wanted, "install one (Debian, Ubuntu: apt install g++)")
+    answer, path = machine.ask([*found.command, "--version"]), shlex.join(found.command)
     fix = "install a newer one (Debian, Ubuntu: apt install g++), or name it with VNPU_CXX"
     if answer.trouble:
         return Finding(Status.FAILED, f"{path}, but {answer.trouble}", wanted, fix)

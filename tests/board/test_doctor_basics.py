@@ -77,6 +77,19 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "it ended with exit code 4" in finding.found
 
 
+def test_what_was_compiled_runs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VNPU_CXX", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    known = '[{"files": "0", "version": "g++ (GCC) 13.2.0"}]'
+    put(tmp_path, "built/compilers.json", known)
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "built"))
+    finding = basics.compiler(machine(tmp_path))
+    assert finding.status is Status.WARNING
+    assert finding.found == "none; what g++ (GCC) 13.2.0 compiled runs, and nothing else can be compiled"
+    assert "apt install g++" in finding.fix
+
+
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
     finding = basics.compiler(machine(tmp_path))

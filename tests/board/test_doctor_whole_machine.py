@@ -35,6 +35,17 @@ def test_without_a_compiler() -> None:
     assert "no C++ compiler: looked for no-such-compiler" in finding.found
 
 
+def test_without_a_compiler_that_there_once_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then what is compiled runs, whether this kernel is among it or not."""
+    put(tmp_path, "compilers.json", '[{"files": "0", "version": "g++ 13.2.0"}]')
+    gone = {"PATH": str(tmp_path), "VNPU_CACHE": str(tmp_path), "CXX": "", "VNPU_CXX": ""}
+    for name, value in gone.items():
+        monkeypatch.setenv(name, value)
+    finding = one_kernel.on_virtual_npu(Machine())
+    assert finding.status is Status.WARNING
+    assert finding.found.startswith("not tried, for its kernel was never compiled here")
+
+
 def test_without_an_npu() -> None:
     finding = one_kernel.on_npu(Machine())
     assert finding.status is Status.FAILED

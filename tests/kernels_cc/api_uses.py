@@ -11,7 +11,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from host_compiler import INCLUDES, compiler
+from host_compiler import INCLUDES
+
+from aerie.virtual_npu.compiler import find_compiler
 
 FLAGS = ("-std=c++20", "-O0", "-fno-exceptions", "-ffunction-sections", "-DAIE_HOST_INLINE=inline", "-c")
 _SECTION = re.compile(r"RELOCATION RECORDS FOR \[(\.text\.)?(\S+)\]")
@@ -23,7 +25,7 @@ _HOST = re.compile(r"_Z(NK?)?(St|3aie|8bfloat16)|_ZZNK?3aie|aie_host_")
 def calls(source: Path, folder: Path) -> set[str]:
     """The functions that `source`'s own code calls, demangled, its own left out."""
     output = folder / f"{source.stem}.o"
-    command = [compiler(), *FLAGS, *INCLUDES, str(source), "-o", str(output)]
+    command = [*find_compiler().command, *FLAGS, *INCLUDES, str(source), "-o", str(output)]
     subprocess.run(command, check=True, capture_output=True)
     listing = subprocess.run(
         ["objdump", "-r", str(output)], check=True, capture_output=True, text=True

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerie.runtime import AerieRuntimeError, CompileError, DiskFullError
-from aerie.runtime.artifacts import ArtifactStore, Recipe
+from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
 
 
 def files(cache):
@@ -62,6 +62,31 @@ def test_any_ingredient_makes_another_artifact(open_cache, program, variant, too
     assert len({first.key, other_text.key, other_flags.key}) == 3
     toolchain.flags = "-O2"
     assert cache.compile_and_cache(program).reused
+
+
+def test_where_an_ingredient_is_unknown_the_newest_that_fits_is_found(
+    open_cache, program, variant, toolchain, reports
+):
+    made = {}
+    for flags, created in (("-O3", "2026-01-02T00:00:00Z"), ("-O2", "2026-01-01T00:00:00Z")):
+        toolchain.flags = flags
+        made[flags] = open_cache().compile_and_cache(program)
+        manifest = made[flags].path.parents[1] / "manifest.json"
+        document = json.loads(manifest.read_text())
+        document["artifacts"][f"scale-{made[flags].key}"]["created"] = created
+        manifest.write_text(json.dumps(document))
+    toolchain.flags = UNKNOWN
+    found = open_cache().compile_and_cache(program)
+    assert (found.path, found.key, found.reused) == (made["-O3"].path, made["-O3"].key, True)
+    made["-O3"].path.write_text("damaged")
+    assert open_cache().compile_and_cache(program).path == made["-O2"].path
+    assert not open_cache().compile_and_cache(variant(text="scale 2")).reused
+    made["-O2"].path.unlink()
+    reports.clear()
+    reasons = []
+    open_cache().compile_all([program], progress=lambda event: reasons.append(event.detail))
+    assert [reason for reason in reasons if reason] == ["its artifact is missing or damaged"]
+    assert len(reports) == 2
 
 
 def test_why_a_program_is_compiled(open_cache, program, variant, toolchain):
@@ -213,7 +238,7 @@ def test_a_cache_directory_that_cannot_be_used(tmp_path, open_cache):
 BUILD = """
 import sys, time
 from pathlib import Path
-from aerie.runtime.artifacts import ArtifactStore, Recipe
+from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
 
 directory, name = Path(sys.argv[1]), sys.argv[2]
 

@@ -157,6 +157,7 @@ def test_undefined_symbol_is_refused_when_linking(tmp_path, kernels):
 
 
 def test_missing_compiler_names_the_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
     message = r"no C\+\+ compiler: looked for no-such-compiler. Install one \(Debian, Ubuntu: apt install g\+\+; Fedora: dnf"
     with pytest.raises(virtual_npu.ToolchainError, match=message):
