@@ -20,6 +20,7 @@ from aerie.llama32_1b.lines import line_editing, piped_line, typed_line
 from aerie.llama32_1b.progress import Reporter, stop_on_interrupt
 from aerie.llama32_1b.prompts import ask, check_text, note_missing_template
 from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.llama32_1b.terminal import own_keys
 from aerie.runtime import select_backend
 from aerie.virtual_npu import folders
 
@@ -57,7 +58,7 @@ def chat(arguments: argparse.Namespace) -> int:
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
     session = prepare_runtime(checkpoint, options, report)
     is_typed = sys.stdin.isatty()
-    with line_editing(report.note) if is_typed else nullcontext():
+    with own_keys(), line_editing(report.note) if is_typed else nullcontext():
         Chat(
             session,
             sampler,

@@ -8,6 +8,8 @@ import os
 import pty
 import re
 import select
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -288,6 +290,40 @@ def test_chat_on_a_terminal(session):
         assert f"conversation: {1 + answers} turns" in terminal.expect(">>> ")
         terminal.type("\x04")
         assert terminal.leave() == 0
+
+
+INTERACTIVE = "import os; os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"
+
+
+@pytest.mark.skipif(
+    not (shutil.which("make") and shutil.which("bash")), reason="there is no make, or no bash"
+)
+def test_keys_in_a_chat_that_make_started(session, tmp_path):
+    """Ctrl-C is the chat's alone, so make ends well; Ctrl-Z stops both, and fg continues both."""
+    (tmp_path / "Makefile").write_text(
+        f"chat:\n\t+@{shlex.quote(sys.executable)} -m aerie chat --backend virtual || exit 1\n"
+    )
+    with Terminal("-c", INTERACTIVE) as terminal:
+        terminal.type(f"PS1='ready: '; make -f {shlex.quote(str(tmp_path / 'Makefile'))} chat\n")
+        terminal.expect(">>> ")
+        time.sleep(1)  # as above
+        terminal.type("\x03")
+        terminal.expect("Ctrl-D or /exit leaves.")
+        terminal.expect(">>> ")
+        terminal.type("\x1a")
+        terminal.expect("Stopped")
+        terminal.expect("ready: ")
+        terminal.type("fg\n")
+        terminal.expect("chat")
+        terminal.type("/stats\n")
+        terminal.expect("No answer yet.")
+        terminal.expect(">>> ")
+        terminal.type("/exit\n")
+        said = terminal.expect("ready: ")
+        assert "Error" not in said
+        assert "Interrupt" not in said
+        terminal.type("echo code=$?\n")
+        terminal.expect("code=0")
 
 
 def test_reader_that_goes_away(session):
