@@ -27,6 +27,7 @@ PAGES = [
 ROOMS = "|".join(sorted(path.parent.name for path in PROJECT.glob("*/__init__.py"))) + "|tests|docs"
 PATH = re.compile(rf"`((?:{ROOMS})/[\w./]*)`")
 FILE = re.compile(r"`([\w./*]+(?:\.\w+|/))`")
+TEST = re.compile(r"\btests/[\w/]+\.\w+")
 SOURCE = re.compile(r"`((?:\w+/)+\w+\.(?:py|h|hpp|cc))`")
 PLACES = [PROJECT, PROJECT / "kernels_cc" / "host", *(path.parent for path in PROJECT.glob("*/__init__.py"))]
 """Where the paths of sources in the pages begin: `include/vnpu/dots.h` is in virtual_npu."""
@@ -51,7 +52,7 @@ def test_paths_and_links(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_sources(page: str) -> None:
     text = (PROJECT / page).read_text()
-    named = SOURCE.findall(text)
+    named = SOURCE.findall(text) + TEST.findall(text)
     missing = [path for path in named if not any((place / path).is_file() for place in PLACES)]
     ours = [path for path in missing if not path.startswith(UPSTREAM)]
     assert [path for path in ours if Path(path).name not in to_save(text)] == []
