@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from aerie.llama32_1b.checkpoint import find_checkpoint
 from aerie.llama32_1b.cli import KEPT_IN, Parser, begin_process, run_command, whole_number
@@ -22,12 +21,12 @@ from aerie.llama32_1b.errors import UserError
 from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
+from aerie.runtime.tables import print_tables
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.store import write_whole
 from benchmarks import bench
 from benchmarks.figures import table
 
-UNLIMITED = 10_000
 """Characters; wider than any table."""
 
 
@@ -57,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> int:
     plan = bench.make_plan(folder, arguments.rounds, arguments.tokens)
     model = Path(arguments.model).resolve().name if arguments.model else "synthetic Llama-3.2-1B"
     found, samples = bench.run(plan, model, folders.home() / "bench", report)
-    print_whole(table(found, samples), Console())
+    print_tables(Console(), table(found, samples))
     load = found["load_average"]
     report.note(
         f"{found['machine']['cpu']}, {found['machine']['threads']} threads; memory reads at "
@@ -104,13 +103,6 @@ def require_torch() -> None:
             "transformers needs torch on the CPU, which is not installed; `make bench` installs it, as does "
             "pip install -e '.[test]'"
         )
-
-
-def print_whole(shown: Table, console: Console) -> None:
-    """Print a table; no narrower than it has to be, whatever the terminal."""
-    wanted = console.measure(shown, options=console.options.update(width=UNLIMITED)).maximum
-    console.width = max(console.width, wanted)
-    console.print(shown)
 
 
 def synthetic_checkpoint(report: Reporter) -> Path:

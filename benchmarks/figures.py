@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from aerie.runtime.tables import compact_table
+
 OURS, THEIRS = "ours", "theirs"
 
 TARGETS: dict[str, tuple[str, float]] = {
@@ -154,10 +156,7 @@ def table(found: Mapping[str, Any], samples: Samples) -> Table:
         "long": samples.contexts[-1],
     }
     title = f"{found['model']}: ours against transformers bf16"
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("figure", no_wrap=True)
-    for heading in ("ours", "transformers", "ratio", "target"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+    shown = compact_table(title, ("figure",), ("ours", "transformers", "ratio", "target"))
     told: set[str] = set()
     for key, label, ratio, digits in ROWS:
         key, ratio = key.format(**names), ratio.format(**names)

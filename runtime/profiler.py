@@ -9,15 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aerie.runtime.tables import compact_table, print_tables
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 COMPUTE_BOUND = 16.0
 """Operations per byte from which a program's rate is shown in GFLOP/s; below that, in GB/s."""
-
-UNLIMITED = 10_000
-"""Characters; wider than any table."""
 
 
 @dataclass
@@ -120,12 +119,8 @@ class Profiler:
 
     def table(self) -> Table:
         """Programs, then host operations, then the total; times in milliseconds."""
-        from rich.table import Table  # here, since most runs show none
-
-        table = Table(title="where the time went (milliseconds)", title_justify="left")
-        table.add_column("program or host operation", no_wrap=True)
-        for heading in ("calls", "write", "run", "read", "total", "share", "rate", "moved"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        headings = ("calls", "write", "run", "read", "total", "share", "rate", "moved")
+        table = compact_table("where the time went (milliseconds)", ("program or host operation",), headings)
         programs = sorted(self.programs.items(), key=lambda item: -item[1].total)
         spans = sorted(self.spans.items(), key=lambda item: -item[1].total)
         totals = [times.total for _, times in programs] + [spent.total for _, spent in spans]
@@ -142,16 +137,8 @@ class Profiler:
         return table
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table, on standard error unless a console is given; never narrower than it has to be."""
-        console, table = console or Console(stderr=True), self.table()
-        narrow = console.width
-        console.width = max(
-            narrow, console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
-        )
-        try:
-            console.print(table)
-        finally:
-            console.width = narrow
+        """Print the table, on standard error unless a console is given; never narrower than its figures."""
+        print_tables(console or Console(stderr=True), self.table())
 
 
 class _Span:

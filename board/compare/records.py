@@ -10,11 +10,11 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any
 
-from rich.box import ASCII, HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from aerie.board.compare.items import PROGRAM, Item
+from aerie.runtime.tables import compact_table, print_tables
 from aerie.verify.report import write_report
 
 
@@ -170,15 +170,10 @@ def _entry(outcome: Outcome) -> dict[str, object]:
     return {**entry, "numerics": outcome.numerics, "first_at_fault": guilty.launch if guilty else None}
 
 
-PIPED_WIDTH = 132  # columns, where the reader is no terminal
-
-
 def print_outcomes(outcomes: Sequence[Outcome], backend: str, console: Console | None = None) -> None:
     """The table, the differences, and the verdict as the last line."""
     console = console or Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
-    console.print(_table(outcomes, backend, console.is_terminal))
+    print_tables(console, _table(outcomes, backend))
     for line in details(outcomes):
         console.print(line, soft_wrap=True)
     console.print(verdict_line(outcomes), soft_wrap=True)
@@ -210,13 +205,10 @@ def verdict_line(outcomes: Sequence[Outcome]) -> str:
     return f"[compare] {'PASS' if right else 'FAIL'}: {told}"
 
 
-def _table(outcomes: Sequence[Outcome], backend: str, terminal: bool) -> Table:
-    box = HEAVY_HEAD if terminal else ASCII
-    table = Table(title=f"{backend} against the virtual NPU, on the same numbers", box=box)
-    for name in ("item", "shape", "verdict", "nearest to", "at fault"):
-        table.add_column(name)
-    for name in ("share, exact", "share, bfp16"):
-        table.add_column(name, justify="right")
+def _table(outcomes: Sequence[Outcome], backend: str) -> Table:
+    title = f"{backend} against the virtual NPU, on the same numbers"
+    texts = ("item", "shape", "verdict", "nearest to", "at fault")
+    table = compact_table(title, texts, ("share, exact", "share, bfp16"))
     for outcome in outcomes:
         guilty = outcome.guilty
         at_fault = "" if guilty is None else f"{guilty.launch}: {guilty.argument}"

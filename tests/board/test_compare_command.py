@@ -154,7 +154,7 @@ def test_every_outcome_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert verdict_line(outcomes) == "[compare] FAIL: 1 hung, 1 not run"
     assert list(details(outcomes)) == ["narrow[1]: no end of running"]
     print_outcomes(outcomes, "npu")
-    assert "| narrow[1]" in capsys.readouterr().out
+    assert "\nnarrow[1]" in capsys.readouterr().out
 
 
 def apart(make: Any, programs: Path, tmp_path: Path, **limits: float) -> tuple[Outcome, list[str], str]:

@@ -1,0 +1,50 @@
+"""Tables of figures that fit 80 columns, on a terminal and in a pipe alike.
+
+Columns stand one blank apart, without lines between them. Figures are never broken; text wraps in its cell,
+and a word that is longer than its cell goes on in the next line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+RULED = "    \n    \n -- \n    \n -- \n -- \n    \n    \n"
+"""A box of rich's: a rule below the head and between sections, and nothing else."""
+
+
+def compact_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
+    """A table that begins with columns of text and goes on with columns of figures, by their headings."""
+    from rich.box import Box
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=Box(RULED, ascii=True),
+        padding=0,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in figures:
+        table.add_column(name, justify="right", min_width=max(map(len, name.split()), default=0))
+    return table
+
+
+def print_tables(console: Console, *tables: Table) -> None:
+    """Print them as wide as the console is, and never narrower than their figures are."""
+    narrow = console.width
+    for table in tables:
+        for column in table.columns:
+            if column.justify == "right":
+                cells = [str(cell) for cell in column.cells]
+                column.min_width = max(column.min_width or 0, *map(len, cells or [""]))
+        least = console.measure(table, options=console.options.update(width=1000)).minimum
+        console.width = max(narrow, least)
+        console.print(table)
+    console.width = narrow
