@@ -37,7 +37,7 @@ HOW = ("--only-binary", ":all:", "--constraint", "constraints.txt")
 PIP = (".venv/bin/python", "-m", "pip")
 FETCHED = re.compile(r" *Downloading (?:\S*/)?([^\s/-]+)-([^\s-]+)-\S+\.whl \(([^)]+)\)")
 """How pip says which wheel it fetches, and how large it is."""
-AGAIN = "What was fetched is kept: the same command goes on from there"
+AGAIN = "The same command goes on from there"
 
 
 class SetupError(Exception):

@@ -169,7 +169,7 @@ def test_ctrl_c(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
 
     monkeypatch.setattr(make_venv, "install", interrupted)
     assert make_venv.main(["run"]) == 1
-    assert "interrupted: .venv is not complete. What was fetched is kept" in capfd.readouterr().err
+    assert "interrupted: .venv is not complete. The same command goes on from there" in capfd.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
