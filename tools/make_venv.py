@@ -10,6 +10,7 @@ the CPU, pip takes what its index has under that name.
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import os
@@ -20,7 +21,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 
 NEWEST = (3, 14)
@@ -151,16 +152,20 @@ def packages(venv: Path) -> Path:
 def forget_halves(venv: Path) -> None:
     """Take an installation that was cut off for none, or else its package would count as there."""
     for folder in packages(venv).glob("*.dist-info"):
-        if not is_whole(Distribution.at(folder)):
+        if not is_whole(folder):
             shutil.rmtree(folder)
 
 
-def is_whole(found: Distribution) -> bool:
-    """Whether every file is there in its length. Installers enter INSTALLER in their list last of all."""
-    files = [file for file in found.files or [] if file.suffix != ".pyc"]
-    return any(file.name == "INSTALLER" for file in files) and all(
-        Path(str(file.locate())).is_file() and file.size in (None, os.path.getsize(file.locate()))
-        for file in files
+def is_whole(info: Path) -> bool:
+    """Whether every file of a package's list is there in its length; installers enter INSTALLER last of all.
+
+    importlib.metadata does not tell: since Python 3.12 it leaves out of the list what is missing.
+    """
+    record = info / "RECORD"
+    rows = list(csv.reader(record.read_text().splitlines())) if record.is_file() else []
+    sizes = {info.parent / name: size for name, _, size in rows if not name.endswith(".pyc")}
+    return info / "INSTALLER" in sizes and all(
+        path.is_file() and size in ("", str(path.stat().st_size)) for path, size in sizes.items()
     )
 
 
