@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 class AerieError(Exception):
     """What a caller can cause and mend. The message says what was given, the limit, and what to do instead.
 
-    Every error of this package derives from it but those that are a defect of ours or a wrong type.
+    Every error of this package that reaches a caller derives from it, but for a wrong type, which is a
+    TypeError, and what `virtual_npu.pyxrt` raises, which is a RuntimeError as pyxrt's own are.
     """
 
 

@@ -31,7 +31,7 @@ class IllegalShapeError(KernelBuilderError, ValueError):
     """A shape or tile size that a kernel cannot serve; the message names a legal one."""
 
 
-class ArgumentError(ValueError):
+class ArgumentError(AerieError, ValueError):
     """An argument that is not in the table, or does not fit it."""
 
 

@@ -25,7 +25,7 @@ class UnsupportedShapeError(AerieError, ValueError):
         self.problem = problem
 
 
-class ConfigError(ValueError):
+class ConfigError(AerieError, ValueError):
     """A config.json that does not say what shape the model has."""
 
 

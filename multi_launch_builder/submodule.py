@@ -16,10 +16,11 @@ from xdsl.ir import Block, BlockArgument, Operation
 from xdsl.traits import SymbolOpInterface
 
 from aerie.air_dialect import parse, verify
+from aerie.air_dialect.common import AerieError
 from aerie.kernel_builder.arguments import ArgumentTable
 
 
-class StitchError(ValueError):
+class StitchError(AerieError, ValueError):
     """A module that cannot become part of a multi-launch program."""
 
 
