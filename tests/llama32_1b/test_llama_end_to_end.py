@@ -358,7 +358,7 @@ def test_no_compiler(tmp_path):
     """One line that names the package to install, and an empty cache."""
     done = command(
         "run", "--prompt", QUESTION, "--backend", "virtual", "--cache-dir", str(tmp_path),
-        PATH="/nonexistent", VNPU_CXX="", CXX="",
+        PATH="/nonexistent", VNPU_CXX="", CXX="", VNPU_CACHE=str(tmp_path / "store"),
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stdout == ""

@@ -262,7 +262,9 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, capsys):
     assert diagnosis("--out", str(tmp_path / "file")) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
-        r"error: cannot write .*diagnosis.html \(.*\); name another folder with --out", message
+        r"error: cannot write .*diagnosis.html \(.*\); name another folder with --out, "
+        "or for everything with AERIE_CACHE",
+        message,
     )
 
 

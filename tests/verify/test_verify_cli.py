@@ -1,12 +1,14 @@
 """The gate's command line: its output, its exit codes, and the one line for every bad input."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 
 import pytest
 from faults import Passing
 
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER
 from aerie.verify import __main__ as cli
 from aerie.verify.reference import Reference
 
@@ -98,7 +100,8 @@ def test_without_torch_it_says_how_to_get_it(gate, monkeypatch):
 def test_a_folder_that_cannot_be_made(gate, tmp_path):
     (tmp_path / "file").write_text("")
     assert refused(gate, "--out", str(tmp_path / "file")) == (
-        f"error: cannot write to {tmp_path / 'file'} (File exists); name another folder with --out"
+        f"error: cannot write to {tmp_path / 'file'} (File exists); name another folder with --out, "
+        "or for everything with AERIE_CACHE"
     )
 
 
@@ -108,13 +111,15 @@ def test_a_record_that_cannot_be_written(gate, tmp_path):
     assert code == 2
     assert err[-1] == (
         f"error: cannot write {tmp_path / 'out' / 'verify-demo-virtual-exact.json'} (Is a directory); "
-        "name another folder with --out"
+        "name another folder with --out, or for everything with AERIE_CACHE"
     )
 
 
 def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
+    """It has no weights."""
     from aerie.llama32_1b.errors import CheckpointError
 
+    shutil.copy(DEMO_FOLDER / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=f"transformers cannot load {tmp_path}: .*; fetch it again"):
         Reference.open(tmp_path)
 
