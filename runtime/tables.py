@@ -16,8 +16,14 @@ RULED = "    \n    \n -- \n    \n -- \n -- \n    \n    \n"
 """A box of rich's: a rule below the head and between sections, and nothing else."""
 
 
-def compact_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
-    """A table that begins with columns of text and goes on with columns of figures, by their headings."""
+VERDICT = ""
+"""The heading of a column of single words, which are never broken: ok, FAIL."""
+
+
+def compact_table(
+    title: str, texts: tuple[str, ...], figures: tuple[str, ...], remarks: tuple[str, ...] = ()
+) -> Table:
+    """A table of columns of text, then of figures, then of text again, by their headings."""
     from rich.box import Box
     from rich.table import Table
 
@@ -33,17 +39,24 @@ def compact_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) 
         table.add_column(name, overflow="fold")
     for name in figures:
         table.add_column(name, justify="right", min_width=max(map(len, name.split()), default=0))
+    for name in remarks:
+        table.add_column(name, overflow="fold", no_wrap=name == VERDICT)
     return table
 
 
 def print_tables(console: Console, *tables: Table) -> None:
-    """Print them as wide as the console is, and never narrower than their figures are."""
+    """Print them as wide as the console is, and never narrower than their figures are.
+
+    Where a table is wider than the console, headings of figures wrap first, then text.
+    """
     narrow = console.width
     for table in tables:
+        wanted = console.measure(table, options=console.options.update(width=1000))
         for column in table.columns:
             if column.justify == "right":
                 cells = [str(cell) for cell in column.cells]
                 column.min_width = max(column.min_width or 0, *map(len, cells or [""]))
+                column.max_width = column.min_width if wanted.maximum > narrow else None
         least = console.measure(table, options=console.options.update(width=1000)).minimum
         console.width = max(narrow, least)
         console.print(table)

@@ -10,32 +10,30 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.box import ASCII, HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 
+from aerie.runtime.tables import VERDICT, compact_table, print_tables
 from aerie.verify.diagnosis import Diagnosis, Judged, Row
 from aerie.verify.plots import HeatMap, LineChart, heat_map, line_chart
 from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS
 
 MOST = 1000  # times a bound: beyond that, numbers say nothing
-PIPED_WIDTH = 132  # columns, where the reader is no terminal
 
 EXPLANATION = """\
-Of a layer: its output against transformers' bf16 run, where errors add up. Of a step: on the inputs that
-ours had, against transformers' float32, so that only the step's own error shows. rounding: the relative L1
-of transformers' own bf16 in the same place. bound used: beyond 100 % is too far; by cosine, largest diff,
-relative L1, bias (ours lean upwards or downwards) or shrink (ours lean towards zero)."""
+Of a layer: its output against transformers' bf16 run, where errors add up. Of
+a step: on the inputs that ours had, against transformers' float32, so that
+only the step's own error shows. rounding: the relative L1 of transformers' own
+bf16 in the same place. bound used: beyond 100 % is too far; by cosine, largest
+diff, relative L1, bias (ours lean upwards or downwards) or shrink (ours lean
+towards zero)."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
     """Tables, and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, markup=False, width=PIPED_WIDTH)
-    for table in _tables(diagnosis, HEAVY_HEAD if console.is_terminal else ASCII):
-        console.print(table)
-    console.print(EXPLANATION)
+    print_tables(console, *_tables(diagnosis))
+    console.print(EXPLANATION, soft_wrap=True)
     console.print(verdict_line(diagnosis), soft_wrap=True)
 
 
@@ -56,15 +54,15 @@ def percent(used: float) -> str:
     return f"{used:.0f}x" if used <= MOST else f"over {MOST}x"
 
 
-def _tables(diagnosis: Diagnosis, box: Box) -> Iterator[Table]:
+def _tables(diagnosis: Diagnosis) -> Iterator[Table]:
     for phase in diagnosis.phases:
-        yield _layer_table(diagnosis, phase, box)
+        yield _layer_table(diagnosis, phase)
     phase, layer = diagnosis.focus
-    yield _step_table(f"{phase}, layer {layer}: every step", diagnosis.steps(phase, layer), box)
+    yield _step_table(f"{phase}, layer {layer}: every step", diagnosis.steps(phase, layer))
 
 
-def _layer_table(diagnosis: Diagnosis, phase: str, box: Box) -> Table:
-    table = _table(f"{phase}: the output of each layer", box, "layer", "in it, nearest its bound")
+def _layer_table(diagnosis: Diagnosis, phase: str) -> Table:
+    table = _table(f"{phase}: the output of each layer", "layer", "in it, nearest its bound")
     for name, output, inside in diagnosis.outputs(phase):
         worst = max(inside, key=lambda row: row.used)
         nearest = f"{worst.step} ({percent(worst.used)})"
@@ -74,20 +72,16 @@ def _layer_table(diagnosis: Diagnosis, phase: str, box: Box) -> Table:
     return table
 
 
-def _step_table(title: str, rows: Sequence[Row], box: Box) -> Table:
-    table = _table(title, box, "step", "bound used")
+def _step_table(title: str, rows: Sequence[Row]) -> Table:
+    table = _table(title, "step", "bound used")
     for row in rows:
         table.add_row(row.step, *_numbers(row.own), percent(row.used), _verdict(bool(row.problem)))
     return table
 
 
-def _table(title: str, box: Box, first: str, last: str) -> Table:
-    table = Table(first, title=title, title_justify="left", box=box)
-    for name in ("cosine", "largest diff", "mean diff", "relative L1", "rounding"):
-        table.add_column(name, justify="right")
-    table.add_column(last)
-    table.add_column("")
-    return table
+def _table(title: str, first: str, last: str) -> Table:
+    figures = ("cosine", "largest diff", "mean diff", "relative L1", "rounding")
+    return compact_table(title, (first,), figures, (last, VERDICT))
 
 
 def _verdict(is_left: bool) -> str:

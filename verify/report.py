@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.box import ASCII, HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 
 from aerie.llama32_1b.errors import UserError
+from aerie.runtime.tables import VERDICT, compact_table, print_tables
 from aerie.verify.gate import POSITIONS, Record, Trial
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
 from aerie.virtual_npu import folders, store
@@ -46,22 +46,20 @@ def write_report(path: Path, text: str) -> None:
 
 PACKAGES = ("aerie", "numpy", "torch", "transformers")
 SHOWN_FAILURES = 10
-PIPED_WIDTH = 132  # columns, where the reader is no terminal
 
 EXPLANATION = """\
-same: tokens of our own answer until it parts from the reference's. place: the worst of either side's
-likeliest token in the other's order. rms, largest, mean: of our logits less the reference's, as a multiple
-of what rounding to bf16 does to the reference itself. KL: of the distributions, mean, in nats."""
+n: positions compared. same: tokens of our own answer until it parts from the
+reference's. place: the worst of either side's likeliest token in the other's
+order. rms, largest, mean: of our logits less the reference's, as a multiple of
+what rounding to bf16 does to the reference itself. KL: of the distributions,
+mean, in nats."""
 
 
 def print_record(record: Record, file: TextIO | None = None) -> None:
     """Tables, every failure but the first (a few, if many), and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, markup=False, width=PIPED_WIDTH)
-    for table in _tables(record, None if console.is_terminal else ASCII):
-        console.print(table)
-    console.print(EXPLANATION)
+    print_tables(console, _distance_table(record), *_identity_tables(record))
+    console.print(EXPLANATION, soft_wrap=True)
     for failure in record.failures[1 : SHOWN_FAILURES + 1]:
         console.print(f"also: {failure}", soft_wrap=True)
     console.print(verdict_line(record.failures), soft_wrap=True)
@@ -75,34 +73,18 @@ def verdict_line(failures: Sequence[Failure]) -> str:
     return f"[verify] FAIL: {failures[0]}{more}"
 
 
-def _tables(record: Record, box: Box | None) -> Iterator[Table]:
-    yield _distance_table(record, box or HEAVY_HEAD)
-    if record.identities:
-        yield _identity_table(record, box or HEAVY_HEAD)
-
-
-def _distance_table(record: Record, box: Box) -> Table:
+def _distance_table(record: Record) -> Table:
     """One row per prompt and part, the bounds at the foot."""
     bounds = record.bounds
     title = f"ours ({record.backend}, {record.numerics} products) against transformers bf16"
-    table = Table(title=title, box=box, show_footer=True)
-    for name, foot in (("prompt", "bound"), ("part", "")):
-        table.add_column(name, footer=foot)
-    for name, bound in (
-        ("positions", "n"),
-        ("same", ""),
-        ("place", f"{bounds.top_k}"),
-        ("rms", f"{bounds.rms:g}"),
-        ("largest", f"{bounds.largest:g}"),
-        ("mean", f"{bounds.bias_at_one:g}/sqrt(n)"),
-        ("KL", ""),
-        ("bound of KL", ""),
-    ):
-        table.add_column(name, justify="right", footer=bound)
-    table.add_column("", footer=record.verdict)
+    figures = ("n", "same", "place", "rms", "largest", "mean", "KL", "KL ≤")
+    table = compact_table(title, ("prompt", "part"), figures, (VERDICT,))
     for trial in record.trials:
         for row in _rows(trial, bounds):
             table.add_row(*row)
+    table.add_section()
+    limits = (f"{bounds.top_k}", f"{bounds.rms:g}", f"{bounds.largest:g}", f"{bounds.bias_at_one:g}/√n")
+    table.add_row("bound", "", "n", "", *limits, "", "", record.verdict)
     return table
 
 
@@ -141,15 +123,17 @@ def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bound
     ]
 
 
-def _identity_table(record: Record, box: Box) -> Table:
-    table = Table("the same to the bit", "numbers compared", "that differ", "", box=box)
+def _identity_tables(record: Record) -> Iterator[Table]:
+    if not record.identities:
+        return
+    table = compact_table("", ("the same to the bit",), ("numbers compared", "that differ"), ("result",))
     for found in record.identities:
         if found.skipped:
             table.add_row(found.name, "-", "-", f"skipped: {found.skipped}")
         else:
             verdict = "FAIL" if found.failure else "ok"
             table.add_row(found.name, str(found.compared), str(found.differing), verdict)
-    return table
+    yield table
 
 
 def save_record(record: Record, model: str, path: Path) -> None:

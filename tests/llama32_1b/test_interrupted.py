@@ -23,8 +23,7 @@ SIGINT, SIGTERM, SIGKILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 STOPPED = 130
 
 START = """
-import runpy, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, it would be ignored
+import runpy, sys
 sys.argv = ["aerie", *sys.argv[1:]]
 runpy.run_module("aerie", run_name="__main__", alter_sys=True)
 """

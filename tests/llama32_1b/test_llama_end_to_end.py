@@ -10,7 +10,6 @@ import re
 import select
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -262,9 +261,6 @@ def stop_an_answer(terminal, most=5):
     raise AssertionError(f"{most} answers were complete before Ctrl-C")
 
 
-@pytest.mark.skipif(
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN, reason="started in the background, with Ctrl-C ignored"
-)
 def test_chat_on_a_terminal(session):
     """Streaming, Ctrl-C at the prompt and in an answer, commands, Ctrl-D."""
     with Terminal("-m", "aerie.llama32_1b", "chat", "--backend", "virtual") as terminal:

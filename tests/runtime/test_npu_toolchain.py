@@ -331,15 +331,7 @@ def test_a_tool_that_hangs_is_killed_with_all_it_started(
     assert gone(wait_for(tmp_path / "pids"))
 
 
-@pytest.fixture
-def listens_to_ctrl_c():
-    """Also where the tests were started in the background, by a shell that has them ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_kills_what_compiles(listens_to_ctrl_c, npu_tools, decode, cache, tmp_path):
+def test_ctrl_c_kills_what_compiles(npu_tools, decode, cache, tmp_path):
     npu_tools.behave("aircc", hang=str(tmp_path / "pids"))
 
     def interrupt():

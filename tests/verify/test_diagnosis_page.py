@@ -115,11 +115,11 @@ def test_the_table_is_plain_where_it_is_piped(healthy, broken):
     assert text(healthy).splitlines()[-1] == verdict_line(healthy)
     shown = text(broken)
     assert "prefill, layer 4: every step" in shown
-    assert [line.split()[1] for line in shown.splitlines() if "LEFT" in line and "layer" not in line] == [
+    assert [line.split()[0] for line in shown.splitlines() if "LEFT" in line and "layer" not in line] == [
         "swiglu",
         "down",
     ]
-    assert [line.split()[2] for line in shown.splitlines() if "LEFT" in line and "layer" in line] == ["4"]
+    assert [line.split()[1] for line in shown.splitlines() if "LEFT" in line and "layer" in line] == ["4"]
 
 
 def test_the_record_has_every_number(broken):

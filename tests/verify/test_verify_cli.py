@@ -29,8 +29,8 @@ def test_the_demo_passes(gate):
     code, out, err, folder = gate()
     assert code == 0
     assert out[-1] == "[verify] PASS"
-    assert [line for line in out if line.startswith("| chat turn")]
-    assert [line for line in out if line.startswith("| long")]
+    assert [line for line in out if line.startswith("chat turn")]
+    assert [line for line in out if line.startswith("long ")]
     assert "virtual: long, " in "\n".join(err)
     path = folder / "verify-demo-virtual-exact.json"
     assert err[-1] == f"record: {path}"

@@ -39,7 +39,8 @@ def printed(found):
 
 
 def row(lines, name):
-    return next(line.strip("|").split("|") for line in lines if line.startswith(f"| {name}"))
+    """What stands beside the name, cell by cell, as far as cells have no blanks."""
+    return next(line.removeprefix(name).split() for line in lines if line.startswith(name))
 
 
 def test_a_pass_ends_with_its_one_line():
@@ -49,16 +50,16 @@ def test_a_pass_ends_with_its_one_line():
 
 
 def test_the_row_of_a_prompt_is_in_units_of_rounding():
-    cells = [cell.strip() for cell in row(printed(record(trial())), "greeting")]
-    assert cells[:7] == ["greeting", "steps", "3", "2 of 3", "1", "2.00", "2.00"]
-    assert cells[7] == "2.00"
+    cells = row(printed(record(trial())), "greeting")
+    assert cells[:8] == ["steps", "3", "2", "of", "3", "1", "2.00", "2.00"]
+    assert cells[8] == "2.00"
     assert cells[-1] == "ok"
 
 
 def test_positions_have_a_row_of_their_own():
     expected = Expected(Answer([4, 5, 6], THEIRS), ROUNDING, THEIRS, ROUNDING)
     lines = printed(record(trial(expected=expected, positions=DISTANCE)))
-    assert [line.split("|")[2].strip() for line in lines if "greeting" in line] == ["steps", "prompt"]
+    assert [line.split()[1] for line in lines if "greeting" in line] == ["steps", "prompt"]
 
 
 def test_a_failure_is_the_last_line_and_marks_its_row():
@@ -66,7 +67,7 @@ def test_a_failure_is_the_last_line_and_marks_its_row():
     assert lines[-1] == (
         "[verify] FAIL: teacher-forced, greeting, position 2: rms logit difference is 1.5, bound 0.25"
     )
-    assert row(lines, "greeting")[-1].strip() == "FAIL"
+    assert row(lines, "greeting")[-1] == "FAIL"
 
 
 def test_more_failures_are_told_before_the_last_line_a_few_of_them():
@@ -77,7 +78,7 @@ def test_more_failures_are_told_before_the_last_line_a_few_of_them():
 
 def test_a_part_that_was_not_reached_has_no_numbers():
     broken = trial(said=None, divergence=None, forced=None, failures=[FAILURE])
-    assert row(printed(record(broken)), "greeting")[4].strip() == "-"
+    assert row(printed(record(broken)), "greeting") == ["steps", "-", "0", "of", "0", *"------", "FAIL"]
 
 
 def test_a_long_line_is_not_broken():
@@ -94,10 +95,19 @@ def test_bit_identity_has_a_table():
     same, other = Identity("on one thread", 100), Identity("padded", 100, 7)
     skipped = Identity("a chat", skipped="there is no chat template")
     lines = printed(record(trial(), identities=[same, other, skipped]))
-    assert [cell.strip() for cell in row(lines, "on one thread")] == ["on one thread", "100", "0", "ok"]
-    assert "FAIL" in row(lines, "padded")[3]
-    assert "skipped: there is no chat template" in row(lines, "a chat")[3]
+    assert row(lines, "on one thread") == ["100", "0", "ok"]
+    assert row(lines, "padded")[-1] == "FAIL"
+    assert " ".join(row(lines, "a chat")) == "- - skipped: there is no chat template"
     assert lines[-1] == "[verify] FAIL: bit identity, padded: the count of numbers that differ is 7, bound 0"
+
+
+def test_tables_fit_80_columns():
+    """In a pipe, with numbers as wide as those of the worst fault and the longest name of a prompt."""
+    far = compare(THEIRS, THEIRS + np.float32(1000))
+    prompt = Prompt("near the compiled length", (1, 2))
+    lines = printed(record(trial(forced=far, prompt=prompt), identities=[Identity("a chat at once", 12059)]))
+    assert max(map(len, lines)) <= 80
+    assert row(lines, "near the")[-1] == "ok"
 
 
 def test_the_verdict_counts_failures_of_all_sorts():
