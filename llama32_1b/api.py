@@ -41,7 +41,7 @@ MAX_TOKENS = 128
 
 
 class Told(Reporter):
-    """Hands each line to a function, or to nobody; shows no bars."""
+    """The reporter of a caller in Python: notes go to the caller's function, if there is one; no bars."""
 
     def __init__(self, progress: Callable[[str], None] | None) -> None:
         super().__init__(terminal=False)

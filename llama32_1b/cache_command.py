@@ -180,7 +180,10 @@ def _clear(found: Sequence[Part], older_than: float | None, everything: bool) ->
 
 
 def clear(part: Part, older_than: float | None = None) -> tuple[int, int]:
-    """Remove what was not used for so many days, or all; how many files and bytes that was. UserError."""
+    """Remove what was not used for so many days, or all; how many files and bytes that was.
+
+    Raises UserError for what cannot be removed.
+    """
     limit = None if older_than is None else time.time() - older_than * _DAY
     old = [group for group in part.groups if limit is None or group.used < limit]
     files, nbytes = sum(len(group.paths) for group in old), sum(group.nbytes for group in old)

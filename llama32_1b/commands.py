@@ -136,7 +136,10 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
 
 
 def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -> RuntimeOptions:
-    """Raises BackendError, and comes first: a model may have to be fetched, which takes long."""
+    """The length, backend and cache folder that the arguments ask for. Raises BackendError.
+
+    Comes before the model is opened: that may have to be fetched, which takes long.
+    """
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
     return RuntimeOptions(arguments.seq_len, backend, arguments.cache_dir or folders.programs())
 

@@ -23,7 +23,7 @@ class TooLittleMemoryError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, or not a Llama that this project can run."""
+    """A checkpoint that is missing, damaged, or of a model that cannot be run here."""
 
 
 class ConfigError(CheckpointError):

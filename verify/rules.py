@@ -91,6 +91,7 @@ def rounding_of(session: Session) -> str:
 
 
 def bounds_of(session: Session) -> Bounds:
+    """The bounds of how the session makes matrix products (numerics_of)."""
     return EXACT if numerics_of(session) == "exact" else BFP16
 
 
