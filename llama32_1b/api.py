@@ -157,6 +157,16 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
+def _stops(stop: str | int | Iterable[str | int]) -> list[str | int]:
+    """Texts and token ids, these also of numpy's types. UserError for anything else, and an empty text."""
+    given: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
+    if "" in given:
+        raise UserError("stop holds an empty text, at which every answer would end; leave it out")
+    if wrong := [one for one in given if not isinstance(one, str | Integral)]:
+        raise UserError(f"stop takes texts and token ids, and not {reprlib.repr(wrong[0])}; leave it out")
+    return [one if isinstance(one, str) else int(one) for one in given if isinstance(one, str | Integral)]
+
+
 def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
     """The messages, or the token ids, that a prompt is; the other is empty. PromptError for neither."""
     parts: list[object] = list(prompt) if isinstance(prompt, Iterable) else [None]
@@ -199,9 +209,7 @@ class Model:
         the chat template. Raises PromptError for a prompt that cannot be run, UserError for a value out of
         range, before anything is computed; pulling pieces raises RunError where a device fails.
         """
-        stops = [stop] if isinstance(stop, str | int) else list(stop)
-        if "" in stops:
-            raise UserError("stop holds an empty text, at which every answer would end; leave it out")
+        stops = _stops(stop)
         session, sampler = self._open(), Sampler(temperature, top_k, top_p, seed)
         ids = self.encode(prompt, raw)
         with self._turn:
@@ -294,10 +302,11 @@ def load(
 ) -> Model:
     """Open a model: compile what is not yet compiled, and load the weights.
 
-    model: "demo", a folder with a checkpoint, or a Hugging Face id. backend: auto, virtual or npu. numerics:
-    exact or bfp16, on the virtual NPU. seq_len: the longest prompt to compile for, in tokens. fallback:
-    "virtual", where answers go on when the NPU fails. cache_dir: of compiled programs. progress: called with
-    each line of what is going on; nothing is printed without it. Raises AerieError.
+    model: "demo", a folder with a checkpoint, a Hugging Face id, or "base" or "instruct", Llama-3.2-1B.
+    backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. seq_len: the longest prompt
+    to compile for, in tokens. fallback: "virtual", where answers go on when the NPU fails. cache_dir: of
+    compiled programs. progress: called with each line of what is going on; nothing is printed without it.
+    Raises AerieError.
     """
     chosen = select_backend(backend, numerics)
     other = select_backend(fallback) if fallback and fallback != chosen.name else None

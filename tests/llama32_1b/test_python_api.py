@@ -160,6 +160,8 @@ def test_a_prompt_that_is_none(model: Model, prompt: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"stop": ["a", 1.5]}, "stop takes texts and token ids, and not 1.5; leave it out"),
+        ({"stop": None}, "stop takes texts and token ids, and not None; leave it out"),
         ({"stop": ["a", ""]}, "stop holds an empty text, at which every answer would end; leave it out"),
         ({"max_tokens": 0}, "0 tokens were asked for; ask for 1 or more"),
         ({"temperature": -1}, "temperature is -1; it must be 0"),
@@ -208,3 +210,9 @@ def test_all_that_a_caller_can_mend_is_one_kind_of_error() -> None:
             assert issubclass(kind, AerieError) != (name in OF_OTHERS), name
             found += 1
     assert found > 40
+
+
+def test_a_token_id_of_numpy_ends_an_answer_too(model: Model) -> None:
+    first, second, *_ = model.generate(FRANCE).token_ids
+    stop: Any = np.int64(second)
+    assert model.generate(FRANCE, stop=stop).token_ids == (first, second)

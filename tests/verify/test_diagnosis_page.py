@@ -115,6 +115,7 @@ def test_the_table_is_plain_where_it_is_piped(healthy, broken):
     assert text(healthy).splitlines()[-1] == verdict_line(healthy)
     shown = text(broken)
     assert "prefill, layer 4: every step" in shown
+    assert max(map(len, shown.splitlines()[:-1])) <= 80  # but for the verdict, which scripts read
     assert [line.split()[0] for line in shown.splitlines() if "LEFT" in line and "layer" not in line] == [
         "swiglu",
         "down",
