@@ -113,7 +113,10 @@ class CrashError(VirtualNpuRuntimeError):
     kind = "crash"
 
 
-FAULTS = ("error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak")
+FAULTS = (
+    "error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak",
+    "lock", "offset",
+)  # fmt: skip
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
 STOPPED = len(FAULTS) + 1

@@ -14,7 +14,7 @@ from aerie.virtual_npu import knobs
 from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
-FORMAT = 6
+FORMAT = 7
 """Version of the metadata and of the entries' calling convention."""
 
 

@@ -334,12 +334,3 @@ def test_a_transfer_outside_of_the_launch() -> None:
     )
     message = "air.channel.put: f: a transfer of L3 outside of any launch; air-to-aie finds no shim DMA"
     assert_warning(text, "host-transfer", message)
-
-
-@pytest.mark.parametrize("count", [63, 64])
-def test_a_buffer_sent_again(count: int) -> None:
-    made = f"%m = memref.alloc() {{air.refeed_count = {count} : i32}} : memref<64xi32, 1>"
-    if count <= 63:
-        assert_clean(program(segment=made))
-    else:
-        assert_fault(program(segment=made), "refeed", "air.refeed_count = 64; a lock counts to 63, so")

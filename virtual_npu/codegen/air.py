@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
@@ -18,6 +19,7 @@ from aerie.air_dialect.ops import (
 )
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
+from aerie.virtual_npu.codegen.device_marks import lock_fault
 from aerie.virtual_npu.codegen.effects import channels_used
 from aerie.virtual_npu.codegen.execution import Mode, takes_turns
 from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_function
@@ -123,6 +125,8 @@ def _transfer(body: Body, op: Operation) -> None:
     assert isinstance(op, ChannelTransferOp)
     name = op.name.removeprefix("air.channel.")
     site, arguments = transfer_arguments(body, op)
+    if body.checked and (fault := lock_fault(op)):
+        body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {json.dumps(fault)});')
     if body.mode is Mode.SEQUENCER:
         order = after(body, op, op.async_dependencies)
         define_token(body, op.async_token, f"sequencer.{name}({site}, {order}, {arguments})")

@@ -28,6 +28,7 @@ from aerie.virtual_npu.codegen import (  # noqa: F401 - every file of emitters r
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.buffers import checked_arguments
 from aerie.virtual_npu.codegen.channels import channel_struct, ports
+from aerie.virtual_npu.codegen.device_marks import mark_for_device
 from aerie.virtual_npu.codegen.execution import Mode, function_mode, public_functions
 from aerie.virtual_npu.codegen.functions import function
 from aerie.virtual_npu.codegen.passes.pipeline import advance
@@ -132,6 +133,8 @@ def generate(
     `kernel_dirs` are folders with the sources of external kernels, of which the signatures are read.
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
+    if options.checks:
+        mark_for_device(module)
     advance(module, options, kernel_dirs)
     file = CppFile(module, text.splitlines(), options)
     entries = {}

@@ -73,6 +73,8 @@ class Device:
     cascade_bits: width of the accumulator cascade between neighbouring cores.
     packet_ids: ids that packets can carry (5 bits).
     max_lock_value: what a semaphore lock counts to (6 bits).
+    shim_offset_bits: bits of the offset that is added to a host buffer's address where a command stream is
+    patched; what lies further on in the buffer cannot be named (mlir-aie pull request 3718).
     """
 
     name: str
@@ -95,6 +97,12 @@ class Device:
     cascade_bits: int = 512
     packet_ids: int = 32
     max_lock_value: int = 63
+    shim_offset_bits: int = 32
+
+    @property
+    def host_buffer_bytes(self) -> int:
+        """Bytes of a host buffer at which a transfer can begin: 4 GiB."""
+        return int(2**self.shim_offset_bits)
 
     @property
     def l1_budget(self) -> int:
@@ -169,5 +177,6 @@ XRT_BACKEND: Final = "mlir-air python/air/backend/xrt.py"
 AIE_API: Final = "aie_api aie_doc.hpp vector_alignment"
 LINKING: Final = "mlir-aie aiecc: aie-assign-core-link-files"
 """How `link_with` becomes an object on the linker's command line."""
+REFEED_PASS: Final = "mlir-air AIRMiscPasses.cpp AIRAnnotateRefeed"
 ADDRESS_PATCH: Final = "mlir-aie pull request 3718"
 REGISTRY: Final = "mlir-air kernel_registry: GEMV_bf16"

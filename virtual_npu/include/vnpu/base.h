@@ -169,7 +169,10 @@ int describe(const Where *where, char *text, int capacity);
 
 // Thrown where the run cannot go on; ends as the text and the status of the entry.
 struct Failure {
-  enum Kind { kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak, kStopped };
+  enum Kind {
+    kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak, kLock, kOffset,
+    kStopped
+  };
   Kind kind;
   char text[8000];
 };

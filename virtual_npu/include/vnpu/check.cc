@@ -183,6 +183,14 @@ void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent
           ll(high), Described(buffer.label).text, ll(extent - 1));
 }
 
+void fail_offset(Site site, const Buffer &buffer, const char *first) {
+  const i64 offset = first - buffer.base;
+  fail_as(Failure::kOffset, site,
+          "begins %lld bytes into %s; the shim is given offsets in 32 bits, so it would begin at byte %lld; let offsets "
+          "end below %lld: put what lies beyond into another argument",
+          ll(offset), Described(buffer.label).text, ll(offset % kHostOffsets), ll(kHostOffsets));
+}
+
 void fail_extent(const Place &at, int dimension, i64 size, i64 loops) {
   fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension,
           at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));

@@ -63,12 +63,16 @@ inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&siz
 }
 
 #if VNPU_CHECKS
+// Where in a buffer a transfer can begin: the shim is given offsets in 32 bits. Buffers of L1 and L2 are smaller.
+inline constexpr i64 kHostOffsets = i64(1) << 32;
+[[noreturn]] void fail_offset(Site site, const Buffer &buffer, const char *first);
 [[noreturn]] void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent);
 template <class T, int R>
 inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
   i64 low, high;
   Access a = pattern(data.p, offset, sizes, strides, low, high);
   if (a.count > 0 && (low < 0 || high >= extent)) fail_outside(site, *data.buffer, low, high, extent);
+  if (__builtin_expect(a.first - data.buffer->base >= kHostOffsets, 0)) fail_offset(site, *data.buffer, a.first);
   a.buffer = data.buffer;
   return a;
 }

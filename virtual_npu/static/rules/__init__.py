@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aerie.virtual_npu.static.report import Finding
-from aerie.virtual_npu.static.rules import channels, externals, lowering, memory, placement, transfers
+from aerie.virtual_npu.static.rules import channels, externals, locks, lowering, memory, placement, transfers
 from aerie.virtual_npu.static.scopes import Program, Scope
 
 OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
@@ -15,7 +15,7 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     memory.memories,
     transfers.walks,
     channels.types,
-    channels.refeeds,
+    locks.refeed_counts,
     externals.symbols,
     lowering.forms,
     lowering.known_bad,

@@ -256,19 +256,6 @@ def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
         yield Fault("host-transfer", place_of(op), message, CHANNEL_API, op, certain=False)
 
 
-def refeeds(program: Program) -> Iterator[Finding]:
-    """Buffers that are sent again and again: each fill releases a lock so many times."""
-    limit = program.device.max_lock_value
-    for op in program.module.walk():
-        count = integer_attribute(op, "air.refeed_count")
-        if count is not None and count > limit:
-            message = (
-                f"air.refeed_count = {count}; a lock counts to {limit}, so send the buffer at most {limit} "
-                "times per fill"
-            )
-            yield Fault("refeed", place_of(op), message, TARGET_MODEL, op)
-
-
 def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
     """Attributes that choose a channel or a column by number."""
     device = program.device

@@ -123,9 +123,6 @@ def _space(op: Operation, value: SSAValue) -> Iterator[Fault]:
 
 # ---- arguments of a program ----
 
-BUFFER_LIMIT = 1 << 32
-"""Bytes: larger offsets are cut to 32 bits when the driver fills in the addresses of a command stream."""
-
 
 def arguments(program: Program) -> Iterator[Finding]:
     """Number and size of the arguments of each function that runs something on the array."""
@@ -140,15 +137,15 @@ def arguments(program: Program) -> Iterator[Finding]:
         advice = "put several into one buffer, or split the program"
         used = len(function.function_type.inputs)
         yield Usage(name, "host arguments", used, limit, source, advice, function)
-        yield from _sizes(function, name)
+        yield from _sizes(function, name, device.host_buffer_bytes)
 
 
-def _sizes(function: FuncOp, name: str) -> Iterator[Fault]:
+def _sizes(function: FuncOp, name: str, limit: int) -> Iterator[Fault]:
     for number, type_ in enumerate(function.function_type.inputs):
         nbytes = memref_bytes(type_) if isinstance(type_, MemRefType) else None
-        if nbytes is not None and nbytes >= BUFFER_LIMIT:
+        if nbytes is not None and nbytes >= limit:
             message = (
-                f"argument {number} has {nbytes} bytes; offsets of {BUFFER_LIMIT} and more are cut to 32 "
+                f"argument {number} has {nbytes} bytes; offsets of {limit} and more are cut to 32 "
                 "bits, so split it into several buffers"
             )
             yield Fault("host-buffer", name, message, ADDRESS_PATCH, function)

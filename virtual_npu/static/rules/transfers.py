@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
+from xdsl.ir import SSAValue
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
-from aerie.air_dialect.readings import is_regular, multiple, number
+from aerie.air_dialect.readings import interval, is_regular, multiple, number
 from aerie.air_dialect.types import attribute_text
 from aerie.virtual_npu.static.device import (
+    ADDRESS_PATCH,
     DESCRIPTOR_FIELDS,
     DESCRIPTOR_RULES,
     LOWERING,
@@ -64,6 +66,8 @@ def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
             TASK_QUEUE,
         )
     yield from _padding(side, device)
+    if side.space == 0:
+        yield from _host_offset(side, device.host_buffer_bytes)
     dims = side.known_dims
     if dims is None:
         return
@@ -77,6 +81,26 @@ def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
     dims = _contiguous([(size, stride) for size, stride in dims if size != 1])
     yield from _granules(side, dims, device.granule_bytes * 8)
     yield from _fields(side, dims, repeats, limits, device.granule_bytes * 8)
+
+
+def _host_offset(side: Side, limit: int) -> Iterator[Complaint]:
+    """Where in a host buffer a transfer begins, at the most; an offset that is not known counts as 0."""
+    pairs = zip(reversed(side.offsets), reversed(side.strides), strict=False)
+    furthest = sum(_most(offset) * (stride or 0) for offset, stride in pairs) * side.bits // 8
+    if furthest >= limit:
+        yield Complaint(
+            "host-offset",
+            f"an offset of up to {furthest} bytes; a shim's descriptor is given the offset in 32 bits, so it "
+            f"would begin at byte {furthest % limit}; offsets end below {limit}, so put what lies beyond "
+            "into another argument",
+            ADDRESS_PATCH,
+        )
+
+
+def _most(value: SSAValue) -> int:
+    """The largest number that an index takes, 0 where that is not known."""
+    found = interval(value)
+    return 0 if found is None else found[1]
 
 
 def _signs(dims: Dims) -> Iterator[Complaint]:
