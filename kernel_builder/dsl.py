@@ -9,7 +9,8 @@ core computes. The whole of eltwise add:
     out = k.argument("out", (rows, cols), bf16, Role.OUTPUT)
     with k.launch(), k.segment("add_seg"), k.herd(8, 1, name="add_herd") as (tx, _):
         l1_a, l1_b, l1_out = (k.alloc(L1, (cols,), bf16) for _ in range(3))
-        for row in k.loop(tx * (rows // 8), (tx + 1) * (rows // 8)):
+        for own in k.loop(rows // 8):
+            row = tx * (rows // 8) + own
             k.dma(l1_a, a[row, :])
             k.dma(l1_b, b[row, :])
             for j in k.loop(0, cols, 16):

@@ -10,9 +10,10 @@ f32 and rounds it once. The sum of squares stands in L1 from step to step and is
 for mlir-air records that those go wrong where the loop around is double-buffered.
 
 Rows (prefill): eight cores in a row (herd 8x1), each with its own rows, a few per DMA. Every core reads the
-weight once. Rows too long to stand in L1 five times go one by one and leave in pieces. Vector (decode,
-rows=None): every core reads the whole vector, because each needs its mean, and writes its own slice. The
-weight comes in over the second input channel of a core, so two L3 streams in and one out.
+weight once. Rows too long to stand in L1 five times go one by one and are normalized where they lie: a loop of
+DMAs after another loop, in one over the rows, is left unfolded by aircc, and aiecc then fails on it. Vector
+(decode, rows=None): every core reads the whole vector, because each needs its mean, and writes its own slice.
+The weight comes in over the second input channel of a core, so two L3 streams in and one out.
 
 The mean is a product with 1/cols: a scalar division costs more stack than a core has by default (about 1152
 bytes against 1024, mlir-air's xrt.py).
@@ -54,8 +55,8 @@ def l1_elements(device: Device) -> int:
 
 
 def longest_row(device: Device = NPU2) -> int:
-    """The most columns: x twice and the weight must fit, and two pieces of a result of 16 elements."""
-    return (l1_elements(device) - 2 * LANES) // 3 // LANES * LANES
+    """The most columns: x twice and the weight must fit."""
+    return l1_elements(device) // 3 // LANES * LANES
 
 
 def build(
@@ -106,21 +107,19 @@ def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x:
 
 
 def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
-    """Each core normalizes its own rows, one per DMA in; a result leaves in the largest pieces that fit."""
+    """Each core normalizes its own rows where they lie, one per DMA."""
     rows, cols = x.shape
-    share = rows // herd_x
-    piece = largest_divisor(cols, (l1_elements(k.device) - 3 * cols) // 2, LANES)
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
-    l1_out, l1_sums = k.alloc(L1, (piece,), bf16, "l1_out"), _sums(k)
+    l1_sums = _sums(k)
     k.dma(l1_weight, weight)
-    for row in k.loop(tx * share, (tx + 1) * share):
+    for own in k.loop(rows // herd_x):
+        row = tx * (rows // herd_x) + own
         k.dma(l1_x, x[row, :])
         scale = _inverse_rms(k, l1_x, l1_sums, eps)
-        for at in k.loop(0, cols, piece):
-            for j in k.loop(0, piece, LANES):
-                lanes = slice(at + j, at + j + LANES)
-                k.store(l1_out[j : j + LANES], _scaled(k, l1_x[lanes], scale, l1_weight[lanes]))
-            k.dma(out[row, at : at + piece], l1_out)
+        for j in k.loop(0, cols, LANES):
+            lanes = slice(j, j + LANES)
+            k.store(l1_x[lanes], _scaled(k, l1_x[lanes], scale, l1_weight[lanes]))
+        k.dma(out[row, :], l1_x)
 
 
 def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:

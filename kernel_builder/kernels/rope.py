@@ -2,9 +2,11 @@
 
 Prefill: eight cores in a row (herd 8x1), each with its own positions. Decode (rows=None): one position, one
 core. A core takes a position's row of the table over one input channel, its heads over the other, and sends
-the rotated heads out. The table's row is cosines, then sines, head_dim / 2 of each, so it is a plain
-(rows, head_dim) array. The compute is `rope_halfsplit.cc`; its symbol is renamed for each shape of a row,
-because queries and keys have different numbers of heads and stand in one program.
+the rotated heads out. Its loop counts from 0: where a loop's bounds come of the tile's id, mlir-air moves its
+DMAs out of the herd without the index of their channel (air-dma-to-channel), and then refuses them. The
+table's row is cosines, then sines, head_dim / 2 of each, so it is a plain (rows, head_dim) array. The compute
+is `rope_halfsplit.cc`; its symbol is renamed for each shape of a row, because queries and keys have different
+numbers of heads and stand in one program.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def build(
     with k.launch(), k.segment("rope_segment"), k.herd(herd_x, 1, name="rope_herd") as (tx, _):
         l1_lut = k.alloc(L1, (head_dim,), bf16, "l1_lut")
         l1_x, l1_out = (k.alloc(L1, (heads * head_dim,), bf16, name) for name in ("l1_x", "l1_out"))
-        for at in k.loop(tx * (count // herd_x), (tx + 1) * (count // herd_x)):
+        for own in k.loop(count // herd_x):
+            at = tx * (count // herd_x) + own
             k.dma(l1_lut, _position(lut, count, at))
             for chunk in k.loop(0, n_heads // heads):
                 k.dma(l1_x, x_chunks[at, chunk])
