@@ -173,7 +173,8 @@ concept Accum = host::is_accum_type<std::remove_cvref_t<A>>::value;
 template <typename Tag, unsigned N = 16>
   requires host::AccumTag<Tag>
 AIE_HOST_INLINE accum<Tag, N> zeros() {
-  return accum<Tag, N>(typename accum<Tag, N>::storage_t{});
+  using L = typename accum<Tag, N>::lane_type;
+  return accum<Tag, N>(host::registers<L, N>(L{}));
 }
 
 template <typename Tag, unsigned N, typename... Rest>

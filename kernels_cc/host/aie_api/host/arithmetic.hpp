@@ -239,11 +239,13 @@ template <typename Tag, unsigned N, typename A, typename B>
   requires host::FactorsFor<Tag, N, A, B>
 AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B& b) {
   using Lanes = host::registers<typename accum<Tag, N>::lane_type, N>;
-  const Lanes x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
-  if constexpr (host::exact_product<A, B>)
-    return accum<Tag, N>(host::multiply_add_bf16<N>(x, y, acc.data));
-  else
+  if constexpr (host::exact_product<A, B>) {
+    const auto x = host::as_vector<bfloat16, N>(a), y = host::as_vector<bfloat16, N>(b);
+    return accum<Tag, N>(host::multiply_add_bf16<N>(x.data, y.data, acc.data));
+  } else {
+    const Lanes x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
     return accum<Tag, N>(acc.data + x * y);
+  }
 }
 template <typename Tag, unsigned N, typename A, typename B>
   requires host::FactorsFor<Tag, N, A, B>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "modes.hpp"
 #include "vnpu/dots.h"
@@ -118,7 +119,9 @@ struct registers {
   lanes<L, width> part[N / width];
 
   registers() = default;
-  AIE_HOST_INLINE registers(L value) : registers(value - lanes<L, N>{}) {}
+  AIE_HOST_INLINE registers(L value) {
+    each_index([&](auto i) { part[i] = value - lanes<L, width>{}; });
+  }
   AIE_HOST_INLINE registers(const lanes<L, N>& whole) { std::memcpy(&part, &whole, sizeof(part)); }
   AIE_HOST_INLINE operator lanes<L, N>() const {
     lanes<L, N> whole;
@@ -131,9 +134,15 @@ struct registers {
   template <typename F, typename... In>
   AIE_HOST_INLINE static registers each(F f, const In&... in) {
     registers out;
-#pragma GCC unroll 128
-    for (unsigned i = 0; i < N / width; ++i) out.part[i] = f(in.part[i]...);
+    each_index([&](auto i) { out.part[i] = f(in.part[i]...); });
     return out;
+  }
+  // f(i) for every part. No loop: g++ 12 keeps in memory what a loop of eight goes over.
+  template <typename F>
+  AIE_HOST_INLINE static void each_index(F f) {
+    [&]<unsigned... I>(std::integer_sequence<unsigned, I...>) {
+      (f(std::integral_constant<unsigned, I>()), ...);
+    }(std::make_integer_sequence<unsigned, N / width>());
   }
   AIE_HOST_INLINE friend registers operator-(const registers& a) {
     return each([](const auto& x) { return -x; }, a);
@@ -172,6 +181,20 @@ inline constexpr unsigned lane_count = sizeof(V) / sizeof(L);
 
 template <unsigned N>
 AIE_HOST_INLINE lanes<float, N> widen(const lanes<std::uint16_t, N>& bits) {
+#if defined(__AVX2__) && !defined(__clang__)
+  // g++ 12 makes several instructions of this conversion where there is one.
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    typedef short Shorts __attribute__((vector_size(32)));
+    typedef int Ints __attribute__((vector_size(64)));
+    return (lanes<float, 16>)(__builtin_ia32_pmovzxwd512_mask((Shorts)bits, Ints{}, -1) << 16);
+  }
+#endif
+  if constexpr (N == 8) {
+    typedef short Shorts __attribute__((vector_size(16)));
+    return (lanes<float, 8>)(__builtin_ia32_pmovzxwd256((Shorts)bits) << 16);
+  }
+#endif
   return (lanes<float, N>)(__builtin_convertvector(bits, lanes<std::uint32_t, N>) << 16);
 }
 
@@ -239,12 +262,16 @@ AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, cons
   if constexpr (N == 4) return __builtin_ia32_vfmaddps(a, b, c);
 #endif
 }
+// The same of bf16 lanes. A register is widened when its turn comes: all of them at once are more than a CPU has.
 template <unsigned N>
-AIE_HOST_INLINE registers<float, N> multiply_add_bf16(const registers<float, N>& a, const registers<float, N>& b,
+AIE_HOST_INLINE registers<float, N> multiply_add_bf16(const lanes<std::uint16_t, N>& a, const lanes<std::uint16_t, N>& b,
                                                       const registers<float, N>& c) {
-  using R = registers<float, N>;
-  return R::each([](const auto& x, const auto& y, const auto& sum) { return multiply_add_bf16<R::width>(x, y, sum); },
-                 a, b, c);
+  constexpr unsigned M = registers<float, N>::width;
+  registers<float, N> out;
+  out.each_index([&](auto i) {
+    out.part[i] = multiply_add_bf16<M>(widen<M>(part_of<M>(a, i)), widen<M>(part_of<M>(b, i)), c.part[i]);
+  });
+  return out;
 }
 
 template <typename T>
