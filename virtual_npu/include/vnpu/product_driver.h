@@ -98,8 +98,12 @@ class Driver {
   }
 
  private:
-  static constexpr i64 kDepth = 384;              // steps of k of a packed panel
-  static constexpr i64 kMostRows = 512;           // of a that are packed at once
+  using Left = typename Kernel::Left;
+  using Packed = typename Kernel::Packed;
+  static constexpr bool kReadsAsItLies = same_type<Left, bf16>;
+  // Steps of k of a packed panel, which takes 24 KiB; and rows of a that are packed at once, which take 384 KiB.
+  static constexpr i64 kDepth = (24 << 10) * Kernel::kGroup / (Kernel::kColumns * i64(sizeof(Packed)));
+  static constexpr i64 kMostRows = (384 << 10) / (kDepth * i64(sizeof(Left)));
   static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
   static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
 
@@ -108,10 +112,10 @@ class Driver {
     if (first >= end) return;
     Blocks blocks;
     const i64 most = m_ < kMostRows ? m_ : kMostRows;
-    const bool packs = !is_run_ || end - first >= kWorthPacking;
-    bf16 *const packed = packs ? blocks.alloc<bf16>(most * kDepth) : nullptr;
-    const bf16 **const rows = blocks.alloc<const bf16 *>(most);
-    auto *const panel = blocks.alloc<typename Kernel::Packed>(Kernel::kColumns * kDepth);
+    const bool packs = !is_run_ || !kReadsAsItLies || end - first >= kWorthPacking;
+    Left *const packed = packs ? blocks.alloc<Left>(most * kDepth) : nullptr;
+    const Left **const rows = blocks.alloc<const Left *>(most);
+    auto *const panel = blocks.alloc<Packed>(Kernel::kColumns * kDepth);
     for (i64 m = 0; m < m_; m += kMostRows) {
       const i64 count = m_ - m < kMostRows ? m_ - m : kMostRows;
       const i64 turns = (count + Kernel::kRows - 1) / Kernel::kRows;
@@ -142,35 +146,34 @@ class Driver {
   }
 
   // Rows of a from step k on as runs of k: as they lie, or packed.
-  void place_rows(i64 first, i64 count, i64 k, bf16 *packed, const bf16 **rows) const {
+  void place_rows(i64 first, i64 count, i64 k, Left *packed, const Left **rows) const {
     const i64 length = (depth(k) + Kernel::kGroup - 1) / Kernel::kGroup * Kernel::kGroup;
     for (i64 m = 0; m < count; ++m) {
       const bf16 *const from = product_.a + a_rows_[first + m];
-      rows[m] = packed ? packed + m * length : from + a_steps_[k];
-      if (packed) pack_row(from, a_steps_.some(k, kDepth), length, packed + m * length);
+      if constexpr (kReadsAsItLies) rows[m] = from + a_steps_[k];
+      if (!packed) continue;
+      rows[m] = packed + m * length;
+      pack_row(from, a_steps_.some(k, kDepth), length, packed + m * length);
     }
   }
 
-  void pack_row(const bf16 *from, const Places &places, i64 length, bf16 *to) const {
+  void pack_row(const bf16 *from, const Places &places, i64 length, Left *to) const {
     const i64 *const steps = places.at;
     const i64 count = places.count;
-    if (is_run_) {
-      memcpy(to, from + steps[0], size_t(count) * sizeof(bf16));
-      return;
-    }
     for (i64 k = 0; k < count;) {
-      i64 run = 1;
+      i64 run = is_run_ ? count : 1;
       while (run < 8 && k + run < count && steps[k + run] == steps[k] + run) ++run;
-      if (run == 8) memcpy(to + k, from + steps[k], 8 * sizeof(bf16));
-      else for (i64 i = 0; i < run; ++i) to[k + i] = from[steps[k + i]];
+      const bf16 *const here = from + steps[k];
+      if constexpr (kReadsAsItLies) memcpy(to + k, here, size_t(run) * sizeof(Left));
+      else for (i64 i = 0; i < run; ++i) to[k + i] = widen(here[i]);
       k += run;
     }
-    for (i64 k = count; k < length; ++k) to[k] = bf16{0};
+    for (i64 k = count; k < length; ++k) to[k] = Left{};
   }
 
   // Rows of c from `m` on, so many at a time as long as there are as many; then half as many.
   template <int Rows>
-  void add_rows(i64 m, i64 end, const bf16 *const *rows, const typename Kernel::Packed *panel, i64 k, const Places &columns,
+  void add_rows(i64 m, i64 end, const Left *const *rows, const Packed *panel, i64 k, const Places &columns,
                 Ahead &of_a, Ahead &of_b) const {
     for (; m + Rows <= end; m += Rows, rows += Rows) {
       float *c[Rows];

@@ -1,10 +1,10 @@
 // Micro-kernels of the matrix product: what product_driver.h needs of a machine.
 //
-// A micro-kernel adds to kColumns columns of up to kRows rows of c. The rows of a are runs of k; b comes as the kernel
-// itself packs it, kGroup steps of k together. There are two:
+// A micro-kernel adds to kColumns columns of up to kRows rows of c. The rows of a are runs of k, of Left; b comes as the
+// kernel itself packs it, kGroup steps of k together. There are two:
 //
 //   Bf16Dots    two products and their sum per lane and instruction (dots.h)
-//   Plain       any machine: one fused multiply-add at a time, in the order of k
+//   Plain       any machine: one fused multiply-add of f32 at a time, in the order of k; the same bits on all of them
 //
 // Either gives the bits that vector.contract gives by itself on that machine (contract.h): products in pairs are those of
 // steps 2i and 2i + 1 of k.
@@ -14,6 +14,9 @@
 
 #include "vnpu/arith.h"
 #include "vnpu/dots.h"
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace vnpu::product {
 
@@ -35,45 +38,148 @@ VNPU_INLINE void scatter(T *row, const Places &columns, const T *from) {
   for (int i = 0; i < columns.count; ++i) row[columns.at[i]] = from[i];
 }
 
-struct Plain {
-#if defined(__AVX512VL__)
-  static constexpr int kRows = 8;  // there are 32 registers
+// The CPU's vectors of f32, and how many sums fit its registers beside what they are made of.
+#if defined(__AVX512F__)
+inline constexpr int kFloats = 16, kRowsOfSums = 8, kVectorsOfSums = 2;
+#elif defined(__AVX2__)
+inline constexpr int kFloats = 8, kRowsOfSums = 4, kVectorsOfSums = 3;
+#elif defined(__aarch64__)
+inline constexpr int kFloats = 4, kRowsOfSums = 8, kVectorsOfSums = 2;
 #else
-  static constexpr int kRows = 4;
+inline constexpr int kFloats = 4, kRowsOfSums = 4, kVectorsOfSums = 2;
 #endif
-  static constexpr int kColumns = 16, kGroup = 1;
+
+// Lanes of two vectors, those of the second numbered on from those of the first.
+template <int... Lane>
+VNPU_INLINE Vec<float, 8> lanes_of(const Vec<float, 8> &a, const Vec<float, 8> &b) {
+#if defined(VNPU_SHUFFLE)
+  return {__builtin_shufflevector(a.v, b.v, Lane...)};
+#else
+  typedef int Order __attribute__((vector_size(32)));
+  return {__builtin_shuffle(a.v, b.v, Order{Lane...})};
+#endif
+}
+
+// Eight rows of eight: rows become columns.
+VNPU_INLINE void transpose(Vec<float, 8> (&rows)[8]) {
+  Vec<float, 8> pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = lanes_of<0, 8, 1, 9, 4, 12, 5, 13>(rows[i], rows[i + 1]);
+    pairs[i + 1] = lanes_of<2, 10, 3, 11, 6, 14, 7, 15>(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = lanes_of<0, 1, 8, 9, 4, 5, 12, 13>(pairs[i + j], pairs[i + 2 + j]);
+      fours[i + 2 * j + 1] = lanes_of<2, 3, 10, 11, 6, 7, 14, 15>(pairs[i + j], pairs[i + 2 + j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = lanes_of<0, 1, 2, 3, 8, 9, 10, 11>(fours[i], fours[i + 4]);
+    rows[i + 4] = lanes_of<4, 5, 6, 7, 12, 13, 14, 15>(fours[i], fours[i + 4]);
+  }
+}
+
+struct Plain {
+  static constexpr int kLanes = kFloats, kRows = kRowsOfSums, kColumns = kVectorsOfSums * kLanes, kGroup = 1;
+  using Left = float;
   using Packed = float;
-  using Row = Vec<float, kColumns>;
 
   // Columns of b over k steps, widened; zeros where there are fewer than kColumns.
   static void pack(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
-    for (i64 i = 0; i < k.count; ++i, to += kColumns) {
+    const int whole = columns.count / 8 * 8;
+    int n = 0;
+    if (k.are_runs_of(8)) {
+      for (; n < whole; n += 8) pack_squares(b, k, columns.at + n, to + n);
+    } else if (columns.run >= 8) {
+      for (; n < whole; n += 8) pack_runs(b + columns.at[n], k, to + n);
+    }
+    if (n == kColumns) return;
+    for (i64 i = 0; i < k.count; ++i) {
       const bf16 *const row = b + k.at[i];
-      for (int n = 0; n < columns.count; ++n) to[n] = widen(row[columns.at[n]]);
-      for (int n = columns.count; n < kColumns; ++n) to[n] = 0;
+      for (int m = n; m < kColumns; ++m) to[i * kColumns + m] = m < columns.count ? widen(row[columns.at[m]]) : 0;
     }
   }
 
   template <int Rows>
-  static void add(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
-    Row sum[Rows];
+  static void add(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
+    if (columns.count == kColumns && columns.run >= kLanes) return add_to<Rows, true>(a, b, k, c, columns);
+    add_to<Rows, false>(a, b, k, c, columns);
+  }
+
+ private:
+  typedef float Floats __attribute__((vector_size(kLanes * 4)));
+
+  // a b + c, rounded once.
+  static VNPU_INLINE Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return fma(Vec<float, kLanes>{a}, Vec<float, kLanes>{b}, Vec<float, kLanes>{c}).v;
+#endif
+  }
+
+  // Eight columns that are runs of eight steps of k: squares of eight by eight are turned.
+  static VNPU_INLINE void pack_squares(const bf16 *b, const Places &k, const i64 *columns, Packed *to) {
+    for (i64 i = 0; i < k.count; i += 8) {
+      Vec<float, 8> square[8];
+#pragma GCC unroll 8
+      for (int n = 0; n < 8; ++n) square[n] = widen(vnpu::load<bf16, 8>(b + k.at[i] + columns[n]));
+      transpose(square);
+#pragma GCC unroll 8
+      for (int n = 0; n < 8; ++n) vnpu::store(to + (i + n) * kColumns, square[n]);
+    }
+  }
+
+  // Eight columns that lie side by side.
+  static VNPU_INLINE void pack_runs(const bf16 *b, const Places &k, Packed *to) {
+    for (i64 i = 0; i < k.count; ++i, to += kColumns) vnpu::store(to, widen(vnpu::load<bf16, 8>(b + k.at[i])));
+  }
+
+  // A function by itself, so that nothing around it competes for registers with its inner loop.
+  template <int Rows, bool Runs>
+  [[gnu::noinline]] static void add_to(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
+    Floats sum[Rows][kVectorsOfSums];
+    const Left *row[Rows];
+    alignas(64) float buffer[kColumns] = {};
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      Lanes<float, kColumns> lanes{};
-      gather(c[r], columns, lanes.at);
-      sum[r] = lanes.vec();
+      row[r] = a[r];
+      if constexpr (!Runs) gather(c[r], columns, buffer);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectorsOfSums; ++v) {
+        memcpy(&sum[r][v], Runs ? c[r] + columns.at[v * kLanes] : buffer + v * kLanes, sizeof(Floats));
+      }
     }
     for (i64 i = 0; i < k; ++i, b += kColumns) {
-      const Row right = vnpu::load<float, kColumns>(b);
+      Floats right[kVectorsOfSums];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectorsOfSums; ++v) memcpy(&right[v], b + v * kLanes, sizeof(Floats));
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) sum[r] = fma(splat<float, kColumns>(widen(a[r][i])), right, sum[r]);
+      for (int r = 0; r < Rows; ++r) {
+        const Floats factor = row[r][i] - Floats{};
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectorsOfSums; ++v) sum[r][v] = fused(factor, right[v], sum[r][v]);
+      }
     }
-    for (int r = 0; r < Rows; ++r) scatter(c[r], columns, Lanes<float, kColumns>(sum[r]).at);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectorsOfSums; ++v) {
+        memcpy(Runs ? c[r] + columns.at[v * kLanes] : buffer + v * kLanes, &sum[r][v], sizeof(Floats));
+      }
+      if constexpr (!Runs) scatter(c[r], columns, buffer);
+    }
   }
 };
 
 #if defined(VNPU_BF16_DOTS)
 struct Bf16Dots {
   static constexpr int kLanes = 16, kRows = 8, kVectors = 2, kColumns = kVectors * kLanes, kGroup = 2;
+  using Left = bf16;
   using Packed = uint32_t;  // of one column, two steps of k
 
   // Columns of b over k steps, every two of them interleaved; zeros for what is missing.
