@@ -195,13 +195,14 @@ class _Attention:
         for tile in range(s.num_q_tiles):
             l2_q = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_q")
             self._pass_on(self.q_in[tile], l2_q, self.q_l1[tile, 0])
-            l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
-            k.get(self.out_l2[tile], l2_out)
-            k.put(self.out_l3[tile], l2_out)
         for stage in range(s.num_stages):
             l2_kv = k.alloc(L2, (s.lkp, s.head_dim), bf16, "l2_kv")
             for _ in k.loop(0, 2 * s.tiles_of(stage)):
                 self._pass_on(self.kv_in[stage], l2_kv, self.kv_l1[0, stage])
+        for tile in range(s.num_q_tiles):
+            l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
+            k.get(self.out_l2[tile], l2_out)
+            k.put(self.out_l3[tile], l2_out)
 
     def _pass_on(self, source: ChannelEnd, tile: Buffer, to: ChannelEnd) -> None:
         """Receive a row-major tile, and send it as panels: in the order panel, row, column of the panel."""

@@ -82,51 +82,27 @@ builtin.module {
         %l2_q = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c0_1] (%l2_q[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c0_1, %c0_1] (%l2_q[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c0_1] (%l2_out[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c0_1] (%l2_out[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_1 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c1_2] (%l2_q_1[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c1_2, %c0_1] (%l2_q_1[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_1 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c1_2] (%l2_out_1[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c1_2] (%l2_out_1[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_2 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c2_2] (%l2_q_2[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c2_2, %c0_1] (%l2_q_2[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_2 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c2_2] (%l2_out_2[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c2_2] (%l2_out_2[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_3 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c3_1] (%l2_q_3[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c3_1, %c0_1] (%l2_q_3[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_3 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c3_1] (%l2_out_3[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c3_1] (%l2_out_3[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_4 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c4_1] (%l2_q_4[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c4_1, %c0_1] (%l2_q_4[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_4 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c4_1] (%l2_out_4[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c4_1] (%l2_out_4[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_5 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c5_1] (%l2_q_5[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c5_1, %c0_1] (%l2_q_5[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_5 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c5_1] (%l2_out_5[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c5_1] (%l2_out_5[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_6 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c6_1] (%l2_q_6[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c6_1, %c0_1] (%l2_q_6[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_6 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c6_1] (%l2_out_6[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c6_1] (%l2_out_6[] [] []) : (memref<16x64xbf16, 1>)
         %l2_q_7 = memref.alloc() : memref<16x64xbf16, 1>
         air.channel.get @q_in[%c7_1] (%l2_q_7[] [] []) : (memref<16x64xbf16, 1>)
         air.channel.put @q_l1[%c7_1, %c0_1] (%l2_q_7[%c0_1, %c0_1, %c0_1] [%c8, %c16_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<16x64xbf16, 1>)
-        %l2_out_7 = memref.alloc() : memref<16x64xbf16, 1>
-        air.channel.get @out_l2[%c7_1] (%l2_out_7[] [] []) : (memref<16x64xbf16, 1>)
-        air.channel.put @out_l3[%c7_1] (%l2_out_7[] [] []) : (memref<16x64xbf16, 1>)
         %l2_kv = memref.alloc() : memref<64x64xbf16, 1>
         scf.for %i_2 = %c0_1 to %c2_2 step %c1_2 {
           air.channel.get @kv_in[%c0_1] (%l2_kv[] [] []) : (memref<64x64xbf16, 1>)
@@ -137,6 +113,30 @@ builtin.module {
           air.channel.get @kv_in[%c1_2] (%l2_kv_1[] [] []) : (memref<64x64xbf16, 1>)
           air.channel.put @kv_l1[%c0_1, %c1_2] (%l2_kv_1[%c0_1, %c0_1, %c0_1] [%c8, %c64_1, %c8] [%c8, %c64_1, %c1_2]) : (memref<64x64xbf16, 1>)
         }
+        %l2_out = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c0_1] (%l2_out[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c0_1] (%l2_out[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_1 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c1_2] (%l2_out_1[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c1_2] (%l2_out_1[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_2 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c2_2] (%l2_out_2[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c2_2] (%l2_out_2[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_3 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c3_1] (%l2_out_3[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c3_1] (%l2_out_3[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_4 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c4_1] (%l2_out_4[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c4_1] (%l2_out_4[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_5 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c5_1] (%l2_out_5[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c5_1] (%l2_out_5[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_6 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c6_1] (%l2_out_6[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c6_1] (%l2_out_6[] [] []) : (memref<16x64xbf16, 1>)
+        %l2_out_7 = memref.alloc() : memref<16x64xbf16, 1>
+        air.channel.get @out_l2[%c7_1] (%l2_out_7[] [] []) : (memref<16x64xbf16, 1>)
+        air.channel.put @out_l3[%c7_1] (%l2_out_7[] [] []) : (memref<16x64xbf16, 1>)
         air.herd @attention_herd tile (%hx, %hy) in (%hsx=%c8, %hsy=%c2_2) args(%lx_2=%lx_1) : index {
           %c0_2 = arith.constant 0 : index
           %c1_3 = arith.constant 1 : index
@@ -197,23 +197,23 @@ builtin.module {
           memref.dealloc %l1_other_stats : memref<64xf32, 2>
         }
         memref.dealloc %l2_q : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_1 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_1 : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_2 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_2 : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_3 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_3 : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_4 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_4 : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_5 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_5 : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_6 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_6 : memref<16x64xbf16, 1>
         memref.dealloc %l2_q_7 : memref<16x64xbf16, 1>
-        memref.dealloc %l2_out_7 : memref<16x64xbf16, 1>
         memref.dealloc %l2_kv : memref<64x64xbf16, 1>
         memref.dealloc %l2_kv_1 : memref<64x64xbf16, 1>
+        memref.dealloc %l2_out : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_1 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_2 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_3 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_4 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_5 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_6 : memref<16x64xbf16, 1>
+        memref.dealloc %l2_out_7 : memref<16x64xbf16, 1>
       }
     }
     func.return
