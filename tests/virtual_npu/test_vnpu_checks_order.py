@@ -181,10 +181,46 @@ def points(offset: str) -> str:
     return f"air.dma_memcpy_nd (%b[{offset}] [%c32] [%c1], %a[%c0] [%c32] [%c1]) : ({L3}, {L3})"
 
 
+GATHERED = f"""{allocated("m", L2)}
+      %one = air.dma_memcpy_nd async [%t_m] (%m[%c0] [%c32] [%c1], %a[%c0] [%c32] [%c1]) : ({L2}, {L3})
+      %two = air.dma_memcpy_nd async [%t_m] (%m[OFFSET] [%c32] [%c1], %a[%c32] [%c32] [%c1]) : ({L2}, {L3})
+      %out = air.dma_memcpy_nd async [WAIT] (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+      {given_back("m", L2, "%out")}"""
+
+LAUNCHES_IN_L3 = f"""{allocated("m", L3)}
+      %in = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %a[] [] []) : ({L3}, {L3})
+      %out = air.dma_memcpy_nd async [%t_m] (%b[] [] [], %m[] [] []) : ({L3}, {L3})
+      {given_back("m", L3, "%in, %out")}"""
+
+REFILLED = f"""{allocated("m", L2)}
+      %one = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+      %out = air.dma_memcpy_nd async [%t_m] (%b[] [] [], %m[] [] []) : ({L3}, {L2})
+      %two = air.dma_memcpy_nd async [%t_m] (%m[] [] [], %a[] [] []) : ({L2}, {L3})
+      %end = air.wait_all async [%one, %out, %two]
+      {given_back("m", L2, "%end")}"""
+
+OVER_L1 = f"""
+      air.segment @s args(%p=%a, %q=%b) : {L3}, {L3} {{
+        %t_s, %s = air.execute -> ({L1}) {{
+          %alloc = memref.alloc() : {L1}
+          air.execute_terminator %alloc : {L1}
+        }}
+        %one = air.herd @h async [%t_s] tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%m=%s, %e=%p) : {L1}, {L3} {{
+          air.dma_memcpy_nd (%m[] [] [], %e[] [] []) : ({L1}, {L3})
+        }}
+        %two = air.herd @h async [%t_s] tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%m=%s, %f=%q) : {L1}, {L3} {{
+          air.dma_memcpy_nd (%f[] [] [], %m[] [] []) : ({L3}, {L1})
+        }}
+        %d = air.execute [%one, %two] {{
+          memref.dealloc %s : {L1}
+        }}
+      }}"""
+
 RACES = {
-    "lost_token": (function("lost_token", through_l2("%t_m", "%in, %out")), "reads element 0 of %alloc", "writes"),
-    "written_while_read": (
-        function("written_while_read", WRITTEN_WHILE_READ.replace("WAIT", "%in")), "writes element 0 of %alloc", "reads"),
+    "two_writes": (
+        function("two_writes", GATHERED.replace("OFFSET", "%c16").replace("WAIT", "%one, %two")),
+        "writes element 16 of %alloc", "writes"),
+    "in_l3": (function("in_l3", LAUNCHES_IN_L3), "reads element 0 of %alloc", "writes"),
     "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %c16 : index"), "%c2")), "writes element 16 of %y", "writes"),
     "points": (function("points", "%o = arith.muli %i, %c16 : index\n" + points("%o"), GRID, TWO), "element 16 of %y", "writes"),
     "herds": (function("herds", two_herds("")), "writes element 32 of %y", "writes"),
@@ -198,6 +234,23 @@ IN_EXECUTE = SHARED_L1.replace(
     "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }",
     "            memref.store %one, %m[%at] : memref<64xf32, 2>\n          }\n          }",
 )  # fmt: skip
+
+LOCKED = {
+    "lost_token": (function("lost_token", through_l2("%t_m", "%in, %out")), "reads element 0 of %alloc", "writes"),
+    "written_while_read": (
+        function("written_while_read", WRITTEN_WHILE_READ.replace("WAIT", "%in")), "writes element 0 of %alloc", "reads"),
+    "gathered": (
+        function("gathered", GATHERED.replace("OFFSET", "%c32").replace("WAIT", "%t_m")), "reads element 0 of %alloc", "writes"),
+    "refilled": (function("refilled", REFILLED), "writes element 0 of %alloc", "reads"),
+    "over_l1": (function("over_l1", OVER_L1), "reads element 0 of %alloc", "writes"),
+}  # fmt: skip
+
+WHY = {
+    "two_writes": "for locks keep a read and a write apart, and not two writes; let one of them depend on the token of the other$",
+    "shared_l1": "nothing puts one before the other, for locks keep a read and a write apart, and not two writes",
+    "in_l3": "for L3 has no locks; let one of them depend on the token of the other, or send the data through a channel$",
+    "tiles": "for L3 has no locks",
+}
 
 MISSING = {
     "execute": (function("execute", herd(asynchronous_tile("%t_m"))), "of %alloc"),
@@ -257,7 +310,7 @@ LATE_RACE = function("late_race", f"""
 
 @pytest.fixture(scope="module")
 def library(program):
-    texts = [text for text, *_ in (*RACES.values(), *MISSING.values())]
+    texts = [text for text, *_ in (*RACES.values(), *LOCKED.values(), *MISSING.values())]
     texts += [*CLEAN.values(), *CROWDS.values(), LATE_RACE]
     return program("module {" + "\n".join(texts) + "}", options=virtual_npu.BuildOptions(checks=True))
 
@@ -280,6 +333,7 @@ def test_a_race_is_told_with_both_sides(library, name):
         rf"line \d+: [\w.]+.*: data race: this .*{re.escape(what)}\b.*, which line \d+: [\w.]+.* {how}, and nothing",
         message,
     ), message
+    assert re.search(WHY.get(name, ""), message)
 
 
 @pytest.mark.parametrize("name", RACES)
@@ -304,6 +358,25 @@ def test_a_race_between_tiles_names_both(library):
         call(library, "tiles")
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=r"launch \([01]\).*launch \([01]\)"):
         call(library, "points")
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_what_the_locks_of_the_device_order_is_noted(library, name):
+    """In every schedule the result is the same: locks hold the later one back, as program order has it."""
+    _, what, how = LOCKED[name]
+    head = (
+        rf"line \d+: [\w.]+.*: in .*: missing token, a data race but for the locks of the device: this {re.escape(what)}, which "
+        rf"line \d+: [\w.]+.* {how}, and no token puts one before the other: the compiler puts locks around each use of a "
+        "buffer in L1 or L2, in the order of the text, but a pass may change that; let the later one depend on the earlier one$"
+    )
+    results = set()
+    for seed in range(8):
+        x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
+        notes = library.run(name, [x.ctypes.data, y.ctypes.data], virtual_npu.RunOptions(seed=seed)).notes
+        assert any(re.match(head, note) for note in notes), notes
+        assert all("missing token, a data race but for the locks" in note for note in notes), notes
+        results.add(y.tobytes())
+    assert results == {np.arange(N, dtype=np.float32).tobytes()}
 
 
 @pytest.mark.parametrize("name", MISSING)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects import func, memref
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IndexType, MemRefType
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IndexType, IntegerAttr, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from aerie.air_dialect.ops import (
@@ -37,10 +37,18 @@ def label(
     """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
     came to be, such as `declared`."""
     site = f"{{{quoted(op.name)}, {line_of(op)}}}"
-    texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), str(ends_with_body).lower()]
+    flags = [str(flag).lower() for flag in (ends_with_body, _has_locks(type_))]
+    texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), *flags]
     return file.constant(
         "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
     )
+
+
+def _has_locks(type_: Attribute) -> bool:
+    """Whether a buffer lies where the device has locks: in L1 or L2."""
+    if not isinstance(type_, MemRefType) or not isinstance(type_.memory_space, IntegerAttr):
+        return False
+    return memory_space(type_) in (MemorySpace.L1, MemorySpace.L2)
 
 
 def value_name(value: SSAValue) -> str:

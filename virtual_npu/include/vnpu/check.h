@@ -17,6 +17,7 @@ struct Label {
   Site site;
   const char *how = "allocated";  // or `argument 2 of @gemm, declared`
   bool ends_with_body = false;    // needs no memref.dealloc
+  bool has_locks = false;         // lies in L1 or L2, where the device has locks
 };
 
 // `%acc (memref<8x8xf32, 2>, allocated at line 20)`.

@@ -135,25 +135,39 @@ void next_phase() { ++phase; }
 
 uint32_t new_body() { return __atomic_add_fetch(&bodies, 1, __ATOMIC_RELAXED); }
 
-const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async) {
+const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async, Engine engine) {
   const uint32_t number = lineages.add(mine().lineage);
   if (!number) {
     __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
     return around;
   }
-  lineages[number] = Lineage{around, body, issue, is_async, around ? around->depth + 1 : 0};
+  lineages[number] = Lineage{around, body, issue, is_async, engine, around ? around->depth + 1 : 0};
   return &lineages[number];
 }
 
-bool holds_back(const Lineage *earlier, const Lineage *later) {
+namespace {
+
+// Goes from both outwards to two operations of one body. False where there are none.
+bool find_siblings(const Lineage *&earlier, const Lineage *&later) {
   while (earlier && later && earlier->depth > later->depth) earlier = earlier->around;
   while (earlier && later && later->depth > earlier->depth) later = later->around;
   while (earlier && later && earlier->around != later->around) {
     earlier = earlier->around;
     later = later->around;
   }
-  if (!earlier || !later || earlier == later || earlier->body != later->body) return false;
-  return !(earlier->is_async && later->is_async);
+  return earlier && later && earlier != later && earlier->body == later->body;
+}
+
+}  // namespace
+
+bool holds_back(const Lineage *earlier, const Lineage *later) {
+  return find_siblings(earlier, later) && !(earlier->is_async && later->is_async);
+}
+
+bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *later, bool later_writes) {
+  if (!find_siblings(earlier, later) || earlier->issue > later->issue) return false;
+  if (earlier->engine == Engine::kNone || later->engine == Engine::kNone) return false;
+  return earlier_writes != later_writes || earlier->engine == Engine::kCores || later->engine == Engine::kCores;
 }
 
 // ---- chains and strands ----
@@ -288,15 +302,21 @@ struct Entry {
   const Strand &strand;
   const uint32_t event;
   const bool writes;
+  const bool has_locks;
   bool is_forced = false;  // races, and is entered all the same
   // The cell that was visited last, as it was and as it is; at first one that no cell is like.
   Cell before{~0u, {}}, after{};
-  // The access that it races with, and at which byte.
-  uint32_t other = 0;
-  bool other_writes = false;
-  i64 place = 0;
+  // The access that it races with, or is behind thanks to locks alone, and at which byte.
+  struct Other {
+    uint32_t event = 0;
+    bool writes = false;
+    i64 place = 0;
+  } raced, locked;
 
-  uint32_t visit(Cell &cell) const;
+  uint32_t visit(Cell &cell, i64 byte);
+
+ private:
+  bool is_behind(uint32_t earlier, bool earlier_writes, i64 byte);
 };
 
 class Locked {
@@ -358,13 +378,25 @@ void Cells::refine(i64 low, i64 high) {
   granule_ = wanted;
 }
 
-// Gives the event that this one races with, or 0.
-uint32_t Entry::visit(Cell &cell) const {
-  if (cell.writer && !is_forced && !happened_before(events[cell.writer], strand)) return cell.writer;
+bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
+  if (is_forced || happened_before(events[earlier], strand)) return true;
+  if (!has_locks || !locked_apart(events[earlier].lineage, earlier_writes, strand.lineage, writes)) return false;
+  if (!locked.event) locked = Other{earlier, earlier_writes, byte};
+  return true;
+}
+
+// Gives the event that this one races with, or 0. What is behind a read is behind the write before that.
+uint32_t Entry::visit(Cell &cell, i64 byte) {
+  uint32_t unordered = 0;
+  bool is_behind_reader = false;
+  for (const uint32_t reader : cell.readers) {
+    if (!writes || !reader) continue;
+    if (is_behind(reader, false, byte)) is_behind_reader = true;
+    else unordered = reader;
+  }
+  if (cell.writer && !is_behind_reader && !is_behind(cell.writer, true, byte)) return cell.writer;
+  if (unordered) return unordered;
   if (writes) {
-    for (const uint32_t reader : cell.readers) {
-      if (reader && !is_forced && !happened_before(events[reader], strand)) return reader;
-    }
     cell = Cell{event, {}};
     return 0;
   }
@@ -386,9 +418,8 @@ bool Cells::enter(Entry &entry, i64 low, i64 high) {
       continue;
     }
     entry.before = cell;
-    if ((entry.other = entry.visit(cell)) != 0) {
-      entry.place = i * granule_;
-      entry.other_writes = cell.writer == entry.other;
+    if (const uint32_t other = entry.visit(cell, i * granule_)) {
+      entry.raced = Entry::Other{other, cell.writer == other, i * granule_};
       return false;
     }
     entry.after = cell;
@@ -443,24 +474,49 @@ bool is_in_order(const Event &event, const Strand &strand) {
   return event.process == strand.process && !event.is_task && !strand.is_task;
 }
 
-void report_race(Site site, const Buffer &buffer, const Entry &entry) {
-  const Event &event = events[entry.other];
-  const bool in_order = is_in_order(event, entry.strand);
+// What puts two accesses in order where no token does.
+enum class Guard { kNothing, kTile, kLocks };
+
+struct Wording {
+  const char *what, *why;
+};
+
+Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
+  switch (guard) {
+    case Guard::kTile:
+      return {"missing token, a data race but for the order of the tile",
+              "no token puts one before the other: right as long as the tile runs in this order, but a pass may change it; "
+              "let the later one depend on the earlier one"};
+    case Guard::kLocks:
+      return {"missing token, a data race but for the locks of the device",
+              "no token puts one before the other: the compiler puts locks around each use of a buffer in L1 or L2, in the "
+              "order of the text, but a pass may change that; let the later one depend on the earlier one"};
+    case Guard::kNothing:
+      break;
+  }
+  if (!buffer.label.has_locks) {
+    return {"data race", "nothing puts one before the other, for L3 has no locks; let one of them depend on the token of the "
+                         "other, or send the data through a channel"};
+  }
+  return {"data race", both_write ? "nothing puts one before the other, for locks keep a read and a write apart, and not two "
+                                    "writes; let one of them depend on the token of the other"
+                                  : "nothing puts one before the other; let one of them depend on the token of the other, or "
+                                    "send the data through a channel"};
+}
+
+void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Other &other, Guard guard) {
+  const Event &event = events[other.event];
   Where where = event.where;
   if (event.island && where.dims > 0) where.around = &roots[event.island];
   char who[600], text[1200];
   describe(&where, who, int(sizeof(who)));
-  snprintf(text, sizeof(text), "%s: this %s element %lld of %s, which line %d: %s%s %s, and %s",
-           in_order ? "missing token, a data race but for the order of the tile" : "data race", entry.writes ? "writes" : "reads",
-           (long long)(entry.place / buffer.element), buffer.label.name, event.site.line, event.site.op, who,
-           entry.other_writes ? "writes" : "reads",
-           in_order ? "no token puts one before the other: right as long as the tile runs in this order, but a pass may "
-                      "change it; let the later one depend on the earlier one"
-                    : "nothing puts one before the other; let one of them depend on the token of the other, or send the "
-                      "data through a channel");
+  const Wording words = wording(guard, buffer, entry.writes && other.writes);
+  snprintf(text, sizeof(text), "%s: this %s element %lld of %s, which line %d: %s%s %s, and %s", words.what,
+           entry.writes ? "writes" : "reads", (long long)(other.place / buffer.element), buffer.label.name, event.site.line,
+           event.site.op, who, other.writes ? "writes" : "reads", words.why);
   const Where *const outer = here;
   here = entry.strand.where;
-  if (!races_are_notes && !in_order) fail_as(Failure::kRace, site, "%s", text);
+  if (!races_are_notes && guard == Guard::kNothing) fail_as(Failure::kRace, site, "%s", text);
   describe(here, who, int(sizeof(who)));
   note(site, "%s: %s", who + 1, text);
   here = outer;
@@ -486,7 +542,7 @@ bool each_run(const Access &side, Run run) {
 }
 
 void enter(Cells &cells, const Access &side, Entry &entry) {
-  const Locked locked(cells.mutex);
+  const Locked holding(cells.mutex);
   each_run(side, [&](const char *first, i64 bytes) {
     const i64 low = first - side.buffer->base;
     cells.refine(low, low + bytes);
@@ -502,11 +558,13 @@ void observe(Site site, const Access &side, bool writes, Strand &strand) {
   Cells &cells = cells_of(buffer);
   const uint32_t event = new_event(site, strand);
   if (!event) return;
-  Entry entry{strand, event, writes};
+  const bool has_locks = buffer.label.has_locks;
+  Entry entry{strand, event, writes, has_locks};
   enter(cells, side, entry);
-  if (!entry.other) return;
-  report_race(site, buffer, entry);
-  Entry again{strand, event, writes, true};
+  if (entry.locked.event) report(site, buffer, entry, entry.locked, Guard::kLocks);
+  if (!entry.raced.event) return;
+  report(site, buffer, entry, entry.raced, is_in_order(events[entry.raced.event], strand) ? Guard::kTile : Guard::kNothing);
+  Entry again{strand, event, writes, has_locks, true};
   enter(cells, side, again);
 }
 

@@ -28,12 +28,19 @@ struct Use {
 #endif
 };
 
-// An operation as the body that issued it knows it: the body, how many that one issued before, and whether
-// it has a token.
+// What executes an operation of a launch or segment on the device, as far as its locks go: mlir-air's air-to-aie puts
+// locks around every transfer from and to a buffer in L1 or L2, in program order; the cores of a herd are in program
+// order too, and lock what they share with another herd (AIRToAIESchedulingUtils.cpp, getLockForDMA; AIRToAIEPass.cpp,
+// allocateSharedL1BufferLocks).
+enum class Engine : uint8_t { kNone, kTransfer, kCores };
+
+// An operation as the body that issued it knows it: the body, how many that one issued before, whether it has a
+// token, and what executes it.
 struct Lineage {
   const Lineage *around;
   uint32_t body, issue;
   bool is_async;
+  Engine engine;
   int depth;
 };
 
@@ -221,12 +228,16 @@ inline Mark all_marks(const Marks &...marks) {
   return Mark(clock);
 }
 
-const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async);
+const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async, Engine engine = Engine::kNone);
 uint32_t new_body();
 
 // Whether a body puts the later of two of its operations behind the earlier one by itself, as it does for
 // conflicting accesses unless both are asynchronous: then only tokens count.
 bool holds_back(const Lineage *earlier, const Lineage *later);
+
+// Whether locks put them in program order where they touch one buffer that has locks: a read and a write are kept
+// apart, and so is all that cores do; two transfers that write the same bytes are not.
+bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *later, bool later_writes);
 
 // Records an access. Fails when an earlier one, of which one of the two is a write, is not ordered before it.
 void observe(Site site, const Access &side, bool writes, Strand &strand);
@@ -272,7 +283,7 @@ struct As {
   ~As() {}
 };
 
-inline const Lineage *new_lineage(const Lineage *, uint32_t, uint32_t, bool) { return nullptr; }
+inline const Lineage *new_lineage(const Lineage *, uint32_t, uint32_t, bool, Engine = Engine::kNone) { return nullptr; }
 inline uint32_t new_body() { return 0; }
 inline bool holds_back(const Lineage *, const Lineage *) { return true; }
 inline void observe(Site, const Access &, bool, Strand &) {}

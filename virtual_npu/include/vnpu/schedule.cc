@@ -246,16 +246,18 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
 #if VNPU_CHECKS
 
 // Behind a conflicting operation. Two that have tokens are merely kept apart, so that a run in order gives the same
-// result every time; a run that draws its schedule lets them go.
+// result every time; a run that draws its schedule lets them go, unless the device has locks for them.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
-    const bool learns = holds_back(claims_[i].task->strand.lineage, task.strand.lineage);
-    if (!learns && island_.draws() && !task.is_release) continue;
+    const Claim &claim = claims_[i];
+    const Lineage *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
+    const bool learns = holds_back(earlier, later), is_free = !learns && island_.draws() && !task.is_release;
     for (const Use &use : uses) {
-      if (conflict(use, claims_[i].use)) {
-        task.await(claims_[i].task, learns);
-        break;
-      }
+      if (!conflict(use, claim.use)) continue;
+      if (is_free && !(use.buffer && use.buffer->label.has_locks &&
+                       locked_apart(earlier, claim.use.writes, later, use.writes))) continue;
+      task.await(claim.task, learns);
+      break;
     }
   }
 }
@@ -283,14 +285,14 @@ void Sequencer::await_tokens(Task &task, const Token &after) {
   }
 }
 
-Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list<Use> uses) {
+Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine) {
   Token token(task);
   task->release();
   task->site = site;
   task->where = &where_;
   island_.take_turn();
   if (tasks_.size() > 2 * swept_ + 16) sweep();
-  task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async));
+  task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async, engine));
   await_tokens(*task, after.token);
   await_conflicts(*task, uses);
   if (task->pending == 0) {
@@ -325,7 +327,7 @@ Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, c
   } else {
     ends_.push(End{&channel, index, is_put, task});
   }
-  return issue(task, site, after, {use(side, !is_put)});
+  return issue(task, site, after, {use(side, !is_put)}, Engine::kTransfer);
 }
 
 void Sequencer::open_group(const Token &after) {

@@ -500,17 +500,17 @@ class Sequencer {
   // A piece of work that does not suspend.
   template <class Body>
   Token run(Site site, After after, std::initializer_list<Use> uses, Body body) {
-    return work(site, after, uses, body);
+    return work(site, after, uses, body, Engine::kNone);
   }
 
   Token copy(Site site, After after, const Access &dst, const Access &src) {
-    return work(site, after, {use(dst, true), use(src, false)}, [=] { dma(site, dst, src); });
+    return work(site, after, {use(dst, true), use(src, false)}, [=] { dma(site, dst, src); }, Engine::kTransfer);
   }
 
   // A segment or herd, of `count` points.
   template <class Make>
   Token spawn(Site site, After after, std::initializer_list<Use> uses, const Ports *ports, i64 count, Make make) {
-    return issue(new SpawnOf<Make>(island_, site, ports, count, make), site, after, uses);
+    return issue(new SpawnOf<Make>(island_, site, ports, count, make), site, after, uses, Engine::kCores);
   }
 
   Token put(Site site, After after, Channel &channel, i64 index, const Access &side) {
@@ -527,7 +527,7 @@ class Sequencer {
     const auto give_back = [this, site, data] { arena.dealloc(site, data); };
     auto *const task = new RunTask<decltype(give_back)>(island_, give_back);
     task->is_release = true;
-    issue(task, site, blocking(Token()), {writes(data, extent)});
+    issue(task, site, blocking(Token()), {writes(data, extent)}, Engine::kNone);
   }
 
   // Everything issued between the two waits for `after`; the token is done when all of it is.
@@ -567,17 +567,17 @@ class Sequencer {
   };
 
   template <class Body>
-  Token work(Site site, After after, std::initializer_list<Use> uses, Body body) {
+  Token work(Site site, After after, std::initializer_list<Use> uses, Body body, Engine engine) {
     if (!kChecks && !held_back(after.token, uses)) {
       island_.take_turn();
       body();
       return Token();
     }
-    return issue(new RunTask<Body>(island_, body), site, after, uses);
+    return issue(new RunTask<Body>(island_, body), site, after, uses, engine);
   }
   const Lineage *around() { return groups_.size() ? groups_[groups_.size() - 1].lineage : strand_.lineage; }
   bool held_back(const Token &after, std::initializer_list<Use> uses);
-  Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses);
+  Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine);
   void await_tokens(Task &task, const Token &after);
   Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
