@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A program says itself what is wrong; `*** [Makefile:74: run] Error 2` below it says nothing more. With -q make is
 # silent about a line that begins with + and ends with 1. It stays loud where the failure of a test is the news,
 # and with -n, which runs lines that begin with +.
-override LOUD := $(filter test test-long test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
+override LOUD := $(filter test test-long test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
 override DO   := $(if $(LOUD),@,+@)
 override SAID := || exit 1
 MAKEFLAGS     += $(if $(LOUD),,-q)
@@ -58,12 +58,12 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long test-npu report lit lint clean distclean
+.PHONY: help variables setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long test-toolchain test-npu report lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
 	$(DO)echo "targets:"
-	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-12s %s\n", $$1, $$2 }'
+	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
 	$(DO)echo "  MODEL        demo (default), a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"
@@ -76,7 +76,7 @@ help: ## list targets and variables
 	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
-	$(DO)echo "  JSON         1: make run and make doctor print one record of JSON"
+	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  REFRESH      1: make lit takes new golden texts over"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
@@ -130,6 +130,9 @@ test-long: $(TEST) ## the long tests
 
 lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit
+
+test-toolchain: $(RUN) ## all programs and kernels through upstream's compilers, stage by stage; no NPU is needed
+	@$(PY) -m aerie test-toolchain $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(JSON),--json)
 
 test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, the board tests, one report
 	@$(PY) -m aerie test-npu

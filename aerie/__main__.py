@@ -35,6 +35,7 @@ COMMANDS: Final = (
     Command("doctor", "board", "Check every layer between Python and the NPU."),
     Command("setup-npu", "board", "Install upstream's wheels of the NPU compilers."),
     Command("compare", "board", "Run kernels and programs on the NPU and on the virtual NPU."),
+    Command("test-toolchain", "board", "Programs and kernels through upstream's compilers, without an NPU."),
     Command("test-npu", "board", "All that wants a board, and one report at the end."),
     Command("report", "board", "Gather what an issue needs in one file."),
 )
@@ -120,9 +121,9 @@ def _help() -> str:
         "Language models on AMD Ryzen AI NPUs, and on a virtual one.",
         "",
     ]
-    rows += [f"  {each.name:10}  {each.summary}" for each in COMMANDS]
+    rows += [f"  {each.name:14}  {each.summary}" for each in COMMANDS]
     rows += ["", "for who writes kernels and compilers:"]
-    rows += [f"  {each.name:10}  {each.summary}" for each in TOOLS]
+    rows += [f"  {each.name:14}  {each.summary}" for each in TOOLS]
     return "\n".join([*rows, "", "`aerie COMMAND --help` tells what a command takes."])
 
 

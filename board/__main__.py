@@ -15,6 +15,7 @@ from aerie.board.compare.command import add_compare, compare
 from aerie.board.doctor.command import add_doctor, doctor
 from aerie.board.report.command import add_report, report
 from aerie.board.setup_npu import add_setup_npu, setup_npu
+from aerie.board.toolchain.command import add_toolchain, toolchain
 from aerie.llama32_1b.cli import Parser, add_commands, begin_process, run_command
 
 
@@ -25,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("doctor", doctor, [add_doctor]),
         ("setup-npu", setup_npu, [add_setup_npu]),
         ("compare", compare, [add_compare]),
+        ("test-toolchain", toolchain, [add_toolchain]),
         ("test-npu", acceptance, [add_acceptance]),
         ("report", report, [add_report]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
     for name, program in build_programs(shape, seq_len).items():
         files[Path("programs") / f"{name}.mlir"] = program.text
         files[Path("programs") / f"{name}.args.json"] = json.dumps(describe(program), indent=2) + "\n"
-    kernels = _kernels(shape, seq_len)
+    kernels = {name: use.build().text for name, use in kernel_uses(shape, seq_len).items()}
     files = {Path("kernels") / f"{name}.mlir": text for name, text in kernels.items()} | files
     for path, text in files.items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
@@ -84,20 +84,40 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
     return [out / path for path in files]
 
 
-def _kernels(shape: ModelShape, seq_len: int) -> dict[str, str]:
-    """The text of every kernel at every shape the programs use it at, else at one, by file name."""
+@dataclass(frozen=True)
+class KernelUse:
+    """A kernel at one shape: the step that uses it, and the program with that step; none for one that no
+    program uses."""
+
+    step: Step
+    plan: ProgramPlan | None = None
+
+    def build(self) -> KernelModule:
+        """The kernel alone. Raises UnsupportedShapeError for parameters that it does not accept."""
+        return build_kernel(self.step, self.plan.name if self.plan else self.step.label)
+
+    def program(self, name: str, device: Device = NPU2) -> Program:
+        """The kernel as a program of one launch, with the options of the program that uses it."""
+        kernel = self.build()
+        options = (stack_option(device), *(self.plan.options if self.plan else ()))
+        return Program.from_module(kernel.module, kernel.arguments, name, options)
+
+
+def kernel_uses(shape: ModelShape, seq_len: int) -> dict[str, KernelUse]:
+    """Every kernel at every shape the programs use it at, else at the first one it is tested at, by the name
+    of its file (`write_mlir`)."""
     seen: set[tuple[Any, ...]] = set()
-    texts: dict[str, str] = {}
+    uses: dict[str, KernelUse] = {}
     for plan in plan_programs(shape, seq_len).values():
         for step in plan.steps:
             use = (step.kernel, *sorted(step.parameters.items()))
             if use in seen:
                 continue
             seen.add(use)
-            name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in texts else step.kernel
-            texts[name] = build_kernel(step, plan.name).text
-    unused = {name: spec for name, spec in registry().items() if name not in texts}
-    return texts | {name: spec.build(**spec.cases[0]).text for name, spec in unused.items()}
+            name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in uses else step.kernel
+            uses[name] = KernelUse(step, plan)
+    unused = {name: spec for name, spec in registry().items() if name not in uses}
+    return uses | {name: KernelUse(Step(name, name, spec.cases[0], {})) for name, spec in unused.items()}
 
 
 def describe(program: Program) -> dict[str, Any]:

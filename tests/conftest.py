@@ -135,6 +135,12 @@ def npu_stand_ins() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def stage_stand_ins() -> ModuleType:
+    """The module with StageTools, stand-ins for the tools of single stages: they prove plumbing only."""
+    return load_stand_in("stage_tools")
+
+
+@pytest.fixture(scope="session")
 def pyxrt_stand_in() -> ModuleType:
     """The module with PyxrtStandIn, which proves plumbing and is no NPU."""
     return load_stand_in("pyxrt_stand_in")

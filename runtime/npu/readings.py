@@ -1,7 +1,7 @@
 """A failed tool's log, read: the stage that failed, the tool's own lines, and what the known messages mean.
 
 The messages are upstream's, each with the file it was found in; what is not known is shown and not guessed
-at. No log here comes from a run of ours: none of these tools has run where this was written.
+at. Those marked (ran) were met when our programs went through the real tools (docs/hardware.md, Compiling).
 """
 
 from __future__ import annotations
@@ -42,6 +42,42 @@ READINGS = (
         "mlir-air mlir/lib/Conversion/AIRToAIESchedulingUtils.cpp",
     ),
     Reading(
+        "fan-in",
+        r"found multiple inputs for an aie\.flow\. Fan-in",
+        "several members of a channel would end in one stream, which switches cannot join: an "
+        "air.channel.get reads a bundle without an index, or one get stands for several puts. Give it an "
+        "index, take a channel for each source, or let a memtile gather them",
+        "mlir-air mlir/lib/Conversion/AIRToAIESchedulingUtils.cpp (ran)",
+    ),
+    Reading(
+        "shim tiles",
+        r"no ShimNOCTile has sufficient DMA capacity",
+        "a shim tile has two channels in each direction, a memtile's streams come from the shim tiles near "
+        "it, and none of those is free for one stream more: fewer streams between host memory and one column",
+        "mlir-aie lib/Dialect/AIE/Transforms/AIEPlacer.cpp (ran)",
+    ),
+    Reading(
+        "memtile tiles",
+        r"no MemTile has sufficient DMA capacity",
+        "a memtile has six channels in each direction, and no memtile is free for one stream more: fewer "
+        "streams into and out of one L2 buffer, or L2 buffers in more columns",
+        "mlir-aie lib/Dialect/AIE/Transforms/AIEPlacer.cpp",
+    ),
+    Reading(
+        "split of L2",
+        r"'affine\.apply' op operand count and affine map dimension and symbol count must match",
+        "a defect of air-split-l2-memref: it rewrites the index of an L2 buffer with an operand too few. "
+        "Index the buffer another way, as the bf16 GEMM does",
+        "mlir-air mlir/lib/Transform/AIRMiscPasses.cpp, at e972f294 (ran)",
+    ),
+    Reading(
+        "dominance",
+        r"operand #\d+ does not dominate this use",
+        "a pass put an operation before what it needs; mlir-air of March 2026 does it to transfers in "
+        "nested loops: `make doctor` says which release is wanted",
+        "mlir-air mlir/lib/Transform/AIRDependency.cpp, at ec7d2f0b (ran)",
+    ),
+    Reading(
         "tile memory",
         r"allocated buffers exceeded available memory",
         "the buffers of one tile are larger than its memory (64 KiB with the stack for a core, 512 KiB for "
@@ -63,6 +99,13 @@ READINGS = (
         "once: smaller --air-runtime-loop-tiling-sizes wait for transfers earlier, or move a launch into a "
         "program of its own",
         "mlir-aie lib/Dialect/AIEX/Transforms/AIEAssignRuntimeSequenceBDIDs.cpp",
+    ),
+    Reading(
+        "memtile descriptors",
+        r"exhausted available BD IDs",
+        "a memtile has 24 descriptors for its even and 24 for its odd channels, a core 16, and the "
+        "transfers of one tile take more: larger tiles, or L2 buffers in more columns",
+        "mlir-aie lib/Dialect/AIE/Transforms/AIEAssignBufferDescriptorIDs.cpp (ran)",
     ),
     Reading(
         "repeats",
@@ -267,6 +310,11 @@ def stage(said: str) -> str:
 def known(said: str) -> list[Reading]:
     """The known messages in a log, in the table's order."""
     return [reading for reading in READINGS if re.search(reading.pattern, said)]
+
+
+def unplaced(said: str) -> bool:
+    """Whether a herd found no place, which aircc tells and goes on."""
+    return any(reading.name == "placement" for reading in known(said))
 
 
 def own_lines(said: str) -> list[str]:

@@ -52,6 +52,21 @@ def aiecc() -> Path | None:
     return _on_path("aiecc") or _executable(_wheel_folder("mlir_aie"), "aiecc")
 
 
+def air_opt() -> Path | None:
+    """mlir-air's passes one by one: the installed wheel's, or on PATH, as aircc."""
+    return _executable(_wheel_folder("mlir_air"), "air-opt") or _on_path("air-opt")
+
+
+def aie_opt() -> Path | None:
+    """mlir-aie's passes one by one: on PATH, or the installed wheel's, as aiecc."""
+    return _on_path("aie-opt") or _executable(_wheel_folder("mlir_aie"), "aie-opt")
+
+
+def aie_translate() -> Path | None:
+    """mlir-aie's translations, to LLVM IR and instruction words: on PATH, or the installed wheel's."""
+    return _on_path("aie-translate") or _executable(_wheel_folder("mlir_aie"), "aie-translate")
+
+
 def aiebu_asm() -> Path | None:
     """XRT's assembler, which writes the ELF: on PATH, or in XRT's own folder."""
     folders = [os.environ.get("XILINX_XRT", ""), *XRT_FOLDERS]
@@ -103,6 +118,18 @@ FINDERS = {
     ),
 }
 """Every part of the toolchain: what finds it, and what to say where it is not found."""
+
+
+STAGE_FINDERS = {
+    "air-opt": (air_opt, "air-opt is missing: it comes with mlir-air; install its wheel or put it on PATH"),
+    "aircc": FINDERS["aircc"],
+    "aie-opt": (aie_opt, "aie-opt is missing: it comes with mlir-aie; install its wheel or put it on PATH"),
+    "aie-translate": (
+        aie_translate,
+        "aie-translate is missing: it comes with mlir-aie; install its wheel or put it on PATH",
+    ),
+}
+"""The tools that take a program through its stages without Peano and without an NPU (stages.py)."""
 
 
 VARIABLES = {"PEANO_INSTALL_DIR": "bin/clang++", "MLIR_AIE_INSTALL_DIR": "include/aie_api/aie.hpp"}

@@ -88,7 +88,7 @@ def test_every_command_tells_what_it_takes(name: str, capsys: pytest.CaptureFixt
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    assert all(f"  {command.name:10}  {command.summary}\n" in told for command in (*COMMANDS, *TOOLS))
+    assert all(f"  {command.name:14}  {command.summary}\n" in told for command in (*COMMANDS, *TOOLS))
     assert max(map(len, told.splitlines())) <= 80
     assert main(["--version"]) == 0
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]

@@ -1,6 +1,7 @@
 """The known messages of upstream's tools, in upstream's own wording, and what is said about them.
 
-The logs are written by hand from upstream's sources and issues. None comes from a run.
+The logs are written by hand from upstream's sources and issues; those with a line number of our own texts
+come from runs of the tools.
 """
 
 import pytest
@@ -23,6 +24,35 @@ LOGS = {
         "air-to-aie",
         "share a stream",
     ),
+    "fan-in": (
+        "loc(\"-\":2006:15): error: 'air.channel.get' op found multiple inputs for an aie.flow. Fan-in for "
+        f"aie.flow isn't supported in current architecture.\n{TO_AIE}",
+        "air-to-aie",
+        "Give it an index",
+    ),
+    "shim tiles": (
+        'loc("-":27:1): error: no ShimNOCTile has sufficient DMA capacity for 0 input/1 output channels near '
+        f"centroid column 3\n{TO_AIE}",
+        "air-to-aie",
+        "fewer streams between host memory and one column",
+    ),
+    "memtile tiles": (
+        "error: no MemTile has sufficient DMA capacity for 7 input/1 output channels near centroid column 0\n"
+        + TO_AIE,
+        "air-to-aie",
+        "six channels in each direction",
+    ),
+    "split of L2": (
+        "loc(\"-\":98:11): error: 'affine.apply' op operand count and affine map dimension and symbol count "
+        f"must match\n{PLACED}",
+        "placement",
+        "as the bf16 GEMM does",
+    ),
+    "dominance": (
+        "gemv.mlir:12:5: error: operand #1 does not dominate this use\n" + PLACED,
+        "placement",
+        "March 2026",
+    ),
     "tile memory": (
         "npu.add.mlir:6:17: error: 'aie.tile' op allocated buffers exceeded available memory\n"
         f"npu.add.mlir:6:17: note: MemoryMap:\n\t(stack) \t: 0x0-0x7FF\t(2048 bytes)\n{AIECC}",
@@ -34,6 +64,12 @@ LOGS = {
         "error: 'aiex.dma_configure_task' op Allocator exhausted available buffer descriptor IDs.\n" + AIECC,
         "aiecc turns",
         "16 buffer descriptors",
+    ),
+    "memtile descriptors": (
+        "npu.o_ffn.mlir:5119:7: error: 'aie.dma_bd' op Allocator exhausted available BD IDs (maximum 24 "
+        "available for channel 2).\n" + AIECC,
+        "aiecc turns",
+        "24 for its odd channels",
     ),
     "repeats": (
         f"error: 'aiex.npu.push_queue' op Repeat count exceeds the [0:255] range.\n{TO_NPU}",
