@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aerie.virtual_npu.arrays import Array, Difference, first_difference
 from aerie.virtual_npu.errors import (
@@ -18,6 +19,9 @@ from aerie.virtual_npu.errors import (
 from aerie.virtual_npu.library import Entry
 from aerie.virtual_npu.program import Program, Result
 from aerie.virtual_npu.texts import read_text
+
+if TYPE_CHECKING:
+    from aerie.virtual_npu.static import Fault
 
 _DUMP = re.compile(r"pass_(\d+)(?:_(?:after_)?(.+))?\.mlir")
 _LOWERED = re.compile(r"^\s*(?:%[\w#:, %]+ = )?\"?((?:aie|aiex|airrt)\.\w+)", re.MULTILINE)
@@ -38,12 +42,15 @@ class Outcome:
 
     verdict: `same`, `different`, `skipped` (it cannot be run), or the kind of the failure.
     message: what differs or failed, in words; why it was skipped.
+    notes: what a pass did that harms nothing by itself: it lost tokens that the order of a tile or locks
+    stand in for, or takes more than the device has until a later pass mends that.
     """
 
     dump: Dump
     verdict: str
     message: str = ""
     difference: Difference | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def is_guilty(self) -> bool:
@@ -74,8 +81,10 @@ def bisect(
 ) -> Iterator[Outcome]:
     """Run dumps in order, each on the same arguments; ends after the first that is not as the first file.
 
-    One with an operation that is not executed is skipped; one past AIR (with operations of aie or airrt) too,
-    and all after it. Raises what running the first file raises, since without its outputs there is nothing to
+    A token that is missing where the order of a tile or locks of the device stand in for it makes no pass
+    guilty, nor does a limit that the program is beyond only until a later pass: both are notes. A dump with
+    an operation that is not executed is skipped; one past AIR (with operations of aie or airrt) too, and all
+    after it. Raises what running the first file raises, since without its outputs there is nothing to
     compare with, and what has nothing to do with the dumps: no compiler, no source of a kernel.
     """
     first, *others = listed
@@ -87,7 +96,9 @@ def bisect(
             why = f"past AIR from {lowered[1]} on, which the virtual NPU does not run"
             yield from (Outcome(rest, "skipped", why) for rest in others[number:])
             return
-        outcome = reference.outcome(dump, load(dump.path))
+        outcome = reference.outcome(
+            dump, load(dump.path), (load(later.path) for later in others[number + 1 :])
+        )
         yield outcome
         if outcome.is_guilty:
             return
@@ -101,35 +112,62 @@ class _Reference:
         self.given = arguments(self.entry)
         result = program.run(*self.given, entry=self.entry.name)
         self.outputs = result.outputs
-        self.lacks_tokens = _missing_token(result) is not None
-        self.fits = program.check(ping_pong=False).ok
+        self.told = set(_missing_tokens(result))  # what need not be told again
+        self.fits = not _excess(program)
         self.tolerance = tolerance
 
-    def outcome(self, dump: Dump, program: Program) -> Outcome:
+    def outcome(self, dump: Dump, program: Program, later: Iterator[Program]) -> Outcome:
+        """What became of a dump; `later` are those after it."""
         try:
-            return self._compared(dump, program)
+            return self._compared(dump, program, later)
         except UnsupportedOpError as error:
             return Outcome(dump, "skipped", str(error))
         except (VirtualNpuRuntimeError, ResourceError, ParseError) as error:
             return Outcome(dump, error.kind, str(error))
 
-    def _compared(self, dump: Dump, program: Program) -> Outcome:
+    def _compared(self, dump: Dump, program: Program, later: Iterator[Program]) -> Outcome:
         name = self.entry.name
         found = program.library.entries.get(name)
         if found is None or found.arguments != self.entry.arguments:
             return Outcome(dump, "arguments", f"no @{name} takes the arguments of the first file")
-        if self.fits:
-            program.check(ping_pong=False).require()  # buffers stand as often as they are written
+        notes = self._notes_of_limits(program, later)
         result = program.run(*self.given, entry=name)
         difference = first_difference(found.arguments, self.outputs, result.outputs, self.tolerance)
         if difference:
             return Outcome(dump, "different", str(difference), difference)
-        missing = _missing_token(result)
-        if missing and not self.lacks_tokens:
-            return Outcome(dump, "race", missing)
-        return Outcome(dump, "same")
+        new = {guard: note for guard, note in _missing_tokens(result).items() if guard not in self.told}
+        self.told.update(new)
+        return Outcome(dump, "same", notes=(*notes, *new.values()))
+
+    def _notes_of_limits(self, program: Program, later: Iterator[Program]) -> tuple[str, ...]:
+        """The limits that a program is beyond, where a later dump is within all of them, once each. Raises
+        ResourceError where none is."""
+        excess = _excess(program) if self.fits else ()
+        if excess and not any(_is_within(other) for other in later):
+            raise ResourceError("\n".join(map(str, excess)))
+        new = {f"{fault.place}: {fault.kind}": f"{fault} (mended by a later pass)" for fault in excess}
+        notes = tuple(note for key, note in new.items() if key not in self.told)
+        self.told.update(new)
+        return notes
 
 
-def _missing_token(result: Result) -> str | None:
-    """The first note of a token that is missing in a tile: there it does no harm, but a pass has lost it."""
-    return next((note for note in result.notes if ": missing token, " in note), None)
+def _excess(program: Program) -> Sequence[Fault]:
+    """What the device has not for a program, whose buffers stand in its text as often as they are made."""
+    return program.check(ping_pong=False).faults
+
+
+def _is_within(program: Program) -> bool:
+    """Whether a dump is AIR that is within all limits."""
+    try:
+        return not _excess(program)
+    except ParseError:
+        return False
+
+
+_MISSING = re.compile(r": missing token, a data race but for the (order of the tile|locks of the device): ")
+
+
+def _missing_tokens(result: Result) -> dict[str, str]:
+    """What stands in for tokens that are missing, with the first note of each: there it does no harm."""
+    found = [(match[1], note) for note in result.notes if (match := _MISSING.search(note))]
+    return dict(reversed(found))

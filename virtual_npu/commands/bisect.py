@@ -84,7 +84,8 @@ def _lines(outcomes: Sequence[Outcome], guilty: Outcome | None) -> list[str]:
 
 def _line(outcome: Outcome) -> str:
     why = f": {outcome.message}" if outcome.verdict == "skipped" else ""
-    return f"{outcome.verdict:12}{outcome.dump.path.name}{why}"
+    notes = "".join(f"\nnote: {outcome.dump.pass_name}: {note}" for note in outcome.notes)
+    return f"{outcome.verdict:12}{outcome.dump.path.name}{why}{notes}"
 
 
 def _fields(outcomes: Sequence[Outcome], guilty: Outcome | None) -> dict[str, Any]:
@@ -95,4 +96,5 @@ def _fields(outcomes: Sequence[Outcome], guilty: Outcome | None) -> dict[str, An
 def _outcome_fields(outcome: Outcome) -> dict[str, Any]:
     difference = outcome.difference.as_json() if outcome.difference else None
     named = {"file": outcome.dump.path.name, "pass": outcome.dump.pass_name}
-    return {**named, "verdict": outcome.verdict, "message": outcome.message, "difference": difference}
+    found = {"verdict": outcome.verdict, "message": outcome.message, "difference": difference}
+    return {**named, **found, "notes": list(outcome.notes)}
