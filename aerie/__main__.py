@@ -27,7 +27,7 @@ COMMANDS: Final = (
     Command("run", "llama32_1b", "Answer one prompt."),
     Command("chat", "llama32_1b", "Talk with the model."),
     Command("profile", "llama32_1b", "Answer one prompt, and show where the time went."),
-    Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them ready."),
+    Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them."),
     Command("mlir", "llama32_1b", "Write every kernel and every program as MLIR text."),
     Command("cache", "llama32_1b", "Show what is kept where, or clear it."),
     Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),
@@ -35,7 +35,7 @@ COMMANDS: Final = (
     Command("doctor", "board", "Check every layer between Python and the NPU."),
     Command("setup-npu", "board", "Install upstream's wheels of the NPU compilers."),
     Command("compare", "board", "Run kernels and programs on the NPU and on the virtual NPU."),
-    Command("test-toolchain", "board", "Programs and kernels through upstream's compilers, without an NPU."),
+    Command("test-toolchain", "board", "Programs through upstream's compilers, stage by stage."),
     Command("test-npu", "board", "All that wants a board, and one report at the end."),
     Command("report", "board", "Gather what an issue needs in one file."),
 )
@@ -45,7 +45,7 @@ TOOLS: Final = (
     Command("vnpu", "virtual_npu", "Run, check, build or translate an AIR program on the CPU."),
     Command("kernels", "kernel_builder", "Look at the kernels and check them."),
     Command("programs", "multi_launch_builder", "Write the programs of any shape as MLIR text."),
-    Command("synthetic", "llama32_1b.synthetic", "Write a checkpoint with random weights, for measuring."),
+    Command("synthetic", "llama32_1b.synthetic", "Write a checkpoint with random weights, to measure with."),
     Command("air", "air_dialect", "Parse a module in the AIR dialect, verify it and print it."),
 )
 """For who writes kernels and compilers: each is a room's command line under a shorter name."""

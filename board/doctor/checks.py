@@ -99,6 +99,7 @@ CHECKS = (
     Check("peano", "Peano", "NPU compilers", compilers.peano),
     Check("aiebu_asm", "aiebu-asm", "NPU compilers", compilers.aiebu_asm),
     Check("air_bindings", "air.ir", "NPU compilers", compilers.air_bindings),
+    Check("stages", "compiler stages", "NPU compilers", compilers.stages),
     Check("driver", "driver", "NPU", device.driver),
     Check("node", "device node", "NPU", device.node),
     Check("npu", "device", "NPU", device.npu),
@@ -160,6 +161,7 @@ GOALS = (
         'make run PROMPT="..."',
         ("python", "compiler", "cache", "virtual_npu", "checkpoint"),
     ),
+    Goal("stages", "test the compilers", "make test-toolchain", ("python", "stages"), runs=False),
     Goal(
         "compile",
         "compile for the NPU",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
 from aerie.runtime.npu import tools, versions
+from aerie.runtime.npu.stages import STAGES, StageTools
 
 NOT_INSTALLED = re.compile(r"No module named 'air(\.ir)?'")
 
@@ -122,6 +123,20 @@ def aiebu_asm(machine: Machine) -> Finding:
         found = f"{path}, but {answer.trouble}; it says: {answer.last_line}"
         return Finding(Status.FAILED, found, wanted, "source /opt/xilinx/xrt/setup.sh, or reinstall XRT")
     return Finding(Status.OK, str(path), wanted)
+
+
+def stages(machine: Machine) -> Finding:
+    """The stages of the compilers that can run without Peano and without an NPU."""
+    wanted = f"{', '.join(tools.STAGE_FINDERS)}: all {len(STAGES)} stages of make test-toolchain"
+    found = {name: path for name in tools.STAGE_FINDERS if (path := machine.find(name)) is not None}
+    there = StageTools(found)
+    if not there.missing:
+        return Finding(Status.OK, f"all {len(STAGES)} can run", wanted)
+    lacking = ", ".join(name for name in tools.STAGE_FINDERS if name not in found)
+    numbers = ", ".join(str(stage.number) for stage in there.runnable)
+    said = f"{f'only {numbers}' if numbers else 'none'} of {len(STAGES)} can run, without {lacking}"
+    status = Status.WARNING if numbers else Status.FAILED
+    return Finding(status, said, wanted, SETUP, absent=not found)
 
 
 def air_bindings(machine: Machine) -> Finding:

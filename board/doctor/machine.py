@@ -81,7 +81,7 @@ class Answer:
 
 
 def _find(name: str) -> Path | None:
-    return tools.FINDERS[name][0]()
+    return {**tools.FINDERS, **tools.STAGE_FINDERS}[name][0]()
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,29 @@ def test_missing(tmp_path: Path, name: str, look: compilers.Look) -> None:
     assert finding.fix
 
 
+STAGE_TOOLS = ("air-opt", "aircc", "aie-opt", "aie-translate")
+
+
+@pytest.mark.parametrize(
+    ("there", "status", "found"),
+    [
+        (STAGE_TOOLS, Status.OK, "all 8 can run"),
+        (
+            STAGE_TOOLS[:1],
+            Status.WARNING,
+            "only 1, 2, 3, 4 of 8 can run, without aircc, aie-opt, aie-translate",
+        ),
+        (STAGE_TOOLS[3:], Status.FAILED, "none of 8 can run, without air-opt, aircc, aie-opt"),
+        ((), Status.FAILED, "none of 8 can run, without air-opt, aircc, aie-opt, aie-translate"),
+    ],
+)
+def test_the_stages_that_can_run(tmp_path: Path, there: tuple[str, ...], status: Status, found: str) -> None:
+    finding = compilers.stages(machine(tmp_path, {name: tool(tmp_path / name) for name in there}))
+    assert (finding.status, finding.found) == (status, found)
+    assert finding.absent == (not there)
+    assert (finding.fix == "") == (status is Status.OK)
+
+
 @pytest.mark.parametrize(
     ("name", "wheel", "look"),
     [

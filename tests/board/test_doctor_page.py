@@ -212,7 +212,7 @@ def without_a_board(**others: Finding) -> dict[str, Finding]:
     missing = Finding(Status.FAILED, "missing", "wanted", "mend it", absent=True)
     found = {**results(), **{name: missing for parts in NOT_SET_UP_WITHOUT.values() for name in parts}}
     found["air_bindings"] = Finding(Status.WARNING, "stand-ins", "air.ir", "make setup-npu", absent=True)
-    found["aiebu_asm"] = missing
+    found["aiebu_asm"] = found["stages"] = missing
     found["npu"] = Finding(Status.UNKNOWN, "unknown", "npu2", "enable it")
     found["memlock"] = Finding(Status.FAILED, "8 MiB", "unlimited", "sudo prlimit")
     for name in ("firmware", "bindings", "launch"):
@@ -226,12 +226,12 @@ def test_without_a_board_nothing_has_failed() -> None:
     assert text.splitlines()[:8] == [
         "what works now",
         "  run on the virtual NPU  yes",
+        "  test the compilers      not set up",
         "  compile for the NPU     not set up",
         "  run on the NPU          not set up",
         "",
         "next",
         '  make run PROMPT="..."',
-        "  to compile for the NPU and to run on the NPU: docs/install.md, Ryzen AI on",
     ]
     assert not {"failed", "unknown", "skipped", "warning", "fix:", "mend"} & set(
         text.replace(",", " ").split()
@@ -246,7 +246,7 @@ def test_the_whole_page_shows_what_is_not_set_up_too() -> None:
     found = without_a_board()
     text = page(found, whole=True)
     assert [check.title for check in CHECKS if f"  {check.title}" not in text] == []
-    assert text.count("  not set up  ") == len(not_set_up(found)) == 15
+    assert text.count("  not set up  ") == len(not_set_up(found)) == 16
     assert text.count("fix: sudo prlimit") == 1
 
 
@@ -279,7 +279,9 @@ def test_what_is_there_and_wrong_has_failed(there: dict[str, Finding], shown: st
 def test_who_has_the_device_is_told_of_the_compilers() -> None:
     ok = Finding(Status.OK, "there", "there")
     found = without_a_board(**dict.fromkeys(("driver", "node", "npu", "firmware", "memlock"), ok))
-    assert "to compile for the NPU and to run on the NPU: mend it" in list(next_steps(found))
+    assert "to test the compilers and to compile for the NPU and to run on the NPU: mend it" in list(
+        next_steps(found)
+    )
 
 
 def verdicts(found: dict[str, Finding]) -> dict[str, str | None]:
@@ -288,8 +290,8 @@ def verdicts(found: dict[str, Finding]) -> dict[str, str | None]:
 
 def test_all_is_well() -> None:
     found = results()
-    assert verdicts(found) == {"virtual": None, "compile": None, "npu": None}
-    assert page(found).count("  yes") == 3
+    assert verdicts(found) == dict.fromkeys(("virtual", "compile", "stages", "npu"))
+    assert page(found).count("  yes") == 4
     assert list(next_steps(found)) == ['make run BACKEND=npu PROMPT="..."']
     assert exit_code(found) == WORKS
 
@@ -297,13 +299,17 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("broken", "obstacles"),
     [
-        ({"aiebu_asm": Status.FAILED}, (None, "aiebu_asm", "aiebu_asm")),
-        ({"npu": Status.UNKNOWN, "launch": Status.SKIPPED}, (None, None, "npu")),
-        ({"npu": Status.FAILED, "peano": Status.FAILED}, (None, "peano", "npu")),
-        ({"compiler": Status.FAILED, "virtual_npu": Status.SKIPPED}, ("compiler", None, None)),
-        ({"launch": Status.FAILED}, (None, None, "launch")),
-        ({"checkpoint": Status.FAILED}, ("checkpoint", None, "checkpoint")),
-        ({"memory": Status.WARNING, "xrt": Status.FAILED, "firmware": Status.UNKNOWN}, (None, None, None)),
+        ({"aiebu_asm": Status.FAILED}, (None, None, "aiebu_asm", "aiebu_asm")),
+        ({"npu": Status.UNKNOWN, "launch": Status.SKIPPED}, (None, None, None, "npu")),
+        ({"npu": Status.FAILED, "peano": Status.FAILED}, (None, None, "peano", "npu")),
+        ({"compiler": Status.FAILED, "virtual_npu": Status.SKIPPED}, ("compiler", None, None, None)),
+        ({"stages": Status.FAILED}, (None, "stages", None, None)),
+        ({"launch": Status.FAILED}, (None, None, None, "launch")),
+        ({"checkpoint": Status.FAILED}, ("checkpoint", None, None, "checkpoint")),
+        (
+            {"memory": Status.WARNING, "xrt": Status.FAILED, "firmware": Status.UNKNOWN},
+            (None, None, None, None),
+        ),
     ],
 )
 def test_the_first_obstacle(broken: dict[str, Status], obstacles: tuple[str | None, ...]) -> None:

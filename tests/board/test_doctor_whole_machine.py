@@ -158,10 +158,10 @@ def test_every_layer_is_found_and_the_kernel_is_run(owners_machine: Machine) -> 
     loads(owners_machine, KERNEL.build(**CASE).text)
     results = examine(owners_machine)
     broken = {name: finding for name, finding in results.items() if finding.status is not Status.OK}
-    assert set(broken) <= {"air_bindings", "disk"}
+    assert set(broken) <= {"air_bindings", "disk", "stages"}  # there are no stand-ins for aie-opt
     assert "aiebu-asm" in (owners_machine.root / "tools" / "calls.jsonl").read_text()
-    well = {**results, "memlock": results["npu"], "virtual_npu": results["npu"]}
-    assert [goal.obstacle(well) for goal in GOALS] == [None, None, None]
+    well = {**results, **dict.fromkeys(("memlock", "virtual_npu", "stages"), results["npu"])}
+    assert [goal.obstacle(well) for goal in GOALS] == [None, None, None, None]
 
 
 def test_a_device_that_computes_something_else(owners_machine: Machine) -> None:
