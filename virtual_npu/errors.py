@@ -115,7 +115,7 @@ class CrashError(VirtualNpuRuntimeError):
 
 FAULTS = (
     "error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak",
-    "lock", "offset",
+    "misaligned", "lock", "offset",
 )  # fmt: skip
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 

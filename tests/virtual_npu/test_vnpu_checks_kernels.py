@@ -13,7 +13,7 @@ CHECKS = virtual_npu.BuildOptions(checks=True)
 KERNELS = """
 #include <aie_api/aie.hpp>
 extern "C" {
-void load_at(int32_t at, float *a, float *out) { aie::store_v(out, aie::load_v<8>(a + at)); }
+void load_at(int32_t at, float *a, float *out) { aie::store_v(out, aie::load_unaligned_v<8>(a + at)); }
 void store_at(int32_t at, float *a) { aie::store_v(a + at, aie::zeros<float, 8>()); }
 void plain_store_at(int32_t at, float *a) { a[at] = 1.0f; }
 void plain_store_ints(int32_t *a) { for (int i = 0; i < 3; ++i) a[i] = -1; }

@@ -22,6 +22,7 @@ from aerie.air_dialect.readings import number
 from aerie.air_dialect.types import attribute_text
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
+from aerie.virtual_npu.codegen.device_marks import NOWHERE
 from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.refusals import line_of
 from aerie.virtual_npu.codegen.text import quoted
@@ -32,13 +33,20 @@ from aerie.virtual_npu.library import identifier
 
 
 def label(
-    file: CppFile, name: str, type_: Attribute, op: Operation, how: str, ends_with_body: bool = False
+    file: CppFile,
+    name: str,
+    type_: Attribute,
+    op: Operation,
+    how: str,
+    ends_with_body: bool = False,
+    skew: int = NOWHERE,
 ) -> str:
     """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
-    came to be, such as `declared`."""
+    came to be, such as `declared`. skew: of its address in a core (`device_marks`)."""
     site = f"{{{quoted(op.name)}, {line_of(op)}}}"
     flags = [str(flag).lower() for flag in (ends_with_body, _has_locks(type_))]
     texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), *flags]
+    texts += [str(skew)] if skew != NOWHERE else []
     return file.constant(
         "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
     )

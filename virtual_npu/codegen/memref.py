@@ -17,6 +17,7 @@ from aerie.air_dialect.upstream.memref import AtomicRMWOp
 from aerie.virtual_npu.codegen import memory, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, emits
 from aerie.virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
+from aerie.virtual_npu.codegen.device_marks import skew_of
 from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.memory import access, at, whole
@@ -31,7 +32,8 @@ def _alloc(body: Body, op: Operation) -> None:
     element, kind = types.scalar(view.type.element_type), "const auto "
     if body.checked:
         how = op.name == "memref.alloca"
-        known_as = label(body.file, value_name(op.memref), view.type, op, "allocated", how)
+        name, skew = value_name(op.memref), skew_of(op.memref)
+        known_as = label(body.file, name, view.type, op, "allocated", how, skew)
         count = f"{known_as}, {{{', '.join(view.sizes)}}}, {count}"
     else:
         kind = f"{element} *const "

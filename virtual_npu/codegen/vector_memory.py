@@ -19,6 +19,7 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import memory, types
 from aerie.virtual_npu.codegen.affine import neutral_element
+from aerie.virtual_npu.codegen.alignment import check_alignment
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.memory import at
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
@@ -45,6 +46,7 @@ def _load(body: Body, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, VectorType)
     pointer, strides = _window(body, op, op.operands[0], op.operands[1:], type_)
+    check_alignment(body, op, pointer, strides)
     call = memory.vector_call(body, op, op.operands[0], f"read<{_template(type_)}>", [pointer, strides])
     body.define(op.results[0], call)
 
@@ -54,6 +56,7 @@ def _store(body: Body, op: Operation) -> None:
     value, target, *indices = op.operands
     assert isinstance(value.type, VectorType)
     pointer, strides = _window(body, op, target, indices, value.type)
+    check_alignment(body, op, pointer, strides)
     arguments = [pointer, strides, body.text(value)]
     body.put(memory.vector_call(body, op, target, f"write<{_template(value.type)}>", arguments) + ";")
 
@@ -163,6 +166,7 @@ def _transfer_read(body: Body, op: Operation) -> None:
     side = _Transfer(body, op, type_, op.mask)
     template, strides = _template(type_), braces(side.strides)
     if side.is_inside:
+        check_alignment(body, op, side.pointer, strides)
         expression = memory.vector_call(body, op, op.source, f"read<{template}>", [side.pointer, strides])
     else:
         arguments = [side.pointer, strides, braces(side.limits), body.text(op.padding), *side.mask]
@@ -178,6 +182,7 @@ def _transfer_write(body: Body, op: Operation) -> None:
     side = _Transfer(body, op, type_, op.mask)
     template, strides, value = _template(type_), braces(side.strides), body.text(op.vector)
     if side.is_inside:
+        check_alignment(body, op, side.pointer, strides)
         call = memory.vector_call(body, op, op.source, f"write<{template}>", [side.pointer, strides, value])
     else:
         arguments = [side.pointer, strides, braces(side.limits), value, *side.mask]

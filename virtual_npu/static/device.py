@@ -73,6 +73,9 @@ class Device:
     cascade_bits: width of the accumulator cascade between neighbouring cores.
     packet_ids: ids that packets can carry (5 bits).
     max_lock_value: what a semaphore lock counts to (6 bits).
+    l1_banks: of equal size, which buffers take turns in. bus_bytes: what mlir-aie aligns L1 buffers to
+    (`getComputeTileLoadStoreBusWidth`). vector_bytes: the widest load or store of a core, which is aligned to
+    its own width (aie_api `vector_ldst_align`).
     shim_offset_bits: bits of the offset that is added to a host buffer's address where a command stream is
     patched; what lies further on in the buffer cannot be named (mlir-aie pull request 3718).
     """
@@ -98,6 +101,9 @@ class Device:
     packet_ids: int = 32
     max_lock_value: int = 63
     shim_offset_bits: int = 32
+    l1_banks: int = 4
+    bus_bytes: int = 32
+    vector_bytes: int = 64
 
     @property
     def host_buffer_bytes(self) -> int:
@@ -145,7 +151,7 @@ NPU2 = Device(
 )
 """Strix, Strix Halo and Krackan: 8 columns of 4 AIE2P cores, a memtile and a shim tile each."""
 
-NPU1 = replace(NPU2, name="npu1", architecture="aie2", columns=4, elf=False)
+NPU1 = replace(NPU2, name="npu1", architecture="aie2", columns=4, elf=False, vector_bytes=32)
 """Phoenix and Hawk Point: 4 columns of 4 AIE2 cores, a memtile and a shim tile each.
 
 The array has a fifth column, which has no shim DMA; mlir-aie's `npu1` is the 4 that have one (its pull
@@ -175,6 +181,10 @@ PLACEMENT: Final = "mlir-air AIRHerdPlacementPass.cpp"
 DIALECT: Final = "mlir-air AIRDialect.cpp"
 XRT_BACKEND: Final = "mlir-air python/air/backend/xrt.py"
 AIE_API: Final = "aie_api aie_doc.hpp vector_alignment"
+ALIGN_STRIPPED: Final = "mlir-aie aiecc IRTransforms.h downgradeIRForPeano"
+"""What Peano is given: LLVM IR without alignments."""
+SHIFTS: Final = "mlir-aie VectorToVectorConversions.cpp"
+BUFFER_ADDRESSES: Final = "mlir-aie AIEAssignBuffers.cpp"
 LINKING: Final = "mlir-aie aiecc: aie-assign-core-link-files"
 """How `link_with` becomes an object on the linker's command line."""
 REFEED_PASS: Final = "mlir-air AIRMiscPasses.cpp AIRAnnotateRefeed"

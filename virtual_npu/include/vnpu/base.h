@@ -170,7 +170,7 @@ int describe(const Where *where, char *text, int capacity);
 // Thrown where the run cannot go on; ends as the text and the status of the entry.
 struct Failure {
   enum Kind {
-    kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak, kLock, kOffset,
+    kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak, kMisaligned, kLock, kOffset,
     kStopped
   };
   Kind kind;

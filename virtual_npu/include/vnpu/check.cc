@@ -191,6 +191,34 @@ void fail_offset(Site site, const Buffer &buffer, const char *first) {
           ll(offset), Described(buffer.label).text, ll(offset % kHostOffsets), ll(kHostOffsets));
 }
 
+namespace {
+
+// What a core makes of a vector that is not aligned, and what to do.
+struct Masked {
+  char text[400];
+  Masked(const void *first, i64 bytes, bool writes) {
+    const ll width = alignment_of(bytes), off = misaligned_by(first, bytes);
+    snprintf(text, sizeof(text),
+             "%lld bytes behind a multiple of %lld: the core drops the low bits of the address and %s %lld bytes lower, so "
+             "the last %lld bytes are never %s; begin vectors of %lld bits at multiples of %lld bytes, and give L1 buffers "
+             "sizes that are multiples of 64 bytes",
+             off, width, writes ? "writes" : "reads", off, off, writes ? "written" : "read", width * 8, width);
+  }
+};
+
+}  // namespace
+
+void fail_misaligned(const Place &at, bool writes, const void *first, i64 bytes) {
+  fail_as(Failure::kMisaligned, at.site, "%s %lld bytes of %s%s%s%s at an address that is %s", writes ? "writes" : "reads",
+          ll(bytes), at.name, at.name[0] ? ": " : "", at.type, at.made, Masked(first, bytes, writes).text);
+}
+
+void fail_misaligned(Site site, const char *call, int argument, const Buffer &buffer, bool writes, const void *first,
+                     i64 bytes) {
+  fail_as(Failure::kMisaligned, site, "%s of %lld bytes in argument %d, %s, at an address that is %s", call, ll(bytes),
+          argument, Described(buffer.label).text, Masked(first, bytes, writes).text);
+}
+
 void fail_extent(const Place &at, int dimension, i64 size, i64 loops) {
   fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension,
           at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
@@ -293,7 +321,8 @@ constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
 }  // namespace
 
 Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
-  const i64 header = aligned(sizeof(Block)) + kGap, bytes = count * element;
+  const i64 skew = label.skew > 0 ? label.skew : 0;
+  const i64 header = aligned(sizeof(Block)) + kGap + skew, bytes = count * element;
   char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count)) + header;
   // All ones is a NaN in every format: what nobody wrote must not look plausible.
   memset(data - kGap, 0xff, size_t(bytes + 2 * kGap));

@@ -18,6 +18,7 @@ struct Label {
   const char *how = "allocated";  // or `argument 2 of @gemm, declared`
   bool ends_with_body = false;    // needs no memref.dealloc
   bool has_locks = false;         // lies in L1 or L2, where the device has locks
+  int skew = -1;                  // in a core's L1: bytes behind a multiple of 64; -1 elsewhere, or not known
 };
 
 // `%acc (memref<8x8xf32, 2>, allocated at line 20)`.
@@ -162,6 +163,15 @@ VNPU_INLINE T load(const Place &, const T *x) {
 template <class T>
 VNPU_INLINE void store(const Place &, T *x, T value) {
   *x = value;
+}
+
+// Refuses a vector that is not aligned to its width: a core would drop the low bits of its address.
+[[noreturn]] void fail_misaligned(const Place &at, bool writes, const void *first, i64 bytes);
+
+// The bytes that a vector of so many bytes must be aligned to: its own, up to 64; 1 where it is no native one.
+constexpr i64 alignment_of(i64 bytes) { return bytes == 16 || bytes == 32 ? bytes : bytes > 0 && bytes % 64 == 0 ? 64 : 1; }
+VNPU_INLINE i64 misaligned_by(const void *first, i64 bytes) {
+  return i64(reinterpret_cast<uintptr_t>(first)) & (alignment_of(bytes) - 1);
 }
 
 [[noreturn]] void fail_extent(const Place &at, int dimension, i64 size, i64 loops);

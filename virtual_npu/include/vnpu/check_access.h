@@ -37,6 +37,18 @@ VNPU_INLINE void write(const Place &, T *x, const i64 (&strides)[sizeof...(S)], 
   write<T, S...>(x, strides, value);
 }
 
+// A buffer of a core's L1 lies as far behind a multiple of 64 bytes here as there (Arena).
+template <int... S, class T>
+VNPU_INLINE void aligned(const Place &at, bool writes, T *p, const i64 (&strides)[sizeof...(S)]) {
+  each_dense<S...>(Ptr<T>{p, nullptr}, strides, [&](T *run, i64 n) {
+    if (__builtin_expect(misaligned_by(run, n * i64(sizeof(T))), 0)) fail_misaligned(at, writes, run, n * i64(sizeof(T)));
+  });
+}
+template <int... S, class T>
+VNPU_INLINE void aligned(const Place &at, bool writes, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
+  aligned<S...>(at, writes, x.p, strides);
+}
+
 // Calls observe(element) for every lane that is on and inside.
 template <int... S, class T, class Observe>
 VNPU_INLINE void each_lane_within(Ptr<T> x, const i64 *strides, const i64 *limits, const Vec<bool, volume<S...>> *mask,
@@ -191,6 +203,9 @@ class KnownCalls {
   uint64_t keys_[kCount] = {};
 };
 
+[[noreturn]] void fail_misaligned(Site site, const char *call, int argument, const Buffer &buffer, bool writes,
+                                  const void *first, i64 bytes);
+
 // The call that this thread makes. The host AIE API tells it of vector loads and stores, unless there is nothing to
 // find out: nothing in its buffers is unwritten or watched, and it made the same call before.
 class KernelCall {
@@ -199,6 +214,8 @@ class KernelCall {
   KernelCall(const KernelCall &) = delete;
   ~KernelCall();
   void touched(const void *at, i64 bytes, bool writes);
+  // A vector that is not aligned to its width.
+  void misaligned(const void *at, i64 bytes, bool writes);
   // The kernel has returned.
   void finish();
 

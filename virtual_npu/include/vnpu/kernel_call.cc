@@ -24,6 +24,9 @@ __attribute__((cold)) void vnpu_kernel_read(const void *at, long bytes) {
 __attribute__((cold)) void vnpu_kernel_write(const void *at, long bytes) {
   vnpu::current->touched(at, bytes, true);
 }
+__attribute__((cold)) void vnpu_kernel_misaligned(const void *at, long bytes, bool writes) {
+  if (vnpu::current) vnpu::current->misaligned(at, bytes, writes);
+}
 }
 
 namespace vnpu {
@@ -59,6 +62,15 @@ void KernelCall::touched(const void *at, i64 bytes, bool writes) {
       read(buffer, low, bytes);
     }
     return;
+  }
+}
+
+void KernelCall::misaligned(const void *at, i64 bytes, bool writes) {
+  const char *const low = static_cast<const char *>(at);
+  for (int i = 0; i < count_; ++i) {
+    const Buffer &buffer = *arguments_[i].buffer;
+    if (buffer.label.skew < 0 || !buffer.holds(low, low + bytes)) continue;
+    fail_misaligned(site_, writes ? "aie::store_v" : "aie::load_v", arguments_[i].position, buffer, writes, at, bytes);
   }
 }
 

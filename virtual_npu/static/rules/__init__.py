@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aerie.virtual_npu.static.report import Finding
-from aerie.virtual_npu.static.rules import channels, externals, locks, lowering, memory, placement, transfers
+from aerie.virtual_npu.static.rules import (
+    alignment,
+    channels,
+    externals,
+    locks,
+    lowering,
+    memory,
+    placement,
+    transfers,
+)
 from aerie.virtual_npu.static.scopes import Program, Scope
 
 OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
@@ -19,7 +28,8 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     externals.symbols,
     lowering.forms,
     lowering.known_bad,
-    lowering.stack_and_alignment,
+    lowering.stack,
+    alignment.vectors,
 )
 """Rules that look at the whole module."""
 
@@ -28,6 +38,7 @@ OF_SCOPES: tuple[Callable[[Scope], Iterator[Finding]], ...] = (
     placement.herd_sizes,
     placement.positions,
     memory.l1,
+    alignment.buffers,
     channels.core_channels,
     channels.core_descriptors,
     memory.l2,

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from math import prod
 
-from xdsl.dialects import arith, vector
-from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, VectorType
 from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.readings import is_regular, multiple
 from aerie.air_dialect.verifiers import enclosing
-from aerie.virtual_npu.static.device import AIE_API, XRT_BACKEND
+from aerie.virtual_npu.static.device import XRT_BACKEND
 from aerie.virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
 from aerie.virtual_npu.static.lowering.air import air_forms_of, find_air
 from aerie.virtual_npu.static.lowering.evidence import recorded
 from aerie.virtual_npu.static.report import Fault, Finding
 from aerie.virtual_npu.static.scopes import Program, place_of
-from aerie.virtual_npu.static.transfers import element_bits, space_of
 
 NOWHERE = "virtual_npu/static/lowering"
 """The source named where no upstream file tells of a form: our own table."""
@@ -94,19 +91,16 @@ def known_bad(program: Program) -> Iterator[Finding]:
                 yield Fault("lowering", place_of(op), message, row.evidence[0], op, certain=False)
 
 
-# ---- alignment and stack ----
+# ---- stack ----
 
 DIVISION_STACK = 1152
 """Bytes of stack that a scalar division of floats takes, about (mlir-air xrt.py)."""
-VECTOR_ACCESSES = (128, 256, 512)
-"""Bits of the native vector loads and stores, each aligned to its own width."""
 
 
-def stack_and_alignment(program: Program) -> Iterator[Finding]:
-    """Divisions that need more stack than there is, and vectors at offsets that are not aligned."""
+def stack(program: Program) -> Iterator[Finding]:
+    """Divisions that need more stack than there is."""
     for op in on_cores(program.module):
         yield from _division(program, op)
-        yield from _alignment(op)
 
 
 def _division(program: Program, op: Operation) -> Iterator[Fault]:
@@ -118,30 +112,3 @@ def _division(program: Program, op: Operation) -> Iterator[Fault]:
             f"{program.stack_bytes}; multiply with a reciprocal, or compile and check with --stack-size 2048"
         )
         yield Fault("stack", place_of(op), message, XRT_BACKEND, op)
-
-
-def _alignment(op: Operation) -> Iterator[Fault]:
-    """Vector loads and stores of a native width at an offset that is no multiple of it."""
-    if isinstance(op, vector.LoadOp | vector.StoreOp):
-        base, kind = op.base, (op.result if isinstance(op, vector.LoadOp) else op.vector).type
-    elif isinstance(op, vector.TransferReadOp | vector.TransferWriteOp):
-        base, kind = op.source, (op.result if isinstance(op, vector.TransferReadOp) else op.vector).type
-    else:
-        return
-    bits = element_bits(base.type)
-    if not isinstance(base.type, MemRefType) or not isinstance(kind, VectorType) or not bits:
-        return
-    width, strides = prod(kind.get_shape()) * bits, base.type.get_strides()
-    if space_of(base.type) != 2 or width not in VECTOR_ACCESSES or strides is None:
-        return
-    odd = [
-        step * stride * bits
-        for step, stride in zip(map(multiple, op.indices), strides, strict=False)
-        if stride is not None and step * stride * bits % width
-    ]
-    if odd and all(map(is_regular, op.indices)):
-        message = (
-            f"{width} bits at steps of {odd[0] // 8} bytes; native loads and stores of {width} bits are "
-            f"aligned to {width // 8} bytes, so the compiler has to shift"
-        )
-        yield Fault("vector-alignment", place_of(op), message, AIE_API, op, certain=False)

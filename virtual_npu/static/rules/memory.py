@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import memref
@@ -14,9 +13,10 @@ from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, Hier
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
 from aerie.virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
+from aerie.virtual_npu.static.l1 import share_of_core
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.scopes import Program, Scope, place_of
-from aerie.virtual_npu.static.transfers import element_bits, extents, memref_bytes, space_of
+from aerie.virtual_npu.static.transfers import element_bits, memref_bytes, space_of
 
 
 def l1(scope: Scope) -> Iterator[Finding]:
@@ -67,15 +67,7 @@ def _l1_bytes(scope: Scope, herds: Sequence[HerdOp]) -> int:
         for operand in herd.kernel_operands
         if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2
     }
-    return total + sum(_slab_bytes(value, herd) for value, herd in shared.items() if value not in own)
-
-
-def _slab_bytes(value: SSAValue, herd: HerdOp) -> int:
-    """One core's part of an L1 buffer made in the segment: leading dimensions like the herd's are divided."""
-    if not isinstance(value.type, MemRefType):
-        return 0
-    grid, whole = extents(herd), memref_bytes(value.type) or 0
-    return whole // math.prod(grid) if tuple(value.type.get_shape()[: len(grid)]) == grid else whole
+    return total + sum(share_of_core(value, herd) for value, herd in shared.items() if value not in own)
 
 
 def memories(program: Program) -> Iterator[Finding]:

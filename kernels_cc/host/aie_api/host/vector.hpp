@@ -173,11 +173,19 @@ AIE_HOST_INLINE vector<T, N> from_wide(const lanes<wide_t<T>, N>& value) {
     return vector<T, N>(value);
 }
 
-// Stops at an access that the device would silently move to an aligned address. Only with AIE_HOST_CHECK_ALIGNMENT.
+#if VNPU_CHECKS
+extern "C" __attribute__((cold)) void vnpu_kernel_misaligned(const void* at, long bytes, bool writes);
+#endif
+
+// Stops at an access that the device would silently move to an aligned address: with AIE_HOST_CHECK_ALIGNMENT any, in
+// programs built with checks one to a buffer that the virtual NPU knows the place of.
 template <typename T, unsigned N>
-AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at) {
+AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_unused]] bool writes) {
+  [[maybe_unused]] constexpr std::size_t bytes = N * sizeof(T) < 64 ? N * sizeof(T) : 64;
+#if VNPU_CHECKS
+  if (reinterpret_cast<std::uintptr_t>(at) % bytes != 0) vnpu_kernel_misaligned(at, long(N * sizeof(T)), writes);
+#endif
 #ifdef AIE_HOST_CHECK_ALIGNMENT
-  constexpr std::size_t bytes = N * sizeof(T) < 64 ? N * sizeof(T) : 64;
   if (reinterpret_cast<std::uintptr_t>(at) % bytes != 0) {
     std::fprintf(stderr, "aie::load_v/store_v of %zu bytes at %p, which is not a multiple of %zu: AIE2P would access "
                  "another address; use load_unaligned_v/store_unaligned_v or align the buffer\n",
@@ -219,7 +227,7 @@ inline constexpr unsigned vector_ldst_align_v = N * sizeof(T) < 64 ? N * sizeof(
 
 template <unsigned N, typename T>
 AIE_HOST_INLINE vector<T, N> load_v(const T* from) {
-  host::check_alignment<T, N>(from);
+  host::check_alignment<T, N>(from, false);
   vector<T, N> v;
   host::tell_read(from, sizeof(v.data));
   std::memcpy(&v.data, from, sizeof(v.data));
@@ -251,7 +259,7 @@ AIE_HOST_INLINE vector<T, N> load_floor_v(const T* from, unsigned elems = N) {
 
 template <typename T, unsigned N>
 AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
-  host::check_alignment<T, N>(to);
+  host::check_alignment<T, N>(to, true);
   host::tell_write(to, sizeof(v.data));
   std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
   return to;

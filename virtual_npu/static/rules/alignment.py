@@ -1,0 +1,188 @@
+"""Vectors that do not begin where the core's loads and stores begin: it drops the low bits of an address.
+
+aiecc takes the alignment out of the LLVM IR that it gives Peano (mlir-aie 7e00b579, aiecc's IRTransforms.h,
+`downgradeIRForPeano`), so Peano takes every vector for aligned to its own width. Of those that are not,
+mlir-aie mends one kind: a vector.transfer_read at a constant that is no multiple of 32 bytes, which becomes
+an aligned read of twice the width and a shift (seen in what convert-vector-to-aievec makes). A core does not
+trap: upstream lost eight floats of an accumulator that lay 32 bytes off (mlir-air, DFlashFeasibility.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.dialects import func, vector
+from xdsl.dialects.builtin import MemRefType, VectorType
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from aerie.air_dialect.ops import HerdOp
+from aerie.air_dialect.readings import is_regular, multiple, number
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.device import ALIGN_STRIPPED, BUFFER_ADDRESSES, SHIFTS, Device
+from aerie.virtual_npu.static.l1 import misplaced
+from aerie.virtual_npu.static.report import Fault, Finding
+from aerie.virtual_npu.static.scopes import Program, Scope, place_of
+from aerie.virtual_npu.static.transfers import element_bits, space_of
+
+SHIFTED_BITS, SHIFT_GRANULE = 1024, 256
+"""The widest read that mlir-aie makes for one that is not aligned, and what it takes for aligned, in bits."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """A vector that a core reads from L1 or writes to it.
+
+    bits: of the whole vector; lane_bits: of one element; width: the bytes that it must be aligned to.
+    """
+
+    op: Operation
+    base: SSAValue
+    type: MemRefType[Attribute]
+    indices: tuple[SSAValue, ...]
+    bits: int
+    lane_bits: int
+    lanes: int
+    width: int
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is a load."""
+        return isinstance(self.op, vector.LoadOp | vector.TransferReadOp)
+
+    @property
+    def strides(self) -> list[int | None] | None:
+        """Bytes from one index to the next, per dimension; None where nothing is known."""
+        found = self.type.get_strides()
+        return None if found is None else [step and step * self.lane_bits // 8 for step in found]
+
+    @property
+    def offset(self) -> int | None:
+        """The byte of the memref at which it begins; None where that is no constant."""
+        numbers = [number(index) for index in self.indices]
+        strides = self.strides
+        if strides is None or None in numbers or None in strides:
+            return None
+        return sum((n or 0) * (step or 0) for n, step in zip(numbers, strides, strict=True))
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether mlir-aie reads twice as much, from an aligned place on, and shifts."""
+        last = number(self.indices[-1]) if self.indices else None
+        if not isinstance(self.op, vector.TransferReadOp) or last is None or 2 * self.bits > SHIFTED_BITS:
+            return False
+        return last % self.lanes * self.lane_bits % SHIFT_GRANULE != 0
+
+
+def access_of(op: Operation, device: Device) -> Access | None:
+    """The vector access that an operation is; None for others, and for widths that are not native."""
+    if isinstance(op, vector.LoadOp | vector.StoreOp):
+        base, kind = op.base, (op.result if isinstance(op, vector.LoadOp) else op.vector).type
+    elif isinstance(op, vector.TransferReadOp | vector.TransferWriteOp):
+        base, kind = op.source, (op.result if isinstance(op, vector.TransferReadOp) else op.vector).type
+    else:
+        return None
+    bits = element_bits(base.type)
+    if not isinstance(base.type, MemRefType) or not isinstance(kind, VectorType) or not bits:
+        return None
+    total, widest = prod(kind.get_shape()) * bits, device.vector_bytes * 8
+    if space_of(base.type) != 2 or (total not in (128, 256) and total % 512):
+        return None
+    width, lanes = min(total, widest) // 8, kind.get_shape()[-1] if kind.get_shape() else 1
+    return Access(op, base, base.type, tuple(op.indices), total, bits, lanes, width)
+
+
+def vectors(program: Program) -> Iterator[Finding]:
+    """Vectors at offsets that are no multiple of their width, in a buffer that is aligned to it."""
+    for herd in program.module.walk():
+        if not isinstance(herd, HerdOp) or any(isinstance(parent, HerdOp) for parent in enclosing(herd)):
+            continue
+        for op in herd.walk():
+            found = access_of(op, program.device)
+            if found is not None:
+                yield from _offsets(found)
+
+
+def _offsets(access: Access) -> Iterator[Fault]:
+    width, place = access.width, place_of(access.op)
+    moved = f"{min(access.bits // 8, width) * 8} bits"
+    if access.offset is not None and access.offset % width:
+        if access.is_shifted:
+            message = f"{moved} at byte {access.offset}; the compiler reads twice as much and shifts"
+            yield Fault("vector-alignment", place, message, SHIFTS, access.op, certain=False)
+        else:
+            off = access.offset % width
+            message = f"{moved} at byte {access.offset} of its memref; {masked(access, off)}"
+            yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op)
+        return
+    odd = _odd_step(access)
+    if odd is not None and access.offset is None and all(map(is_regular, access.indices)):
+        message = f"{moved} at steps of {odd} bytes; {masked(access, None)}"
+        yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op, certain=False)
+
+
+def masked(access: Access, off: int | None) -> str:
+    """What the core makes of an access that is `off` bytes off."""
+    verb = "reads" if access.reads else "writes"
+    lower = "what lies lower" if off is None else f"{off} bytes lower"
+    return (
+        f"a core drops the low bits of an address, so it {verb} {lower}; vectors of {access.width * 8} bits "
+        f"begin at multiples of {access.width} bytes, so move by whole vectors"
+    )
+
+
+def _odd_step(access: Access) -> int | None:
+    """The bytes of a step that leaves multiples of the width."""
+    steps = zip(map(multiple, access.indices), access.strides or (), strict=False)
+    sizes = [step * stride for step, stride in steps if stride is not None]
+    return next((size for size in sizes if size % access.width), None)
+
+
+# ---- buffers that the compiler puts at odd places ----
+
+
+def buffers(scope: Scope) -> Iterator[Finding]:
+    """L1 buffers that come to lie where a vector of 512 bits cannot begin, and are accessed by such."""
+    if scope.device.vector_bytes <= scope.device.bus_bytes:
+        return
+    for herds in scope.herds.values():
+        found = misplaced(scope, herds)
+        if not found:
+            continue
+        wide = {buffer: op for herd in herds for op, buffer in _widest(herd, scope.device)}
+        called = {buffer: op for herd in herds for op, buffer in _passed(herd)}
+        for buffer, address in found.items():
+            op = wide.get(buffer) or called.get(buffer)
+            if op is not None:
+                message = _misplaced(buffer, address, scope.device)
+                yield Fault("misaligned", place_of(op), message, BUFFER_ADDRESSES, op, buffer in wide)
+
+
+def _widest(herd: HerdOp, device: Device) -> Iterator[tuple[Operation, SSAValue]]:
+    """Accesses of the core's widest vectors, each with the buffer it is of."""
+    for op in herd.walk():
+        access = access_of(op, device)
+        if access is not None and access.width == device.vector_bytes:
+            yield op, origin(access.base)
+
+
+def _passed(herd: HerdOp) -> Iterator[tuple[Operation, SSAValue]]:
+    """Buffers that are passed to functions in C++, whose vectors are not known."""
+    for op in herd.walk():
+        if isinstance(op, func.CallOp):
+            yield from ((op, origin(value)) for value in op.operands)
+
+
+def _misplaced(buffer: SSAValue, address: int, device: Device) -> str:
+    name = f"%{buffer.name_hint} " if buffer.name_hint else ""
+    width = device.vector_bytes
+    off = address % width
+    return (
+        f"{name}({attribute_text(buffer.type)}) comes to byte {address} of a core's L1, {off} behind a "
+        f"multiple of {width}: buffers are aligned to {device.bus_bytes} bytes, and a core drops the low "
+        f"bits of an address, so vectors of {width * 8} bits are read and written {off} bytes lower; give L1 "
+        f"buffers sizes that are multiples of {width} bytes"
+    )
