@@ -16,8 +16,10 @@ its slab. This is the schedule that mlir-air's own bf16 GEMM is known to run wit
 
 L2 holds plain row-major pieces of L3. The 8x8 blocks that the matrix unit wants are cut by the memtile's DMA
 on the way to L1, which can walk four dimensions; on the way back the core's DMA walks three. Blocks stand
-column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8). What the
-loop over k carries is a block of it in one dimension, the only form that upstream's GEMMs are known to carry.
+column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8). The loop
+over k holds 2x2 blocks of it (`held_blocks`), so that each block of a and b is read, and converted to block
+floats, once for two products, and four sums are under way. They are carried in one dimension each, the only
+form that upstream's GEMMs are known to carry.
 
 With b_transposed, b is (n, k): a weight as Hugging Face stores it, (out, in), and as a GEMV reads it, so that
 one copy serves prefill and decode. A DMA cannot transpose 16-bit elements, whose innermost stride is 1, and
@@ -47,7 +49,7 @@ import numpy as np
 
 from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, View
-from aerie.kernel_builder.dsl import L1, L2, Kernel, Role, bf16, contract, f32
+from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
 from aerie.kernel_builder.spec import (
     Allowance,
     Array,
@@ -68,6 +70,13 @@ MAX_TILE_M, MAX_TILE_N = 32, 128
 MAX_TILE_M_F32 = 64
 """Upstream's best for an f32 result, which has no such copy."""
 MAX_TILE_K_L1, MAX_TILE_K_L2 = 32, 256
+MAX_PIECES = 18
+"""Descriptors that one memtile channel takes at most to send K in pieces to L1. A memtile has 24 for its even
+channels, and 24 for the odd ones; what comes in from L3 and the way of c take up to six."""
+MAX_HELD = 4
+"""Accumulators that a loop over K holds. An 8x8 block of f32 is 2048 bits; a core has five such registers
+(llvm-aie AIE2PRegisterInfo.td, dm0 to dm4), and blocks of a and b pass through the fifth to block floats.
+Upstream's GEMM holds 2x2 as well (mlir-air programming_examples/matrix_multiplication/bf16/run.py)."""
 OPTIMIZE = Optimize(
     "O2",
     "what upstream builds the C++ kernels of its models with, a matrix product among them (mlir-air "
@@ -98,6 +107,16 @@ class Tiles:
         return self.tile_n * self.herd_n
 
     @property
+    def held_m(self) -> int:
+        """Blocks down that one loop over K holds."""
+        return held_blocks(self.tile_m // BLOCK, self.tile_n // BLOCK)[0]
+
+    @property
+    def held_n(self) -> int:
+        """Blocks along that one loop over K holds."""
+        return held_blocks(self.tile_m // BLOCK, self.tile_n // BLOCK)[1]
+
+    @property
     def l1_bytes(self) -> int:
         """L1 of one core: f32 accumulator, its bf16 copy, and a and b twice (the compiler double-buffers)."""
         inputs = (self.tile_m + self.tile_n) * self.tile_k_l1 * bf16.itemsize
@@ -109,6 +128,17 @@ class Tiles:
         """L2 of the segment: a, b twice, c once."""
         inputs = (self.l2_m + self.l2_n) * self.tile_k_l2 * bf16.itemsize
         return self.l2_m * self.l2_n * self.out.itemsize + 2 * inputs
+
+
+def held_blocks(m: int, n: int) -> tuple[int, int]:
+    """How many blocks down and along a loop over K holds, of a tile of m x n blocks.
+
+    As many as there are accumulators for, and then the most square: r x c of them take r + c blocks of a and
+    b, each converted to block floats once, for r c products.
+    """
+    shapes = itertools.product(range(1, MAX_HELD + 1), repeat=2)
+    fit = [(r, c) for r, c in shapes if r * c <= MAX_HELD and m % r == 0 and n % c == 0]
+    return max(fit, key=lambda shape: (shape[0] * shape[1], -sum(shape)))
 
 
 def max_tile_m(out: DType) -> int:
@@ -154,7 +184,7 @@ def choose_tiles(
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
     tiles = Tiles(
         tile_m=given.get("tile_m") or _tile("m", m, herd_m, max_tile_m(out)),
-        tile_k_l2=given.get("tile_k_l2") or largest_divisor(k, max(MAX_TILE_K_L2, tile_k_l1), tile_k_l1),
+        tile_k_l2=given.get("tile_k_l2") or _tile_k_l2(k, tile_k_l1),
         tile_k_l1=tile_k_l1,
         tile_n=given.get("tile_n") or _tile("n", n, herd_n, MAX_TILE_N),
         herd_m=herd_m,
@@ -164,6 +194,21 @@ def choose_tiles(
     _check_division(tiles, m, k, n, device)
     _check_memory(tiles, device)
     return tiles
+
+
+def _tile_k_l2(k: int, tile_k_l1: int) -> int:
+    """The deepest L2 tile whose pieces of K a memtile has descriptors for; an even number of them makes k, or
+    one, where there is such a tile.
+
+    aircc makes two copies of the buffers that a loop over K fills, and of their transfers, and a third where
+    the number of its trips is odd (air-unroll-loop-for-pipelining leaves the last one over).
+    """
+    limit = max(MAX_TILE_K_L2, tile_k_l1)
+    largest_divisor(k, limit, tile_k_l1)
+    legal = [t for t in range(tile_k_l1, limit + 1, tile_k_l1) if k % t == 0]
+    copies = {t: 1 if t == k else 2 + k // t % 2 for t in legal}
+    fit = [t for t in legal if copies[t] * (t // tile_k_l1) <= MAX_PIECES]
+    return max(fit, key=lambda t: (copies[t] < 3, t))
 
 
 def _spread(side: str, extent: int, tile: int | None, most: int) -> int:
@@ -304,15 +349,27 @@ def _accumulate(
             else:
                 kernel.dma(l1_b, l2_b[own_columns, depth].blocks(BLOCK, BLOCK))
                 transpose(l1_b)
-            for j in kernel.loop(n):
-                for i in kernel.loop(m):
-                    block = accumulator[tx, ty, j, i]
-                    total = kernel.carried(kernel.load(block).reshape(BLOCK * BLOCK))
-                    for p in kernel.loop(0, k, carry=[total]):
-                        so_far = total.value.reshape(BLOCK, BLOCK)
-                        more = contract(kernel.load(l1_a[p, i]), kernel.load(l1_b[j, p]), so_far)
-                        total.set(more.reshape(BLOCK * BLOCK))
-                    kernel.store(block, total.value.reshape(BLOCK, BLOCK))
+            for j in kernel.loop(0, n, tiles.held_n):
+                for i in kernel.loop(0, m, tiles.held_m):
+                    _add_blocks(kernel, tiles, (i, j), l1_a, l1_b, accumulator[tx, ty])
+
+
+def _add_blocks(
+    kernel: Kernel, tiles: Tiles, at: tuple[Index, Index], l1_a: Buffer, l1_b: Buffer, accumulator: View
+) -> None:
+    """held_m x held_n blocks of the accumulator, from block (i, j) on, += a @ b over one L1 tile of K."""
+    i, j = at
+    grid = list(itertools.product(range(tiles.held_n), range(tiles.held_m)))
+    blocks = [accumulator[j + column, i + row] for column, row in grid]
+    totals = [kernel.carried(kernel.load(block).reshape(BLOCK * BLOCK)) for block in blocks]
+    for p in kernel.loop(0, tiles.tile_k_l1 // BLOCK, carry=totals):
+        rows = [kernel.load(l1_a[p, i + row]) for row in range(tiles.held_m)]
+        columns = [kernel.load(l1_b[j + column, p]) for column in range(tiles.held_n)]
+        for total, (column, row) in zip(totals, grid, strict=True):
+            more = contract(rows[row], columns[column], total.value.reshape(BLOCK, BLOCK))
+            total.set(more.reshape(BLOCK * BLOCK))
+    for block, total in zip(blocks, totals, strict=True):
+        kernel.store(block, total.value.reshape(BLOCK, BLOCK))
 
 
 def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> None:

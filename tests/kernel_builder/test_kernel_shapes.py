@@ -266,6 +266,45 @@ def test_gemm_k_tiles_depend_on_k_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("k", "tile"),
+    [
+        (256, 256),
+        (768, 192),
+        (896, 224),
+        (2048, 256),
+        (4864, 128),
+        (480, 160),
+        (864, 96),
+        (248, 8),
+        (2056, 8),
+    ],
+)
+def test_gemm_takes_an_even_number_of_k_tiles_where_it_can(k: int, tile: int) -> None:
+    """The third copy of an odd number takes more descriptors than a memtile's even channels have."""
+    tiles = gemm.choose_tiles(64, k, 64)
+    assert tiles.tile_k_l2 == tile
+    copies = 1 if k == tile else 2 + k // tile % 2
+    assert copies * tile // tiles.tile_k_l1 <= gemm.MAX_PIECES
+
+
+@pytest.mark.parametrize(
+    ("tile", "held"),
+    [
+        ((4, 16), (2, 2)),
+        ((1, 16), (1, 4)),
+        ((3, 16), (1, 4)),
+        ((1, 14), (1, 2)),
+        ((3, 5), (3, 1)),
+        ((5, 7), (1, 1)),
+    ],
+)
+def test_gemm_holds_as_many_blocks_as_there_are_accumulators_for(
+    tile: tuple[int, int], held: tuple[int, int]
+) -> None:
+    assert gemm.held_blocks(*tile) == held
+
+
+@pytest.mark.parametrize(
     ("k", "piece"), [(8192, 8192), (10560, 10560), (10624, 5312), (11008, 5504), (14336, 7168), (28672, 1024)]
 )
 def test_rows_of_a_gemv_that_do_not_fit_come_in_pieces(k: int, piece: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.kernel_builder.kernels import gemm
 from aerie.virtual_npu import BuildOptions, cache
 
 BF16 = ml_dtypes.bfloat16
@@ -165,6 +166,40 @@ def test_threads_change_no_bit(program, run, monkeypatch, threads):
     np.testing.assert_array_equal(run(library, "product", *operands)[2], want)
 
 
+def held(most: int, m: int = 16, n: int = 16, **options: object) -> str:
+    """A GEMM on one core, (m, 32) by (32, n), whose loop over k makes at most so many blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemm, "MAX_HELD", most)
+        return gemm.build(m, 32, n, herd_m=1, herd_n=1, tile_k_l1=16, **options).text
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "blocks"), [(16, 16, 4), (8, 32, 4), (32, 8, 4), (24, 16, 3), (24, 40, 3), (8, 8, 1)]
+)
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_blocks_that_share_factors_are_the_product_that_they_are_one_by_one(m, n, blocks, b_transposed):
+    apart, together = (held(most, m, n, b_transposed=b_transposed) for most in (1, 4))
+    assert (apart.count("vector.contract"), together.count("vector.contract")) == (1, blocks)
+    calls = [[line for line in emitted(text).splitlines() if STATEMENT in line] for text in (apart, together)]
+    assert calls[0] == calls[1]
+    assert calls[0]
+
+
+@pytest.mark.parametrize("options", [WATCHED, BuildOptions(numerics="bfp16")], ids=["checks", "bfp16"])
+def test_blocks_that_share_factors_have_the_bits_that_they_have_one_by_one(program, run, options):
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(shape).astype(BF16) for shape in ((16, 32), (32, 16)))
+    libraries = [program(held(most), options=options) for most in (1, 4)]
+    one, four = (run(library, "gemm", a, b, np.zeros((16, 16), BF16))[2] for library in libraries)
+    np.testing.assert_array_equal(one, four)
+
+
+def test_a_factor_is_made_block_floats_once_for_all_products_by_it():
+    code = emitted(held(4), BuildOptions(numerics="bfp16"))
+    made = [code.count(f"const vnpu::Bfp16{side}") for side in ("Left<8>", "Right")]
+    assert (made, code.count("vnpu::contract(")) == ([2, 2], 4)
+
+
 FORM = FORMS["8x8x8"]
 PIECES = FORM._pieces()
 
@@ -184,7 +219,19 @@ def other(old: str, new: str) -> str:
     return text.replace(old, new)
 
 
+def rewired(old: str, new: str) -> str:
+    """Four blocks that share factors, with another piece of text."""
+    text = held(4)
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
 LEFT_ALONE = {
+    "a block by the wrong factor": rewired("%17, %19, %29", "%16, %19, %29"),
+    "a block by its neighbour's sum": rewired("%17, %19, %29", "%17, %19, %26"),
+    "a sum that takes another's place": rewired("scf.yield %22, %25, %28, %31", "scf.yield %25, %22, %28, %31"),
+    "blocks of other layouts": rewired("(d0, d1)>], iterator_types = [\"parallel\", \"parallel\", \"reduction\"], kind = #vector.kind<add>} %17, %19, %29", "(d1, d0)>], iterator_types = [\"parallel\", \"parallel\", \"reduction\"], kind = #vector.kind<add>} %17, %19, %29"),
+    "blocks that are written apart": rewired("vector.transfer_write %35, %accumulator_1[%hx, %hy, %at_5, %at_4", "vector.transfer_write %35, %accumulator_1[%hx, %hy, %at_5, %i_3"),
     "another kind": FORM.text(kind="maximumf"),
     "a sum that leaves the loops elsewhere": FORM.text(more=f"vector.transfer_write %end, %hc[%tx, %ty, %j, %c0, %c0, %c0] {{in_bounds = [true, true]}} : {PIECES['vc']}, {PIECES['acc']}"),
     "blocks that overlap": other("%hc[%tx, %ty, %j, %i, %c0, %c0] {", "%hc[%tx, %ty, %i, %i, %c0, %c0] {"),
@@ -195,6 +242,11 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_what_is_no_product_is_left_alone(case):
     assert STATEMENT not in emitted(LEFT_ALONE[case])
+
+
+def test_a_factor_of_products_in_two_layouts_is_converted_in_each_by_itself():
+    code = emitted(LEFT_ALONE["blocks of other layouts"], BuildOptions(numerics="bfp16"))
+    assert (code.count("vnpu::contract<1, 8, 8, 8>("), code.count("vnpu::contract(")) == (3, 1)
 
 
 def test_tiles_that_share_their_sums_are_not_one_product():

@@ -8,6 +8,8 @@ from math import prod
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
+    BFloat16Type,
+    Float32Type,
     IntegerAttr,
     VectorType,
 )
@@ -110,11 +112,50 @@ def _contract(body: Body, op: Operation) -> None:
     b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
     c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
     counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
-    others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
     body.file.needs.add("contract")
-    function = "contract_by" if others else "contract"
-    result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
+    result = _in_block_floats(body, op, counts, [a, b, c])
+    if result is None:
+        others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
+        function = "contract_by" if others else "contract"
+        result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
     _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])
+
+
+def _in_block_floats(body: Body, op: Operation, counts: Sequence[int], texts: Sequence[str]) -> str | None:
+    """A product that bfp16 numerics make in block floats, of factors that are converted once in a block.
+
+    None where it is no such product (vnpu/contract.h, is_bfp16_product), or a factor has no name of its own.
+    """
+    factors = op.operands[:2]
+    elements = [type(types.element(value.type)) for value in op.operands[:3]]
+    is_sum = elements == [BFloat16Type, BFloat16Type, Float32Type] and reduction_kind(op) == "add"
+    is_block = tuple(counts) in ((1, 8, 8, 8), (1, 4, 8, 8))
+    is_named = all(t == body.text(v) and t.isidentifier() for t, v in zip(texts, factors, strict=False))
+    if body.file.options.numerics != "bfp16" or not (is_sum and is_block and is_named):
+        return None
+    products = [_products_by(op, factor) for factor in (0, 1)]
+    if any(not _is_alike(op, other) for users in products for other in users):
+        return None
+    left, right = f"{texts[0]}_left", f"{texts[1]}_right"
+    kinds = f"Bfp16Left<{counts[1]}> {left}", f"Bfp16Right {right}"
+    for declaration, text, users in zip(kinds, texts, products, strict=False):
+        if not any(other.is_before_in_block(op) for other in users):
+            body.put(f"const vnpu::{declaration}({text});")
+    return f"vnpu::contract({left}, {right}, {texts[2]})"
+
+
+def _products_by(op: Operation, factor: int) -> list[Operation]:
+    """The other contractions of the block by a factor of this one, on its side."""
+    uses = [use.operation for use in op.operands[factor].uses if use.index == factor]
+    return [
+        other for other in uses if other is not op and other.parent is op.parent and other.name == op.name
+    ]
+
+
+def _is_alike(op: Operation, other: Operation) -> bool:
+    """Whether two contractions differ in nothing but their operands."""
+    types_ = [[value.type for value in contraction.operands] for contraction in (op, other)]
+    return types_[0] == types_[1] and (op.properties, op.attributes) == (other.properties, other.attributes)
 
 
 def contract_maps(op: Operation) -> list[list[int]]:

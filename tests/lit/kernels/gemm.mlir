@@ -49,20 +49,29 @@ builtin.module {
               air.dma_memcpy_nd (%l1_a[] [] [], %l2_a_1[%c0_1, %c0_1, %at_2, %i_1] [%c2, %c1_2, %c8, %c8] [%c8, %c256, %c32_1, %c1_2]) : (memref<2x1x8x8xbf16, 2>, memref<32x32xbf16, 1>)
               %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 16))> ()[%hy]
               air.dma_memcpy_nd (%l1_b[] [] [], %l2_b_1[%c0_1, %c0_1, %i_1, %at_3] [%c2, %c2, %c8, %c8] [%c8, %c512, %c64_1, %c1_2]) : (memref<2x2x8x8xbf16, 2>, memref<32x64xbf16, 1>)
-              scf.for %i_2 = %c0_1 to %c2 step %c1_2 {
+              scf.for %i_2 = %c0_1 to %c2 step %c2 {
                 scf.for %i_3 = %c0_1 to %c1_2 step %c1_2 {
                   %0 = vector.transfer_read %accumulator_1[%hx, %hy, %i_2, %i_3, %c0_1, %c0_1], %f32_constant {in_bounds = [true, true]} : memref<4x4x2x1x8x8xf32, 2>, vector<8x8xf32>
                   %1 = vector.shape_cast %0 : vector<8x8xf32> to vector<64xf32>
-                  %2 = scf.for %i_4 = %c0_1 to %c2 step %c1_2 iter_args(%3 = %1) -> (vector<64xf32>) {
-                    %4 = vector.shape_cast %3 : vector<64xf32> to vector<8x8xf32>
-                    %5 = vector.transfer_read %l1_a[%i_4, %i_3, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<2x1x8x8xbf16, 2>, vector<8x8xbf16>
-                    %6 = vector.transfer_read %l1_b[%i_2, %i_4, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<2x2x8x8xbf16, 2>, vector<8x8xbf16>
-                    %7 = vector.contract {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d2, d1)>, affine_map<(d0, d1, d2) -> (d0, d1)>], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>} %5, %6, %4 : vector<8x8xbf16>, vector<8x8xbf16> into vector<8x8xf32>
-                    %8 = vector.shape_cast %7 : vector<8x8xf32> to vector<64xf32>
-                    scf.yield %8 : vector<64xf32>
+                  %at_4 = affine.apply affine_map<()[s0] -> ((s0 + 1))> ()[%i_2]
+                  %2 = vector.transfer_read %accumulator_1[%hx, %hy, %at_4, %i_3, %c0_1, %c0_1], %f32_constant {in_bounds = [true, true]} : memref<4x4x2x1x8x8xf32, 2>, vector<8x8xf32>
+                  %3 = vector.shape_cast %2 : vector<8x8xf32> to vector<64xf32>
+                  %4, %5 = scf.for %i_4 = %c0_1 to %c2 step %c1_2 iter_args(%6 = %1, %7 = %3) -> (vector<64xf32>, vector<64xf32>) {
+                    %8 = vector.transfer_read %l1_a[%i_4, %i_3, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<2x1x8x8xbf16, 2>, vector<8x8xbf16>
+                    %9 = vector.transfer_read %l1_b[%i_2, %i_4, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<2x2x8x8xbf16, 2>, vector<8x8xbf16>
+                    %10 = vector.transfer_read %l1_b[%at_4, %i_4, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<2x2x8x8xbf16, 2>, vector<8x8xbf16>
+                    %11 = vector.shape_cast %6 : vector<64xf32> to vector<8x8xf32>
+                    %12 = vector.contract {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d2, d1)>, affine_map<(d0, d1, d2) -> (d0, d1)>], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>} %8, %9, %11 : vector<8x8xbf16>, vector<8x8xbf16> into vector<8x8xf32>
+                    %13 = vector.shape_cast %12 : vector<8x8xf32> to vector<64xf32>
+                    %14 = vector.shape_cast %7 : vector<64xf32> to vector<8x8xf32>
+                    %15 = vector.contract {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d2, d1)>, affine_map<(d0, d1, d2) -> (d0, d1)>], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>} %8, %10, %14 : vector<8x8xbf16>, vector<8x8xbf16> into vector<8x8xf32>
+                    %16 = vector.shape_cast %15 : vector<8x8xf32> to vector<64xf32>
+                    scf.yield %13, %16 : vector<64xf32>, vector<64xf32>
                   }
-                  %9 = vector.shape_cast %2 : vector<64xf32> to vector<8x8xf32>
-                  vector.transfer_write %9, %accumulator_1[%hx, %hy, %i_2, %i_3, %c0_1, %c0_1] {in_bounds = [true, true]} : vector<8x8xf32>, memref<4x4x2x1x8x8xf32, 2>
+                  %17 = vector.shape_cast %4 : vector<64xf32> to vector<8x8xf32>
+                  vector.transfer_write %17, %accumulator_1[%hx, %hy, %i_2, %i_3, %c0_1, %c0_1] {in_bounds = [true, true]} : vector<8x8xf32>, memref<4x4x2x1x8x8xf32, 2>
+                  %18 = vector.shape_cast %5 : vector<64xf32> to vector<8x8xf32>
+                  vector.transfer_write %18, %accumulator_1[%hx, %hy, %at_4, %i_3, %c0_1, %c0_1] {in_bounds = [true, true]} : vector<8x8xf32>, memref<4x4x2x1x8x8xf32, 2>
                 }
               }
             }

@@ -46,10 +46,10 @@ builtin.module {
                   %0 = vector.transfer_read %accumulator_1[%hx, %hy, %i_2, %i_3, %c0_1, %c0_1], %f32_constant {in_bounds = [true, true]} : memref<1x1x1x1x8x8xf32, 2>, vector<8x8xf32>
                   %1 = vector.shape_cast %0 : vector<8x8xf32> to vector<64xf32>
                   %2 = scf.for %i_4 = %c0_1 to %c1_2 step %c1_2 iter_args(%3 = %1) -> (vector<64xf32>) {
-                    %4 = vector.shape_cast %3 : vector<64xf32> to vector<8x8xf32>
-                    %5 = vector.transfer_read %l1_a[%i_4, %i_3, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<1x1x8x8xbf16, 2>, vector<8x8xbf16>
-                    %6 = vector.transfer_read %l1_b[%i_2, %i_4, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<1x1x8x8xbf16, 2>, vector<8x8xbf16>
-                    %7 = vector.contract {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d2, d1)>, affine_map<(d0, d1, d2) -> (d0, d1)>], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>} %5, %6, %4 : vector<8x8xbf16>, vector<8x8xbf16> into vector<8x8xf32>
+                    %4 = vector.transfer_read %l1_a[%i_4, %i_3, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<1x1x8x8xbf16, 2>, vector<8x8xbf16>
+                    %5 = vector.transfer_read %l1_b[%i_2, %i_4, %c0_1, %c0_1], %bf16_constant {in_bounds = [true, true]} : memref<1x1x8x8xbf16, 2>, vector<8x8xbf16>
+                    %6 = vector.shape_cast %3 : vector<64xf32> to vector<8x8xf32>
+                    %7 = vector.contract {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d2, d1)>, affine_map<(d0, d1, d2) -> (d0, d1)>], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>} %4, %5, %6 : vector<8x8xbf16>, vector<8x8xbf16> into vector<8x8xf32>
                     %8 = vector.shape_cast %7 : vector<8x8xf32> to vector<64xf32>
                     scf.yield %8 : vector<64xf32>
                   }

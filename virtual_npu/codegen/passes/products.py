@@ -1,4 +1,4 @@
-"""Blocked matrix products: loops around one vector.contract, which become one call of vnpu::multiply_add.
+"""Blocked matrix products: loops around vector.contract, which become one call of vnpu::multiply_add.
 
 What is recognised, whatever the extents, the order of the loops and the arrangement in blocks:
 
@@ -9,7 +9,8 @@ What is recognised, whatever the extents, the order of the loops and the arrange
         c += contract(read A[...], read B[...])      bf16; transposed as its maps say
       write c to C[...]
 
-with indices that are linear in the loop variables. Every loop, and every dimension of the contraction, is
+with indices that are linear in the loop variables. There may be several such c, with a contraction each: the
+blocks of C that share blocks of A and B (axes.spread). Every loop, and every dimension of the contraction, is
 then an axis with a step in A, in B and in C. It is one of m where B does not move, of n where A does not, and
 of k where C does not; nests with any other one are left alone. Each element of C is summed in the order of
 its k axes, as before.
@@ -29,7 +30,7 @@ do anything else, the loops run as they stand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from xdsl.dialects import scf, vector
@@ -38,84 +39,30 @@ from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from aerie.air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
-from aerie.air_dialect.readings import Linear, weighted
+from aerie.air_dialect.readings import weighted
 from aerie.air_dialect.values import is_inside, origin
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.buffers import tile_copies
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes, numbers, wrap
 from aerie.virtual_npu.codegen.execution import Mode, each_operation, takes_turns
+from aerie.virtual_npu.codegen.passes.axes import (
+    MOST_AXES,
+    Axis,
+    Block,
+    Operand,
+    Product,
+    Rearranged,
+    at_first,
+    axis_of,
+    is_distinct,
+    merged,
+    spread,
+)
 from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest
-from aerie.virtual_npu.codegen.passes.windows import READS, RearrangingCall, Windows, itself
+from aerie.virtual_npu.codegen.passes.windows import READS, Windows, itself
 from aerie.virtual_npu.codegen.vector_lanes import shape_of
 from aerie.virtual_npu.codegen.vector_sums import contract_extents, contract_maps, reduction_kind
 from aerie.virtual_npu.options import BuildOptions
-
-MOST_AXES = 6
-"""vnpu::Axes::kMost."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a product: its extent, and its steps (strides) in A, B and C, in elements.
-
-    `a_within`, `b_within`: its steps in buffers of A and B that a function rearranges, where there are such.
-    """
-
-    extent: int
-    a: int
-    b: int
-    c: int
-    a_within: int = 0
-    b_within: int = 0
-
-    @property
-    def index(self) -> str:
-        """m, n or k; empty for an axis with other steps than a matrix product has."""
-        moves = bool(self.a or self.a_within), bool(self.b or self.b_within), bool(self.c)
-        return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(moves, "")
-
-
-@dataclass(frozen=True)
-class Rearranged:
-    """How blocks are read in a buffer that a function in C++ rearranged before they are multiplied.
-
-    A core may transpose the blocks that a DMA brought, in place, before it multiplies them. The simulator
-    need not do so if it knows where each element ends up. vnpu/rearranged.h asks the function itself, with a
-    buffer of labels.
-
-    `filled` are the steps in the source of each dimension of the buffer, before the call; `start` and `lanes`
-    say where in the buffer, after the call, the first block begins, and the steps of a block's dimensions.
-    """
-
-    call: RearrangingCall
-    filled: tuple[int, ...]
-    start: Linear
-    lanes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A, B or C: a memref, where the first block begins, and the steps of the dimensions of a block."""
-
-    memref: SSAValue
-    start: Linear
-    lanes: tuple[int, ...]
-    rearranged: Rearranged | None = None
-
-
-@dataclass(frozen=True)
-class Product:
-    """C += A B, as loops compute it."""
-
-    a: Operand
-    b: Operand
-    c: Operand
-    axes: tuple[Axis, ...]
-
-    def along(self, index: str) -> list[Axis]:
-        """The axes of m, n or k."""
-        return [axis for axis in self.axes if axis.index == index]
-
 
 # ---- rewriting ----
 
@@ -205,9 +152,10 @@ def of_loops(root: Operation, with_herds: bool = True) -> Product | None:
     contracts = [op for op in matter if op.name == "vector.contract"]
     writes = [op for op in matter if op.name in _WRITES]
     calls = [op for op in matter if op in nest.calls]
-    if len(contracts) != 1 or len(writes) != 1 or len(matter) != 2 + len(calls):
+    is_all = len(matter) == len(contracts) + len(writes) + len(calls)
+    if not contracts or len(contracts) != len(writes) or not is_all:
         return None
-    return _Match(nest, contracts[0], writes[0]).product(loops)
+    return _Match(nest, contracts, writes).product(loops)
 
 
 def _is_harmless(op: Operation) -> bool:
@@ -226,33 +174,39 @@ _WRITES = ("vector.transfer_write", "vector.store")
 
 @dataclass(frozen=True)
 class _Match:
-    """Loops around one contraction, to be looked at closer."""
+    """Loops around contractions, to be looked at closer."""
 
     nest: LoopNest
-    contract: Operation
-    write: Operation
+    contracts: Sequence[Operation]
+    writes: Sequence[Operation]
 
     def product(self, loops: Sequence[Loop]) -> Product | None:
-        if not self._is_sum_of_bf16():
-            return None
+        """All blocks together; None where one is no sum of its own, or they are no product together."""
         windows = Windows(self.nest)
-        lhs, rhs, total = self.contract.operands
-        reads = [_read_of(_uncast(lhs)), _read_of(_uncast(rhs)), self._carried_read(total)]
-        pairs = zip(self.contract.operands, reads, strict=True)
-        sides = [self._operand(windows, value, read) for value, read in pairs]
-        known = [side for side in sides if side is not None]
-        if len(known) != 3 or not self._is_apart(known, windows):
+        found = [self._sides(windows, contract) for contract in self.contracts]
+        blocks = [sides for sides in found if sides is not None]
+        together = spread(blocks) if len(blocks) == len(found) else None
+        if together is None or not self._is_apart(together[0], windows):
             return None
-        return self._along(loops, known)
+        sides, between = together
+        lanes = [list(_lane_axes(contract, sides)) for contract in self.contracts]
+        if any(other != lanes[0] for other in lanes):
+            return None
+        return self._along(loops, sides, [*between, *lanes[0]])
 
-    def _is_sum_of_bf16(self) -> bool:
-        elements = [types.element(value.type) for value in self.contract.operands]
-        wanted = [BFloat16Type, BFloat16Type, Float32Type]
-        return [type(element) for element in elements] == wanted and reduction_kind(self.contract) == "add"
+    def _sides(self, windows: Windows, contract: Operation) -> Block | None:
+        """A, B and C of one contraction."""
+        if not _is_sum_of_bf16(contract):
+            return None
+        lhs, rhs, total = contract.operands
+        reads = [_read_of(_uncast(lhs)), _read_of(_uncast(rhs)), self._carried_read(contract)]
+        values = zip(contract.operands, reads, strict=True)
+        a, b, c = [self._operand(windows, value, read, value is total) for value, read in values]
+        return None if a is None or b is None or c is None else (a, b, c)
 
-    def _carried_read(self, value: SSAValue) -> Operation | None:
-        """The read of C that the sum begins with, where its end is written back to the same place."""
-        begin, result = _uncast(value), SSAValue.get(self.contract.results[0])
+    def _carried_read(self, contract: Operation) -> Operation | None:
+        """The read of C that a sum begins with, where its end is written back to the same place."""
+        begin, result = _uncast(contract.operands[2]), SSAValue.get(contract.results[0])
         carrying = []
         while isinstance(begin, BlockArgument):
             loop, position = begin.owner.parent_op(), begin.index - 1
@@ -264,26 +218,22 @@ class _Match:
             carrying.append(loop)
             begin, result = _uncast(loop.iter_args[position]), loop.results[position]
         read = _read_of(begin)
-        if read is None or _uncast(self.write.operands[0]) is not result or not self._same_place(read):
+        writes = [write for write in self.writes if _uncast(write.operands[0]) is result]
+        if read is None or len(writes) != 1 or not _is_same_place(read, writes[0]):
             return None
         ops = self.nest.ops
         inner = list(ops[len(ops) - len(carrying) :])
-        is_all = self.contract.parent is self.nest.innermost.body.block and inner == carrying[::-1]
-        return read if is_all and read.is_before_in_block(self.write) else None
+        is_all = contract.parent is self.nest.innermost.body.block and inner == carrying[::-1]
+        return read if is_all and read.is_before_in_block(writes[0]) else None
 
-    def _same_place(self, read: Operation) -> bool:
-        """Whether the write is of the same block, by the same indices, as a read beside it."""
-        there, here = _place(read), _place(self.write)
-        is_shape = shape_of(read.results[0]) == shape_of(self.write.operands[0])
-        return there is not None and there == here and is_shape and read.parent is self.write.parent
-
-    def _operand(self, windows: Windows, value: SSAValue, read: Operation | None) -> Operand | None:
-        """What one operand of the contraction is, which a read gives."""
+    def _operand(
+        self, windows: Windows, value: SSAValue, read: Operation | None, is_sum: bool
+    ) -> Operand | None:
+        """What one operand of a contraction is, which a read gives."""
         place = None if read is None else _place(read)
         if read is None or place is None:
             return None
         memref, indices, dims = place
-        is_sum = value is self.contract.operands[2]
         view = itself(self.nest.outside(memref)) if is_sum else windows.on(memref, read)
         own = itself(memref)
         if view is None or own is None:
@@ -313,39 +263,26 @@ class _Match:
         is_known = all(op in windows.replaced for op in effects)
         return is_known and all(origin(value) is not made for value in others)
 
-    def _along(self, loops: Sequence[Loop], sides: Sequence[Operand]) -> Product | None:
-        """The product with its axes: those of the loops and herds, and of the contraction."""
-        own, lanes = [_axis(loop, sides) for loop in loops], list(self._lane_axes(sides))
-        axes = [axis for axis in (*own, *lanes) if axis.extent > 1]
+    def _along(self, loops: Sequence[Loop], sides: Block, inner: Sequence[Axis]) -> Product | None:
+        """The product with its axes: those of the loops and herds, and those within the innermost loop."""
+        own = [axis_of(loop, sides) for loop in loops]
+        axes = [axis for axis in (*own, *inner) if axis.extent > 1]
         coordinates = self.nest.coordinates()
         tiles = [axis for axis, loop in zip(own, loops, strict=True) if loop.variable in coordinates]
-        sides = [_at_first(side, loops) for side in sides]
-        merged = tuple(axis for index in "mnk" for axis in _merged(axes, index))
+        a, b, c = (at_first(side, loops) for side in sides)
+        walks = tuple(axis for index in "mnk" for axis in merged(axes, index))
         if not (
             all(axis.index for axis in axes)
             # Products are summed in pairs, which a block must not cut.
-            and prod(axis.extent for axis in lanes if axis.index == "k") % 2 == 0
+            and prod(axis.extent for axis in inner if axis.index == "k") % 2 == 0
             # Tiles that share an element of C would race.
             and not any(axis.index == "k" for axis in tiles if axis.extent > 1)
-            and _is_distinct(axes)
-            and all(self._is_outside(side) for side in sides)
-            and all(sum(axis.index == index for axis in merged) <= MOST_AXES for index in "mnk")
+            and is_distinct(axes)
+            and all(self._is_outside(side) for side in (a, b, c))
+            and all(sum(axis.index == index for axis in walks) <= MOST_AXES for index in "mnk")
         ):
             return None
-        a, b, c = sides
-        return Product(a, b, c, merged)
-
-    def _lane_axes(self, sides: Sequence[Operand]) -> Iterator[Axis]:
-        maps = contract_maps(self.contract)
-        shapes = [shape_of(value) for value in self.contract.operands]
-        for dim, extent in enumerate(contract_extents(self.contract, maps, shapes)):
-            where = [map_.index(dim) if dim in map_ else -1 for map_ in maps]
-            steps = [0 if at < 0 else side.lanes[at] for side, at in zip(sides, where, strict=True)]
-            within = [
-                0 if at < 0 or side.rearranged is None else side.rearranged.lanes[at]
-                for side, at in zip(sides[:2], where[:2], strict=True)
-            ]
-            yield Axis(extent, *steps, *within)
+        return Product(a, b, c, walks)
 
     def _is_outside(self, side: Operand) -> bool:
         """Whether what the statement names is there before the loops, or before the herd."""
@@ -356,21 +293,31 @@ class _Match:
         return not any(is_inside(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
 
 
-def _axis(loop: Loop, sides: Sequence[Operand]) -> Axis:
-    steps = [side.start.terms.get(loop.variable, 0) * loop.step for side in sides]
-    within = [
-        0 if side.rearranged is None else side.rearranged.start.terms.get(loop.variable, 0) * loop.step
-        for side in sides[:2]
-    ]
-    return Axis(loop.trips, *steps, *within)
+def _is_sum_of_bf16(contract: Operation) -> bool:
+    elements = [types.element(value.type) for value in contract.operands]
+    wanted = [BFloat16Type, BFloat16Type, Float32Type]
+    return [type(element) for element in elements] == wanted and reduction_kind(contract) == "add"
 
 
-def _at_first(side: Operand, loops: Sequence[Loop]) -> Operand:
-    """An operand as the first iteration sees it."""
-    rearranged = side.rearranged
-    if rearranged is not None:
-        rearranged = replace(rearranged, start=_start(rearranged.start, loops))
-    return replace(side, start=_start(side.start, loops), rearranged=rearranged)
+def _is_same_place(read: Operation, write: Operation) -> bool:
+    """Whether a write is of the same block, by the same indices, as a read beside it."""
+    there, here = _place(read), _place(write)
+    is_shape = shape_of(read.results[0]) == shape_of(write.operands[0])
+    return there is not None and there == here and is_shape and read.parent is write.parent
+
+
+def _lane_axes(contract: Operation, sides: Block) -> Iterator[Axis]:
+    """The axes of a contraction itself."""
+    maps = contract_maps(contract)
+    shapes = [shape_of(value) for value in contract.operands]
+    for dim, extent in enumerate(contract_extents(contract, maps, shapes)):
+        where = [map_.index(dim) if dim in map_ else -1 for map_ in maps]
+        steps = [0 if at < 0 else side.lanes[at] for side, at in zip(sides, where, strict=True)]
+        within = [
+            0 if at < 0 or side.rearranged is None else side.rearranged.lanes[at]
+            for side, at in zip(sides[:2], where[:2], strict=True)
+        ]
+        yield Axis(extent, *steps, *within)
 
 
 def _read_of(value: SSAValue) -> Operation | None:
@@ -407,37 +354,3 @@ def _place(op: Operation) -> _Place | None:
     memref, indices = (op.operands[0], op.operands[1:]) if op.results else (op.operands[1], op.operands[2:])
     moved = shape_of(op.results[0] if op.results else op.operands[0])
     return memref, list(indices), list(range(len(indices) - len(moved), len(indices)))
-
-
-def _start(start: Linear, loops: Sequence[Loop]) -> Linear:
-    """Where the first iteration begins."""
-    first = sum(start.terms.get(loop.variable, 0) * loop.first for loop in loops)
-    variables = [loop.variable for loop in loops]
-    rest = {value: n for value, n in start.terms.items() if not any(value is v for v in variables)}
-    return Linear(start.constant + first, rest)
-
-
-def _is_distinct(axes: Sequence[Axis]) -> bool:
-    """Whether no two values of the m and n axes lead to one element of C."""
-    reach = 0
-    for axis in sorted((axis for axis in axes if axis.c), key=lambda axis: axis.c):
-        if axis.c <= reach:
-            return False
-        reach += (axis.extent - 1) * axis.c
-    return True
-
-
-def _merged(axes: Sequence[Axis], index: str) -> list[Axis]:
-    """The axes of one index, neighbours made one where they are one walk; those of m and n as C has them."""
-    found = [axis for axis in axes if axis.index == index]
-    if index != "k":
-        found.sort(key=lambda axis: -axis.c)
-    merged: list[Axis] = []
-    for axis in found:
-        steps = [(getattr(axis, side), side) for side in ("a", "b", "c", "a_within", "b_within")]
-        last = merged[-1] if merged else None
-        if last is not None and all(getattr(last, side) == axis.extent * step for step, side in steps):
-            merged[-1] = replace(axis, extent=last.extent * axis.extent)
-        else:
-            merged.append(axis)
-    return merged

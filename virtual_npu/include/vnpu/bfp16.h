@@ -122,30 +122,54 @@ VNPU_BFP16_INLINE void widen(const Halves (&bits)[kBlock], Row (&rows)[kBlock]) 
   for (int i = 0; i < kBlock; ++i) rows[i] = (Row)(__builtin_convertvector(bits[i], Ints) << 16);
 }
 
-// c += a b; a: Rows x 8 (4 or 8 rows), b: 8 x 8, both bf16 by their bits and row by row; c: Rows rows of 8.
+// Factors as bfp16 keeps them, converted once for all products that they are in. Both are bf16 by their bits, row by row.
+
+// Rows x 8 numbers, 4 or 8 rows; column by column, in memory: there a broadcast is free, out of a register it is a shuffle.
 template <class Rounding, int Rows>
-VNPU_BFP16_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c) {
-  Halves bits[kBlock] = {};
-  Row left[kBlock], right[kBlock];
-  memcpy(bits, a, Rows * sizeof(Halves));
-  transpose(bits);
-  widen(bits, left);
-  convert<Rounding>(left);
-  memcpy(bits, b, sizeof(bits));
-  widen(bits, right);
-  convert<Rounding>(right);
-  // In memory a broadcast of one factor is free; out of a register it costs a shuffle.
-  float factor[kBlock][kBlock];
-  memcpy(factor, left, sizeof(factor));
-  asm("" : "+m"(factor));
+struct Left {
+  float at[kBlock][kBlock];
+
+  explicit VNPU_BFP16_INLINE Left(const uint16_t *a) {
+    Halves bits[kBlock] = {};
+    Row rows[kBlock];
+    memcpy(bits, a, Rows * sizeof(Halves));
+    transpose(bits);
+    widen(bits, rows);
+    convert<Rounding>(rows);
+    memcpy(at, rows, sizeof(at));
+    asm("" : "+m"(at));
+  }
+};
+
+// 8 x 8 numbers.
+template <class Rounding>
+struct Right {
+  Row rows[kBlock];
+
+  explicit VNPU_BFP16_INLINE Right(const uint16_t *b) {
+    Halves bits[kBlock];
+    memcpy(bits, b, sizeof(bits));
+    widen(bits, rows);
+    convert<Rounding>(rows);
+  }
+};
+
+// c += a b; c: Rows rows of 8.
+template <class Rounding, int Rows>
+VNPU_BFP16_INLINE void multiply_add(const Left<Rounding, Rows> &a, const Right<Rounding> &b, Row *c) {
+  // Mantissas of 8 bits: every product and partial sum is exact in f32.
 #pragma GCC unroll 8
   for (int m = 0; m < Rows; ++m) {
-    // Mantissas of 8 bits: every product and partial sum is exact in f32.
-    Row sum = factor[0][m] * right[0];
+    Row sum = a.at[0][m] * b.rows[0];
 #pragma GCC unroll 8
-    for (int k = 1; k < kBlock; ++k) sum += factor[k][m] * right[k];
+    for (int k = 1; k < kBlock; ++k) sum += a.at[k][m] * b.rows[k];
     c[m] += sum;
   }
+}
+
+template <class Rounding, int Rows>
+VNPU_BFP16_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c) {
+  multiply_add(Left<Rounding, Rows>(a), Right<Rounding>(b), c);
 }
 
 }  // namespace vnpu::bfp16

@@ -34,16 +34,27 @@ template <int B, int M, int N, int K, class TA, class TB, class TC>
 inline constexpr bool is_bfp16_product = B == 1 && (M == 8 || M == 4) && N == 8 && K == 8 && same_type<TA, bf16> &&
                                          same_type<TB, bf16> && same_type<TC, float>;
 
+// A factor of several such products, converted once.
 template <int M>
-VNPU_INLINE Vec<float, M * 8> contract_bfp16(const Vec<bf16, M * 8> &a, const Vec<bf16, 64> &b,
-                                             const Vec<float, M * 8> &c) {
-  const Lanes<bf16, M * 8> x(a);
-  const Lanes<bf16, 64> y(b);
+struct Bfp16Left : bfp16::Left<bfp16::NearestEven, M> {
+  using Block = Lanes<bf16, M * 8>;
+  explicit VNPU_INLINE Bfp16Left(const Vec<bf16, M * 8> &a) : Bfp16Left(Block(a)) {}
+  explicit VNPU_INLINE Bfp16Left(const Block &a) : bfp16::Left<bfp16::NearestEven, M>(&a.at[0].bits) {}
+};
+
+struct Bfp16Right : bfp16::Right<bfp16::NearestEven> {
+  using Block = Lanes<bf16, 64>;
+  explicit VNPU_INLINE Bfp16Right(const Vec<bf16, 64> &b) : Bfp16Right(Block(b)) {}
+  explicit VNPU_INLINE Bfp16Right(const Block &b) : bfp16::Right<bfp16::NearestEven>(&b.at[0].bits) {}
+};
+
+template <int M>
+VNPU_INLINE Vec<float, M * 8> contract(const Bfp16Left<M> &a, const Bfp16Right &b, const Vec<float, M * 8> &c) {
   Vec<float, 8> rows[M];
   split_rows<8>(c, rows);
   bfp16::Row sums[M];
   for (int m = 0; m < M; ++m) sums[m] = rows[m].v;
-  bfp16::multiply_add<bfp16::NearestEven, M>(&x.at[0].bits, &y.at[0].bits, sums);
+  bfp16::multiply_add(a, b, sums);
   for (int m = 0; m < M; ++m) rows[m].v = sums[m];
   return join_rows<M * 8>(rows);
 }
@@ -78,7 +89,7 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
   constexpr bool float_a = same_type<TA, float> || is_narrow_float<TA>;
   constexpr bool float_c = same_type<TC, float> || is_narrow_float<TC>;
 #if defined(VNPU_BFP16)
-  if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract_bfp16<M>(a, b, c);
+  if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract(Bfp16Left<M>(a), Bfp16Right(b), c);
   else
 #endif
 #if defined(VNPU_BF16_DOTS)
