@@ -17,12 +17,13 @@ SEED        ?=
 OUT         ?=
 REFRESH     ?=
 JSON        ?=
+KEEP        ?=
 WHEELS      ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K TOP_P \
-                  SEED OUT REFRESH JSON WHEELS PYTHON
+                  SEED OUT REFRESH JSON KEEP WHEELS PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -77,6 +78,7 @@ help: ## list targets and variables
 	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
 	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
+	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  REFRESH      1: make lit takes new golden texts over"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
@@ -132,7 +134,7 @@ lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board whe
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit
 
 test-toolchain: $(RUN) ## all programs and kernels through upstream's compilers, stage by stage; no NPU is needed
-	@$(PY) -m aerie test-toolchain $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(JSON),--json)
+	@$(PY) -m aerie test-toolchain $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(call option,--keep,KEEP) $(if $(JSON),--json)
 
 test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, the board tests, one report
 	@$(PY) -m aerie test-npu

@@ -38,6 +38,9 @@ RIGHT, WRONG = 0, 1
 MOST_MIB = 16
 """Arguments of the demo's programs take a few MiB, and run with checks in seconds."""
 
+KEPT = "every stage's texts and the tools' own words: NAME/ in the folder of --keep"
+NOT_KEPT = "--keep FOLDER keeps every stage's texts and the tools' own words"
+
 Note = Callable[[str], None]
 
 
@@ -81,6 +84,7 @@ def toolchain(arguments: argparse.Namespace) -> int:
         print(json.dumps(record(outcomes, tools, model, seq_len), indent=1))
     else:
         print_outcomes(outcomes, f"{model}, {seq_len} tokens: upstream's compilers, stage by stage")
+    report.note(KEPT if arguments.keep else NOT_KEPT)
     return RIGHT if all(outcome.is_right for outcome in outcomes) else WRONG
 
 

@@ -265,7 +265,7 @@ NASTY = "$(shell touch made)`touch made`$(touch made)'\"; touch made #\\\n $PATH
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in ("JSON", "REFRESH", "PYTHON")])
 def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
-    target = {"OUT": "mlir", "WHEELS": "setup-npu"}.get(name, "run")
+    target = {"OUT": "mlir", "WHEELS": "setup-npu", "KEEP": "test-toolchain"}.get(name, "run")
     done = make(tmp_path, target, f"{name}={NASTY}", f"LIKE_NO_OTHER={NASTY}")
     assert (done.returncode, done.stderr) == (0, "")
     assert any(word.endswith(NASTY) for word in done.stdout.split("|"))
@@ -294,6 +294,15 @@ def test_make_adds_nothing_to_what_a_program_says(tmp_path: Path, monkeypatch, t
     done = make(tmp_path, target)
     assert (done.returncode, done.stderr) == (1, "")
     assert f"-m|aerie|{target}|" in done.stdout
+
+
+@pytest.mark.parametrize("code", ["0", "1", "2"])
+def test_make_test_toolchain_ends_as_tests_do(tmp_path: Path, monkeypatch, code: str) -> None:
+    """With 2 for whatever is wrong, missing tools among it."""
+    monkeypatch.setenv("ENDS", code)
+    done = make(tmp_path, "test-toolchain", "SEQ_LEN=64", "JSON=1")
+    assert done.stdout == "-m|aerie|test-toolchain|--model=demo|--seq-len=64|--json|"
+    assert done.returncode == (0 if code == "0" else 2)
 
 
 def test_n_runs_nothing(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 def test_there_are_workflows_for_hosted_runners_and_for_a_board() -> None:
-    assert [path.name for path in WORKFLOWS] == ["board.yml", "tests.yml"]
+    assert [path.name for path in WORKFLOWS] == ["board.yml", "tests.yml", "toolchain.yml"]
     assert {name for name, job in jobs() if "self-hosted" in job["runs-on"]} == {"board/board"}
 
 
@@ -110,11 +110,24 @@ def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch
     fetched = {"~/.cache/huggingface", "~/.cache/uv"}
     written = {*(str(folder.relative_to(PROJECT)) for folder in kept), *fetched}
     assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written, written]
-    uploads = uses("actions/upload-artifact")
+    assert all(step["if"] == "always()" for step in uses("actions/upload-artifact"))
+    uploads = [step for step in uses("actions/upload-artifact") if step["with"]["name"] != "toolchain"]
     records = (folders.home() / "verify").relative_to(PROJECT)
     assert len(uploads) == 3
-    assert all(step["if"] == "always()" for step in uploads)
     assert all(f"{records}/*.json" in step["with"]["path"] for step in uploads)
+
+
+def test_the_compilers_stages_run_without_a_board() -> None:
+    """With upstream's wheels, on a hosted runner; every text of theirs can be looked at afterwards."""
+    job = dict(jobs())["toolchain/stages"]
+    lines = [step["run"] for step in job["steps"] if "run" in step]
+    assert [line.split()[:2] for line in lines] == [["make", "setup-npu"], ["make", "test-toolchain"]]
+    kept = lines[1].partition("KEEP=")[2]
+    (upload,) = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert upload["with"]["path"].split() == [
+        f"{kept}/",
+        str((folders.home() / "setup-npu.log").relative_to(PROJECT)),
+    ]
 
 
 def test_every_python_that_the_project_supports() -> None:

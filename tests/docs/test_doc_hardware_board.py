@@ -10,6 +10,7 @@ from aerie.board.compare.records import Status
 from aerie.kernel_builder.kernels import registry
 
 PAGE = "hardware.md"
+OTHERS = ("otherwise checked", "ran on hardware")
 ALLOWED = ("kernel", "share", "largest", "why")
 
 
@@ -32,6 +33,6 @@ def test_every_section_is_listed_at_the_top() -> None:
 
 def test_nothing_is_said_to_have_run_on_hardware() -> None:
     """Until somebody has: then the row says what, where and when, and this test goes."""
-    rows = table(PAGE, "part", "ran on the virtual NPU", "otherwise checked", "ran on hardware")
+    rows = table(PAGE, "part", "ran on the virtual NPU", "went through upstream's compilers", *OTHERS)
     assert len(rows) >= 7
     assert {ran for *_, ran in rows} == {"**never**"}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 NAMES = ("air-opt", "aircc", "aie-opt", "aie-translate")
 
@@ -60,7 +61,7 @@ class StageTools:
 
     def behave(self, tool: str, where: str = "", **plan: object) -> None:
         """Make a tool fail whose command line has `where` in it: `say` and `exit`, `hang`, `write` nothing;
-        aircc ends after the text of the kind `until`."""
+        aircc ends after the text of the kind `until`, or places a text with an `edit`."""
         self._plans[tool] = {"where": where, **plan}
         (self.root / "plan.json").write_text(json.dumps(self._plans))
 
@@ -102,7 +103,7 @@ def main() -> None:
         sys.exit(plan.get("exit", 1))
 
 
-def _aircc(arguments: list[str], plan: dict[str, str]) -> int:
+def _aircc(arguments: list[str], plan: dict[str, Any]) -> int:
     """Writes the texts of its stages, then starts aiecc, which must be the one that does nothing."""
     folder, text = Path(arguments[arguments.index("--tmpdir") + 1]), arguments[0]
     assert Path(text).is_file(), text
@@ -112,7 +113,8 @@ def _aircc(arguments: list[str], plan: dict[str, str]) -> int:
     for kind in ("placed", "aie", "npu"):
         if plan.get("until") == "nothing":
             return 0
-        written = Path(text).read_text() if kind == "placed" else MODULE
+        source = Path(text).read_text().replace(*plan.get("edit", ("", "")))
+        written = source if kind == "placed" else MODULE
         (folder / f"{kind}.{text}").write_text(written)
         if plan.get("until") == kind:
             return 0

@@ -1,0 +1,247 @@
+"""`make test-toolchain` with stand-ins for upstream's tools: what it says, keeps and exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from aerie.board.toolchain import results
+from aerie.board.toolchain.command import MOST_MIB
+from aerie.multi_launch_builder.shapes import DEMO
+from aerie.runtime.npu import tools as finders
+
+Command = Callable[..., Any]
+
+SIZES = {
+    "hidden_size": DEMO.emb_dim,
+    "num_attention_heads": DEMO.n_heads,
+    "num_key_value_heads": DEMO.n_kv_heads,
+    "head_dim": DEMO.head_dim,
+    "intermediate_size": DEMO.hidden_dim,
+    "vocab_size": DEMO.vocab_size,
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage_stand_ins: ModuleType) -> Command:
+    """Puts stand-ins on PATH: all, or those that are named."""
+
+    def put(*names: str) -> Any:
+        tools = stage_stand_ins.StageTools(tmp_path / "tools", names or stage_stand_ins.NAMES)
+        monkeypatch.setenv("PATH", tools.path)
+        monkeypatch.setattr(finders, "_wheel_folder", lambda name: None)
+        return tools
+
+    return put
+
+
+@pytest.fixture
+def toolchain(command_line: Command) -> Command:
+    """`aerie test-toolchain` with these words."""
+    return lambda words, **options: command_line("board", f"test-toolchain {words}", **options)
+
+
+def test_all_stages_and_the_same_bits(machine: Command, toolchain: Command) -> None:
+    machine()
+    done = toolchain("eltwise_add-o_gemv_ffn-attn_add")
+    assert done.status == 0, done.err
+    lines = done.err.splitlines()
+    assert "air-opt: " in lines[0]
+    assert lines[0].endswith("(LLVM version 0.stand-in)")
+    name = "eltwise_add-o_gemv_ffn-attn_add"
+    staged = [line.partition(" ok ")[0] for line in lines if " ok " in line]
+    titles = ["parse and verify", "placement", "air-to-aie and tiles", "the launch side"]
+    assert staged[:4] == [f"{name}: {number} ({title})" for number, title in enumerate(titles, 1)]
+    assert len(staged) == 8
+    assert any(line.startswith(f"{name}: bits same ") for line in lines)
+    assert "8 of 8" in done.out
+    assert max(map(len, done.out.splitlines()[:4])) <= 80
+    assert done.out.splitlines()[-1] == (
+        "[test-toolchain] PASS: 1 through all stages, 1 with the bits of the source"
+    )
+    assert "stage 7 (cores to LLVM IR) ran without arith-expand include-min-max-f=true" in done.out
+
+
+def test_without_tools(machine: Command, toolchain: Command) -> None:
+    machine("other")
+    done = toolchain("")
+    assert done.status == 2
+    assert done.err.startswith("error: no stage of the compilers can run here. What is missing, ")
+    for name in ("air-opt", "aircc", "aie-opt", "aie-translate"):
+        assert f"\n  - {name} is missing: it comes with mlir-ai" in done.err
+
+
+def test_with_a_part_of_the_tools(machine: Command, toolchain: Command) -> None:
+    machine("air-opt", "aircc")
+    done = toolchain("narrow --run-up-to 0")
+    assert done.status == 0
+    for said in (
+        "aie-opt is missing: it comes with mlir-aie",
+        "stage 5 (locks, descriptors, buffers) is skipped: aie-opt is missing",
+        "stage 8 (instruction words) is skipped: aie-opt and aie-translate are missing",
+        "narrow: bits not run: its arguments take 1 MiB, and --run-up-to is 0",
+    ):
+        assert said in done.err
+    assert "4 of 4" in done.out
+    assert "[test-toolchain] PASS, but for stages 5, 6, 7, 8: 1 through" in done.out
+
+
+def test_a_failure_is_told_in_our_words(machine: Command, toolchain: Command, tmp_path: Path) -> None:
+    line = "npu.narrow.mlir:9:7: error: 'aie.dma_bd' op Allocator exhausted available BD IDs (maximum 24)."
+    machine().behave("aie-opt", "assign-bd-ids", say=line)
+    done = toolchain(f"narrow --run-up-to 0 --keep {tmp_path / 'kept'}")
+    assert done.status == 1
+    assert "narrow: 5 (locks, descriptors, buffers) failed " in done.err
+    assert "6 (routing)" not in done.err
+    assert (
+        f"narrow, stage 5 (locks, descriptors, buffers): {line}\n  this means: a memtile has 24" in done.out
+    )
+    assert "locks," in done.out.splitlines()[3]
+    assert done.out.endswith("[test-toolchain] FAIL: 1 stopped by a tool\n")
+    assert line in (tmp_path / "kept/narrow/stages.narrow.log").read_text()
+    assert "air.herd" in (tmp_path / "kept/narrow/placed.narrow.mlir").read_text()
+
+
+def test_what_is_kept_is_made_anew(machine: Command, toolchain: Command, tmp_path: Path) -> None:
+    machine()
+    (tmp_path / "kept/narrow").mkdir(parents=True)
+    (tmp_path / "kept/narrow/notes").touch()
+    refused = toolchain(f"narrow --keep {tmp_path / 'kept'}")
+    assert refused.status == 2
+    assert "narrow is there, and is none of ours: name another folder with --keep" in refused.err
+    (tmp_path / "kept/narrow/stages.narrow.log").touch()
+    assert toolchain(f"narrow --run-up-to 0 --keep {tmp_path / 'kept'}").status == 0
+    assert not (tmp_path / "kept/narrow/notes").exists()
+    (tmp_path / "file").touch()
+    assert "cannot write to " in toolchain(f"narrow --keep {tmp_path / 'file'}").err
+
+
+@pytest.mark.parametrize(
+    ("edit", "bits", "said"),
+    [
+        (("arith.addf", "arith.subf"), "differ", "arg2[0] is "),
+        (("arith.addf", "arith.nonsense"), "failed", "the placed text does not run on the virtual NPU: "),
+    ],
+)
+def test_a_placed_text_that_computes_something_else(
+    machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, said: str
+) -> None:
+    machine().behave("aircc", edit=edit)
+    name = "eltwise_add-o_gemv_ffn-attn_add"
+    done = toolchain(name)
+    assert done.status == 1
+    assert f"{name}: bits {bits}" in done.err
+    assert f"{name}, placed text against source: {said}" in done.out
+    assert done.out.endswith("[test-toolchain] FAIL: 1 through all stages, 1 with other bits\n")
+
+
+def test_what_our_own_check_refuses_reaches_no_tool(
+    machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aerie.board.toolchain import command
+    from aerie.runtime.errors import CompileError
+
+    def refuse(program: Any) -> list[str]:
+        raise CompileError(program.name, "too many columns")
+
+    tools = machine()
+    monkeypatch.setattr(command, "preflight", refuse)
+    done = toolchain("narrow")
+    assert done.status == 0
+    assert tools.calls() == []
+    assert "narrow: refused by our own check" in done.err
+    assert "narrow, refused before any tool: too many columns" in done.out
+    assert done.out.endswith("[test-toolchain] PASS: 1 refused by our own check\n")
+
+
+def test_findings_in_the_code_of_cores(
+    machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    monkeypatch.setattr(results, "CORE_CHECKS", (lambda text: [f"{len(text.splitlines())} lines are slow"],))
+    done = toolchain("narrow --run-up-to 0")
+    assert done.status == 1
+    assert "narrow, core code: cores.narrow.first.ll: 10 lines are slow" in done.out
+    assert "1 with findings in core code" in done.out
+
+
+def test_the_record(machine: Command, toolchain: Command) -> None:
+    machine("air-opt", "aircc").behave("aircc", until="placed", say="error: out of shim DMA channels")
+    done = toolchain("narrow --json --run-up-to 0 --seq-len 64")
+    assert done.status == 1
+    whole = json.loads(done.out)
+    assert (whole["schema"], whole["model"], whole["seq_len"]) == (1, "demo", 64)
+    assert whole["tools"] == dict.fromkeys(("air-opt", "aircc"), "LLVM version 0.stand-in")
+    assert whole["stages"][4] == {
+        "number": 5,
+        "title": "locks, descriptors, buffers",
+        "obstacle": "aie-opt is missing",
+    }
+    (item,) = whole["items"]
+    assert (item["name"], item["kind"], item["right"]) == ("narrow", "kernel", False)
+    assert item["options"] == ["--stack-size=2048"]
+    assert [stage["status"] for stage in item["stages"]] == ["ok", "ok", "failed", *["not run"] * 5]
+    assert item["stages"][2]["line"] == "error: out of shim DMA channels"
+    assert "16 in each direction" in item["stages"][2]["meanings"][0]
+    assert item["bits"]["status"] == "not run"
+
+
+def test_a_shape_from_a_config_alone(machine: Command, toolchain: Command, tmp_path: Path) -> None:
+    machine("air-opt")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(SIZES))
+    done = toolchain(f"swiglu --json --run-up-to 0 --config {config}")
+    assert [item["name"] for item in json.loads(done.out)["items"]] == ["swiglu", "swiglu-o_gemv_ffn-swiglu"]
+    config.write_text("[]")
+    assert "holds no JSON object" in toolchain(f"swiglu --config {config}").err
+    config.write_text(json.dumps({**SIZES, "head_dim": 100}))
+    refused = toolchain(f"swiglu --config {config}")
+    assert (refused.status, "head_dim=100" in refused.err) == (2, True)
+
+
+def test_a_name_that_is_none(machine: Command, toolchain: Command) -> None:
+    machine()
+    done = toolchain("softmax")
+    assert done.status == 2
+    assert "no kernel or program is called 'softmax'; there are: rms_gemms_rope, " in done.err
+
+
+def test_the_demos_arguments_are_within_the_limit() -> None:
+    from aerie.board.toolchain.subjects import build, choose
+
+    subjects = build(DEMO, 128, choose(DEMO, 128, ["programs"]))
+    assert max(subject.argument_bytes for subject in subjects) < MOST_MIB * results.MIB
+
+
+def test_ctrl_c_ends_everything(machine: Command, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    machine().behave("aircc", hang=str(note))
+    words = ["-m", "aerie", "test-toolchain", "narrow", "swiglu", "--keep", str(tmp_path / "kept")]
+    child = subprocess.Popen(
+        [sys.executable, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PATH": os.environ["PATH"]},
+        start_new_session=True,
+    )
+    for _ in range(3000):
+        if note.exists() and note.read_text():
+            break
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert said.endswith("stopped\n")
+    for pid in note.read_text().split():
+        state = Path("/proc") / pid / "stat"
+        assert not state.exists() or state.read_text().split()[2] == "Z"
