@@ -101,6 +101,12 @@ class ScheduleError(VirtualNpuRuntimeError):
     kind = "schedule"
 
 
+class GarbageError(VirtualNpuRuntimeError):
+    """The results depend on what memory held before the program wrote it."""
+
+    kind = "garbage"
+
+
 class SanitizerError(VirtualNpuRuntimeError):
     """AddressSanitizer or UndefinedBehaviorSanitizer ended the run; the message ends with its report."""
 

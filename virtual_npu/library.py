@@ -14,7 +14,7 @@ from aerie.virtual_npu import knobs
 from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
-FORMAT = 7
+FORMAT = 8
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -61,6 +61,7 @@ class _RunOptions(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("races_are_notes", ctypes.c_int32),
         ("most_events", ctypes.c_int64),
+        ("garbage", ctypes.c_uint64),
         ("interpreter", ctypes.POINTER(_Interpreter)),
     )
 
@@ -158,7 +159,8 @@ class Call:
         wanted = STATS * options.stats + TRACE * options.trace
         as_notes = options.races == "note"
         events, python = knobs.race_events(), ctypes.pointer(_INTERPRETER)
-        asked = _RunOptions(knobs.threads(), wanted, options.seed, as_notes, events, python)
+        threads, seed, garbage = knobs.threads(), options.seed, options.garbage
+        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 

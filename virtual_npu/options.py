@@ -74,12 +74,14 @@ class RunOptions:
     seed: 0 for the order of the program; another number for a legal schedule drawn with it.
     stats, trace: collect what `RunResult.record` then holds.
     races: `error` (a data race ends the run) or `note` (it becomes a note, and the run goes on).
+    garbage: 0, or a number that what memory holds at first is drawn with: L1, L2, variables of kernels.
     """
 
     seed: int = 0
     stats: bool = False
     trace: bool = False
     races: str = "error"
+    garbage: int = 0
 
     def __post_init__(self) -> None:
         _one_of("races", self.races, RACES)

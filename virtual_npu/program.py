@@ -17,7 +17,13 @@ import numpy as np
 
 from aerie.virtual_npu import arrays, cache, child_process
 from aerie.virtual_npu.arrays import Array, first_difference
-from aerie.virtual_npu.errors import OptionError, ScheduleError, VirtualNpuError, VirtualNpuRuntimeError
+from aerie.virtual_npu.errors import (
+    GarbageError,
+    OptionError,
+    ScheduleError,
+    VirtualNpuError,
+    VirtualNpuRuntimeError,
+)
 from aerie.virtual_npu.library import Entry, Library
 from aerie.virtual_npu.options import BuildOptions, RunOptions
 from aerie.virtual_npu.texts import read_text
@@ -109,6 +115,7 @@ class Program:
         stats: bool = False,
         trace: bool = False,
         races: str = "error",
+        garbage: int = 0,
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
@@ -116,18 +123,22 @@ class Program:
         perturb: after the run in order, so many runs under schedules drawn with seed, seed + 1, ...
         stats, trace: what `Result.record` shall hold, of the run in order.
         races: `error`, or `note`: a data race is told in `Result.notes`, and the run goes on.
+        garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
 
         Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
-        what goes wrong in the run, ScheduleError when schedules give different results.
+        what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
+        what memory held before does.
         """
-        self._can(perturb=perturb > 0, stats=stats, trace=trace)
+        self._can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
         found = self.entry(entry)
         taken = [np.asarray(array) for array in given]
         start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
         outputs = [array.copy() for array in start]
         ran = arrays.run(self.library, found, outputs, RunOptions(0, stats, trace, races))
         for number in range(seed, seed + perturb):
-            self._compare(found, start, outputs, RunOptions(number, races=races))
+            self._compare(found, start, outputs, RunOptions(number, races=races), _SCHEDULE)
+        for number in range(seed, seed + garbage):
+            self._compare(found, start, outputs, RunOptions(garbage=number, races=races), _GARBAGE)
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 
@@ -160,20 +171,49 @@ class Program:
             )
 
     def _compare(
-        self, entry: Entry, start: Sequence[Array], expected: Sequence[Array], options: RunOptions
+        self,
+        entry: Entry,
+        start: Sequence[Array],
+        expected: Sequence[Array],
+        options: RunOptions,
+        other: _Other,
     ) -> None:
-        """Run under another schedule. Raises ScheduleError where it gives something else."""
+        """Run another time. Raises the error of what is different where it gives something else."""
         values = [array.copy() for array in start]
-        seed = options.seed
-        again = f"repeat it with --perturb 1 --seed {seed}"
+        seed = options.seed or options.garbage
+        again = f"repeat it with --{other.option} 1 --seed {seed}"
         try:
             arrays.run(self.library, entry, values, options)
         except VirtualNpuRuntimeError as error:
-            error.args = (f"{error}\nunder the schedule of seed {seed} (in program order it runs); {again}",)
+            error.args = (f"{error}\n{other.under.format(seed)}; {again}",)
             raise
         difference = first_difference(entry.arguments, expected, values)
         if difference:
-            raise ScheduleError(
-                f"{entry.name}: the result depends on the schedule: {difference}, with seed {seed} against "
-                f"the run in order; two operations on one buffer lack a dependency; {again}"
-            )
+            message = f"{other.message.format(difference, seed)}; {again}"
+            raise other.error(f"{entry.name}: the result depends on {message}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Other:
+    """What another run does otherwise: the option that asks for it, and what to say where that matters."""
+
+    option: str
+    error: type[VirtualNpuRuntimeError]
+    under: str
+    message: str
+
+
+_SCHEDULE = _Other(
+    "perturb",
+    ScheduleError,
+    "under the schedule of seed {0} (in program order it runs)",
+    "the schedule: {0}, with seed {1} against the run in order; two operations on one buffer lack a "
+    "dependency",
+)
+_GARBAGE = _Other(
+    "garbage",
+    GarbageError,
+    "with the garbage of seed {0} in memory (it runs without)",
+    "what memory held before: {0}, with the garbage of seed {1} against none; nobody clears L1, L2 or the "
+    "variables of kernels (.bss) for a program, so write what is read",
+)

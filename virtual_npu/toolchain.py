@@ -87,8 +87,17 @@ def cpp_of(
         Unit(kernel.source, folders=(*HEADERS, kernel.source.parent), flags=kernel.flags)
         for kernel in kernel_objects(generated.kernels, kernel_dirs)
     ]
+    if options.checks and external:
+        external = [_marker("begin"), *external, _marker("end")]
     runtime = [Unit(INCLUDE / "vnpu" / source) for source in generated.runtime]
     return Cpp(compilers, [Unit(main, generated.text), *external, *runtime], generated.kernels)
+
+
+def _marker(end: str) -> Unit:
+    """What the linker, which goes by the order of the objects, puts before or behind the variables of
+    kernels: where they begin and end, for include/vnpu/garbage.cc."""
+    name = f"vnpu_statics_{end}"
+    return Unit(Path(f"statics_{end}.cc"), f'extern "C" {{ alignas(64) char {name}[64]; }}\n', folders=())
 
 
 def build(

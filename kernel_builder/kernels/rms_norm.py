@@ -10,9 +10,14 @@ f32 and rounds it once. The sum of squares stands in L1 from step to step and is
 for mlir-air records that those go wrong where the loop around is double-buffered.
 
 Rows (prefill): eight cores in a row (herd 8x1), each with its own rows, a few per DMA. Every core reads the
-weight once. Rows too long to stand in L1 five times go one by one and are normalized where they lie: a loop of
-DMAs after another loop, in one over the rows, is left unfolded by aircc, and aiecc then fails on it. Vector
-(decode, rows=None): every core reads the whole vector, because each needs its mean, and writes its own slice.
+weight once. Rows too long to stand in L1 five times go one by one and are normalized where they lie: a loop
+of DMAs after another loop, in one over the rows, is left unfolded by aircc, and aiecc then fails on it.
+Buffers of whole rows have sizes that are multiples of 64 bytes, so that the sums, which lie behind them, are
+aligned to their vector of 512 bits.
+
+Vector (decode, rows=None): every core reads the whole vector, because each needs its mean, and writes its own
+slice.
+
 The weight comes in over the second input channel of a core, so two L3 streams in and one out.
 
 The mean is a product with 1/cols: a scalar division costs more stack than a core has by default (about 1152
@@ -64,10 +69,14 @@ def build(
 ) -> KernelModule:
     """x and out are (rows, cols) bf16, or (cols,) where rows is None; weight is (cols,) bf16.
 
-    cols is a multiple of 16, at most `longest_row`. herd_x, the number of cores, divides the rows (vector
-    form: cols / 16) and is by default the largest such number a row has. Raises IllegalShapeError.
+    cols is a multiple of 32 (vector form: 16), at most `longest_row`. herd_x, the number of cores, divides
+    the rows (vector form: cols / 16) and is by default the largest such number a row has. Raises
+    IllegalShapeError.
     """
-    require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
+    if rows is None:
+        require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
+    else:
+        require_multiple("rms_norm", "cols", cols, 2 * LANES, "a row fills whole vectors of 512 bits")
     if cols > (most := longest_row(device)):
         raise IllegalShapeError(
             f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {most}"
@@ -188,7 +197,11 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """Up to 64 rows (or a vector) of up to 1024 columns."""
     rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
-    return {"rows": rows, "cols": LANES * int(rng.integers(1, 65)), "eps": float(rng.choice([1e-5, 1e-6]))}
+    return {
+        "rows": rows,
+        "cols": 2 * LANES * int(rng.integers(1, 33)),
+        "eps": float(rng.choice([1e-5, 1e-6])),
+    }
 
 
 KERNEL = KernelSpec(
@@ -200,7 +213,7 @@ KERNEL = KernelSpec(
         {"rows": None, "cols": 256, "eps": 1e-5},
         {"rows": 16, "cols": 2048, "eps": 1e-5},
         {"rows": None, "cols": 2048, "eps": 1e-5},
-        {"rows": 5, "cols": 48, "eps": 1e-6},
+        {"rows": 5, "cols": 96, "eps": 1e-6},
         {"rows": 16, "cols": 8192, "eps": 1e-5},
         {"rows": None, "cols": 8192, "eps": 1e-5},
     ),

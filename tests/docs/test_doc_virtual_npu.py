@@ -34,7 +34,7 @@ def test_the_tour(tmp_path: Path) -> None:
 
 def test_every_kind_of_failure_is_explained() -> None:
     shown = [kind for kind, _, _ in table(PAGE, "kind", "what it means", "what it cannot see")]
-    assert set(shown) == {*FAULTS, "schedule", "sanitizer", "crash"}
+    assert set(shown) == {*FAULTS, "schedule", "garbage", "sanitizer", "crash"}
 
 
 def _options() -> dict[str, set[str]]:

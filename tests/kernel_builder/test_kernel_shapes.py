@@ -37,7 +37,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"rows": 0, "cols": 64}, "0 rows leave nothing to do; use at least 1"),
     ],
     "rms_norm": [
-        ({"rows": 8, "cols": 100}, r"cols=100 is no positive multiple of 16 .*; use 96 or 112"),
+        ({"rows": 8, "cols": 100}, r"cols=100 is no positive multiple of 32 .*; use 96 or 128"),
         ({"rows": 8, "cols": 10752}, "cols=10752 does not fit L1, .* use at most 10560"),
         ({"rows": 9, "cols": 64, "herd_x": 8}, "8 cores .* cannot share 9 rows .*; use 3"),
     ],
@@ -187,7 +187,7 @@ MODELS_SHAPES = {
     ],
     # The longest row that goes whole, the next longer one, and the longest of all.
     "rms_norm": [
-        {"rows": rows, "cols": cols} for rows in (2048, None, 16) for cols in (2048, 6336, 6352, 8192, 10560)
+        {"rows": rows, "cols": cols} for rows in (2048, None, 16) for cols in (2048, 6336, 6368, 8192, 10560)
     ],
     "rope": [{"rows": rows, "n_heads": n, "head_dim": 64} for rows in (2048, None) for n in (32, 8)]
     + [{"rows": 64, "n_heads": 256, "head_dim": 128}],

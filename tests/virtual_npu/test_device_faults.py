@@ -8,9 +8,11 @@ import tempfile
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning
 
 from aerie import virtual_npu
+from aerie.virtual_npu.errors import GarbageError
 from aerie.virtual_npu.static.device import NPU2
 from aerie.virtual_npu.static.l1 import addresses
 
@@ -341,17 +343,6 @@ def test_address_that_may_be_masked(text, kind, message):
     assert_warning(text, kind, message)
 
 
-def test_place_of_a_buffer_that_a_kernel_gets(kernels):
-    text = vectors(CALL, buffers=ODD)
-    assert_warning(
-        text,
-        "misaligned",
-        "func.call: .* comes to byte 3104 of a core's L1",
-        kernel_dirs=kernels,
-        stack_bytes=2048,
-    )
-
-
 LAYOUTS = [
     ([1056, 256], 2048, [2048, 16384]),
     ([20000, 1056, 256], 2048, [2048, 22048, 23104]),
@@ -364,3 +355,78 @@ LAYOUTS = [
 def test_addresses_are_those_of_the_compiler(sizes, stack, expected):
     """As aie-assign-buffer-addresses gave them for these sizes."""
     assert addresses(sizes, NPU2, stack) == expected
+
+
+# ---- memory that nobody cleared ----
+
+STATICS = """#include <cstdint>
+static float total[8];
+extern "C" {
+void adds(float *x) { for (int i = 0; i < 8; ++i) x[i] = total[i] += x[i]; }
+void sets(float *x) { static float kept[8]; for (int i = 0; i < 8; ++i) kept[i] = x[i]; for (int i = 0; i < 8; ++i) x[i] = kept[i]; }
+void peeks(float *x) { x[0] += x[15] > 0 ? 1.0f : 0.0f; }
+void counts(int32_t *n, float *x) { x[0] = float(n[0] & 0xffff); }
+}
+"""
+UNCLEARED = """module {{
+  func.func private @{kernel}({types}) attributes {{link_with = "statics.o"}}
+  func.func @f(%out: memref<8xf32>) {{
+    air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%o=%out) : memref<8xf32> {{
+      %one = arith.constant 1.0 : f32
+      %n = memref.alloc() : memref<4xi32, 2>
+      %x = memref.alloc() : memref<16xf32, 2>
+      %begin = memref.subview %x[0] [8] [1] : memref<16xf32, 2> to memref<8xf32, strided<[1]>, 2>
+      linalg.fill ins(%one : f32) outs(%begin : memref<8xf32, strided<[1]>, 2>)
+      func.call @{kernel}({values}) : ({types}) -> ()
+      %first = arith.cmpi eq, %tx, %c0 : index
+      scf.if %first {{
+        air.dma_memcpy_nd (%o[] [] [], %x[%c0] [%c8] [%c1]) : (memref<8xf32>, memref<16xf32, 2>)
+      }}
+      memref.dealloc %n : memref<4xi32, 2>
+      memref.dealloc %x : memref<16xf32, 2>
+    }}
+    return
+  }}
+}}
+"""
+
+
+def uncleared(kernel: str, values: str, types: str, folder) -> virtual_npu.Program:
+    (folder / "statics.cc").write_text(STATICS)
+    text = with_constants(UNCLEARED.format(kernel=kernel, values=values, types=types))
+    return virtual_npu.Program.from_text(text, kernel_dirs=(folder,))
+
+
+FLOATS, BOTH = ("%x", "memref<16xf32, 2>"), ("%n, %x", "memref<4xi32, 2>, memref<16xf32, 2>")
+
+
+@pytest.mark.parametrize(("kernel", "passed"), [("adds", FLOATS), ("peeks", FLOATS), ("counts", BOTH)])
+def test_result_that_hangs_on_what_memory_held(kernel, passed, tmp_path):
+    program = uncleared(kernel, *passed, tmp_path)
+    program.run(np.zeros(8, np.float32))  # the other checks see nothing of it
+    with pytest.raises(GarbageError) as caught:
+        program.run(np.zeros(8, np.float32), garbage=4)
+    assert caught.value.kind == "garbage"
+    assert str(caught.value).startswith("f: the result depends on what memory held before: arg0[0] is ")
+    assert (
+        "nobody clears L1, L2 or the variables of kernels (.bss) for a program, so write what is read; repeat it with --garbage 1 --seed "
+        in str(caught.value)
+    )
+
+
+def test_result_of_what_was_written_stays(tmp_path):
+    result = uncleared("sets", *FLOATS, tmp_path).run(np.zeros(8, np.float32), garbage=2)
+    np.testing.assert_array_equal(result.outputs[0], np.ones(8, np.float32))
+
+
+def test_garbage_is_the_same_for_a_seed(tmp_path):
+    library = uncleared("peeks", *FLOATS, tmp_path).library
+
+    def first(seed: int) -> float:
+        out = np.zeros(8, np.float32)
+        library.run("f", [out.ctypes.data], virtual_npu.RunOptions(garbage=seed))
+        return float(out[0])
+
+    found = [first(seed) for seed in range(1, 17)]
+    assert found == [first(seed) for seed in range(1, 17)]
+    assert set(found) == {1.0, 2.0}

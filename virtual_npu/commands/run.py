@@ -35,7 +35,12 @@ def add(commands: Any) -> None:
     common.add_building(parser)
     common.add_cache(parser)
     parser.add_argument("--perturb", type=int, metavar="N", help="run again under N other legal schedules")
-    parser.add_argument("--seed", type=int, metavar="S", help="the first schedule of --perturb (default: 1)")
+    parser.add_argument(
+        "--garbage", type=int, metavar="N", help="run again N times on memory that begins as garbage"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="the first seed of --perturb and --garbage (default: 1)"
+    )
     parser.add_argument(
         "--races",
         choices=RACES,
@@ -68,6 +73,7 @@ def _run(options: argparse.Namespace) -> int:
                 stats=options.stats,
                 trace=options.trace is not None,
                 races=options.races,
+                garbage=options.garbage or 0,
             )
     except VirtualNpuRuntimeError as error:
         if options.trace and error.record:
@@ -95,6 +101,7 @@ def _check_combination(options: argparse.Namespace) -> None:
     """Raises OptionError for what does not go together, with what to do."""
     wanted = {
         "--perturb": options.perturb is not None,
+        "--garbage": options.garbage is not None,
         "--trace": options.trace is not None,
         "--stats": options.stats,
         "--races note": options.races != RACES[0],
@@ -106,8 +113,10 @@ def _check_combination(options: argparse.Namespace) -> None:
         raise OptionError(
             f"--perturb {options.perturb} runs nothing: give the number of schedules, 1 or more"
         )
-    if options.seed is not None and options.perturb is None:
-        raise OptionError("--seed chooses the schedules of --perturb N: give that too")
+    if options.garbage is not None and options.garbage < 1:
+        raise OptionError(f"--garbage {options.garbage} runs nothing: give the number of runs, 1 or more")
+    if options.seed is not None and options.perturb is None and options.garbage is None:
+        raise OptionError("--seed chooses the schedules of --perturb N and what --garbage N draws: give one")
     if options.seed is not None and not 1 <= options.seed < 1 << 63:
         raise OptionError(f"--seed {options.seed} is no seed of a schedule: give a whole number from 1 on")
 
@@ -133,6 +142,8 @@ def _report(options: argparse.Namespace, entry: Entry, result: Result) -> None:
         print_stats(result.record["stats"])
     if options.perturb:
         print(f"{result.schedules} schedules, same results")
+    if options.garbage:
+        print(f"{options.garbage} times garbage in memory, same results")
 
 
 def _fields(options: argparse.Namespace, entry: Entry, result: Result) -> dict[str, Any]:

@@ -13,6 +13,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
+#include "vnpu/garbage.h"
 #include "vnpu/memory.h"
 #include "vnpu/record.h"
 
@@ -127,7 +128,7 @@ void Buffer::mark_run(i64 first, i64 end) {
 
 void Buffer::forget(Site by, const void *low, const void *high) {
   ended = by;
-  if (!written_) return;
+  if (!written_ || garbage_seed) return;  // memory keeps what it holds
   const i64 first = (static_cast<const char *>(low) - base) / element;
   const i64 end = (static_cast<const char *>(high) - base) / element;
   if (first == end) return;
@@ -329,6 +330,10 @@ Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> 
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes + kGap);
   memset(written, 0, size_t(count));
   Block *const block = new (data - header) Block(label, data, element, sizes, count, written, kGuard);
+  if (garbage_seed) {
+    fill_with_garbage(data, bytes, uint64_t(label.site.line) * 4096 + uint64_t(block->maker.x * 64 + block->maker.y));
+    block->mark_all();
+  }
   forbid(data - kGap, kGap);
   forbid(data + bytes, kGap);
   live_.add(block);

@@ -56,6 +56,7 @@ struct RunOptions {
   uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
   int32_t races_are_notes;
   int64_t most_events;  // accesses that the race check remembers
+  uint64_t garbage;     // what memory holds at first is drawn with it; 0: what the checks fill it with
   const Interpreter *interpreter;  // none: the run goes on to its end
 };
 

@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "vnpu/entry.h"
+#include "vnpu/garbage.h"
 #include "vnpu/order.h"
 
 namespace vnpu {
@@ -407,6 +408,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   int status = 0;
 #if VNPU_CHECKS
   begin_notes();
+  begin_garbage(options->garbage);
   record::begin(options->record);
 #endif
   ++workers.entries;
