@@ -41,6 +41,7 @@ CLEAN = {
     ),
     "a size to be cut": moved("[0, 0] [2, 4096] [8192, 2]", "memref<16384xf32>"),
     "a long run of a core": moved("[] [] []", "memref<16128xf32, 2>", "herd"),
+    "a buffer that is split over memtiles": moved("[] [] []", "memref<512x512xf32, 1>", "segment"),
     "padding in words": moved(
         "[0, 0] [4, 6] [64, 1]",
         "memref<64x64xbf16, 1>",
@@ -135,6 +136,11 @@ FAULTS = {
         moved("[0, 0] [5, 4000] [1, 1]", "memref<8000xi32, 2>", "herd"),
         "length",
         "80000 bytes in one transfer; a descriptor holds 65532, so move it in parts",
+    ),
+    "too long for a memtile": (
+        moved("[0, 0] [2, 65792] [1, 1]", "memref<65800xi32, 1>", "segment"),
+        "length",
+        "526336 bytes in one transfer; a descriptor holds 524284, so move it in parts",
     ),
     "too far for a core": (
         moved("[0, 0] [2, 4] [8193, 1]", "memref<8200xi32, 2>", "herd"),

@@ -63,19 +63,17 @@ builtin.module {
           }
         }
         air.herd @gemm_herd tile (%hx, %hy) in (%hsx=%c1_1, %hsy=%c1_1) args(%l2_c_1=%l2_c, %accumulator_1=%accumulator) : memref<8x8xf32, 1>, memref<1x1x1x1x8x8xf32, 2> {
-          %c8_1 = arith.constant 8 : index
-          %c1_2 = arith.constant 1 : index
           %c0_1 = arith.constant 0 : index
+          %c1_2 = arith.constant 1 : index
+          %c8_1 = arith.constant 8 : index
           %c64 = arith.constant 64 : index
           %at_2 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%hx]
           %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%hy]
-          air.dma_memcpy_nd (%l2_c_1[%at_2, %at_3] [%c8_1, %c8_1] [%c8_1, %c1_2], %accumulator_1[%hx, %hy, %c0_1, %c0_1, %c0_1] [%c1_2, %c1_2, %c8_1, %c1_2, %c8_1] [%c64, %c64, %c8_1, %c64, %c1_2]) : (memref<8x8xf32, 1>, memref<1x1x1x1x8x8xf32, 2>)
+          air.dma_memcpy_nd (%l2_c_1[%c0_1, %c0_1, %at_2, %at_3] [%c1_2, %c1_2, %c8_1, %c8_1] [%c8_1, %c64, %c8_1, %c1_2], %accumulator_1[%hx, %hy, %c0_1, %c0_1, %c0_1, %c0_1] [%c1_2, %c1_2, %c1_2, %c1_2, %c8_1, %c8_1] [%c64, %c64, %c64, %c64, %c8_1, %c1_2]) : (memref<8x8xf32, 1>, memref<1x1x1x1x8x8xf32, 2>)
         }
-        scf.for %i_1 = %c0 to %c8 step %c8 {
-          %at_2 = affine.apply affine_map<()[s0, s1] -> (((s0 * 8) + s1))> ()[%ly_1, %i_1]
-          %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%lx_1]
-          air.dma_memcpy_nd (%c_2[%at_2, %at_3] [%c8, %c8] [%c8, %c1_1], %l2_c[%i_1, %c0] [%c8, %c8] [%c8, %c1_1]) : (memref<8x8xf32>, memref<8x8xf32, 1>)
-        }
+        %at_2 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%ly_1]
+        %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 8))> ()[%lx_1]
+        air.dma_memcpy_nd (%c_2[%at_2, %at_3] [%c8, %c8] [%c8, %c1_1], %l2_c[] [] []) : (memref<8x8xf32>, memref<8x8xf32, 1>)
         memref.dealloc %l2_a : memref<8x8xbf16, 1>
         memref.dealloc %l2_b : memref<8x8xbf16, 1>
         memref.dealloc %l2_c : memref<8x8xf32, 1>

@@ -27,7 +27,7 @@ from aerie.virtual_npu.static.device import (
 )
 from aerie.virtual_npu.static.report import Fault, Finding
 from aerie.virtual_npu.static.scopes import Program, place_of
-from aerie.virtual_npu.static.transfers import Side
+from aerie.virtual_npu.static.transfers import Side, memref_bytes
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""
@@ -80,7 +80,14 @@ def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
     yield from _repeats(side, dims, repeats)
     dims = _contiguous([(size, stride) for size, stride in dims if size != 1])
     yield from _granules(side, dims, device.granule_bytes * 8)
+    if not _is_split(side, device):
+        yield from _length(side, dims, limits, device.granule_bytes * 8)
     yield from _fields(side, dims, repeats, limits, device.granule_bytes * 8)
+
+
+def _is_split(side: Side, device: Device) -> bool:
+    """Whether mlir-air cuts the buffer, and its transfers with it, because no memtile holds it whole."""
+    return side.space == 1 and (memref_bytes(side.type) or 0) > device.l2_bytes
 
 
 def _host_offset(side: Side, limit: int) -> Iterator[Complaint]:
@@ -202,8 +209,7 @@ def _bytes(bits: int) -> str:
     return f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
 
 
-def _fields(side: Side, dims: Dims, repeats: int, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
-    """What does not fit the registers of a descriptor. A run in memory order has no dimensions to hold."""
+def _length(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
     length = math.prod(size for size, _ in dims) * side.bits // granule
     if length > limits.max_length_granules:
         yield Complaint(
@@ -212,6 +218,10 @@ def _fields(side: Side, dims: Dims, repeats: int, limits: DmaLimits, granule: in
             f"{limits.max_length_granules * granule // 8}, so move it in parts",
             DESCRIPTOR_FIELDS,
         )
+
+
+def _fields(side: Side, dims: Dims, repeats: int, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
+    """Sizes and strides that a descriptor does not hold. A run in memory order has none."""
     if len(dims) <= 1 and (not dims or dims[0][1] == 1):
         return
     needed = sum(_cut(side, dims, limits, granule))
