@@ -144,8 +144,9 @@ def _keep_unknown_properties(op: Operation) -> None:
             op.attributes[name] = value
 
 
-def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> ModuleOp:
-    """Parse and verify a module; `strict` as in `verify`. Threads may call this; they take turns.
+def parse(text: str, filename: str = "<string>", *, strict: bool = True, in_time: bool = False) -> ModuleOp:
+    """Parse and verify a module; `strict` and `in_time` as in `verify`. Threads may call this; they take
+    turns.
 
     Text without an enclosing `module { }` becomes the body of one. Integers written as offsets, sizes
     or strides become `arith.constant` operations. Raises AirParseError with the place and the fix.
@@ -159,7 +160,7 @@ def parse(text: str, filename: str = "<string>", *, strict: bool = True) -> Modu
             raise AirParseError(f"{error.span.get_location()}: error: {_message(error)}") from error
         _check_defined(module)
         _insert_constants(module)
-        verify(module, strict=strict)
+        verify(module, strict=strict, in_time=in_time)
     return module
 
 

@@ -53,7 +53,6 @@ from aerie.air_dialect.verifiers import (
     check_channel_size,
     check_channel_type,
     check_element_types,
-    check_indices_in_space,
     check_mmio,
     check_packet_ids,
     check_padding,
@@ -379,7 +378,6 @@ class ChannelTransferOp(StaticLists, ABC):
         check_pattern(self, side, self.offsets, self.sizes, self.strides)
         check_padding(self, self.pad_before, self.pad_after)
         check_refeed_count(self.attributes.get("air.refeed_count"))
-        check_indices_in_space(self, self.indices)
         channel = self.channel()
         if channel is not None and channel.channel_type == "npu_mmio":
             check_mmio(self, self.memref.type, side, mmio_space)

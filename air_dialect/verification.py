@@ -15,6 +15,7 @@ from xdsl.utils.exceptions import VerifyException
 from aerie.air_dialect.common import AerieError
 from aerie.air_dialect.readings import number, numbers
 from aerie.air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
+from aerie.air_dialect.verifiers import check_indices_in_space
 
 
 class AirParseError(AerieError):
@@ -34,16 +35,20 @@ def one_line(message: str) -> str:
     return " ".join(message.split())
 
 
-def verify(module: ModuleOp, *, strict: bool = True) -> None:
+def verify(module: ModuleOp, *, strict: bool = True, in_time: bool = False) -> None:
     """Check every rule of every operation in a module; raises AirParseError at the first broken one.
 
     `strict=False` accepts what mlir-air's verifiers accept, such as a transfer over a channel that the
-    module does not declare: a fragment that cannot run, but can be parsed and transformed.
+    module does not declare: a fragment that cannot run, but can be parsed and transformed. `in_time=True`
+    accepts what they refuse and what can run: a channel of a bundle that the induction variable of an
+    scf.for chooses.
     """
     seen, dominance = set[Operation](), dict[Region, DominanceInfo]()
     for op in _written_operations(module):
         try:
             _check(op)
+            if isinstance(op, ChannelTransferOp) and not in_time:
+                check_indices_in_space(op, op.indices)
             _check_operands(op, seen, dominance)
             seen.add(op)
             if strict:

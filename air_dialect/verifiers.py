@@ -252,17 +252,19 @@ def check_indices_in_space(op: Operation, indices: Sequence[SSAValue]) -> None:
     So no index may be the induction variable of a sequential scf.for.
     """
     for axis, index in enumerate(indices):
-        if _is_for_induction_variable(index):
+        if loop_counted_by(index) is not None:
             raise VerifyException(
                 f"{op.name} index {axis} is the induction variable of an scf.for: a channel of a bundle is "
                 "chosen in space, use a herd index or an scf.parallel, or unroll the loop"
             )
 
 
-def _is_for_induction_variable(value: SSAValue) -> bool:
+def loop_counted_by(value: SSAValue) -> scf.ForOp | None:
+    """The scf.for whose induction variable a value is."""
     if not isinstance(value, BlockArgument) or value.index != 0:
-        return False
-    return isinstance(value.owner.parent_op(), scf.ForOp)
+        return None
+    around = value.owner.parent_op()
+    return around if isinstance(around, scf.ForOp) else None
 
 
 def check_mmio(op: Operation, memref_type: Attribute, side: str, wanted: MemorySpace) -> None:

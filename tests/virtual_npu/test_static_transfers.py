@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bundle_texts import FORALL, of_herd, of_launch, of_segment
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.air_dialect import AirParseError, parse
@@ -332,3 +333,43 @@ def test_a_layout_says_the_strides_of_the_whole() -> None:
         module="air.channel @c []",
     )
     assert_fault(text, "granule", "a stride of 130 bytes")
+
+
+IN_TIME = {
+    "the induction variable": (
+        of_launch("%i"),
+        "index 0 of @to is the induction variable of an scf.for, which mlir-air's verifiers refuse; use an "
+        "scf.parallel or a coordinate of the herd, or unroll the loop (mlir-air AIRDialect.cpp)",
+    ),
+    "made from it, in a launch": (
+        of_launch(),
+        "index 0 of @to changes with an scf.for, for which air-to-aie finds no shim DMA; use an scf.parallel",
+    ),
+    "made from it, in a segment": (
+        of_segment(),
+        "index 0 of @to changes with an scf.for, of which aircc makes one transfer of one member, so that "
+        "the others wait for ever; use an scf.parallel",
+    ),
+    "made from it, in a herd": (
+        of_herd("%c16"),
+        "index 0 of @to changes with an scf.for, for which air-to-aie finds no channel of the core; use an",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_TIME)
+def test_a_channel_that_a_sequential_loop_chooses(name: str) -> None:
+    text, message = IN_TIME[name]
+    found = check(text).faults
+    assert {fault.kind for fault in found} == {"bundle-index"}
+    assert message in str(found[0])
+
+
+def test_a_channel_that_a_loop_in_space_chooses() -> None:
+    """Or one that air-ping-pong-transform unrolls: that is a warning."""
+    assert_clean(of_launch("%i", FORALL))
+    assert_clean(of_launch(head=FORALL))
+    message = (
+        "for which air-to-aie finds no channel of the core unless air-ping-pong-transform unrolls the loop; "
+    )
+    assert_warning(of_herd(), "bundle-index", message)

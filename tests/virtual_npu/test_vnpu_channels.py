@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bundle_texts import FORALL, of_herd, of_launch, of_segment
 
 from aerie import virtual_npu
 
@@ -383,3 +384,27 @@ def test_a_failed_run_leaves_the_program_usable(library, run):
             run(library, "full", np.zeros(16, np.float32))
     x = normal(128)
     np.testing.assert_array_equal(run(library, "before", x, np.zeros_like(x))[1], 2 * x)
+
+
+BUNDLES = {
+    "counted": of_launch("%i"),
+    "made": of_launch(),
+    "in_space": of_launch(head=FORALL),
+    "in_segment": of_segment(),
+    "in_herd": of_herd(),
+}
+
+
+@pytest.fixture(scope="module")
+def bundles(program):
+    texts = [
+        text.replace("@bundle", f"@{name}").replace("@to", f"@{name}_to").replace("@from", f"@{name}_from")
+        for name, text in BUNDLES.items()
+    ]
+    return program("\n".join(texts), options=virtual_npu.BuildOptions(checks=True))
+
+
+@pytest.mark.parametrize("name", BUNDLES)
+def test_a_loop_chooses_the_channel_of_a_bundle(bundles, run, name):
+    x = normal(32)
+    np.testing.assert_array_equal(run(bundles, name, x, np.zeros_like(x))[1], x)

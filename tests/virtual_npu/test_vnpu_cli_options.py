@@ -38,13 +38,28 @@ func.func @stuck(%x: memref<4xf32>) {
 }
 """)
 NOTHING = "func.func @nothing() {\n  return\n}\n"
+TALL = with_constants("""
+func.func @tall() {
+  air.launch () in () {
+    air.segment @s {
+      %one = arith.constant 1 : index
+      %nine = arith.constant 9 : index
+      air.herd @h tile (%x, %y) in (%nx=%nine, %ny=%nine) {
+        %l1 = memref.alloc() : memref<40000xf32, 2>
+        memref.dealloc %l1 : memref<40000xf32, 2>
+      }
+    }
+  }
+  return
+}
+""")
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("VNPU_OPT", "0")
     monkeypatch.chdir(tmp_path)
-    for name, text in (("double", PROGRAM), ("stuck", STUCK), ("nothing", NOTHING)):
+    for name, text in (("double", PROGRAM), ("stuck", STUCK), ("nothing", NOTHING), ("tall", TALL)):
         (tmp_path / f"{name}.mlir").write_text(text)
     return tmp_path
 
@@ -280,3 +295,24 @@ def test_what_is_not_needed_is_not_loaded(words, unwanted):
     seconds, loaded = run("-c", script, *words)
     assert not unwanted & set(loaded.split())
     assert seconds < max(1, 40 * bare)
+
+
+def test_what_would_not_fit_the_device_is_told_in_one_line(folder, capsys):
+    def told(words: str) -> str:
+        assert main(f"run tall.mlir {words}".split()) == 0
+        return capsys.readouterr().err
+
+    line = (
+        r"note: this cannot be built for {}: line \d+: air.\w+: tall/0/s\S*: \w.* takes \d+, {} has \d+; .*"
+        r", and \d more; `aerie vnpu check` tells all, --device none looks for nothing\n"
+    )
+    assert re.fullmatch(line.format("npu2", "npu2"), told(""))
+    assert re.fullmatch(line.format("npu1", "npu1"), told("--device npu1"))
+    assert re.fullmatch(line.format("npu2", "npu2"), told("--no-checks --device npu2"))
+    assert told("--device none") == told("--no-checks") == ""
+    found = as_json(capsys, "run tall.mlir")
+    assert found["device"] == "npu2"
+    assert len(found["misfits"]) > 1
+    assert "L1 bytes takes" in " ".join(found["misfits"])
+    found = as_json(capsys, "run tall.mlir --device none")
+    assert (found["device"], found["misfits"]) == ("none", [])

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.static import Report
 
 FITS, EXCEEDED = 0, 1
-CHOICES = ("npu2", "npu1")
 ALIGNMENT = "<<>><<"
 
 
@@ -27,7 +27,9 @@ def add(commands: Any) -> None:
         epilog="exit status: 0 it fits, 1 a limit is exceeded, 2 wrong input",
     )
     common.add_file(parser)
-    parser.add_argument("--device", choices=CHOICES, default=CHOICES[0], help="npu2 (default) or npu1")
+    parser.add_argument(
+        "--device", choices=DEVICE_NAMES, default=DEVICE_NAMES[0], help="npu2 (default) or npu1"
+    )
     parser.add_argument(
         "--kernel-dir",
         type=Path,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aerie.virtual_npu import child_process
 from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import RACES
 from aerie.virtual_npu.texts import print_json, print_table
@@ -21,7 +22,10 @@ from aerie.virtual_npu.texts import print_json, print_table
 if TYPE_CHECKING:
     from aerie.virtual_npu.arrays import Array
     from aerie.virtual_npu.library import Entry
-    from aerie.virtual_npu.program import Result
+    from aerie.virtual_npu.program import Program, Result
+
+
+NO_DEVICE = "none"
 
 
 def add(commands: Any) -> None:
@@ -47,6 +51,12 @@ def add(commands: Any) -> None:
         default=RACES[0],
         help="a data race ends the run, or is noted (default: error)",
     )
+    parser.add_argument(
+        "--device",
+        choices=(*DEVICE_NAMES, NO_DEVICE),
+        help=f"say in one line when the program would not fit {DEVICE_NAMES[0]} (default with checks), "
+        f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
+    )
     parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
     parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
     parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
@@ -62,6 +72,7 @@ def _run(options: argparse.Namespace) -> int:
 
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
+    misfits = _misfits(options, program)
     given = common.arguments(options, entry)
     try:
         with _interruptible():
@@ -83,8 +94,27 @@ def _run(options: argparse.Namespace) -> int:
         arrays.write(options.out, result.outputs)
     if options.trace and result.record:
         _write_trace(options.trace, result.record)
-    _report(options, entry, result)
+    _report(options, entry, result, misfits)
     return 0
+
+
+def _device(options: argparse.Namespace) -> str:
+    """The device that the program is held to; none by default where nothing else is checked."""
+    return options.device or (DEVICE_NAMES[0] if options.checks else NO_DEVICE)
+
+
+def _misfits(options: argparse.Namespace, program: Program) -> list[str]:
+    """What keeps the program from being built for the device, a sentence each."""
+    name = _device(options)
+    return [] if name == NO_DEVICE else [str(fault) for fault in program.check(name).faults]
+
+
+def _misfit_line(options: argparse.Namespace, misfits: Sequence[str]) -> str:
+    more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
+    return (
+        f"note: this cannot be built for {_device(options)}: {misfits[0]}{more}; `aerie vnpu check` tells "
+        f"all, --device {NO_DEVICE} looks for nothing"
+    )
 
 
 @contextlib.contextmanager
@@ -128,10 +158,12 @@ def _write_trace(path: Path, record: dict[str, Any]) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _report(options: argparse.Namespace, entry: Entry, result: Result) -> None:
+def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: Sequence[str]) -> None:
     if options.json:
-        print_json(_fields(options, entry, result))
+        print_json({**_fields(options, entry, result), "device": _device(options), "misfits": list(misfits)})
         return
+    if misfits:
+        print(_misfit_line(options, misfits), file=sys.stderr)
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
     if not options.out:

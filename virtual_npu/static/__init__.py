@@ -54,6 +54,6 @@ def check(
 
 def _parsed(text: str, filename: str) -> ModuleOp:
     try:
-        return parse(text, filename)
+        return parse(text, filename, in_time=True)
     except AirParseError as error:
         raise ParseError(str(error)) from error

@@ -23,6 +23,7 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     placement.bare_herds,
     memory.memories,
     transfers.walks,
+    transfers.bundle_members,
     channels.types,
     locks.refeed_counts,
     externals.symbols,

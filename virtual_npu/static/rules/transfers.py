@@ -10,18 +10,30 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from xdsl.dialects import memref, scf
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, memory_space_name
-from aerie.air_dialect.readings import interval, is_regular, multiple, number
+from aerie.air_dialect.ops import (
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    HerdOp,
+    LaunchOp,
+    SegmentOp,
+    memory_space_name,
+)
+from aerie.air_dialect.readings import interval, is_regular, leaves, multiple, number, numbers
 from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.verifiers import enclosing, loop_counted_by
 from aerie.virtual_npu.static.device import (
     ADDRESS_PATCH,
     DESCRIPTOR_FIELDS,
     DESCRIPTOR_RULES,
+    DIALECT,
     LOWERING,
+    SCHEDULE_OPT,
     TASK_QUEUE,
+    TO_AIE,
     Device,
     DmaLimits,
 )
@@ -55,6 +67,64 @@ def walks(program: Program) -> Iterator[Finding]:
             level, type_ = memory_space_name(side.space), attribute_text(side.type)
             full = f"the {level} side ({type_}) has {message}"
             yield Fault(kind, place_of(side.op), full, source, side.op, certain)
+
+
+# ---- which channel of a bundle ----
+
+
+def bundle_members(program: Program) -> Iterator[Finding]:
+    """Channels of a bundle that a sequential loop chooses, which aircc refuses or makes one transfer of.
+
+    Run with mlir-air e972f294: its verifiers refuse the induction variable itself, since April 2026; before,
+    a loop in the launch became one transfer of the first member. An index made from it is refused by
+    air-to-aie in a launch; in a segment air-opt-memtile-dma-bds makes one transfer of the loop, and no tool
+    says so; where air-ping-pong-transform unrolls a loop of two trips, all is well.
+    """
+    for op in program.module.walk():
+        if isinstance(op, ChannelTransferOp):
+            yield from (fault for axis in range(len(op.indices)) for fault in _chosen_in_time(op, axis))
+
+
+def _chosen_in_time(op: ChannelTransferOp, axis: int) -> Iterator[Fault]:
+    index = op.indices[axis]
+    loop = next((loop for leaf in leaves(index) if (loop := loop_counted_by(leaf)) is not None), None)
+    if loop is None:
+        return
+    certain = True
+    if loop_counted_by(index) is not None:
+        found, source = "which mlir-air's verifiers refuse", DIALECT
+        what = "is the induction variable of an scf.for"
+    else:
+        what = "changes with an scf.for"
+        level = next((type(parent) for parent in enclosing(op) if isinstance(parent, _LEVELS)), None)
+        found, source = _IN_TIME.get(level, _IN_TIME[None])
+        certain = level not in (HerdOp, SegmentOp) or not _ping_pong_unrolls(loop)
+    advice = "use an scf.parallel or a coordinate of the herd, or unroll the loop"
+    unless = "" if certain else " unless air-ping-pong-transform unrolls the loop"
+    message = f"index {axis} of @{op.chan_name} {what}, {found}{unless}; {advice}"
+    yield Fault("bundle-index", place_of(op), message, source, op, certain)
+
+
+_LEVELS = (LaunchOp, SegmentOp, HerdOp)
+_IN_TIME: dict[type[Operation] | None, tuple[str, str]] = {
+    None: ("for which air-to-aie finds no shim DMA", TO_AIE),
+    SegmentOp: (
+        "of which aircc makes one transfer of one member, so that the others wait for ever",
+        SCHEDULE_OPT,
+    ),
+    HerdOp: ("for which air-to-aie finds no channel of the core", TO_AIE),
+}
+"""What becomes of an index made from a loop's variable, with the file, by where the transfer stands."""
+
+
+def _ping_pong_unrolls(loop: scf.ForOp) -> bool:
+    """Whether a loop of two trips makes its buffers, so that air-ping-pong-transform leaves no loop of it."""
+    bounds = numbers((loop.lb, loop.ub, loop.step))
+    trips = len(range(*bounds)) if bounds and bounds[2] > 0 else None
+    return trips == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())
+
+
+# ---- how each side walks ----
 
 
 def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
