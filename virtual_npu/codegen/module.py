@@ -122,7 +122,7 @@ _PARTS: dict[str, list[str]] = {
     "rearranged": ["rearranged.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
-_CHECKS = ["check.cc", "garbage.cc", "kernel_call.cc", "order.cc", "record.cc"]
+_CHECKS = ["check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "order.cc", "record.cc"]
 
 
 def generate(

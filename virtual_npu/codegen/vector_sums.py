@@ -113,6 +113,9 @@ def _contract(body: Body, op: Operation) -> None:
     c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
     counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
     body.file.needs.add("contract")
+    if body.checked and body.file.options.numerics == "bfp16" and reduction_kind(op) == "add":
+        shape = ", ".join(map(str, counts))
+        body.put(f"vnpu::look_at_blocks<{shape}>({body.site(op)}, {a}, {b}, {c});")
     result = _in_block_floats(body, op, counts, [a, b, c])
     if result is None:
         others = "" if reduction_kind(op) == "add" else f", {combine(op)}"

@@ -214,6 +214,7 @@ class KernelCall {
   KernelCall(const KernelCall &) = delete;
   ~KernelCall();
   void touched(const void *at, i64 bytes, bool writes);
+  Site site() const { return site_; }
   // A vector that is not aligned to its width.
   void misaligned(const void *at, i64 bytes, bool writes);
   // The kernel has returned.

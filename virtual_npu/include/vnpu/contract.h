@@ -7,6 +7,9 @@
 #include "vnpu/dots.h"
 #if defined(VNPU_BFP16)
 #include "vnpu/bfp16.h"
+#if VNPU_CHECKS
+#include "vnpu/stale.h"
+#endif
 #endif
 
 namespace vnpu {
@@ -58,6 +61,18 @@ VNPU_INLINE Vec<float, M * 8> contract(const Bfp16Left<M> &a, const Bfp16Right &
   for (int m = 0; m < M; ++m) rows[m].v = sums[m];
   return join_rows<M * 8>(rows);
 }
+
+#if VNPU_CHECKS
+template <int B, int M, int N, int K, class TA, class TB, class TC>
+VNPU_INLINE void look_at_blocks(Site site, const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
+                                const Vec<TC, B * M * N> &) {
+  if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) {
+    const Lanes<bf16, M * K> x(a);
+    const Lanes<bf16, K * N> y(b);
+    note_stale_rows(site, &x.at[0].bits, M, &y.at[0].bits);
+  }
+}
+#endif
 #endif
 
 #if defined(VNPU_BF16_DOTS)

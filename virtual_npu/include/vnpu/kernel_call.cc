@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "vnpu/memory.h"
+#include "vnpu/stale.h"
 
 namespace vnpu {
 
@@ -26,6 +27,9 @@ __attribute__((cold)) void vnpu_kernel_write(const void *at, long bytes) {
 }
 __attribute__((cold)) void vnpu_kernel_misaligned(const void *at, long bytes, bool writes) {
   if (vnpu::current) vnpu::current->misaligned(at, bytes, writes);
+}
+void vnpu_kernel_product(const uint16_t *left, int rows, const uint16_t *right) {
+  if (vnpu::current) vnpu::note_stale_rows(vnpu::current->site(), left, rows, right);
 }
 }
 

@@ -168,6 +168,7 @@ struct mmul {
       const auto x = a.data;
       const auto y = b.data;
       const auto left = (const std::uint16_t*)&x, right = (const std::uint16_t*)&y;
+      host::tell_product(left, M, right);
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
       if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, sums_.row);
       else multiply_add<host::CoreRounding, M>(left, right, sums_.row);

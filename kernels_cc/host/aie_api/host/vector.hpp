@@ -200,6 +200,11 @@ AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_un
 extern "C" __thread int vnpu_kernel_watched;  // whether it wants to know of the call that this thread makes
 extern "C" __attribute__((cold)) void vnpu_kernel_read(const void* at, long bytes);
 extern "C" __attribute__((cold)) void vnpu_kernel_write(const void* at, long bytes);
+extern "C" void vnpu_kernel_product(const std::uint16_t* left, int rows, const std::uint16_t* right);
+// Of block floating point: bf16 by their bits.
+AIE_HOST_INLINE void tell_product(const std::uint16_t* left, int rows, const std::uint16_t* right) {
+  vnpu_kernel_product(left, rows, right);
+}
 AIE_HOST_INLINE void tell_read(const void* at, long bytes) {
   if (vnpu_kernel_watched) vnpu_kernel_read(at, bytes);
 }
@@ -207,6 +212,7 @@ AIE_HOST_INLINE void tell_write(const void* at, long bytes) {
   if (vnpu_kernel_watched) vnpu_kernel_write(at, bytes);
 }
 #else
+AIE_HOST_INLINE void tell_product(const std::uint16_t*, int, const std::uint16_t*) {}
 AIE_HOST_INLINE void tell_read(const void*, long) {}
 AIE_HOST_INLINE void tell_write(const void*, long) {}
 #endif
