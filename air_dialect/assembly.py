@@ -127,10 +127,16 @@ class StaticLists(AsyncOp, ABC):
         *,
         operands: Sequence[SSAValue] = (),
         properties: Mapping[str, Attribute] = MappingProxyType({}),
+        attributes: Mapping[str, Attribute] = MappingProxyType({}),
         **others: Any,
     ) -> Self:
-        """Build from parts, with constants for the integers of the generic form's attributes."""
-        lists = {name: properties[name] for name in cls.STATIC_LISTS if name in properties}
+        """Build from parts, with constants for the integers of the generic form's attributes.
+
+        As MLIR does, this takes them from either dictionary: `<{...}>`, or `{...}` as older printers have it.
+        """
+        given = {**attributes, **properties}
+        lists = {name: given[name] for name in cls.STATIC_LISTS if name in given}
+        attributes = {name: value for name, value in attributes.items() if name not in lists}
         segments = properties.get(SEGMENTS)
         # A clone comes without its operands at first.
         if isinstance(segments, DenseArrayBase) and sum(segments.get_values()) == len(operands):
@@ -143,7 +149,7 @@ class StaticLists(AsyncOp, ABC):
             sizes = DenseArrayBase.from_list(i32, [len(group) for group in groups])
             properties = {**properties, SEGMENTS: sizes}
         kept = {name: value for name, value in properties.items() if name not in lists}
-        return super().create(operands=operands, properties=kept, **others)
+        return super().create(operands=operands, properties=kept, attributes=attributes, **others)
 
 
 def _split(values: Sequence[SSAValue], sizes: Sequence[int], count: int) -> list[list[SSAValue]]:

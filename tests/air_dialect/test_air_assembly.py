@@ -272,6 +272,13 @@ def test_generic_form_that_mlir_prints(written: str, printed: str) -> None:
     assert reprint(written).splitlines()[-1] == printed
 
 
+@pytest.mark.parametrize("name", ["put", "get"])
+def test_generic_form_with_all_in_one_dictionary(name: str) -> None:
+    """As Python prints operations of a dialect that is not registered, and MLIR did before 2023."""
+    written, printed = GENERIC[name]
+    assert reprint(written.replace("<{", "{").replace("}>", "}")).splitlines()[-1] == printed
+
+
 def test_generic_global_without_visibility() -> None:
     text = '"memref.global"() <{sym_name = "g", type = memref<4xi32>, initial_value}> : () -> ()'
     assert "  memref.global @g : memref<4xi32> = uninitialized\n" in air_dialect.print_module(
