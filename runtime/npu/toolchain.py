@@ -3,8 +3,8 @@
 The command lines follow mlir-air's own (python/air/backend/xrt.py, tools/aircc/aircc.cpp and
 programming_examples/llms/shared/infra/; for objects external_kernels.py there, `_PEANO_FLAGS`, and two flags
 more, each with its reason). An object lies in the content store under the hash of all that made it, so it is
-compiled once for all programs that link it, in whichever process. The command lines have never been run
-against the real tools or a board from here: the tests stand in for the tools, and show that lines, files,
+compiled once for all programs that link it, in whichever process. aircc has been run so up to where it starts
+aiecc (stages.py); Peano, aiecc and a board never: the tests stand in for them, and show that lines, files,
 environment and failures are handled.
 """
 
