@@ -40,7 +40,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import func, memref
-from xdsl.dialects.builtin import AffineMapAttr, ArrayAttr, BoolAttr, FunctionType, ModuleOp, VectorType
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    ArrayAttr,
+    BoolAttr,
+    FunctionType,
+    IntegerAttr,
+    ModuleOp,
+    VectorType,
+)
 from xdsl.dialects.vector import TransferReadOp, TransferWriteOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
@@ -190,14 +198,23 @@ class Kernel(Regions):
         )
 
     def channel(
-        self, name: str, *shape: int, broadcast: Sequence[int] | None = None, kind: str = "npu_dma_stream"
+        self,
+        name: str,
+        *shape: int,
+        broadcast: Sequence[int] | None = None,
+        kind: str = "npu_dma_stream",
+        shim_column: int | None = None,
     ) -> Channel:
         """A bundle of channels at module level.
 
         `broadcast`: the bundle's shape on the receiving side, where one put reaches several gets.
         `kind`: "npu_dma_stream", "npu_dma_packet" or "npu_cascade" (512 bit from a core to its neighbour).
+        `shim_column`: the column whose shim tile it leaves or enters L3 by (`air.shim_col`, mlir-air
+        mlir/lib/Conversion/AIRToAIESchedulingUtils.cpp); the compiler chooses one where there is none.
         """
-        self._declare(name, ChannelOp(name, shape, channel_type=kind, broadcast_shape=broadcast))
+        pinned = {} if shim_column is None else {"air.shim_col": IntegerAttr(shim_column, 32)}
+        declared = ChannelOp(name, shape, channel_type=kind, broadcast_shape=broadcast, attributes=pinned)
+        self._declare(name, declared)
         return Channel(name, tuple(shape))
 
     def put(self, end: ChannelEnd, source: View) -> None:

@@ -6,18 +6,24 @@ share the work over the keys. Each keeps a running maximum, a running sum and an
 online softmax of `attn_npu2.cc`); at the end of a head the partial results go down the stages over the
 cascade, each core merging what it gets into its own, and stage 0 normalises and stores.
 
-    L3 --q_in[x]---> L2 --q_l1[x, 0]----> all stages of tile x
-    L3 --kv_in[y]--> L2 --kv_l1[0, y]---> all tiles of stage y      K tile, V tile, K tile, V tile, ...
+    L3 --q_in_x----> L2 --q_l1[x, 0]----> all stages of tile x
+    L3 --k_in_y----> L2 --kv_l1[0, y]---> all tiles of stage y      K tile, V tile, K tile, V tile, ...
+    L3 --v_in_y----> L2 --/
     core (x, y) ----partial[x, y - 1]---> core (x, y - 1)           cascade
-    core (x, 0) ----out_l2[x]-----------> L2 --out_l3[x]--> L3
+    core (x, 0) ----out_l2[x]-----------> L2 --out_l3_x--> L3
 
 - The launch grid covers blocks of rows by heads. Query head h reads KV head h // (n_heads / n_kv_heads).
 - A memtile rearranges each tile into panels of 8 columns, the order in which the core's 8x8x8 block product
   reads it; the core's DMA undoes it on the way out.
-- K and V share one channel, so that q has the other of a core's two. mlir-air takes a loop apart that feeds
-  several channels, and leaves one that feeds a single channel whole: tiles arrive in the order in which they
-  are sent (docs/hardware.md, AIR forms). K is done with before V is wanted, so the two buffers are a double
-  buffer already.
+- K and V share one channel into the cores, so that q has the other of a core's two. They meet in the memtile,
+  which has a buffer for each and sends them in turn. From L3 each has a channel of its own: mlir-air makes a
+  loop that feeds one channel one descriptor, and writes out a loop that feeds one channel twice, transfer by
+  transfer, for every head and block (docs/hardware.md, AIR forms).
+- What passes between L3 and L2 names the column of the shim by which it goes, two channels inwards and one
+  outwards for each of the eight. Left to itself mlir-air keeps all that feeds one memtile together, and a
+  shim tile feeds two channels.
+- A V tile arrives while the scores are computed. The K tile after it waits until both buffers are free, which
+  mlir-air makes them at the end of a step.
 - A tile wholly above the diagonal is received and not computed on. Receiving less would need transfer counts
   that depend on the launch.
 - Which tile a row sees where depends on lkp and num_stages alone. So a row's result has the same bits
@@ -33,7 +39,7 @@ run-time parameter. The mask is a rule of positions: causal, or none.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +143,7 @@ def build(
     lkp = _kv_tile(lk, head_dim, lkp)
     lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles, device)
     stages = min(num_stages, lk // lkp)
+    _check_streams(num_q_tiles, stages, device)
     shape = Shape(lq, lk, n_heads, n_kv_heads, head_dim, lqp, lkp, num_q_tiles, stages, causal)
     if shape.blocks > device.repeat_limit:
         raise IllegalShapeError(
@@ -157,14 +164,20 @@ class _Attention:
         self.values = k.argument("v", (s.lk, s.n_kv_heads * s.head_dim), bf16, Role.INPUT)
         self.out = k.argument("out", (s.lq, s.n_heads * s.head_dim), bf16, Role.OUTPUT)
         tiles, stages = s.num_q_tiles, s.num_stages
-        self.q_in = k.channel("q_in", tiles)
+        columns = [column % device.columns for column in range(tiles + 2 * stages)]
+        self.q_in = self._shim_channels("q_in", columns[:tiles])
+        self.k_in = self._shim_channels("k_in", columns[tiles : tiles + stages])
+        self.v_in = self._shim_channels("v_in", columns[tiles + stages :])
         self.q_l1 = k.channel("q_l1", tiles, 1, broadcast=(tiles, stages))
-        self.kv_in = k.channel("kv_in", stages)
         self.kv_l1 = k.channel("kv_l1", 1, stages, broadcast=(tiles, stages))
         self.partial = k.channel("partial", tiles, stages - 1, kind="npu_cascade") if stages > 1 else None
         self.out_l2 = k.channel("out_l2", tiles)
-        self.out_l3 = k.channel("out_l3", tiles)
+        self.out_l3 = self._shim_channels("out_l3", columns[:tiles])
         self.functions = _functions(k, s)
+
+    def _shim_channels(self, name: str, columns: Iterable[int]) -> list[ChannelEnd]:
+        """name_0, name_1, ..., one for each of the columns: of a bundle all members would share one."""
+        return [self.k.channel(f"{name}_{i}", 1, shim_column=column)[0] for i, column in enumerate(columns)]
 
     def module(self) -> KernelModule:
         k, s = self.k, self.shape
@@ -184,10 +197,10 @@ class _Attention:
             k.put(self.q_in[tile], _window(self.q, rows, s.q_rows, head, s.head_dim))
             k.get(self.out_l3[tile], _window(self.out, rows, s.q_rows, head, s.head_dim))
         for stage in range(s.num_stages):
-            for i in k.loop(0, s.tiles_of(stage)):
-                rows = (i * s.num_stages + stage) * s.lkp
-                for source in (self.keys, self.values):
-                    k.put(self.kv_in[stage], _window(source, rows, s.lkp, s.kv_head(head), s.head_dim))
+            for source, into in ((self.keys, self.k_in[stage]), (self.values, self.v_in[stage])):
+                for i in k.loop(0, s.tiles_of(stage)):
+                    rows = (i * s.num_stages + stage) * s.lkp
+                    k.put(into, _window(source, rows, s.lkp, s.kv_head(head), s.head_dim))
 
     def _relay(self) -> None:
         """The segment: tiles pass through L2, where they are put into panels; results pass back."""
@@ -196,9 +209,10 @@ class _Attention:
             l2_q = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_q")
             self._pass_on(self.q_in[tile], l2_q, self.q_l1[tile, 0])
         for stage in range(s.num_stages):
-            l2_kv = k.alloc(L2, (s.lkp, s.head_dim), bf16, "l2_kv")
-            for _ in k.loop(0, 2 * s.tiles_of(stage)):
-                self._pass_on(self.kv_in[stage], l2_kv, self.kv_l1[0, stage])
+            l2_k, l2_v = (k.alloc(L2, (s.lkp, s.head_dim), bf16, f"l2_{name}") for name in "kv")
+            for _ in k.loop(0, s.tiles_of(stage)):
+                self._pass_on(self.k_in[stage], l2_k, self.kv_l1[0, stage])
+                self._pass_on(self.v_in[stage], l2_v, self.kv_l1[0, stage])
         for tile in range(s.num_q_tiles):
             l2_out = k.alloc(L2, (s.q_rows, s.head_dim), bf16, "l2_out")
             k.get(self.out_l2[tile], l2_out)
@@ -309,6 +323,16 @@ def _check_heads(n_heads: int, n_kv_heads: int, head_dim: int, num_stages: int, 
         raise IllegalShapeError(
             f"flash_attention: num_stages={num_stages} rows of cores, the array has {device.rows}; "
             f"use 1 to {device.rows}"
+        )
+
+
+def _check_streams(num_q_tiles: int, stages: int, device: Device) -> None:
+    """A query tile is one stream from L3, a stage two: K and V."""
+    taken, most = num_q_tiles + 2 * stages, device.launch_mm2s
+    if taken > most:
+        raise IllegalShapeError(
+            f"flash_attention: {num_q_tiles} query tiles and K and V of {stages} stages take {taken} shim "
+            f"channels from L3, the device has {most}; use num_stages={max(1, (most - num_q_tiles) // 2)}"
         )
 
 

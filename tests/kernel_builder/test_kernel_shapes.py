@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 from xdsl.dialects.memref import AllocOp
 
-from aerie.air_dialect.ops import ChannelGetOp, ChannelPutOp
+from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, MemorySpace
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import l1_bytes
 from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, registry
@@ -325,7 +327,35 @@ def test_products_of_one_k_share_a_symbol_and_others_do_not() -> None:
 def test_kv_tiles_do_not_depend_on_the_length(length: int) -> None:
     text = flash_attention.build(length, length, 2, 1, 64).text
     assert "ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64" in text
-    assert f"@kv_in [{min(flash_attention.STAGES, length // 64)}]" in text
+    assert text.count("air.channel @k_in_") == min(flash_attention.STAGES, length // 64)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 64), (14, 2, 64), (24, 8, 128)])
+@pytest.mark.parametrize("length", [64, 192, 2048])
+def test_attention_names_a_shim_column_for_all_that_passes_it(
+    length: int, heads: tuple[int, int, int]
+) -> None:
+    """A shim tile has two channels in each direction, and mlir-air writes out a loop that holds two puts."""
+    module = flash_attention.build(length, length, *heads).module
+    channels = [op for op in module.walk() if isinstance(op, ChannelOp)]
+    columns = {channel.sym_name: channel.attributes.get("air.shim_col") for channel in channels}
+    ends = [op for op in module.walk() if isinstance(op, ChannelPutOp | ChannelGetOp)]
+    launch = [op for op in ends if space_of(op.memref.type) == MemorySpace.L3]
+    for kind in (ChannelPutOp, ChannelGetOp):
+        taken = Counter(columns[op.chan_name] for op in launch if isinstance(op, kind))
+        assert None not in taken
+        assert max(taken.values()) <= NPU2.shim.mm2s_channels
+    loops = Counter(op.parent_op() for op in launch if isinstance(op.parent_op(), scf.ForOp))
+    assert set(loops.values()) == {1}
+    assert len(launch) == len({op.chan_name for op in launch})
+
+
+def test_attention_refuses_more_streams_than_the_shim_has() -> None:
+    with pytest.raises(
+        IllegalShapeError, match=r"take 12 shim channels from L3, the device has 8; use num_st"
+    ):
+        flash_attention.build(256, 256, 2, 1, 64, device=NPU1)
+    assert check(flash_attention.build(256, 256, 2, 1, 64, num_stages=2, device=NPU1).module, NPU1).ok
 
 
 @pytest.mark.parametrize(("head_dim", "lkp"), [(64, 64), (32, 64), (128, 32)])
