@@ -47,12 +47,12 @@ GEMM_GRID = _tiled(
 ATTENTION_GRID = _tiled(
     1,
     1,
-    reason="one step of the grid at a time: a step's own loops over the keys fill the shim's descriptors",
+    reason="one step of the grid at a time: the next queries may come once all results of a step have left",
 )
 ONE_COPY = CompileOption(
     "--omit-ping-pong-transform=all",
-    "K and V tiles alternate on one channel, so one is loaded while the other is computed on: a second copy "
-    "of each would take L1 and gain nothing; mlir-air's own attention kernels are built this way",
+    "K and V tiles alternate on one channel, so V is loaded while the scores are computed; mlir-air's own "
+    "attention kernels are built this way",
     PREFILL,
 )
 
