@@ -5,9 +5,10 @@ that rounded to bf16, then the product with the weight rounded to bf16 again. Tw
 
 The forms are those that upstream lowers for AIE2P (docs/hardware.md, Forms), which has no product of f32
 vectors. So the scale is split into three bf16 numbers whose sum it is, bit for bit, and x meets each in a
-multiply-add of bf16 with an f32 sum. The product with the weight is one of bf16 vectors: the unit makes it in
-f32 and rounds it once. The sum of squares stands in L1 from step to step and is no value that a loop carries,
-for mlir-air records that those go wrong where the loop around is double-buffered.
+multiply-add of bf16 with an f32 sum. The split is made in vectors of equal lanes: a core rounds vectors, and
+a scalar only by way of one. The product with the weight is one of bf16 vectors: the unit makes it in f32 and
+rounds it once. The sum of squares stands in L1 from step to step and is no value that a loop carries, for
+mlir-air records that those go wrong where the loop around is double-buffered.
 
 Rows (prefill): eight cores in a row (herd 8x1), each with its own rows, a few per DMA. Every core reads the
 weight once. Rows too long to stand in L1 five times go one by one and are normalized where they lie: a loop
@@ -27,7 +28,7 @@ bytes against 1024, mlir-air's xrt.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,8 +56,8 @@ PARTS = 3
 
 
 def l1_elements(device: Device) -> int:
-    """bf16 numbers that L1 holds beside the sums."""
-    return (device.l1_budget - LANES * f32.itemsize) // bf16.itemsize
+    """bf16 numbers that L1 holds beside the sums and -1."""
+    return (device.l1_budget - LANES * (f32.itemsize + 2 * bf16.itemsize)) // bf16.itemsize
 
 
 def longest_row(device: Device = NPU2) -> int:
@@ -102,13 +103,13 @@ def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x:
     group = largest_divisor(share, max(1, min(8, (l1_elements(k.device) - cols) // (4 * cols))))
     l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
     l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
-    l1_sums = _sums(k)
+    held = _held(k)
     k.dma(l1_weight, weight)
     for at in k.loop(0, share, group):
         window = slice(tx * share + at, tx * share + at + group)
         k.dma(l1_x, x[window, :])
         for row in k.loop(group):
-            scale = _inverse_rms(k, l1_x[row, :], l1_sums, eps)
+            scale = _inverse_rms(k, l1_x[row, :], held, eps)
             for j in k.loop(0, cols, LANES):
                 lanes = slice(j, j + LANES)
                 k.store(l1_out[row, lanes], _scaled(k, l1_x[row, lanes], scale, l1_weight[lanes]))
@@ -119,12 +120,12 @@ def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, he
     """Each core normalizes its own rows where they lie, one per DMA."""
     rows, cols = x.shape
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
-    l1_sums = _sums(k)
+    held = _held(k)
     k.dma(l1_weight, weight)
     for own in k.loop(rows // herd_x):
         row = tx * (rows // herd_x) + own
         k.dma(l1_x, x[row, :])
-        scale = _inverse_rms(k, l1_x, l1_sums, eps)
+        scale = _inverse_rms(k, l1_x, held, eps)
         for j in k.loop(0, cols, LANES):
             lanes = slice(j, j + LANES)
             k.store(l1_x[lanes], _scaled(k, l1_x[lanes], scale, l1_weight[lanes]))
@@ -140,7 +141,7 @@ def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_
     window = slice(tx * share, tx * share + share)
     k.dma(l1_x, x)
     k.dma(l1_weight, weight[window])
-    scale = _inverse_rms(k, l1_x, _sums(k), eps)
+    scale = _inverse_rms(k, l1_x, _held(k), eps)
     for j in k.loop(0, share, LANES):
         lanes = slice(j, j + LANES)
         own = slice(tx * share + j, tx * share + j + LANES)
@@ -148,34 +149,50 @@ def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_
     k.dma(out[window], l1_out)
 
 
-def _sums(k: Kernel) -> Buffer:
-    """16 sums, cleared; outside of any loop, so that the compiler leaves them one buffer.
+class Held(NamedTuple):
+    """What stands in L1 beside the data: 16 f32 sums, clear between rows, and two rows of 16 times -1."""
 
-    All that is rounded comes of them, so this is where the core is told how to round.
+    sums: Buffer
+    minus_one: Buffer
+
+
+def _held(k: Kernel) -> Held:
+    """Made outside of any loop, so that the compiler leaves them one buffer each.
+
+    All that is rounded comes of the sums, so this is where the core is told how to round. -1 comes from L1,
+    where a loop puts it: widened, a constant that mlir-aie sees becomes one of f32, by which AIE2P does not
+    multiply.
     """
-    l1_sums = k.alloc(L1, (LANES,), f32, "l1_sums")
-    k.round_to_even(l1_sums)
-    k.store(l1_sums, k.constant(0.0, f32, LANES))
-    return l1_sums
+    held = Held(k.alloc(L1, (LANES,), f32, "l1_sums"), k.alloc(L1, (2, LANES), bf16, "l1_minus_one"))
+    k.round_to_even(held.sums)
+    k.store(held.sums, k.constant(0.0, f32, LANES))
+    for i in k.loop(2):
+        k.store(held.minus_one[i, :], k.constant(-1.0, bf16, LANES))
+    return held
 
 
-def _inverse_rms(k: Kernel, row: View, sums: Buffer, eps: float) -> list[Value]:
+def _inverse_rms(k: Kernel, row: View, held: Held, eps: float) -> list[Value]:
     """rsqrt(mean(row**2) + eps) in f32, in parts. The 16 interleaved sums are clear before and after."""
     for j in k.loop(0, row.shape[0], LANES):
         some = k.load(row[j : j + LANES]).to(f32)
-        k.store(sums, fma(some, some, k.load(sums)))
-    mean = k.load(sums).reduce("add") * (1.0 / row.shape[0])
-    k.store(sums, k.constant(0.0, f32, LANES))
-    return _parts((mean + eps).rsqrt())
+        k.store(held.sums, fma(some, some, k.load(held.sums)))
+    mean = k.load(held.sums).reduce("add") * (1.0 / row.shape[0])
+    k.store(held.sums, k.constant(0.0, f32, LANES))
+    return _parts((mean + eps).rsqrt().broadcast(LANES), k.load(held.minus_one[0, :]).to(f32))
 
 
-def _parts(whole: Value) -> list[Value]:
-    """Vectors of bf16 numbers whose sum is an f32, the largest first; each is what is left, rounded."""
+def _parts(whole: Value, minus_one: Value) -> list[Value]:
+    """Vectors of bf16 numbers whose sum is `whole`, the largest first; each is what is left, rounded.
+
+    Lanes are all the same: a core rounds vectors, and a scalar would go into one and out of it again. Less a
+    part is plus -1 times it, which is exact; of a difference with what was just rounded and widened, mlir-aie
+    makes whole - whole.
+    """
     parts = [whole.to(bf16)]
     while len(parts) < PARTS:
-        whole = whole - parts[-1].to(f32)
+        whole = fma(parts[-1].to(f32), minus_one, whole)
         parts.append(whole.to(bf16))
-    return [part.broadcast(LANES) for part in parts]
+    return parts
 
 
 def _scaled(k: Kernel, x: View, scale: list[Value], weight: View) -> Value:

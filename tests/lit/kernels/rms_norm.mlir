@@ -12,6 +12,8 @@ builtin.module {
           %c1_1 = arith.constant 1 : index
           %f32_vector = arith.constant dense<0.000000e+00> : vector<16xf32>
           %c0 = arith.constant 0 : index
+          %c2 = arith.constant 2 : index
+          %bf16_vector = arith.constant dense<-1.000000e+00> : vector<16xbf16>
           %c256 = arith.constant 256 : index
           %c16 = arith.constant 16 : index
           %bf16_constant = arith.constant 0.000000e+00 : bf16
@@ -25,10 +27,14 @@ builtin.module {
           %at = affine.apply affine_map<()[s0] -> ((s0 * 32))> ()[%hx]
           air.dma_memcpy_nd (%l1_weight[] [] [], %weight_3[%at] [%c32] [%c1_1]) : (memref<32xbf16, 2>, memref<256xbf16>)
           %l1_sums = memref.alloc() : memref<16xf32, 2>
+          %l1_minus_one = memref.alloc() : memref<2x16xbf16, 2>
           func.call @round_to_even_f32_16(%l1_sums) : (memref<16xf32, 2>) -> ()
           vector.transfer_write %f32_vector, %l1_sums[%c0] {in_bounds = [true]} : vector<16xf32>, memref<16xf32, 2>
-          scf.for %i = %c0 to %c256 step %c16 {
-            %0 = vector.transfer_read %l1_x[%i], %bf16_constant {in_bounds = [true]} : memref<256xbf16, 2>, vector<16xbf16>
+          scf.for %i = %c0 to %c2 step %c1_1 {
+            vector.transfer_write %bf16_vector, %l1_minus_one[%i, %c0] {in_bounds = [true]} : vector<16xbf16>, memref<2x16xbf16, 2>
+          }
+          scf.for %i_1 = %c0 to %c256 step %c16 {
+            %0 = vector.transfer_read %l1_x[%i_1], %bf16_constant {in_bounds = [true]} : memref<256xbf16, 2>, vector<16xbf16>
             %1 = arith.extf %0 : vector<16xbf16> to vector<16xf32>
             %2 = vector.transfer_read %l1_sums[%c0], %f32_constant {in_bounds = [true]} : memref<16xf32, 2>, vector<16xf32>
             %3 = vector.fma %1, %1, %2 : vector<16xf32>
@@ -40,36 +46,37 @@ builtin.module {
           vector.transfer_write %f32_vector, %l1_sums[%c0] {in_bounds = [true]} : vector<16xf32>, memref<16xf32, 2>
           %7 = arith.addf %6, %f32_constant_2 : f32
           %8 = math.rsqrt %7 : f32
-          %9 = arith.truncf %8 : f32 to bf16
-          %10 = arith.extf %9 : bf16 to f32
-          %11 = arith.subf %8, %10 : f32
-          %12 = arith.truncf %11 : f32 to bf16
-          %13 = arith.extf %12 : bf16 to f32
-          %14 = arith.subf %11, %13 : f32
-          %15 = arith.truncf %14 : f32 to bf16
-          %16 = vector.broadcast %9 : bf16 to vector<16xbf16>
-          %17 = vector.broadcast %12 : bf16 to vector<16xbf16>
-          %18 = vector.broadcast %15 : bf16 to vector<16xbf16>
-          scf.for %i_1 = %c0 to %c32 step %c16 {
-            %at_1 = affine.apply affine_map<()[s0, s1] -> (((s0 * 32) + s1))> ()[%hx, %i_1]
+          %9 = vector.broadcast %8 : f32 to vector<16xf32>
+          %10 = vector.transfer_read %l1_minus_one[%c0, %c0], %bf16_constant {in_bounds = [true]} : memref<2x16xbf16, 2>, vector<16xbf16>
+          %11 = arith.extf %10 : vector<16xbf16> to vector<16xf32>
+          %12 = arith.truncf %9 : vector<16xf32> to vector<16xbf16>
+          %13 = arith.extf %12 : vector<16xbf16> to vector<16xf32>
+          %14 = vector.fma %13, %11, %9 : vector<16xf32>
+          %15 = arith.truncf %14 : vector<16xf32> to vector<16xbf16>
+          %16 = arith.extf %15 : vector<16xbf16> to vector<16xf32>
+          %17 = vector.fma %16, %11, %14 : vector<16xf32>
+          %18 = arith.truncf %17 : vector<16xf32> to vector<16xbf16>
+          scf.for %i_2 = %c0 to %c32 step %c16 {
+            %at_1 = affine.apply affine_map<()[s0, s1] -> (((s0 * 32) + s1))> ()[%hx, %i_2]
             %19 = vector.transfer_read %l1_x[%at_1], %bf16_constant {in_bounds = [true]} : memref<256xbf16, 2>, vector<16xbf16>
             %20 = arith.extf %19 : vector<16xbf16> to vector<16xf32>
             %21 = arith.extf %18 : vector<16xbf16> to vector<16xf32>
             %22 = vector.fma %20, %21, %f32_vector : vector<16xf32>
-            %23 = arith.extf %17 : vector<16xbf16> to vector<16xf32>
+            %23 = arith.extf %15 : vector<16xbf16> to vector<16xf32>
             %24 = vector.fma %20, %23, %22 : vector<16xf32>
-            %25 = arith.extf %16 : vector<16xbf16> to vector<16xf32>
+            %25 = arith.extf %12 : vector<16xbf16> to vector<16xf32>
             %26 = vector.fma %20, %25, %24 : vector<16xf32>
             %27 = arith.truncf %26 : vector<16xf32> to vector<16xbf16>
-            %28 = vector.transfer_read %l1_weight[%i_1], %bf16_constant {in_bounds = [true]} : memref<32xbf16, 2>, vector<16xbf16>
+            %28 = vector.transfer_read %l1_weight[%i_2], %bf16_constant {in_bounds = [true]} : memref<32xbf16, 2>, vector<16xbf16>
             %29 = arith.mulf %27, %28 : vector<16xbf16>
-            vector.transfer_write %29, %l1_out[%i_1] {in_bounds = [true]} : vector<16xbf16>, memref<32xbf16, 2>
+            vector.transfer_write %29, %l1_out[%i_2] {in_bounds = [true]} : vector<16xbf16>, memref<32xbf16, 2>
           }
           air.dma_memcpy_nd (%out_3[%at] [%c32] [%c1_1], %l1_out[] [] []) : (memref<256xbf16>, memref<32xbf16, 2>)
           memref.dealloc %l1_x : memref<256xbf16, 2>
           memref.dealloc %l1_weight : memref<32xbf16, 2>
           memref.dealloc %l1_out : memref<32xbf16, 2>
           memref.dealloc %l1_sums : memref<16xf32, 2>
+          memref.dealloc %l1_minus_one : memref<2x16xbf16, 2>
         }
       }
     }
