@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checked_runs import CHECKS, failed, ran
 from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning
+from static_texts import program as herd
 
 from aerie import virtual_npu
 
@@ -127,6 +128,45 @@ def test_loop_over_puts_of_l3_loses_its_repeats():
 def test_loop_over_puts_of_l2_from_elsewhere_is_refused():
     text = LOOP_IN_LAUNCH.format(type="16xi32, 1", constants=CONSTANTS)
     assert_fault(text, "refeed", "3 times, whose memref.alloc cannot be seen; air-annotate-refeed refuses it")
+
+
+# ---- a core takes the lock of what it puts where the put's block begins ----
+
+STORE = "memref.store %f, %b[%i] : memref<16xf32, 2>"
+SEND = "air.channel.put @c[] (%b[] [] []) : (memref<16xf32, 2>)"
+IN_LOOP = "scf.for %i = %c0 to %c8 step %c1 {{ {0} }}"
+FILLS = "scf.for %k = %c0 to %c16 step %c1 { memref.store %f, %b[%k] : memref<16xf32, 2> }"
+IN_BLOCK = "%is = arith.cmpi eq, %i, %c1 : index\nscf.if %is {{ {0} }}"
+
+
+def sent(body: str) -> str:
+    made = "%f = arith.constant 1.0 : f32\n%b = memref.alloc() : memref<16xf32, 2>\n"
+    get = "air.channel.get @c[] (%out[] [] []) : (memref<16xf32>)"
+    return herd(made + body, launch=get, module="air.channel @c [1]", args={"out": "memref<16xf32>"})
+
+
+@pytest.mark.parametrize(
+    ("fill", "op"),
+    [
+        (STORE, "memref.store"),
+        (FILLS, "memref.store"),
+        ("linalg.fill ins(%f : f32) outs(%b : memref<16xf32, 2>)", "linalg.fill"),
+    ],
+)
+def test_lock_that_is_taken_after_the_buffer_is_written(fill, op):
+    """air-to-aie (e972f294) put the acquire into the block of the put, behind the store."""
+    text = sent(IN_LOOP.format(f"{fill}\n{IN_BLOCK.format(SEND)}"))
+    message = rf"where the block of this put begins, after line \d+ \({op}\) has written the buffer: from the second round on it may overwrite what the put before still sends; put it in the same block"
+    assert_warning(text, "late-acquire", message)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [IN_LOOP.format(f"{STORE}\n{SEND}"), IN_LOOP.format(IN_BLOCK.format(f"{STORE}\n{SEND}")), f"%i = arith.constant 1 : index\n{STORE}\n{IN_BLOCK.format(SEND)}"],
+    ids=["in one block", "in one block of the loop", "once"],
+)  # fmt: skip
+def test_lock_that_is_taken_in_time(body):
+    assert_clean(sent(body))
 
 
 # ---- a shim's offset has 32 bits ----

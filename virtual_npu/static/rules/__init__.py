@@ -26,6 +26,7 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     transfers.bundle_members,
     channels.types,
     locks.refeed_counts,
+    locks.late_acquires,
     externals.symbols,
     lowering.forms,
     lowering.known_bad,

@@ -1,4 +1,4 @@
-"""Values of locks: how often a buffer is sent per fill, by attribute or by a loop that becomes one.
+"""Locks: how often a buffer is sent per fill, and where a core takes the lock of what it puts.
 
 Nothing in the tools refuses a lock value that is too large: a memtile's lock with `init = 74`, acquired by
 74, comes out of air-to-aie (e972f294), and mlir-aie (7e00b579) has no check of it. The register has 6 bits.
@@ -7,15 +7,20 @@ Nothing in the tools refuses a lock value that is too large: a memtile's lock wi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
-from xdsl.ir import Operation
+from xdsl.dialects import affine, scf
+from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelPutOp
+from aerie.air_dialect.effects import accesses
+from aerie.air_dialect.ops import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp, ExecuteOp, HerdOp
 from aerie.air_dialect.refeeds import REFEED_COUNT, Refeed, refeeds
 from aerie.air_dialect.types import attribute_text
-from aerie.virtual_npu.static.device import REFEED_PASS, TARGET_MODEL, Device
-from aerie.virtual_npu.static.report import Fault, Finding
-from aerie.virtual_npu.static.scopes import Program, place_of
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.device import REFEED_PASS, TARGET_MODEL, TO_AIE, Device
+from aerie.virtual_npu.static.report import Fault, Finding, line_of
+from aerie.virtual_npu.static.scopes import NO_DMA, Program, place_of
 from aerie.virtual_npu.static.transfers import space_of
 
 
@@ -61,3 +66,54 @@ def _lost(found: Refeed, put: ChannelPutOp) -> Iterator[Fault]:
             "memref.alloc cannot be seen; air-annotate-refeed refuses it, so put the buffer itself"
         )
         yield Fault("refeed", place_of(put), message, REFEED_PASS, put)
+
+
+# ---- where a core takes the lock of what it puts ----
+
+
+def late_acquires(program: Program) -> Iterator[Finding]:
+    """Puts of L1 in a block of their own, behind the block in which a loop fills the buffer.
+
+    The core takes the lock where the put's block begins, so from the second round on it fills what a DMA may
+    still be reading: upstream lost a row of each later fill so (mlir-air, qwen3_4b_q4nx).
+    """
+    for put in program.module.walk():
+        if isinstance(put, ChannelPutOp) and space_of(put.memref.type) == 2:
+            write = next(_written_before(put), None)
+            if write is not None and program.channel_type(put.chan_name) not in NO_DMA:
+                yield Fault("late-acquire", place_of(put), _late(write), TO_AIE, put, certain=False)
+
+
+def _late(write: Operation) -> str:
+    line = line_of(write)
+    where = write.name if line is None else f"line {line} ({write.name})"
+    return (
+        f"the core takes the buffer's lock where the block of this put begins, after {where} has written the "
+        "buffer: from the second round on it may overwrite what the put before still sends; put it in the "
+        "same block as what fills it"
+    )
+
+
+def _written_before(put: ChannelPutOp) -> Iterator[Operation]:
+    """What writes a put's buffer in a block around the put's, before it, in a loop of the same core."""
+    buffer, child = origin(put.memref), put.parent_op()
+    while child is not None and not isinstance(child, HerdOp):
+        block, around = child.parent, [child, *enclosing(child)]
+        loops = any(isinstance(op, scf.ForOp | affine.ForOp) for op in _inside_herd(around[1:]))
+        if loops and block is not None and not isinstance(child, ExecuteOp):
+            for op in block.ops:
+                if op is child:
+                    break
+                yield from (inner for inner in op.walk() if _fills(inner, buffer))
+        child = child.parent_op()
+
+
+def _fills(op: Operation, buffer: SSAValue) -> bool:
+    """Whether the core itself writes a buffer; a DMA that does has the buffer's locks."""
+    if isinstance(op, ChannelTransferOp | DmaMemcpyNdOp):
+        return False
+    return any(writes and origin(value) is buffer for value, writes in accesses(op))
+
+
+def _inside_herd(operations: list[Operation]) -> Iterator[Operation]:
+    return takewhile(lambda op: not isinstance(op, HerdOp), operations)
