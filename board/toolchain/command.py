@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 from aerie.board.toolchain.records import Outcome, comparison_line, line_of, print_outcomes, record
-from aerie.board.toolchain.results import compare, core_findings
+from aerie.board.toolchain.results import compare, core_findings, product_note
 from aerie.board.toolchain.subjects import Subject, build, choose
 from aerie.llama32_1b.checkpoint import find_checkpoint
 from aerie.llama32_1b.cli import add_model, whole_number
@@ -171,9 +171,15 @@ def _checked(subject: Subject) -> Outcome:
 def _judged(subject: Subject, results: Sequence[Result], work: Path, most_mib: int) -> Outcome:
     texts = Texts(work, subject.name)
     comparison = compare(subject, texts, most_mib)
-    findings = tuple(core_findings(texts))
-    flags = subject.program.flags
-    return Outcome(subject.name, subject.kind, flags, "", tuple(results), comparison, findings)
+    return Outcome(
+        subject.name,
+        subject.kind,
+        subject.program.flags,
+        results=tuple(results),
+        comparison=comparison,
+        products=product_note(texts),
+        findings=tuple(core_findings(texts)),
+    )
 
 
 def _emptied(work: Path) -> Path:

@@ -21,8 +21,8 @@ SCHEMA = 1
 class Outcome:
     """How one program or kernel ended.
 
-    refused: why the static check let no tool have it, "" where it did. findings: what is wrong with the code
-    of the cores.
+    refused: why the static check let no tool have it, "" where it did. products: what the loops of the
+    cores do that multiply blocks. findings: what is wrong with the code of the cores.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Outcome:
     refused: str = ""
     results: tuple[Result, ...] = ()
     comparison: Comparison = NOT_COMPARED
+    products: str = ""
     findings: tuple[str, ...] = ()
 
     @property
@@ -94,7 +95,8 @@ def _stages(outcome: Outcome) -> tuple[str, str]:
 
 
 def details(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Every refusal, failure, difference and finding: the tool's line, and what it means."""
+    """Every refusal, failure, difference and finding: the tool's line, and what it means; and what the cores'
+    loops of products do."""
     for outcome in outcomes:
         if outcome.refused:
             yield f"{outcome.name}, refused before any tool: {outcome.refused}"
@@ -103,7 +105,9 @@ def details(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield from (f"  this means: {meaning}" for meaning in outcome.failed.failure.meanings)
         if outcome.comparison.bits in (Bits.DIFFER, Bits.FAILED):
             yield f"{outcome.name}, placed text against source: {outcome.comparison.said}"
-        yield from (f"{outcome.name}, core code: {finding}" for finding in outcome.findings)
+        if outcome.products:
+            yield f"{outcome.name}, core code: {outcome.products}"
+        yield from (f"{outcome.name}, core code, wrong: {finding}" for finding in outcome.findings)
 
 
 def _left_out(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -161,6 +165,7 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
             "said": compared.said,
             "seconds": round(compared.seconds, 2),
         },
+        "products": outcome.products,
         "findings": list(outcome.findings),
     }
 

@@ -4,11 +4,13 @@ the code of the cores as it should be."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from aerie.board.toolchain.product_loops import product_loops
 from aerie.board.toolchain.subjects import Subject
 from aerie.runtime.npu.stages import Texts
 from aerie.runtime.toolchain import KERNEL_SOURCES
@@ -21,7 +23,22 @@ WATCHED = BuildOptions(checks=True)
 CoreCheck = Callable[[str], Sequence[str]]
 """Takes the LLVM IR of the cores of one device, gives what is wrong with it, a sentence each."""
 
-CORE_CHECKS: tuple[CoreCheck, ...] = ()
+
+def chained_products(ir: str) -> list[str]:
+    """Loops in which each product of blocks waits for the one before, as all go to one accumulator."""
+    loops = product_loops(ir)
+    chained = [loop for loop in loops if loop.products > loop.accumulators or loop.accumulators == 1]
+    if not chained:
+        return []
+    worst = max(chained, key=lambda loop: loop.products / max(1, loop.accumulators))
+    return [
+        f"{len(chained)} of {len(loops)} loops of products wait for their own sums: {worst.products} "
+        f"products of 8x8 blocks an iteration go to {worst.accumulators} accumulators in {worst.core}; let a "
+        "core hold a product's sums for 2x2 blocks or more"
+    ]
+
+
+CORE_CHECKS: tuple[CoreCheck, ...] = (chained_products,)
 
 
 class Bits(StrEnum):
@@ -74,6 +91,17 @@ def _run(path: Path, given: Sequence[Array], what: str) -> tuple[Program, Sequen
         return program, program.run(*given).outputs
     except VirtualNpuError as error:
         raise _FailedError(f"{what} does not run on the virtual NPU: {error}") from error
+
+
+def product_note(texts: Texts) -> str:
+    """What the loops of all cores do that multiply blocks, in one line; "" where none does."""
+    loops = [loop for path in texts.cores for loop in product_loops(path.read_text())]
+    kinds = Counter((loop.products, loop.accumulators, loop.conversions_per_product) for loop in loops)
+    return "; ".join(
+        f"{count} loops with {products} products an iteration in {held} accumulators, {conversions:g} "
+        "conversions per product"
+        for (products, held, conversions), count in sorted(kinds.items())
+    )
 
 
 def core_findings(texts: Texts) -> list[str]:

@@ -171,8 +171,33 @@ def test_findings_in_the_code_of_cores(
     monkeypatch.setattr(results, "CORE_CHECKS", (lambda text: [f"{len(text.splitlines())} lines are slow"],))
     done = toolchain("narrow --run-up-to 0")
     assert done.status == 1
-    assert "narrow, core code: cores.narrow.first.ll: 10 lines are slow" in done.out
+    assert "narrow, core code, wrong: cores.narrow.first.ll: 10 lines are slow" in done.out
     assert "1 with findings in core code" in done.out
+
+
+def test_products_of_the_cores_are_told(tmp_path: Path) -> None:
+    """In IR made up: two loops of four products, one with four accumulators and one with a single one."""
+    texts = results.Texts(tmp_path, "gemm")
+    multiply = "%10 = call <64 x i32> @llvm.aie2p.BFP576.BFP576.ACC2048.mac.conf(<64 x i8> %8, i32 780)\n"
+    body = f"5:\n{multiply * 4}br label %2\n"
+
+    def core(held: int) -> str:
+        carried = "%4 = phi <64 x float> [ %11, %5 ], [ %2, %1 ]\n" * held
+        return f"define void @core_0_{held}() {{\n2:\n{carried}br label %5\n\n{body}}}\n\n"
+
+    assert results.product_note(texts) == ""
+    texts.core("one", "ll").write_text(core(4) + core(1))
+    assert results.product_note(texts) == (
+        "1 loops with 4 products an iteration in 1 accumulators, 0 conversions per product; "
+        "1 loops with 4 products an iteration in 4 accumulators, 0 conversions per product"
+    )
+    (finding,) = results.core_findings(texts)
+    assert finding.startswith(
+        "cores.gemm.one.ll: 1 of 2 loops of products wait for their own sums: 4 products of 8x8 blocks an "
+        "iteration go to 1 accumulators in core_0_1; "
+    )
+    texts.core("one", "ll").write_text(core(4))
+    assert results.core_findings(texts) == []
 
 
 def test_the_record(machine: Command, toolchain: Command) -> None:
