@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerie.runtime import knobs
-from aerie.runtime.npu import pipelines, readings
+from aerie.runtime.npu import core_ir, pipelines, readings
 from aerie.runtime.npu.pipelines import Options, Passes
 from aerie.runtime.npu.stages import (
     CORES,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 AIRCC_STAGES = (PLACE, TO_AIE, TO_NPU)
 NO_AIECC = "#!/bin/sh\n# Ends aircc where aiecc would begin.\nexit 0\n"
 DEVICE = re.compile(r'^ *aie\.device\(\w+\)(?: @("?)([\w$.-]+)\1)?', re.MULTILINE)
+LINKED = re.compile(r"func\.func private @([\w$.-]+)\(.*\blink_with\b")
 
 OnResult = Callable[[Result], None]
 
@@ -167,7 +168,19 @@ class _Course:
             self._opt("aie-opt", pipelines.cores(name, self._device), self._texts.after(ROUTE), lowered)
             self._call("aie-translate", translated.name, "--mlir-to-llvmir", lowered.name)
         count = text.count("aie.core(")
-        return f"{count} core{'s' * (count != 1)} in {len(devices)} device{'s' * (len(devices) != 1)}"
+        made = f"{count} core{'s' * (count != 1)} in {len(devices)} device{'s' * (len(devices) != 1)}"
+        return "; ".join([made, *self._findings()])
+
+    def _findings(self) -> list[str]:
+        """What is slow or wrong in the LLVM IR of the cores, each once, with the first core that has it."""
+        functions = LINKED.findall(self._texts.source.read_text())
+        sizes = self._options.values("--stack-size")
+        stack = int(sizes[-1]) if sizes else self._device.stack_bytes
+        found: dict[str, str] = {}
+        for text in self._texts.cores:
+            for finding in core_ir.check(text.read_text(), functions, stack):
+                found.setdefault(finding.message, str(finding))
+        return list(found.values())
 
     def _instructions(self) -> str:
         made, words = self._texts.instructions, self._texts.words

@@ -55,6 +55,13 @@ def statuses(results: list[Result]) -> str:
     return "".join({"ok": "o", "failed": "F", "skipped": "-", "not run": "."}[r.status] for r in results)
 
 
+def test_what_is_wrong_in_the_cores_is_said(stand_ins: Any, run: Any) -> None:
+    text = "define void @core_0_2() {\n  call void @absent()\n  ret void\n}\n"
+    stand_ins().behave("aie-translate", "--mlir-to-llvmir", text=text)
+    absent = "core_0_2: calls absent, which no object defines; link_with names the object that has it"
+    assert run(*FLAGS)[6].note == f"2 cores in 2 devices; {absent}"
+
+
 def test_every_stage_in_order(stand_ins: Any, run: Any, tmp_path: Path) -> None:
     tools, told = stand_ins(), list[Result]()
     results = run(*FLAGS, on_result=told.append)

@@ -61,7 +61,7 @@ class StageTools:
 
     def behave(self, tool: str, where: str = "", **plan: object) -> None:
         """Make a tool fail whose command line has `where` in it: `say` and `exit`, `hang`, `write` nothing;
-        aircc ends after the text of the kind `until`, or places a text with an `edit`."""
+        aircc ends after the text of the kind `until`, or places a text with an `edit`; others write `text`."""
         self._plans[tool] = {"where": where, **plan}
         (self.root / "plan.json").write_text(json.dumps(self._plans))
 
@@ -97,7 +97,7 @@ def main() -> None:
     elif "say" not in plan and "write" not in plan:
         output = arguments[arguments.index("-o") + 1]
         words = "--aie-npu-to-binary" in arguments
-        Path(output).write_text("06040100\n00000108\n" if words else MODULE)
+        Path(output).write_text("06040100\n00000108\n" if words else plan.get("text", MODULE))
     if "say" in plan:
         sys.stderr.write(f"{plan['say']}\n")
         sys.exit(plan.get("exit", 1))
