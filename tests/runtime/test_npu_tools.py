@@ -64,6 +64,26 @@ def test_wheels_of_this_environment_count(wheels):
     assert tools.missing_compile_tools() == [tools.FINDERS["aiebu-asm"][1]]
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("air-opt", "wheel"), ("aircc", "wheel"), ("aie-opt", "PATH"), ("aie-translate", "PATH")],
+)
+def test_tools_of_stages(wheels, monkeypatch, tmp_path, name, first):
+    """mlir-air's come from its wheel, then PATH; mlir-aie's the other way round, as aircc and aiecc do."""
+    find, advice = tools.STAGE_FINDERS[name]
+    wheel = wheels / ("mlir_aie" if "aie-" in name else "mlir_air") / "bin" / name
+    wheel.unlink(missing_ok=True)
+    assert find() is None
+    assert advice.startswith(
+        f"{name} is missing: it comes with {wheel.parent.parent.name.replace('_', '-')};"
+    )
+    put(wheel)
+    assert find() == wheel
+    put(tmp_path / "bin" / name)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find() == (wheel if first == "wheel" else tmp_path / "bin" / name)
+
+
 def test_a_tool_that_may_not_be_run_is_not_there(wheels):
     (wheels / "mlir_air/bin/aircc").chmod(0o644)
     assert tools.aircc() is None
