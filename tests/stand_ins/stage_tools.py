@@ -61,7 +61,7 @@ class StageTools:
 
     def behave(self, tool: str, where: str = "", **plan: object) -> None:
         """Make a tool fail whose command line has `where` in it: `say` and `exit`, `hang`, `write` nothing;
-        aircc ends after the text of the kind `until`, or places a text with an `edit`; others write `text`."""
+        aircc ends after the text of the kind `until`, or places text with an `edit`; others write `text`."""
         self._plans[tool] = {"where": where, **plan}
         (self.root / "plan.json").write_text(json.dumps(self._plans))
 
