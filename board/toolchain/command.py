@@ -171,6 +171,7 @@ def _checked(subject: Subject) -> Outcome:
 def _judged(subject: Subject, results: Sequence[Result], work: Path, most_mib: int) -> Outcome:
     texts = Texts(work, subject.name)
     comparison = compare(subject, texts, most_mib)
+    wrong = (str(finding) for result in results for finding in result.findings if finding.wrong)
     return Outcome(
         subject.name,
         subject.kind,
@@ -178,7 +179,7 @@ def _judged(subject: Subject, results: Sequence[Result], work: Path, most_mib: i
         results=tuple(results),
         comparison=comparison,
         products=product_note(texts),
-        findings=tuple(core_findings(texts)),
+        findings=(*wrong, *core_findings(texts)),
     )
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from aerie.board.report.scrubbing import Scrubber
 from aerie.board.toolchain.results import NOT_COMPARED, Bits, Comparison
+from aerie.runtime.npu.core_ir import CoreFinding
 from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status
 from aerie.runtime.tables import compact_table, print_tables
 
@@ -38,6 +39,11 @@ class Outcome:
     def failed(self) -> Result | None:
         """The stage that failed."""
         return next((result for result in self.results if result.status is Status.FAILED), None)
+
+    @property
+    def found_in_cores(self) -> list[CoreFinding]:
+        """What stage 7 found in the code of the cores, slow and wrong."""
+        return [finding for result in self.results for finding in result.findings]
 
     @property
     def is_right(self) -> bool:
@@ -107,6 +113,8 @@ def details(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{outcome.name}, placed text against source: {outcome.comparison.said}"
         if outcome.products:
             yield f"{outcome.name}, core code: {outcome.products}"
+        slow = [finding for finding in outcome.found_in_cores if not finding.wrong]
+        yield from (f"{outcome.name}, core code, slow: {finding}" for finding in slow)
         yield from (f"{outcome.name}, core code, wrong: {finding}" for finding in outcome.findings)
 
 
@@ -166,6 +174,7 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
             "seconds": round(compared.seconds, 2),
         },
         "products": outcome.products,
+        "slow": [str(finding) for finding in outcome.found_in_cores if not finding.wrong],
         "findings": list(outcome.findings),
     }
 

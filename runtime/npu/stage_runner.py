@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aerie.runtime import knobs
 from aerie.runtime.npu import core_ir, pipelines, readings
+from aerie.runtime.npu.core_ir import CoreFinding
 from aerie.runtime.npu.pipelines import Options, Passes
 from aerie.runtime.npu.stages import (
     CORES,
@@ -129,7 +130,9 @@ class _Course:
             made = self._run(stage)
         except StageError as error:
             return Result(stage, Status.FAILED, time.monotonic() - begin, failure=error.failure)
-        return Result(stage, Status.OK, time.monotonic() - begin, made, left_out=tuple(self._left_out))
+        findings = self._findings() if stage is CORES else ()
+        seconds = time.monotonic() - begin
+        return Result(stage, Status.OK, seconds, made, None, tuple(self._left_out), findings)
 
     def _run(self, stage: Stage) -> str:
         """Run one stage; what there is to say of it. Raises StageError."""
@@ -168,19 +171,18 @@ class _Course:
             self._opt("aie-opt", pipelines.cores(name, self._device), self._texts.after(ROUTE), lowered)
             self._call("aie-translate", translated.name, "--mlir-to-llvmir", lowered.name)
         count = text.count("aie.core(")
-        made = f"{count} core{'s' * (count != 1)} in {len(devices)} device{'s' * (len(devices) != 1)}"
-        return "; ".join([made, *self._findings()])
+        return f"{count} core{'s' * (count != 1)} in {len(devices)} device{'s' * (len(devices) != 1)}"
 
-    def _findings(self) -> list[str]:
+    def _findings(self) -> tuple[CoreFinding, ...]:
         """What is slow or wrong in the LLVM IR of the cores, each once, with the first core that has it."""
         functions = LINKED.findall(self._texts.source.read_text())
         sizes = self._options.values("--stack-size")
         stack = int(sizes[-1]) if sizes else self._device.stack_bytes
-        found: dict[str, str] = {}
+        found: dict[str, CoreFinding] = {}
         for text in self._texts.cores:
             for finding in core_ir.check(text.read_text(), functions, stack):
-                found.setdefault(finding.message, str(finding))
-        return list(found.values())
+                found.setdefault(finding.message, finding)
+        return tuple(found.values())
 
     def _instructions(self) -> str:
         made, words = self._texts.instructions, self._texts.words

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from aerie.runtime.npu.core_ir import CoreFinding
 from aerie.runtime.npu.pipelines import Known
 from aerie.runtime.npu.tools import STAGE_FINDERS
 
@@ -75,6 +76,7 @@ class Result:
     """How one stage of one program ended.
 
     note: why it was skipped, or what came out. left_out: passes and options that the tool does not have.
+    findings: what is slow or wrong in the code of the cores, each once.
     """
 
     stage: Stage
@@ -83,6 +85,7 @@ class Result:
     note: str = ""
     failure: Failure | None = None
     left_out: tuple[str, ...] = ()
+    findings: tuple[CoreFinding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,31 @@ def test_findings_in_the_code_of_cores(
     assert "1 with findings in core code" in done.out
 
 
+@pytest.mark.parametrize(
+    ("body", "told", "status"),
+    [
+        (
+            "call void @absent()",
+            "narrow, core code, wrong: core_0_2: calls absent, which no object defines",
+            1,
+        ),
+        (
+            "br label %a\na:\n  %x = fptrunc float %y to bfloat\n  br label %a",
+            "narrow, core code, slow: core_0_2: 1 fptrunc of single floats in innermost loops",
+            0,
+        ),
+    ],
+)
+def test_what_is_wrong_in_cores_fails_and_what_is_slow_is_told(
+    machine: Command, toolchain: Command, body: str, told: str, status: int
+) -> None:
+    text = f"define void @core_0_2() {{\n  {body}\n}}\n"
+    machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
+    done = toolchain("narrow --run-up-to 0")
+    assert told in done.out
+    assert done.status == status
+
+
 def test_products_of_the_cores_are_told(tmp_path: Path) -> None:
     """In IR made up: two loops of four products, one with four accumulators and one with a single one."""
     texts = results.Texts(tmp_path, "gemm")

@@ -60,8 +60,8 @@ class StageTools:
         return f"{self.bin}:/usr/bin:/bin"
 
     def behave(self, tool: str, where: str = "", **plan: object) -> None:
-        """Make a tool fail whose command line has `where` in it: `say` and `exit`, `hang`, `write` nothing;
-        aircc ends after the text of the kind `until`, or places text with an `edit`; others write `text`."""
+        """Make a tool fail whose command line has `where` in it: `say` and `exit`, `hang`, `write` nothing,
+        or a `text`; aircc ends after the text of the kind `until`, or places a text with an `edit`."""
         self._plans[tool] = {"where": where, **plan}
         (self.root / "plan.json").write_text(json.dumps(self._plans))
 
