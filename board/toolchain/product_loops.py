@@ -83,4 +83,5 @@ def _basic_blocks(text: str) -> dict[str, str]:
     """The text of every labelled block of a function, by its label."""
     labels = list(LABEL.finditer(text))
     ends = [*(label.start() for label in labels[1:]), len(text)]
-    return {label[1]: text[label.end() : end] for label, end in zip(labels, ends, strict=True)}
+    blocks = zip(labels, ends, strict=False)  # without a label there is one end too many
+    return {label[1]: text[label.end() : end] for label, end in blocks}

@@ -31,6 +31,7 @@ def core(name: str, held: int, body: str) -> str:
 def test_what_an_iteration_does_is_counted() -> None:
     one = (LOAD + WIDEN * 2 + CONVERT) * 2 + SHUFFLE * 2 + MULTIPLY
     ir = core("core_0_2", 1, one) + core("core_0_3", 2, one + MULTIPLY) + core("core_0_4", 1, LOAD)
+    ir += "define void @core_0_5() {\n  ret void\n}\n"
     assert product_loops(ir) == [
         ProductLoop("core_0_2", 1, 2, 1, widenings=4, shuffles=2, loads=2, trips=4),
         ProductLoop("core_0_3", 2, 2, 2, widenings=4, shuffles=2, loads=2, trips=4),
