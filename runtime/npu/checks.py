@@ -71,7 +71,7 @@ def _checked(program: Program) -> Report:
     return check(
         program.text,
         NPU2,
-        ping_pong=program.option("--omit-ping-pong-transform") != "all",
+        omit_ping_pong=program.option("--omit-ping-pong-transform") or "",
         stack_bytes=int(stack) if stack else None,
         kernel_dirs=(KERNEL_SOURCES,),
         bf16_emulation=program.option("--bf16-emulation") is not None,

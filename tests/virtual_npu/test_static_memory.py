@@ -171,4 +171,4 @@ def test_memory_that_is_not_there(name: str) -> None:
 
 def test_memory_that_is_there() -> None:
     assert_clean(program("%b = memref.alloc() : memref<16128xf32, 2>"))
-    assert_clean(program(segment="%b = memref.alloc() : memref<1048576xf32, 1>"))
+    assert_clean(program(segment="%b = memref.alloc() : memref<131072xf32, 1>"))

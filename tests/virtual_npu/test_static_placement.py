@@ -72,15 +72,10 @@ FAULTS = {
         "placement",
         "line 28: air.segment: f/0/s: y_loc 0 is no row of cores; they are in rows 2 to 5",
     ),
-    "pinned outside": (
-        program(tiles="%c2, %c1", herd_attributes=place(7, 2)),
+    "pinned above": (
+        program(tiles="%c2, %c1", herd_attributes=place(7, 6)),
         "placement",
-        "x_loc 7, y_loc 2 puts 2 x 1 cores outside of the npu2.s columns and rows; move it, or let it be",
-    ),
-    "pinned below": (
-        program(herd_attributes=place(0, 1)),
-        "placement",
-        "x_loc 0, y_loc 1 puts 1 x 1 cores outside",
+        "x_loc 7, y_loc 6 puts 2 x 1 cores outside of the npu2.s columns and rows; move it, or let it be",
     ),
     "overlap": (
         program(tiles="%c2, %c2", herd_attributes=place(1, 3), segment=second("%c2", "%c2", place(0, 2))),
@@ -210,3 +205,9 @@ def test_a_bare_herd_beside_launches() -> None:
 def test_a_pin_outside_of_its_segment() -> None:
     text = program(herd_attributes=place(5, 2), segment_attributes="x_size = 4 : i64")
     assert_warning(text, "placement", "x_loc 5, y_loc 2 puts 1 x 1 cores outside of the segment's columns")
+
+
+@pytest.mark.parametrize("at", [(7, 2), (0, 1)])
+def test_a_pin_beside_the_cores_is_passed_over(at: tuple[int, int]) -> None:
+    text = program(tiles="%c2, %c1", herd_attributes=place(*at))
+    assert_warning(text, "placement", f"x_loc {at[0]}, y_loc {at[1]} puts 2 x 1 cores outside")

@@ -42,7 +42,6 @@ CLEAN = {
     ),
     "a size to be cut": moved("[0, 0] [2, 4096] [8192, 2]", "memref<16384xf32>"),
     "a long run of a core": moved("[] [] []", "memref<16128xf32, 2>", "herd"),
-    "a buffer that is split over memtiles": moved("[] [] []", "memref<512x512xf32, 1>", "segment"),
     "padding in words": moved(
         "[0, 0] [4, 6] [64, 1]",
         "memref<64x64xbf16, 1>",
@@ -147,11 +146,6 @@ FAULTS = {
         moved("[0, 0] [2, 4] [8193, 1]", "memref<8200xi32, 2>", "herd"),
         "stride",
         "a stride of 32772 bytes; a descriptor holds 32768, so lay the buffer out differently",
-    ),
-    "too far for a memtile": (
-        moved("[0, 0] [2, 4] [131073, 1]", "memref<131080xi32, 1>", "segment"),
-        "stride",
-        "a stride of 524292 bytes; a descriptor holds 524288",
     ),
     "too far for the shim": (
         moved("[0, 0] [2, 4] [1048577, 1]", "memref<2x1048577xi32>"),
@@ -373,3 +367,8 @@ def test_a_channel_that_a_loop_in_space_chooses() -> None:
         "for which air-to-aie finds no channel of the core unless air-ping-pong-transform unrolls the loop; "
     )
     assert_warning(of_herd(), "bundle-index", message)
+
+
+def test_a_stride_too_far_for_a_memtile() -> None:
+    report = check(moved("[0, 0] [2, 4] [131073, 1]", "memref<131080xi32, 1>", "segment"))
+    assert any("a stride of 524292 bytes; a descriptor holds 524288" in str(fault) for fault in report.faults)

@@ -72,7 +72,7 @@ class Device:
     first_core_row: the row of the lowest cores; row 0 is the shim's, row 1 the memtiles'.
     cascade_bits: width of the accumulator cascade between neighbouring cores.
     packet_ids: ids that packets can carry (5 bits).
-    max_lock_value: what a semaphore lock counts to (6 bits).
+    max_lock_value: what a semaphore lock counts to (6 bits). core_locks: locks of a core tile.
     l1_banks: of equal size, which buffers take turns in. bus_bytes: what mlir-aie aligns L1 buffers to
     (`getComputeTileLoadStoreBusWidth`). vector_bytes: the widest load or store of a core, which is aligned to
     its own width (aie_api `vector_ldst_align`).
@@ -100,6 +100,7 @@ class Device:
     cascade_bits: int = 512
     packet_ids: int = 32
     max_lock_value: int = 63
+    core_locks: int = 16
     shim_offset_bits: int = 32
     l1_banks: int = 4
     bus_bytes: int = 32
@@ -178,6 +179,12 @@ AIRCC: Final = "mlir-air aircc.cpp"
 TO_AIE: Final = "mlir-air AIRToAIEPass.cpp"
 ALLOCATION: Final = "mlir-air AIRToAIESchedulingUtils.cpp"
 SCHEDULE_OPT: Final = "mlir-air AIRDependencyScheduleOpt.cpp"
+DMA_TO_CHANNEL: Final = "mlir-air AIRDmaToChannel.cpp"
+SPLIT_L2: Final = "mlir-air AIRMiscPasses.cpp air-split-l2-memref"
+SHRINK: Final = "mlir-air AIRDependencyScheduleOpt.cpp air-shrink-memref-sizes-by-access"
+PLACE_TILES: Final = "mlir-aie AIEPlacer.cpp"
+DESCRIPTOR_IDS: Final = "mlir-aie AIEAssignBufferDescriptorIDs.cpp"
+LOWER_CASCADES: Final = "mlir-aie AIELowerCascadeFlows.cpp"
 PLACEMENT: Final = "mlir-air AIRHerdPlacementPass.cpp"
 DIALECT: Final = "mlir-air AIRDialect.cpp"
 XRT_BACKEND: Final = "mlir-air python/air/backend/xrt.py"

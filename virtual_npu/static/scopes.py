@@ -3,19 +3,16 @@
 A segment is compiled to one configuration of the array (mlir-air AIRToAIEPass.cpp makes an `aie.device` of
 each), so what is in it is there at the same time. Herds of a launch without a segment share one, and a herd
 without a launch gets both from aircc (`air-insert-launch-around-herd`).
-
-At the end is which buffers aircc makes two of, to fill one while the other is worked on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
@@ -25,12 +22,12 @@ from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
     HerdOp,
-    HierarchyOp,
     LaunchOp,
     SegmentOp,
 )
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.copies import Copies
 from aerie.virtual_npu.static.device import Device
 from aerie.virtual_npu.static.transfers import Side, extents, sides
 
@@ -42,16 +39,19 @@ NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 class Options:
     """How the program is going to be compiled, as far as that changes what it takes of the device.
 
-    ping_pong: whether aircc double-buffers (not so with `--omit-ping-pong-transform`).
+    omit_ping_pong: what aircc does not double-buffer (the value of `--omit-ping-pong-transform`): `L1`, `L2`,
+    `all`, or nothing.
     stack_bytes: stack of a core (aircc `--stack-size`), None for the device's default.
     kernel_dirs: folders with the sources of external kernels.
     bf16_emulation: whether aircc is told to emulate f32 vectors (`--bf16-emulation`).
+    omit_auto_broadcast: whether DMAs that all cores share stay one each (`--omit-auto-broadcast`).
     """
 
-    ping_pong: bool = True
+    omit_ping_pong: str = ""
     stack_bytes: int | None = None
     kernel_dirs: tuple[Path, ...] = ()
     bf16_emulation: bool = False
+    omit_auto_broadcast: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ class Scope:
         return [side for op in (*self.ops, *around) for side in self.program.dma_sides(op)]
 
     @cached_property
-    def _doubled(self) -> frozenset[SSAValue]:
-        return double_buffered(self.sides) if self.program.options.ping_pong else frozenset()
+    def _copies(self) -> Copies:
+        return Copies(self.root, self.program.options.omit_ping_pong)
 
     def buffers_of(self, memref: SSAValue) -> int:
-        """How many buffers a memref becomes: 2 where aircc may double-buffer it."""
-        return 2 if origin(memref) in self._doubled else 1
+        """How many buffers a memref becomes: 2 or 3 where aircc double-buffers it."""
+        return self._copies.of(origin(memref))
 
     @cached_property
     def l1_sides(self) -> dict[HerdOp, list[Side]]:
@@ -248,55 +248,3 @@ def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
 def _has_loose_herd(launch: LaunchOp) -> bool:
     herds = [op for op in launch.walk() if isinstance(op, HerdOp)]
     return any(not any(isinstance(parent, SegmentOp) for parent in enclosing(herd)) for herd in herds)
-
-
-# ---- double buffers ----
-
-
-def double_buffered(sides: Iterable[Side]) -> frozenset[SSAValue]:
-    """The buffers that mlir-air may double (AIRDependencyScheduleOpt.cpp, labelling for ping-pong).
-
-    On the safe side: every buffer that a DMA fills or empties in a loop of its own herd or segment, unless
-    that loop opts out (`air.disable_ping_pong`) or was unrolled for its two buffers before (`unroll`, with
-    the buffer outside).
-    """
-    return frozenset(
-        buffer for side in sides if _looped(side.op, buffer := origin(side.memref), _level(side.space))
-    )
-
-
-def _level(space: int) -> type[HierarchyOp]:
-    return HerdOp if space == 2 else SegmentOp
-
-
-def _looped(op: Operation, buffer: SSAValue, level: type[HierarchyOp]) -> bool:
-    if not _made_in(buffer, level):
-        return False
-    loops = _loops(op, level)
-    return bool(loops) and not any(_stays_single(loop, buffer) for loop in loops)
-
-
-def _made_in(value: SSAValue, level: type[HierarchyOp]) -> bool:
-    owner = value.owner
-    if not isinstance(owner, Operation):
-        return False
-    around = next((op for op in enclosing(owner) if isinstance(op, HierarchyOp)), None)
-    return isinstance(around, level)
-
-
-def _loops(op: Operation, level: type[HierarchyOp]) -> list[scf.ForOp]:
-    """The loops around an operation, up to the nearest hierarchy of a kind."""
-    found = []
-    for parent in enclosing(op):
-        if isinstance(parent, level):
-            break
-        if isinstance(parent, scf.ForOp):
-            found.append(parent)
-    return found
-
-
-def _stays_single(loop: scf.ForOp, buffer: SSAValue) -> bool:
-    inner = (op for op in loop.walk() if isinstance(op, scf.ForOp))
-    opted_out = any("air.disable_ping_pong" in op.attributes for op in inner)
-    outside = isinstance(buffer.owner, Operation) and loop not in enclosing(buffer.owner)
-    return opted_out or ("unroll" in loop.attributes and outside)

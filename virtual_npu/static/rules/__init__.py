@@ -13,6 +13,7 @@ from aerie.virtual_npu.static.rules import (
     lowering,
     memory,
     placement,
+    tiles,
     transfers,
 )
 from aerie.virtual_npu.static.scopes import Program, Scope
@@ -42,11 +43,16 @@ OF_SCOPES: tuple[Callable[[Scope], Iterator[Finding]], ...] = (
     memory.l1,
     alignment.buffers,
     channels.core_channels,
+    channels.made_packets,
     channels.core_descriptors,
+    channels.core_locks,
     memory.l2,
     channels.endpoints,
     channels.memtile_descriptors,
     channels.shim_descriptors,
     channels.packets,
+    tiles.tiles,
+    tiles.shrunk,
+    tiles.cascades,
 )
 """Rules that look at what stands in the array at the same time."""

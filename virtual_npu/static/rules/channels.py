@@ -6,17 +6,25 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from xdsl.dialects import affine, memref, scf
+from xdsl.dialects import memref
 from xdsl.dialects.builtin import AnyFloat, IntegerType, MemRefType, NoneAttr
-from xdsl.ir import Operation, SSAValue
-from xdsl.ir.affine import AffineConstraintKind
+from xdsl.ir import SSAValue
 
 from aerie.air_dialect.ops import ChannelOp, ChannelPutOp, ChannelTransferOp, HerdOp, HierarchyOp, SegmentOp
-from aerie.air_dialect.readings import Known, leaves, number, numbers
+from aerie.air_dialect.readings import Known, leaves, number
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
-from aerie.virtual_npu.static.device import AIRCC, ALLOCATION, CHANNEL_API, TARGET_MODEL, TO_AIE
+from aerie.virtual_npu.static.array import array_of
+from aerie.virtual_npu.static.conditions import runs_at
+from aerie.virtual_npu.static.device import (
+    AIRCC,
+    ALLOCATION,
+    CHANNEL_API,
+    DMA_TO_CHANNEL,
+    TARGET_MODEL,
+    TO_AIE,
+)
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.rules.placement import shape
 from aerie.virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
@@ -63,7 +71,7 @@ def sides_at(scope: Scope, herds: Sequence[HerdOp], core: Known) -> Iterator[tup
     for herd in herds:
         here: Known = dict(zip(herd.ids, numbers, strict=False))
         for side in scope.l1_sides.get(herd, ()):
-            if _runs_at(side.op, herd, here):
+            if runs_at(side.op, herd, here):
                 yield side, here
 
 
@@ -71,9 +79,26 @@ def core_streams(scope: Scope, herds: Sequence[HerdOp], core: Known) -> tuple[se
     """The streams into one core, and those out of it; packets share a channel."""
     into: set[Stream] = set()
     out: set[Stream] = set()
+    packets = array_of(scope).made_packets
     for side, here in sides_at(scope, herds, core):
-        (out if side.reads else into).add(_far_end(scope.program, side, here))
+        is_packet = (
+            side.other is not None and space_of(side.other.type) == 0 and (2 if side.reads else 0) in packets
+        )
+        end = (PACKET,) if is_packet else _far_end(scope.program, side, here)
+        (out if side.reads else into).add(end)
     return into, out
+
+
+def made_packets(scope: Scope) -> Iterator[Finding]:
+    """DMAs between L3 and cores that aircc makes packet streams of, for want of shim channels."""
+    for space in sorted(array_of(scope).made_packets):
+        way = "from L3 to" if space == 0 else "to L3 from"
+        message = (
+            f"more streams {way} cores than the {scope.device.shim.mm2s_channels} channels of a shim tile; "
+            "air-dma-to-channel makes packets of all, which take turns on one channel, so stage through "
+            "L2 where speed matters"
+        )
+        yield Fault("packets", scope.place, message, DMA_TO_CHANNEL, scope.root, certain=False)
 
 
 def _far_end(program: Program, side: Side, known: Known) -> Stream:
@@ -89,39 +114,6 @@ def _far_end(program: Program, side: Side, known: Known) -> Stream:
 def _index(value: SSAValue, known: Known) -> object:
     position = number(value, known)
     return origin(value) if position is None else position
-
-
-def _runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
-    """False only where a condition on tile ids shuts `op` out on this core."""
-    child: Operation = op
-    for parent in enclosing(op):
-        if parent is herd:
-            return True
-        if isinstance(parent, affine.IfOp | scf.IfOp):
-            holds = _holds(parent, known)
-            if holds is not None and holds != (child.parent is parent.regions[0].block):
-                return False
-        child = parent
-    return True
-
-
-def _holds(op: affine.IfOp | scf.IfOp, known: Known) -> bool | None:
-    """Whether the condition holds on this core; None where it depends on more than the tile ids."""
-    operands = numbers(op.operands, known)
-    if operands is None or isinstance(op, scf.IfOp):
-        return None if operands is None else bool(operands[0])
-    condition = op.condition.data
-    dims, symbols = operands[: condition.num_dims], operands[condition.num_dims :]
-    return all(
-        _satisfied(c.kind, c.lhs.eval(dims, symbols) - c.rhs.eval(dims, symbols))
-        for c in condition.constraints
-    )
-
-
-def _satisfied(kind: AffineConstraintKind, difference: int) -> bool:
-    if kind is AffineConstraintKind.eq:
-        return difference == 0
-    return difference >= 0 if kind is AffineConstraintKind.ge else difference <= 0
 
 
 def endpoints(scope: Scope) -> Iterator[Finding]:
@@ -199,6 +191,7 @@ def types(program: Program) -> Iterator[Finding]:
             yield from _memory_mapped(op)
         yield from _of_the_function(op)
         yield from _memtile_floor(program, op)
+        yield from _without_index(program, op)
 
 
 def packets(scope: Scope) -> Iterator[Finding]:
@@ -229,6 +222,11 @@ def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
         message = f"a cascade carries integers or floats, not {attribute_text(type_.element_type)}"
         yield Fault("cascade", place, message, TO_AIE, op)
     nbytes, width = memref_bytes(type_), program.device.cascade_bits // 8
+    if nbytes is not None and nbytes % width:
+        message = (
+            f"{nbytes} bytes go over the cascade, which carries {width} at a time; use a multiple of that"
+        )
+        yield Fault("cascade", place, message, TO_AIE, op)
     if nbytes is not None and nbytes > width and not isinstance(type_.layout, NoneAttr):
         message = (
             f"{nbytes} bytes go over the cascade {width} at a time, in the order of memory, but "
@@ -254,6 +252,16 @@ def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
             "launch or segment"
         )
         yield Fault("host-transfer", place_of(op), message, CHANNEL_API, op, certain=False)
+
+
+def _without_index(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+    channel = program.channels.get(op.chan_name)
+    members = 1 if channel is None else math.prod(channel.size)
+    if members > 1 and not op.indices:
+        message = (
+            f"@{op.chan_name} has {members} members and no index says which; write one for each dimension"
+        )
+        yield Fault("channel-index", place_of(op), message, TO_AIE, op)
 
 
 def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
@@ -282,29 +290,39 @@ def core_descriptors(scope: Scope) -> Iterator[Finding]:
     """Descriptors of the core of each herd that has most transfers."""
     for name, herds in scope.herds.items():
         used = max(
-            sum(scope.buffers_of(side.memref) for side, _ in sides_at(scope, herds, core))
+            sum(_descriptors(scope, side) for side, _ in sides_at(scope, herds, core))
             for core in cores(herds[0])
         )
         limit, advice = scope.device.core.descriptors, "make fewer transfers"
         yield Usage(scope.place_of(name), "descriptors", used, limit, TARGET_MODEL, advice, herds[0])
 
 
-def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
-    """Descriptors of all memtiles, and of the memtile channel that has most.
+def _descriptors(scope: Scope, side: Side) -> int:
+    """Descriptors of a transfer; of those of a buffer that is made smaller, the first has the only one."""
+    shrunk = array_of(scope).shrunk.get(origin(side.memref))
+    return scope.buffers_of(side.memref) if shrunk is None or shrunk is side.op else 0
 
-    Half of a memtile's descriptors belong to its even channels and half to its odd ones
-    (`isBdChannelAccessible`), so one channel walks at most half of them.
-    """
+
+def core_locks(scope: Scope) -> Iterator[Finding]:
+    """Locks of the core of each herd that has most: two for each DMA or channel of its own."""
+    advice = "send several over one channel"
+    for name, herds in scope.herds.items():
+        used = 2 * max(
+            len({side.channel or side.op for side, _ in sides_at(scope, herds, core)})
+            for core in cores(herds[0])
+        )
+        yield Usage(
+            scope.place_of(name), "locks", used, scope.device.core_locks, TARGET_MODEL, advice, herds[0]
+        )
+
+
+def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
+    """Descriptors of all memtiles; those of each are in `tiles`."""
     limit = scope.device.memtile.descriptors
-    chains: dict[Stream, int] = {}
     used = 0
     for side in scope.sides:
         if side.space == 1:
-            copies = scope.buffers_of(side.memref)
-            used += copies * _copies(scope, side)
-            for stream in stream_positions(scope.program, side) or ():
-                key = (side.reads, *stream)
-                chains[key] = chains.get(key, 0) + copies
+            used += scope.buffers_of(side.memref) * _copies(scope, side)
     advice = "make fewer transfers, or move more in each"
     yield Usage(
         scope.place,
@@ -315,11 +333,6 @@ def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
         advice,
         scope.root,
     )
-    longest, half = max(chains.values(), default=0), limit // 2
-    if longest > half:
-        yield Usage(
-            scope.place, "descriptors of one memtile channel", longest, half, TARGET_MODEL, advice, scope.root
-        )
 
 
 def shim_descriptors(scope: Scope) -> Iterator[Finding]:

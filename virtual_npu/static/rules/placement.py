@@ -176,7 +176,8 @@ def _pinned(scope: Scope, name: str, herd: HerdOp, corner: Cell, taken: dict[Cel
         f"{where} puts {columns} x {rows} cores outside of the {whose}'s columns and rows; move it, or "
         "let it be placed"
     )
-    yield Fault("placement", place, message, PLACEMENT, herd, certain=not on_device)
+    above = (integer_attribute(herd, "y_loc") or 0) + rows > scope.device.first_core_row + scope.device.rows
+    yield Fault("placement", place, message, PLACEMENT, herd, certain=above)
 
 
 def _on_device(scope: Scope, herd: HerdOp) -> bool:

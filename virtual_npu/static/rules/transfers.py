@@ -7,7 +7,7 @@ of 4 bytes; innermost stride 1 unless elements are of 4 bytes; so many bits for 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from xdsl.dialects import memref, scf
@@ -24,7 +24,9 @@ from aerie.air_dialect.ops import (
 )
 from aerie.air_dialect.readings import interval, is_regular, leaves, multiple, number, numbers
 from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing, loop_counted_by
+from aerie.virtual_npu.static.array import array_of
 from aerie.virtual_npu.static.device import (
     ADDRESS_PATCH,
     DESCRIPTOR_FIELDS,
@@ -39,7 +41,7 @@ from aerie.virtual_npu.static.device import (
 )
 from aerie.virtual_npu.static.report import Fault, Finding
 from aerie.virtual_npu.static.scopes import Program, place_of
-from aerie.virtual_npu.static.transfers import Side, memref_bytes
+from aerie.virtual_npu.static.transfers import Side
 
 Dims = list[tuple[int, int]]
 """(size, stride) of each dimension, outermost first."""
@@ -56,14 +58,17 @@ class Complaint(NamedTuple):
 
 SHIM_ELEMENTS = (8, 16, 32)
 """Bits of the elements that airrt-to-npu converts."""
+MAX_SIZE = 1023
+"""Of any dimension of a descriptor that is not walked in the order of memory."""
 MAX_REPEATS = 256
 """The repeat count is an 8-bit field that holds the number of times less one."""
 
 
 def walks(program: Program) -> Iterator[Finding]:
     """Transfers that the DMA on one of their sides cannot walk."""
+    parts = {part.buffer: part.share for scope in program.scopes for part in array_of(scope).parts}
     for side in program.transfers:
-        for kind, message, source, certain in _complaints(side, program.device):
+        for kind, message, source, certain in _complaints(side, program.device, parts):
             level, type_ = memory_space_name(side.space), attribute_text(side.type)
             full = f"the {level} side ({type_}) has {message}"
             yield Fault(kind, place_of(side.op), full, source, side.op, certain)
@@ -127,7 +132,7 @@ def _ping_pong_unrolls(loop: scf.ForOp) -> bool:
 # ---- how each side walks ----
 
 
-def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
+def _complaints(side: Side, device: Device, parts: Mapping[SSAValue, int]) -> Iterator[Complaint]:
     limits: DmaLimits = (device.shim, device.memtile, device.core)[side.space]
     if side.space == 0 and side.bits not in SHIM_ELEMENTS:
         yield Complaint(
@@ -150,14 +155,9 @@ def _complaints(side: Side, device: Device) -> Iterator[Complaint]:
     yield from _repeats(side, dims, repeats)
     dims = _contiguous([(size, stride) for size, stride in dims if size != 1])
     yield from _granules(side, dims, device.granule_bytes * 8)
-    if not _is_split(side, device):
-        yield from _length(side, dims, limits, device.granule_bytes * 8)
+    share = parts.get(origin(side.memref), 1)
+    yield from _length(side, dims, limits, device.granule_bytes * 8, share)
     yield from _fields(side, dims, repeats, limits, device.granule_bytes * 8)
-
-
-def _is_split(side: Side, device: Device) -> bool:
-    """Whether mlir-air cuts the buffer, and its transfers with it, because no memtile holds it whole."""
-    return side.space == 1 and (memref_bytes(side.type) or 0) > device.l2_bytes
 
 
 def _host_offset(side: Side, limit: int) -> Iterator[Complaint]:
@@ -231,6 +231,7 @@ def _repeats(side: Side, dims: Dims, repeats: int) -> Iterator[Complaint]:
             f"a walk that repeats {repeats} times; a repeat count of 8 bits allows {MAX_REPEATS}, so move it "
             "in parts",
             TASK_QUEUE,
+            certain=side.space == 0,
         )
     still = [size for size, stride in dims if stride == 0 and size > 1]
     if still and (side.space != 0 or dims[-1][1] == 0):
@@ -279,8 +280,9 @@ def _bytes(bits: int) -> str:
     return f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
 
 
-def _length(side: Side, dims: Dims, limits: DmaLimits, granule: int) -> Iterator[Complaint]:
-    length = math.prod(size for size, _ in dims) * side.bits // granule
+def _length(side: Side, dims: Dims, limits: DmaLimits, granule: int, parts: int) -> Iterator[Complaint]:
+    """parts: how many an L2 buffer is cut into; a transfer of all of it is one of each part."""
+    length = math.prod(size for size, _ in dims) * side.bits // granule // parts
     if length > limits.max_length_granules:
         yield Complaint(
             "length",
@@ -294,6 +296,8 @@ def _fields(side: Side, dims: Dims, repeats: int, limits: DmaLimits, granule: in
     """Sizes and strides that a descriptor does not hold. A run in memory order has none."""
     if len(dims) <= 1 and (not dims or dims[0][1] == 1):
         return
+    if side.space != 0:
+        yield from _sizes(dims)
     needed = sum(_cut(side, dims, limits, granule))
     if side.space == 0:
         yield from _task_dimensions(len(dims) + (repeats > 1), needed + (repeats > 1), dims, limits)
@@ -306,6 +310,18 @@ def _fields(side: Side, dims: Dims, repeats: int, limits: DmaLimits, granule: in
             f"a stride of {furthest * granule // 8} bytes; a descriptor holds "
             f"{limits.max_stride_granules * granule // 8}, so lay the buffer out differently",
             DESCRIPTOR_FIELDS,
+        )
+
+
+def _sizes(dims: Dims) -> Iterator[Complaint]:
+    """Sizes that mlir-aie refuses in any descriptor; nothing cuts those of cores and memtiles."""
+    large = next((size for size, stride in dims if size > MAX_SIZE and stride != 1), None)
+    if large is not None:
+        yield Complaint(
+            "size",
+            f"a size of {large} in a walk; no descriptor holds more than {MAX_SIZE}, so write it "
+            "as two dimensions",
+            DESCRIPTOR_RULES,
         )
 
 

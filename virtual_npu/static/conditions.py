@@ -1,0 +1,44 @@
+"""Conditions on tile ids: whether an operation runs on one core."""
+
+from __future__ import annotations
+
+from xdsl.dialects import affine, scf
+from xdsl.ir import Operation
+from xdsl.ir.affine import AffineConstraintKind
+
+from aerie.air_dialect.ops import HerdOp
+from aerie.air_dialect.readings import Known, numbers
+from aerie.air_dialect.verifiers import enclosing
+
+
+def runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
+    """False only where a condition on tile ids shuts `op` out on this core."""
+    child: Operation = op
+    for parent in enclosing(op):
+        if parent is herd:
+            return True
+        if isinstance(parent, affine.IfOp | scf.IfOp):
+            holds = _holds(parent, known)
+            if holds is not None and holds != (child.parent is parent.regions[0].block):
+                return False
+        child = parent
+    return True
+
+
+def _holds(op: affine.IfOp | scf.IfOp, known: Known) -> bool | None:
+    """Whether the condition holds on this core; None where it depends on more than the tile ids."""
+    operands = numbers(op.operands, known)
+    if operands is None or isinstance(op, scf.IfOp):
+        return None if operands is None else bool(operands[0])
+    condition = op.condition.data
+    dims, symbols = operands[: condition.num_dims], operands[condition.num_dims :]
+    return all(
+        _satisfied(c.kind, c.lhs.eval(dims, symbols) - c.rhs.eval(dims, symbols))
+        for c in condition.constraints
+    )
+
+
+def _satisfied(kind: AffineConstraintKind, difference: int) -> bool:
+    if kind is AffineConstraintKind.eq:
+        return difference == 0
+    return difference >= 0 if kind is AffineConstraintKind.ge else difference <= 0
