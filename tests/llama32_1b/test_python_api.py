@@ -195,7 +195,17 @@ def test_a_closed_model() -> None:
         next(stream)
 
 
-OF_OTHERS = {"XrtError", "StepError", "RunFailedError", "StoppedError", "TimeLimitError"}
+OF_OTHERS = {
+    *(
+        "XrtError",
+        "StepError",
+        "RunFailedError",
+        "StoppedError",
+        "TimeLimitError",
+        "StageError",
+        "_FailedError",
+    ),
+}
 """As pyxrt raises them; and what never leaves its room."""
 
 
