@@ -196,15 +196,13 @@ def test_a_closed_model() -> None:
 
 
 OF_OTHERS = {
-    *(
-        "XrtError",
-        "StepError",
-        "RunFailedError",
-        "StoppedError",
-        "TimeLimitError",
-        "StageError",
-        "_FailedError",
-    ),
+    "XrtError",
+    "StepError",
+    "RunFailedError",
+    "StoppedError",
+    "TimeLimitError",
+    "StageError",
+    "_FailedError",
 }
 """As pyxrt raises them; and what never leaves its room."""
 
