@@ -61,21 +61,18 @@ def _fits_in_sum(scope: Scope, array: Array) -> bool:
 
 def _memtiles(scope: Scope, array: Array) -> Iterator[Finding]:
     """The fullest of several memtiles; where there is one, the sums say it."""
-    limits, place, source = scope.device.memtile, scope.place, ALLOCATION
-    counts = [_descriptors(array, tile) for tile in array.memtiles]
-    advice = "make fewer transfers of its buffers, or loops that a descriptor can walk"
-    for name, used in (("even", max(even for even, _ in counts)), ("odd", max(odd for _, odd in counts))):
-        if max(map(sum, counts)) <= limits.descriptors or len(counts) > 1:
-            resource, half = f"descriptors of one memtile's {name} channels", limits.descriptors // 2
-            yield Usage(place, resource, used, half, DESCRIPTOR_IDS, advice, scope.root)
-    room = len(counts) * scope.device.l2_bytes
-    if len(counts) > 1 and sum(map(array.bytes_of, array.memtiles)) <= room:
-        advice = "use smaller L2 tiles, or cut the buffer so that several memtiles share it"
+    limits, place, root = scope.device.memtile, scope.place, scope.root
+    yield from _descriptor_halves(scope, array)
+    if len(array.memtiles) > 1:
         most = max(map(array.bytes_of, array.memtiles))
-        yield Usage(place, "bytes of one memtile", most, scope.device.l2_bytes, source, advice, scope.root)
+        if sum(map(array.bytes_of, array.memtiles)) <= len(array.memtiles) * scope.device.l2_bytes:
+            advice = "use smaller L2 tiles, or cut the buffer so that several memtiles share it"
+            limit = scope.device.l2_bytes
+            yield Usage(place, "bytes of one memtile", most, limit, ALLOCATION, advice, root)
         streams = max(_streams(array, tile, False) for tile in array.memtiles)
-        name, most = "input channels of one memtile", limits.s2mm_channels
-        yield Usage(place, name, streams, most, source, advice, scope.root)
+        advice = "gather fewer streams in one L2 buffer, or cut it so that several memtiles share it"
+        limit = limits.s2mm_channels
+        yield Usage(place, "input channels of one memtile", streams, limit, ALLOCATION, advice, root)
     streams = max(_streams(array, tile, True) for tile in array.memtiles)
     if streams > limits.mm2s_channels:
         message = (
@@ -83,7 +80,19 @@ def _memtiles(scope: Scope, array: Array) -> Iterator[Finding]:
             "those left over share the first one, whose data then reaches all ends, so cut the buffer or "
             "broadcast"
         )
-        yield Fault("shared-channel", place, message, source, scope.root, certain=False)
+        yield Fault("shared-channel", place, message, ALLOCATION, root, certain=False)
+
+
+def _descriptor_halves(scope: Scope, array: Array) -> Iterator[Finding]:
+    counts = [_descriptors(array, tile) for tile in array.memtiles]
+    limits, place, root = scope.device.memtile, scope.place, scope.root
+    if len(counts) == 1 and sum(counts[0]) > limits.descriptors:
+        return
+    advice = "make fewer transfers of its buffers, or loops that a descriptor can walk"
+    even, odd = (max(halves) for halves in zip(*counts, strict=True))
+    half, source = limits.descriptors // 2, DESCRIPTOR_IDS
+    yield Usage(place, "descriptors of one memtile's even channels", even, half, source, advice, root)
+    yield Usage(place, "descriptors of one memtile's odd channels", odd, half, source, advice, root)
 
 
 def _descriptors(array: Array, tile: Memtile) -> tuple[int, int]:
