@@ -90,12 +90,13 @@ def build(
 
 
 def _held(k: int, tile_m: int, m_input: int, k_piece: int) -> CoreBuffers:
-    """What a core holds: x; weight and result, double-buffered; the sums of a row that comes in pieces."""
+    """What a core holds: x; weight and result, double-buffered; the sums of a row that comes in pieces, of
+    which aircc keeps a third copy where they are odd in number."""
     x, out = (L1((k,), bf16), 1), (L1((tile_m,), bf16), 2)
     if k_piece == k:
         return {"l1_x": x, "l1_weight": (L1((m_input, k), bf16), 2), "l1_out": out}
-    sums = (L1((LANES,), f32), 1)
-    return {"l1_x": x, "l1_weight": (L1((k_piece,), bf16), 2), "l1_sums": sums, "l1_out": out}
+    sums, copies = (L1((LANES,), f32), 1), 3 if k // k_piece % 2 else 2
+    return {"l1_x": x, "l1_weight": (L1((k_piece,), bf16), copies), "l1_sums": sums, "l1_out": out}
 
 
 class _Rows:
@@ -219,9 +220,9 @@ def _piece(k: int, tile_m: int, budget: int) -> int:
             f"gemv: x of k={k} elements leaves no room in L1 for a piece of a row (a core has "
             f"{budget} bytes); use a k of at most {longest}"
         )
-    free = budget - l1_bytes(_held(max(k, 2 * LANES), tile_m, 1, LANES))
-    fitting = LANES + free // (2 * bf16.itemsize)
-    return largest_divisor(k, min(fitting, WEIGHT_BYTES // bf16.itemsize), LANES)
+    pieces = range(LANES, min(k, WEIGHT_BYTES // bf16.itemsize) + 1, LANES)
+    fitting = (p for p in pieces if k % p == 0 and l1_bytes(_held(k, tile_m, 1, p)) <= budget)
+    return max(fitting, default=LANES)
 
 
 def _longest_row(tile_m: int, budget: int) -> int:
