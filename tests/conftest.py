@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
 from aerie.virtual_npu.pyxrt.batch import Batch
@@ -134,10 +136,18 @@ def npu_stand_ins() -> ModuleType:
     return load_stand_in("npu_tools")
 
 
-@pytest.fixture(scope="session")
-def stage_stand_ins() -> ModuleType:
-    """The module with StageTools, stand-ins for the tools of single stages: they prove plumbing only."""
-    return load_stand_in("stage_tools")
+@pytest.fixture
+def stage_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Puts stand-ins for the tools of single stages on PATH, all or those named: they prove plumbing only."""
+    module = load_stand_in("stage_tools")
+
+    def put(*names: str) -> Any:
+        tools = module.StageTools(tmp_path / "tools", names or module.NAMES)
+        monkeypatch.setenv("PATH", tools.path)
+        monkeypatch.setattr(finders, "_wheel_folder", lambda name: None)
+        return tools
+
+    return put
 
 
 @pytest.fixture(scope="session")

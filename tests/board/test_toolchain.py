@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import pytest
 from aerie.board.toolchain import results
 from aerie.board.toolchain.command import MOST_MIB
 from aerie.multi_launch_builder.shapes import DEMO
-from aerie.runtime.npu import tools as finders
 
 Command = Callable[..., Any]
 
@@ -33,26 +31,13 @@ SIZES = {
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage_stand_ins: ModuleType) -> Command:
-    """Puts stand-ins on PATH: all, or those that are named."""
-
-    def put(*names: str) -> Any:
-        tools = stage_stand_ins.StageTools(tmp_path / "tools", names or stage_stand_ins.NAMES)
-        monkeypatch.setenv("PATH", tools.path)
-        monkeypatch.setattr(finders, "_wheel_folder", lambda name: None)
-        return tools
-
-    return put
-
-
-@pytest.fixture
 def toolchain(command_line: Command) -> Command:
     """`aerie test-toolchain` with these words."""
     return lambda words, **options: command_line("board", f"test-toolchain {words}", **options)
 
 
-def test_all_stages_and_the_same_bits(machine: Command, toolchain: Command) -> None:
-    machine()
+def test_all_stages_and_the_same_bits(stage_machine: Command, toolchain: Command) -> None:
+    stage_machine()
     done = toolchain("eltwise_add-o_gemv_ffn-attn_add")
     assert done.status == 0, done.err
     lines = done.err.splitlines()
@@ -72,8 +57,8 @@ def test_all_stages_and_the_same_bits(machine: Command, toolchain: Command) -> N
     assert "stage 7 (cores to LLVM IR) ran without arith-expand include-min-max-f=true" in done.out
 
 
-def test_without_tools(machine: Command, toolchain: Command) -> None:
-    machine("other")
+def test_without_tools(stage_machine: Command, toolchain: Command) -> None:
+    stage_machine("other")
     done = toolchain("")
     assert done.status == 2
     assert done.err.startswith("error: no stage of the compilers can run here. What is missing, ")
@@ -81,8 +66,8 @@ def test_without_tools(machine: Command, toolchain: Command) -> None:
         assert f"\n  - {name} is missing: it comes with mlir-ai" in done.err
 
 
-def test_with_a_part_of_the_tools(machine: Command, toolchain: Command) -> None:
-    machine("air-opt", "aircc")
+def test_with_a_part_of_the_tools(stage_machine: Command, toolchain: Command) -> None:
+    stage_machine("air-opt", "aircc")
     done = toolchain("narrow --run-up-to 0")
     assert done.status == 0
     for said in (
@@ -96,9 +81,9 @@ def test_with_a_part_of_the_tools(machine: Command, toolchain: Command) -> None:
     assert "[test-toolchain] PASS, but for stages 5, 6, 7, 8: 1 through" in done.out
 
 
-def test_a_failure_is_told_in_our_words(machine: Command, toolchain: Command, tmp_path: Path) -> None:
+def test_a_failure_is_told_in_our_words(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
     line = "npu.narrow.mlir:9:7: error: 'aie.dma_bd' op Allocator exhausted available BD IDs (maximum 24)."
-    machine().behave("aie-opt", "assign-bd-ids", say=line)
+    stage_machine().behave("aie-opt", "assign-bd-ids", say=line)
     done = toolchain(f"narrow --run-up-to 0 --keep {tmp_path / 'kept'}")
     assert done.status == 1
     assert "narrow: 5 (locks, descriptors, buffers) failed " in done.err
@@ -112,8 +97,8 @@ def test_a_failure_is_told_in_our_words(machine: Command, toolchain: Command, tm
     assert "air.herd" in (tmp_path / "kept/narrow/placed.narrow.mlir").read_text()
 
 
-def test_what_is_kept_is_made_anew(machine: Command, toolchain: Command, tmp_path: Path) -> None:
-    machine()
+def test_what_is_kept_is_made_anew(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
+    stage_machine()
     (tmp_path / "kept/narrow").mkdir(parents=True)
     (tmp_path / "kept/narrow/notes").touch()
     refused = toolchain(f"narrow --keep {tmp_path / 'kept'}")
@@ -134,9 +119,9 @@ def test_what_is_kept_is_made_anew(machine: Command, toolchain: Command, tmp_pat
     ],
 )
 def test_a_placed_text_that_computes_something_else(
-    machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, said: str
+    stage_machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, said: str
 ) -> None:
-    machine().behave("aircc", edit=edit)
+    stage_machine().behave("aircc", edit=edit)
     name = "eltwise_add-o_gemv_ffn-attn_add"
     done = toolchain(name)
     assert done.status == 1
@@ -146,7 +131,7 @@ def test_a_placed_text_that_computes_something_else(
 
 
 def test_what_our_own_check_refuses_reaches_no_tool(
-    machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
+    stage_machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aerie.board.toolchain import command
     from aerie.runtime.errors import CompileError
@@ -154,7 +139,7 @@ def test_what_our_own_check_refuses_reaches_no_tool(
     def refuse(program: Any) -> list[str]:
         raise CompileError(program.name, "too many columns")
 
-    tools = machine()
+    tools = stage_machine()
     monkeypatch.setattr(command, "preflight", refuse)
     done = toolchain("narrow")
     assert done.status == 0
@@ -165,9 +150,9 @@ def test_what_our_own_check_refuses_reaches_no_tool(
 
 
 def test_findings_in_the_code_of_cores(
-    machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
+    stage_machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine()
+    stage_machine()
     monkeypatch.setattr(results, "CORE_CHECKS", (lambda text: [f"{len(text.splitlines())} lines are slow"],))
     done = toolchain("narrow --run-up-to 0")
     assert done.status == 1
@@ -191,10 +176,10 @@ def test_findings_in_the_code_of_cores(
     ],
 )
 def test_what_is_wrong_in_cores_fails_and_what_is_slow_is_told(
-    machine: Command, toolchain: Command, body: str, told: str, status: int
+    stage_machine: Command, toolchain: Command, body: str, told: str, status: int
 ) -> None:
     text = f"define void @core_0_2() {{\n  {body}\n}}\n"
-    machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
+    stage_machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
     done = toolchain("narrow --run-up-to 0")
     assert told in done.out
     assert done.status == status
@@ -225,8 +210,8 @@ def test_products_of_the_cores_are_told(tmp_path: Path) -> None:
     assert results.core_findings(texts) == []
 
 
-def test_the_record(machine: Command, toolchain: Command) -> None:
-    machine("air-opt", "aircc").behave("aircc", until="placed", say="error: out of shim DMA channels")
+def test_the_record(stage_machine: Command, toolchain: Command) -> None:
+    stage_machine("air-opt", "aircc").behave("aircc", until="placed", say="error: out of shim DMA channels")
     done = toolchain("narrow --json --run-up-to 0 --seq-len 64")
     assert done.status == 1
     whole = json.loads(done.out)
@@ -246,8 +231,8 @@ def test_the_record(machine: Command, toolchain: Command) -> None:
     assert item["bits"]["status"] == "not run"
 
 
-def test_a_shape_from_a_config_alone(machine: Command, toolchain: Command, tmp_path: Path) -> None:
-    machine("air-opt")
+def test_a_shape_from_a_config_alone(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
+    stage_machine("air-opt")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SIZES))
     done = toolchain(f"swiglu --json --run-up-to 0 --config {config}")
@@ -259,8 +244,8 @@ def test_a_shape_from_a_config_alone(machine: Command, toolchain: Command, tmp_p
     assert (refused.status, "head_dim=100" in refused.err) == (2, True)
 
 
-def test_a_name_that_is_none(machine: Command, toolchain: Command) -> None:
-    machine()
+def test_a_name_that_is_none(stage_machine: Command, toolchain: Command) -> None:
+    stage_machine()
     done = toolchain("softmax")
     assert done.status == 2
     assert "no kernel or program is called 'softmax'; there are: rms_gemms_rope, " in done.err
@@ -273,9 +258,9 @@ def test_the_demos_arguments_are_within_the_limit() -> None:
     assert max(subject.argument_bytes for subject in subjects) < MOST_MIB * results.MIB
 
 
-def test_ctrl_c_ends_everything(machine: Command, tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything(stage_machine: Command, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    machine().behave("aircc", hang=str(note))
+    stage_machine().behave("aircc", hang=str(note))
     words = ["-m", "aerie", "test-toolchain", "narrow", "swiglu", "--keep", str(tmp_path / "kept")]
     child = subprocess.Popen(
         [sys.executable, *words],

@@ -6,13 +6,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from aerie.multi_launch_builder.program import CompileOption, Program
-from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.pipelines import Known, Nest, Options, pipeline, placement, resources, to_aie, to_npu
 from aerie.runtime.npu.stage_runner import StageRunner, devices_with_cores
 from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status, Texts
@@ -24,19 +22,6 @@ FLAGS = ("--stack-size=2048", "--air-runtime-loop-tiling-sizes=2", "--air-runtim
 def program(*flags: str, text: str = "module {\n}\n") -> Program:
     options = tuple(CompileOption(flag, "for the test", "no source") for flag in flags)
     return Program("add", text, (), (), (), options)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage_stand_ins: ModuleType) -> Any:
-    """A machine with all four tools; called with names, one with these alone."""
-
-    def machine(*names: str) -> Any:
-        made = stage_stand_ins.StageTools(tmp_path / "tools", names or stage_stand_ins.NAMES)
-        monkeypatch.setenv("PATH", made.path)
-        monkeypatch.setattr(finders, "_wheel_folder", lambda name: None)
-        return made
-
-    return machine
 
 
 @pytest.fixture
@@ -55,17 +40,17 @@ def statuses(results: list[Result]) -> str:
     return "".join({"ok": "o", "failed": "F", "skipped": "-", "not run": "."}[r.status] for r in results)
 
 
-def test_what_is_wrong_in_the_cores_is_said(stand_ins: Any, run: Any) -> None:
+def test_what_is_wrong_in_the_cores_is_said(stage_machine: Any, run: Any) -> None:
     text = "define void @core_0_2() {\n  call void @absent()\n  ret void\n}\n"
-    stand_ins().behave("aie-translate", "--mlir-to-llvmir", text=text)
+    stage_machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
     absent = "core_0_2: calls absent, which no object defines; link_with names the object that has it"
     result = run(*FLAGS)[6]
     assert [(str(finding), finding.wrong) for finding in result.findings] == [(absent, True)]
     assert result.note == "2 cores in 2 devices"
 
 
-def test_every_stage_in_order(stand_ins: Any, run: Any, tmp_path: Path) -> None:
-    tools, told = stand_ins(), list[Result]()
+def test_every_stage_in_order(stage_machine: Any, run: Any, tmp_path: Path) -> None:
+    tools, told = stage_machine(), list[Result]()
     results = run(*FLAGS, on_result=told.append)
     assert statuses(results) == "oooooooo"
     assert told == results
@@ -83,8 +68,8 @@ def test_every_stage_in_order(stand_ins: Any, run: Any, tmp_path: Path) -> None:
     assert "$ " in texts.log.read_text()
 
 
-def test_what_a_release_lacks_is_left_out_and_told(stand_ins: Any, run: Any) -> None:
-    tools = stand_ins()
+def test_what_a_release_lacks_is_left_out_and_told(stage_machine: Any, run: Any) -> None:
+    tools = stage_machine()
     results = run()
     lowering = next(call for call in tools.calls("aie-opt") if "device=first" in call[1])
     assert "arith-expand,finalize-memref-to-llvm" in lowering[1]
@@ -130,9 +115,9 @@ def test_what_a_release_lacks_is_left_out_and_told(stand_ins: Any, run: Any) -> 
     ],
 )  # fmt: skip
 def test_the_first_failure_ends_it(
-    stand_ins: Any, run: Any, tool: str, plan: dict[str, Any], expected: str, line: str, meaning: str
+    stage_machine: Any, run: Any, tool: str, plan: dict[str, Any], expected: str, line: str, meaning: str
 ) -> None:
-    tools = stand_ins()
+    tools = stage_machine()
     tools.behave(tool, **plan)
     results = run()
     assert statuses(results) == expected
@@ -154,9 +139,9 @@ def test_the_first_failure_ends_it(
     ],
 )
 def test_with_a_part_of_the_tools(
-    stand_ins: Any, run: Any, names: tuple[str, ...], expected: str, reason: str
+    stage_machine: Any, run: Any, names: tuple[str, ...], expected: str, reason: str
 ) -> None:
-    stand_ins(*names)
+    stage_machine(*names)
     results = run("--stack-size=2048")
     assert statuses(results) == expected
     assert reason in [result.note for result in results if result.status is Status.SKIPPED]
@@ -165,8 +150,8 @@ def test_with_a_part_of_the_tools(
     assert [stage.number for stage in tools.runnable] == [n + 1 for n in range(8) if expected[n] == "o"]
 
 
-def test_what_builds_upon_a_missing_stage_says_so(stand_ins: Any) -> None:
-    stand_ins("air-opt")
+def test_what_builds_upon_a_missing_stage_says_so(stage_machine: Any) -> None:
+    stage_machine("air-opt")
     found = StageTools.found()
     assert found.obstacle(STAGES[4]) == "aie-opt is missing"
     assert found.obstacle(STAGES[6]) == "aie-opt and aie-translate are missing"
@@ -174,8 +159,8 @@ def test_what_builds_upon_a_missing_stage_says_so(stand_ins: Any) -> None:
     assert stand_ins_of_aie.obstacle(STAGES[4]) == "stage 4 (the launch side) cannot run"
 
 
-def test_air_opt_stands_in_for_aircc_as_far_as_it_knows_the_options(stand_ins: Any, run: Any) -> None:
-    tools = stand_ins("air-opt")
+def test_air_opt_stands_in_for_aircc_as_far_as_it_knows_the_options(stage_machine: Any, run: Any) -> None:
+    tools = stage_machine("air-opt")
     results = run("--stack-size=2048", "--trace-size=64")
     assert statuses(results) == "o-------"
     assert results[1].note == "aircc is missing, and air-opt alone cannot follow --trace-size=64"
@@ -183,19 +168,19 @@ def test_air_opt_stands_in_for_aircc_as_far_as_it_knows_the_options(stand_ins: A
 
 
 def test_a_tool_that_does_not_end(
-    stand_ins: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage_machine: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AERIE_COMPILE_TIMEOUT", "1")
-    stand_ins().behave("aie-opt", "pathfinder", hang=str(tmp_path / "note"))
+    stage_machine().behave("aie-opt", "pathfinder", hang=str(tmp_path / "note"))
     results = run()
     assert statuses(results) == "oooooF.."
     assert "aie-opt had not ended after 1 s" in results[5].failure.line
     assert ended((tmp_path / "note").read_text().split())
 
 
-def test_stop_ends_the_tools(stand_ins: Any, tmp_path: Path) -> None:
+def test_stop_ends_the_tools(stage_machine: Any, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    stand_ins().behave("aircc", hang=str(note))
+    stage_machine().behave("aircc", hang=str(note))
     runner, results = StageRunner(StageTools.found()), list[Result]()
     (tmp_path / "work").mkdir()
     thread = threading.Thread(target=lambda: results.extend(runner.run(program(), tmp_path / "work")))
@@ -210,7 +195,7 @@ def test_stop_ends_the_tools(stand_ins: Any, tmp_path: Path) -> None:
     assert ended(note.read_text().split())
 
 
-def test_a_tool_that_cannot_be_started(stand_ins: Any, tmp_path: Path) -> None:
+def test_a_tool_that_cannot_be_started(stage_machine: Any, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     tools = StageTools({"air-opt": tmp_path / "none"})
     assert tools.version("air-opt") == "it does not tell its version"
