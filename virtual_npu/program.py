@@ -142,11 +142,12 @@ class Program:
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 
-    def check(self, device: str = "npu2", *, ping_pong: bool = True) -> Report:
+    def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> Report:
         """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
 
-        ping_pong: count the buffers twice that aircc may double. `virtual_npu.static.check` has more to
-        choose. Raises ParseError, and OptionError for a device that is not known.
+        omit_ping_pong: the memory whose buffers aircc does not double: L1, L2, all, or none where it is
+        empty. `virtual_npu.static.check` has more to choose. Raises ParseError, and OptionError for a device
+        that is not known.
         """
         from aerie.virtual_npu.static import DEVICES, check
 
@@ -156,7 +157,7 @@ class Program:
         return check(
             source.text,
             DEVICES[device],
-            ping_pong=ping_pong,
+            omit_ping_pong=omit_ping_pong,
             kernel_dirs=source.kernel_dirs,
             filename=source.filename,
         )

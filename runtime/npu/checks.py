@@ -75,6 +75,7 @@ def _checked(program: Program) -> Report:
         stack_bytes=int(stack) if stack else None,
         kernel_dirs=(KERNEL_SOURCES,),
         bf16_emulation=program.option("--bf16-emulation") is not None,
+        omit_auto_broadcast=program.option("--omit-auto-broadcast") is not None,
         filename=f"{program.name}.mlir",
     )
 

@@ -53,7 +53,7 @@ def l2(segment: str, **options) -> int:
 )
 def test_what_aircc_double_buffers_counts_twice(herd: str, copies: int) -> None:
     assert l1(herd) == copies * 2 * KIB
-    assert l1(herd, ping_pong=False) == 2 * KIB
+    assert l1(herd, omit_ping_pong="all") == 2 * KIB
 
 
 def test_the_stack_counts_with_l1() -> None:
@@ -72,7 +72,7 @@ def test_l2_filled_in_a_loop_counts_twice() -> None:
     fill = FILL.format("memref<16x64xbf16, 1>", FAR)
     text = "%b = memref.alloc() : memref<16x64xbf16, 1>\n" + loop(fill)
     assert l2(text) == 4 * KIB
-    assert l2(text, ping_pong=False) == 2 * KIB
+    assert l2(text, omit_ping_pong="all") == 2 * KIB
 
 
 def test_a_buffer_of_the_segment_is_divided_among_the_cores() -> None:

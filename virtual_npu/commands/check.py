@@ -63,7 +63,7 @@ def _check(options: argparse.Namespace) -> int:
     report = check(
         read_text(options.file),
         DEVICES[options.device],
-        ping_pong=options.ping_pong,
+        omit_ping_pong="" if options.ping_pong else "all",
         stack_bytes=options.stack_size,
         kernel_dirs=options.kernel_dir,
         bf16_emulation=options.bf16_emulation,

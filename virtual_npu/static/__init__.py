@@ -30,7 +30,6 @@ def check(
     module_or_text: ModuleOp | str,
     device: Device = NPU2,
     *,
-    ping_pong: bool = True,
     omit_ping_pong: str = "",
     stack_bytes: int | None = None,
     kernel_dirs: Sequence[str | PathLike[str]] = (),
@@ -41,14 +40,14 @@ def check(
     """Count what a program takes of `device`, and find what cannot be built.
 
     omit_ping_pong: what aircc does not double-buffer (`--omit-ping-pong-transform`): `L1`, `L2`, `all`, or
-    nothing; without ping_pong it is `all`. stack_bytes: stack of a core (aircc `--stack-size`), None for the
+    nothing. stack_bytes: stack of a core (aircc `--stack-size`), None for the
     device's default. kernel_dirs: folders with the sources of external kernels, looked at before kernels_cc.
     bf16_emulation, omit_auto_broadcast: whether aircc gets `--bf16-emulation`, `--omit-auto-broadcast`.
     filename names a text in messages. Raises ParseError for text that does not parse.
     """
     module = _parsed(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
-    omitted, folders = omit_ping_pong if ping_pong else "all", tuple(map(Path, kernel_dirs))
-    options = Options(omitted, stack_bytes, folders, bf16_emulation, omit_auto_broadcast)
+    folders = tuple(map(Path, kernel_dirs))
+    options = Options(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast)
     program = Program(module, device, options)
     findings = [found for rule in OF_PROGRAMS for found in rule(program)]
     for scope in program.scopes:

@@ -22,11 +22,12 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     memory_space_name,
 )
-from aerie.air_dialect.readings import interval, is_regular, leaves, multiple, number, numbers
+from aerie.air_dialect.readings import interval, is_regular, leaves, multiple, number
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing, loop_counted_by
 from aerie.virtual_npu.static.array import array_of
+from aerie.virtual_npu.static.copies import trips
 from aerie.virtual_npu.static.device import (
     ADDRESS_PATCH,
     DESCRIPTOR_FIELDS,
@@ -124,9 +125,7 @@ _IN_TIME: dict[type[Operation] | None, tuple[str, str]] = {
 
 def _ping_pong_unrolls(loop: scf.ForOp) -> bool:
     """Whether a loop of two trips makes its buffers, so that air-ping-pong-transform leaves no loop of it."""
-    bounds = numbers((loop.lb, loop.ub, loop.step))
-    trips = len(range(*bounds)) if bounds and bounds[2] > 0 else None
-    return trips == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())
+    return trips(loop) == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())
 
 
 # ---- how each side walks ----
