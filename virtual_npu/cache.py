@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aerie.virtual_npu import cpu
 from aerie.virtual_npu.compiler import compiler_flags, known_compilers
 from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
 from aerie.virtual_npu.fingerprint import (
-    cpu_identity,
     file_digest,
     includes_digest,
     key_of,
@@ -44,7 +44,7 @@ def ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
     """
     flags = " ".join(flag for flag in compiler_flags(options) if flag not in options.defines)
     chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
-    return {**_own(), "compiler": compiler, "compiler flags": flags, **chosen}
+    return {**_own(), "CPU": cpu.identity(), "compiler": compiler, "compiler flags": flags, **chosen}
 
 
 @functools.cache
@@ -54,7 +54,6 @@ def _own() -> dict[str, str]:
         "virtual_npu": own_digest("virtual_npu"),
         "AIE API for the host": own_digest("kernels_cc/host"),
         "xdsl": package_version("xdsl"),
-        "CPU": cpu_identity(),
     }
 
 

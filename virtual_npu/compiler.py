@@ -10,14 +10,15 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.virtual_npu import knobs
+from aerie.virtual_npu import cpu, knobs
 from aerie.virtual_npu.compiler_memory import remembered, version_of
-from aerie.virtual_npu.errors import ToolchainError
+from aerie.virtual_npu.errors import KnobError, ToolchainError
 from aerie.virtual_npu.options import EXACT, BuildOptions
 
 PACKAGE = Path(__file__).resolve().parent
@@ -65,8 +66,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 class Compiler:
     """A C++ compiler and its flags.
 
-    command: the words that start it; empty for one that is not there any more and made what is kept. made_by:
-    what that one said of itself.
+    command: the words that start it; empty for one that is not there any more and made what is kept. flags:
+    what it is given; but those for a CPU that is newer than itself. made_by: what the one that is not there
+    said of itself.
     """
 
     command: tuple[str, ...]
@@ -84,8 +86,14 @@ class Compiler:
         sanitizers."""
         return "-g1" in self.flags
 
+    def known(self, flags: Sequence[str]) -> list[str]:
+        """The flags without those for a CPU that the compiler does not know. Raises KnobError where it does
+        not know the one that VNPU_MARCH names, or this CPU has less than that one."""
+        unknown = _unknown(self.command, cpu.flags())
+        return [flag for flag in flags if flag not in unknown]
+
     def compile(self, source: Path, target: Path, extra: Sequence[str] = ()) -> None:
-        """Compile one file to an object. Raises ToolchainError with the compiler's own lines.
+        """Compile one file to an object. Raises ToolchainError with the compiler's own lines, and KnobError.
 
         By way of pipes: a compiler that is killed leaves no temporary files.
         """
@@ -93,7 +101,8 @@ class Compiler:
             raise _none()
         _check_links_cpp(self.command)
         self._run(
-            [*self.flags, *extra, "-pipe", "-c", str(source), "-o", str(target)], f"compiling {source.name}"
+            [*self.known(self.flags), *extra, "-pipe", "-c", str(source), "-o", str(target)],
+            f"compiling {source.name}",
         )
 
     def link(self, objects: Sequence[Path], target: Path) -> None:
@@ -102,8 +111,8 @@ class Compiler:
             raise _none()
         names = [str(path) for path in objects]
         sanitizers = [flag for flag in self.flags if flag.startswith("-fsanitize")]
-        # The sanitizers' own symbols come with the process that loads the object.
-        complete = [] if sanitizers else ["-Wl,--no-undefined"]
+        # The sanitizers' own symbols come with the process that loads the object; macOS's linker wants all.
+        complete = [] if sanitizers or sys.platform == "darwin" else ["-Wl,--no-undefined"]
         self._run(
             ["-shared", "-pthread", *sanitizers, *complete, *names, "-o", str(target), "-lm"], "linking"
         )
@@ -168,11 +177,9 @@ def present_compiler(options: BuildOptions = EXACT) -> Compiler | None:
 
 
 def compiler_flags(options: BuildOptions) -> tuple[str, ...]:
-    """The flags that any compiler is given."""
-    march = knobs.MARCH.get()
-    tuning = () if march == "none" else (f"-march={march}",)
+    """The flags that any compiler is given. Raises KnobError for a CPU in VNPU_MARCH that this one is not."""
     sanitize = _SANITIZE if options.sanitize else ()
-    return (*_FLAGS, f"-O{knobs.OPT.get()}", *tuning, *sanitize, *options.defines)
+    return (*_FLAGS, f"-O{knobs.OPT.get()}", *cpu.flags(), *sanitize, *options.defines)
 
 
 def _named() -> tuple[str, str]:
@@ -235,3 +242,43 @@ def _check_links_cpp(command: tuple[str, ...]) -> None:
         f"{variable}='{text or command[0]}' is a compiler of C: it does not link the library of C++. Name "
         f"the one of C++ (g++ for gcc, clang++ for clang): {variable}='{better}'"
     )
+
+
+@functools.cache
+def _unknown(command: tuple[str, ...], flags: tuple[str, ...]) -> frozenset[str]:
+    """Those of the flags for a CPU that the compiler does not know.
+
+    Raises KnobError where that is a CPU by its name, and where this CPU is less than that one.
+    """
+    taken, said = _macros(command, flags)
+    if taken:
+        if cpu.named():
+            cpu.check_macros(said)
+        return frozenset()
+    if cpu.named():
+        raise KnobError(
+            f"{knobs.MARCH.name}='{cpu.named()}' cannot be used: {shlex.join(command)} does not know it "
+            f"({said}); give one word that its -march takes, or unset it for all that this CPU has "
+            f"({cpu.NATIVE})"
+        )
+    return frozenset(flag for flag in flags if not _macros(command, (flag,))[0])
+
+
+def _macros(command: Sequence[str], flags: Sequence[str]) -> tuple[bool, str]:
+    """Whether the compiler takes the flags; the macros that it defines then, else its first error.
+
+    Where it fails for another reason it is said to take them, so that compiling tells of it.
+    """
+    probe = ["-E", "-dM", "-x", "c++", os.devnull]
+    try:
+        done = subprocess.run(
+            [*command, *flags, *probe], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return True, ""
+    if done.returncode == 0:
+        return True, done.stdout
+    errors = [line for line in done.stderr.splitlines() if "error: " in line]
+    words = {part for flag in flags for part in flag.split("=")}
+    about = next((line for line in errors if any(word in line for word in words)), None)
+    return (True, "") if about is None else (False, about.partition("error: ")[2].strip())

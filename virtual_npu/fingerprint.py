@@ -1,4 +1,4 @@
-"""Hashes of all that an artifact depends on: texts, source trees, tools, the CPU.
+"""Hashes of all that an artifact depends on: texts, source trees, tools.
 
 No hash depends on where a folder is, or on when a file was written: two checkouts of one content agree.
 """
@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -158,14 +157,3 @@ def package_version(name: str) -> str:
     from importlib.metadata import version
 
     return version(name)
-
-
-@functools.cache
-def cpu_identity() -> str:
-    """Machine type and, on Linux, a hash of the CPU's model and instruction-set flags."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return f"{platform.machine()} {platform.processor()}"
-    first_core = cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines()
-    kept = [line for line in first_core if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    return f"{platform.machine()} {text_digest(chr(10).join(kept))[:16]}"

@@ -86,7 +86,8 @@ CXX = Knob("VNPU_CXX", "", "C++ compiler, such as g++-13 or ccache g++; empty: C
 MARCH = Knob(
     "VNPU_MARCH",
     "native",
-    "value of -march for generated code and external kernels; none: not given",
+    "CPU that generated code and external kernels are built for; native: all that this one has; x86-64-v2, "
+    "v3, v4: no more than this level; none: the compiler's default; else a value of its -march",
     "one word that the compiler's -march takes, such as x86-64-v3, or none",
     _is_march,
 )

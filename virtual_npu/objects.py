@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from aerie.virtual_npu import cpu
 from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, known_compilers, stop
 from aerie.virtual_npu.errors import ToolchainError
-from aerie.virtual_npu.fingerprint import cpu_identity, includes_digest, key_of, text_digest
+from aerie.virtual_npu.fingerprint import includes_digest, key_of, text_digest
 from aerie.virtual_npu.store import Store, kept_programs, stop_waiting
 
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
@@ -46,7 +47,7 @@ class Unit:
             "headers": includes_digest(text, (*own, *self.folders)),
             "flags": " ".join((*compiler.flags, *self.flags)),
             "compiler": compiler.version,
-            "CPU": cpu_identity(),
+            "CPU": cpu.identity(),
         }
         if compiler.names_sources:
             made_from["names"] = " ".join(map(str, (self.source, *self.folders)))

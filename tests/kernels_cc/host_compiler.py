@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from aerie.virtual_npu import cpu
 from aerie.virtual_npu.compiler import find_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +15,11 @@ INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{ROOT / 'virtual_npu' / 'include'}")
 
 def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Compile `source` against the host AIE API; whether it worked is for the caller to look at."""
-    command = [*find_compiler().command, "-std=c++20", "-O2", "-march=native", "-Wall", "-Wextra", *INCLUDES]
+    compiler = find_compiler()
+    language = ("-std=c++20", "-O2", "-Wall", "-Wextra", *compiler.known(cpu.flags()), *INCLUDES)
     return subprocess.run(
-        [*command, "-o", str(output), *flags, str(source)], capture_output=True, text=True, check=False
+        [*compiler.command, *language, "-o", str(output), *flags, str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
     )

@@ -10,6 +10,7 @@ from aerie.multi_launch_builder.program import ExternalObject, Program
 from aerie.runtime import CompileError, KernelCache, RunError, select_backend
 from aerie.runtime import toolchain as toolchain_module
 from aerie.runtime.toolchain import VirtualToolchain
+from aerie.virtual_npu import cpu
 
 TEXT = """
 module {
@@ -147,9 +148,12 @@ def test_ingredients(scale, monkeypatch):
         *["rounding", "fast"],
     ]
     assert re.search(r"\d+\.\d+", ingredients["compiler"])
-    assert ingredients["compiler flags"].endswith(" -O3 -march=native")
+    assert ingredients["compiler flags"].endswith(" ".join([" -O3", *cpu.flags()]))
     monkeypatch.setenv("VNPU_OPT", "1")
-    assert VirtualToolchain().ingredients(scale)["compiler flags"].endswith(" -O1 -march=native")
+    assert " -O1" in VirtualToolchain().ingredients(scale)["compiler flags"]
+    assert VirtualToolchain().ingredients(scale)["CPU"] == ingredients["CPU"] == cpu.identity()
+    monkeypatch.setenv("VNPU_MARCH", "x86-64-v2")
+    assert VirtualToolchain().ingredients(scale)["CPU"] == cpu.identity()
 
 
 def test_what_is_compiled_runs_without_a_compiler(tmp_path, scale, arrays, monkeypatch, reports):

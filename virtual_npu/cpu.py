@@ -1,0 +1,187 @@
+"""What this CPU has, and the compiler's flags for it: read from the system, not guessed by a compiler.
+
+A compiler's -march=native knows the CPUs that are older than itself: g++ 12 takes a Sapphire Rapids without
+AMX's tiles for an Ice Lake, and drops AVX512-BF16 with them; clang prefers vectors of 256 bits on most. So
+each feature that the C++ of programs, runtime and micro-kernels looks at is named to the compiler by itself,
+and two CPUs with the same features share what is built. Sources: Linux, arch/x86/include/asm/cpufeatures.h
+and Documentation/arch/arm64/elf_hwcaps.rst; macOS, `sysctl hw.optional`; the x86-64 psABI for its levels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.errors import KnobError
+
+CPUINFO = Path("/proc/cpuinfo")
+
+NATIVE, NONE = "native", "none"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A set of instructions: its name to compilers, what systems call it, and the macro of a program that may
+    use it."""
+
+    name: str
+    linux: str
+    macos: str
+    macro: str
+
+
+def _x86(words: str) -> tuple[Feature, ...]:
+    """`name` or `name:linux` or `name:linux:macos`; a system that has no word of its own spells it with _."""
+    features = []
+    for word in words.split():
+        name, *others = word.split(":")
+        plain = name.replace("-", "_").replace(".", "_")
+        linux, macos = (*others, *[plain] * 2)[:2] if others else (plain, plain)
+        features.append(Feature(name, linux, macos, f"__{plain.upper()}__"))
+    return tuple(features)
+
+
+_V2 = _x86("sse3:pni:sse3 ssse3:ssse3:supplementalsse3 sse4.1 sse4.2 popcnt")
+_V3 = _x86("movbe lzcnt:abm bmi:bmi1:bmi1 bmi2 f16c avx:avx:avx1_0 avx2:avx2:avx2_0 fma")
+_V4 = _x86("avx512f avx512cd avx512bw avx512dq avx512vl")
+_MORE = _x86("avx512vbmi avx512vbmi2:avx512_vbmi2 avx512bf16:avx512_bf16 amx-tile amx-bf16")
+
+X86 = (*_V2, *_V3, *_V4, *_MORE)
+"""All features of x86-64 beyond its first level that any C++ of ours, or a loop that a compiler makes of it,
+can gain from. The place to add one to."""
+
+ARM = (
+    Feature("fp16", "asimdhp", "arm.FEAT_FP16", "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC"),
+    Feature("dotprod", "asimddp", "arm.FEAT_DotProd", "__ARM_FEATURE_DOTPROD"),
+    Feature("i8mm", "i8mm", "arm.FEAT_I8MM", "__ARM_FEATURE_MATMUL_INT8"),
+    Feature("bf16", "bf16", "arm.FEAT_BF16", "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC"),
+)
+"""The same of AArch64 beyond Armv8.0, which has NEON; each of them is of Armv8.2 at least."""
+
+LEVELS = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": (*_V2, *_V3), "x86-64-v4": (*_V2, *_V3, *_V4)}
+"""The levels of x86-64 that VNPU_MARCH limits programs to, with what they have."""
+
+_AMX = {"amx-tile", "amx-bf16"}
+
+
+def table() -> tuple[Feature, ...]:
+    """The features that a machine of this type may have; none of a type that we do not know."""
+    types = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
+    return types.get(platform.machine(), ())
+
+
+@functools.cache
+def features() -> tuple[str, ...]:
+    """The names of the features that this CPU has and the system lets programs use, in the order of `table`.
+
+    None where the system does not say: then the compiler's default holds.
+    """
+    on_mac = sys.platform == "darwin"
+    words = _of_sysctl() if on_mac else _of_cpuinfo()
+    found = tuple(each.name for each in table() if (each.macos if on_mac else each.linux) in words)
+    if _AMX.isdisjoint(found) or _tiles_granted():
+        return found
+    return tuple(name for name in found if name not in _AMX)
+
+
+def _of_cpuinfo() -> set[str]:
+    """The words of the first CPU: `flags` of x86, `Features` of ARM."""
+    try:
+        with CPUINFO.open(errors="replace") as lines:
+            found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return set()
+    return set(found.partition(":")[2].split())
+
+
+def _of_sysctl() -> set[str]:
+    """The names below hw.optional with the value 1."""
+    try:
+        said = subprocess.run(
+            ["sysctl", "hw.optional"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    pairs = (line.partition(": ") for line in said.splitlines())
+    return {name.removeprefix("hw.optional.") for name, _, value in pairs if value.strip() == "1"}
+
+
+def _tiles_granted() -> bool:
+    """Whether Linux has AMX's tiles for processes, as arch_prctl(ARCH_GET_XCOMP_SUPP) answers. Permission to
+    use them (ARCH_REQ_XCOMP_PERM) is asked by the code that does (Documentation/arch/x86/xstate.rst)."""
+    arch_prctl, get_supported, tile_data = 158, 0x1021, 18
+    supported = ctypes.c_uint64(0)
+    failed = ctypes.CDLL(None).syscall(arch_prctl, get_supported, ctypes.byref(supported))
+    return not failed and bool(supported.value >> tile_data & 1)
+
+
+def flags() -> tuple[str, ...]:
+    """The compiler's flags for the CPU that programs are built for; a compiler may not know each yet.
+
+    Raises KnobError for a level in VNPU_MARCH that this CPU does not reach.
+    """
+    march, chosen = knobs.MARCH.get(), _chosen()
+    if march == NONE or not (named() or chosen):
+        return ()
+    if named():
+        return (f"-march={march}",)
+    if table() == ARM:
+        return ("-march=armv8.2-a" + "".join(f"+{name}" for name in chosen),)
+    return tuple(f"-m{name}" for name in chosen)
+
+
+def identity() -> str:
+    """The type of the machine and the features that programs may use: a part of the key of all that is built.
+
+    Raises KnobError for a level in VNPU_MARCH that this CPU does not reach.
+    """
+    return " ".join((platform.machine(), *(_chosen() or [platform.processor()])))
+
+
+def named() -> str:
+    """The CPU that VNPU_MARCH names in the compiler's own words; empty where it is none of those."""
+    march = knobs.MARCH.get()
+    return "" if march in (NATIVE, NONE, *_levels()) else march
+
+
+def check_macros(macros: str) -> None:
+    """Raises KnobError where this CPU lacks what a compiler may use for the one that VNPU_MARCH names.
+
+    macros: what it defines then, as `-dM -E` prints it.
+    """
+    defined = {words[1] for words in map(str.split, macros.splitlines()) if len(words) > 1}
+    _check(each for each in table() if each.macro in defined)
+
+
+def _levels() -> dict[str, tuple[Feature, ...]]:
+    """LEVELS, on a machine that has some."""
+    return LEVELS if table() == X86 else {}
+
+
+def _chosen() -> tuple[str, ...]:
+    """The names of the features that programs may use: all of them, or a level's."""
+    level = _levels().get(knobs.MARCH.get())
+    if level is None:
+        return features()
+    _check(level)
+    return tuple(each.name for each in level)
+
+
+def _check(wanted: Iterable[Feature]) -> None:
+    missing = [each.name for each in wanted if each.name not in features()]
+    if missing and features():
+        reached = [
+            name for name, level in _levels().items() if {each.name for each in level} <= {*features()}
+        ]
+        raise KnobError(
+            f"{knobs.MARCH.name}='{knobs.MARCH.get()}' cannot be used: this CPU has no {', '.join(missing)}, "
+            "and what is built for it would end with an illegal instruction; give one that the CPU has, such "
+            f"as {(reached or [NONE])[-1]}, or unset it for all that it has ({NATIVE})"
+        )
