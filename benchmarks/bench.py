@@ -25,7 +25,8 @@ from aerie.runtime.memory import size
 from aerie.verify.reference import reference_bytes
 from aerie.virtual_npu import knobs
 from benchmarks.figures import OURS, THEIRS, Samples, record
-from benchmarks.machine import MemoryReader, describe, load_average
+from benchmarks.machine import describe, load_average
+from benchmarks.peaks import MemoryReader, measure_peaks
 from benchmarks.sides import WARM_UP
 from benchmarks.worker import Worker, working
 
@@ -117,9 +118,11 @@ def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str,
     load_before = load_average()
     with _bar(report, STEPS_BEFORE + plan.steps_of_round * plan.rounds) as step:
         programs = _measure(plan, work, samples, step)
+        peaks = measure_peaks()
     about = {
         "model": model,
         "machine": describe(),
+        "peaks": peaks,
         "load_average": {"before": load_before, "after": load_average()},
         "settings": {"rounds": plan.rounds, "tokens": plan.tokens, "prefill_tokens": plan.prefill},
         "knobs": knobs_set(),

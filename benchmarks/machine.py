@@ -1,38 +1,34 @@
-"""The machine in what matters to speed: its CPU, its load, memory in use, and how fast it reads memory: the
-limit of decoding, where every weight is read once per token."""
+"""The machine in what matters to speed: its CPU and caches, its load, memory in use."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import platform
 import re
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from aerie.virtual_npu import knobs
 from aerie.virtual_npu.compiler import find_compiler
-from aerie.virtual_npu.objects import load_host_code
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("numpy", "torch", "transformers")
 
 PROC = Path("/proc")
+CPUS = Path("/sys/devices/system/cpu")
 
 
 def describe() -> dict[str, Any]:
     """The machine in what matters to speed."""
-    cpu = _text("cpuinfo")
+    cpu = _text(PROC / "cpuinfo")
     flags = set((_first(r"^flags\s*: (.*)$", cpu) or "").split())
     return {
         "cpu": _first(r"^model name\s*: (.*)$", cpu) or platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        **topology(),
         "threads": knobs.threads(),
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
+        "cache_bytes": caches(),
         "memory_bytes": _meminfo("MemTotal"),
         "compiler": find_compiler().version,
         "python": platform.python_version(),
@@ -40,9 +36,30 @@ def describe() -> dict[str, Any]:
     }
 
 
+def topology() -> dict[str, int]:
+    """CPUs that this process may use, and on how many cores they are: fewer where they are hyperthreads."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_text(CPUS / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    return {"cpus": len(cpus), "cores": len(cores)}
+
+
+def caches() -> dict[str, int]:
+    """Bytes of each cache that the first CPU reads data from, by its name: L1d, L2, L3.
+
+    Empty where the system does not say.
+    """
+    found = {}
+    for index in sorted((CPUS / "cpu0/cache").glob("index*")):
+        level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
+        number = re.fullmatch(r"(\d+)K", size)
+        if number and kind != "Instruction":
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(number[1]) * 1024
+    return found
+
+
 def peak_bytes() -> int:
     """The most memory that this process had resident, mapped files included."""
-    found = _first(r"^VmHWM:\s*(\d+) kB$", _text("self/status"))
+    found = _first(r"^VmHWM:\s*(\d+) kB$", _text(PROC / "self/status"))
     if found:
         return int(found) * 1024
     import resource
@@ -56,7 +73,7 @@ def load_average() -> float:
 
 
 def _meminfo(name: str) -> int | None:
-    found = _first(rf"^{name}:\s*(\d+) kB$", _text("meminfo"))
+    found = _first(rf"^{name}:\s*(\d+) kB$", _text(PROC / "meminfo"))
     return int(found) * 1024 if found else None
 
 
@@ -65,39 +82,8 @@ def _first(pattern: str, text: str) -> str | None:
     return found[1] if found else None
 
 
-def _text(name: str) -> str:
+def _text(path: Path) -> str:
     try:
-        return (PROC / name).read_text(errors="replace")
+        return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-NBYTES = 1 << 28
-"""Larger than any cache that a thread may have to itself."""
-
-SOURCE = Path(__file__).parent / "read_memory.cc"
-
-
-class MemoryReader:
-    """Reads the same memory again and again, with all threads."""
-
-    def __init__(self, nbytes: int = NBYTES) -> None:
-        """Raises ToolchainError where the C++ cannot be compiled."""
-        self._read = load_host_code(SOURCE).read_memory
-        self._read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        self._read.restype = ctypes.c_uint64
-        self._memory = np.ones(nbytes // 8, np.uint64)
-
-    def sum(self) -> int:
-        """The sum of all words: every one was read."""
-        total: int = self._read(self._memory.ctypes.data, self._memory.nbytes, knobs.threads())
-        return total
-
-    def bytes_per_second(self, times: int = 10) -> float:
-        """The best of so many readings: what else runs on the machine can only slow one down."""
-        return max(self._once() for _ in range(times))
-
-    def _once(self) -> float:
-        started = time.perf_counter()
-        self.sum()
-        return self._memory.nbytes / (time.perf_counter() - started)

@@ -120,8 +120,10 @@ def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) 
     return made
 
 
-def load_host_code(source: Path) -> ctypes.CDLL:
-    """The shared object of one C++ file that includes nothing of ours, compiled where the store lacks it.
+def load_host_code(source: Path, folders: tuple[Path, ...] = ()) -> ctypes.CDLL:
+    """The shared object of one C++ file, compiled where the store lacks it.
+
+    folders: of the headers of ours that it includes, which need nothing of the runtime.
 
     Raises ToolchainError where there is no compiler then, where it refuses the file, and where nothing can be
     written.
@@ -129,7 +131,7 @@ def load_host_code(source: Path) -> ctypes.CDLL:
     compilers = known_compilers()
     try:
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
-            made = shared_object(compilers, [Unit(source, folders=())], kept_programs(), Path(work))
+            made = shared_object(compilers, [Unit(source, folders=folders)], kept_programs(), Path(work))
             return ctypes.CDLL(str(made))
     except OSError as error:
         raise ToolchainError.of_system(source.name, error) from error

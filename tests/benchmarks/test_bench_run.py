@@ -20,7 +20,7 @@ from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from benchmarks import __main__ as command
 from benchmarks import bench, machine, worker
-from benchmarks.machine import MemoryReader
+from benchmarks.peaks import MemoryReader, measure_peaks
 from benchmarks.worker import working
 
 
@@ -41,6 +41,35 @@ def proc(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "PROC", tmp_path)
 
 
+@pytest.fixture
+def two_hyperthreads(tmp_path, monkeypatch):
+    """A /sys of our own: one core of two hyperthreads, with three caches."""
+    for cpu in ("cpu0", "cpu1"):
+        (tmp_path / cpu / "topology").mkdir(parents=True)
+        (tmp_path / cpu / "topology/thread_siblings_list").write_text("0-1\n")
+    caches = [
+        ("1", "Data", "48K"),
+        ("1", "Instruction", "32K"),
+        ("2", "Unified", "1024K"),
+        ("3", "Unified", ""),
+    ]
+    for number, values in enumerate(caches):
+        folder = tmp_path / f"cpu0/cache/index{number}"
+        folder.mkdir(parents=True)
+        for name, value in zip(("level", "type", "size"), values, strict=True):
+            (folder / name).write_text(f"{value}\n")
+    monkeypatch.setattr(machine, "CPUS", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+
+
+def test_hyperthreads_are_no_cores(two_hyperthreads):
+    assert machine.topology() == {"cpus": 2, "cores": 1}
+
+
+def test_caches_are_those_of_data_whose_size_is_told(two_hyperthreads):
+    assert machine.caches() == {"L1d": 48 << 10, "L2": 1 << 20}
+
+
 def test_the_machine(proc):
     described = machine.describe()
     assert described["cpu"] == "A CPU"
@@ -59,7 +88,11 @@ def test_no_name_of_host_or_user():
 
 def test_where_the_system_says_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "PROC", tmp_path / "none")
+    monkeypatch.setattr(machine, "CPUS", tmp_path / "none")
     assert machine.peak_bytes() > 1 << 20
+    assert machine.caches() == {}
+    found = machine.topology()
+    assert found["cpus"] == found["cores"] >= 1
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "3"])
@@ -70,6 +103,13 @@ def test_every_byte_is_read(threads, monkeypatch):
     reader._memory[-1] = 1000
     assert reader.sum() == 3 * (1 << 20) // 8 + 999
     assert reader.bytes_per_second() > 1e6
+
+
+def test_peaks_are_of_one_thread_and_of_all(monkeypatch):
+    monkeypatch.setenv("VNPU_THREADS", "2")
+    found = measure_peaks(seconds=0)
+    assert set(found) == {"product_gflop_per_s", "f32_fma_gflop_per_s", "memory_gb_per_s"}
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in found.values())
 
 
 class Side:
