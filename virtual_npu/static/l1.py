@@ -33,11 +33,20 @@ def buffers_of_core(herds: Sequence[HerdOp]) -> dict[SSAValue, int]:
     for herd in herds:
         for operand in herd.kernel_operands:
             if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2:
-                found.setdefault(origin(operand), share_of_core(origin(operand), herd))
+                found.setdefault(origin(operand), _share_of_core(origin(operand), herd))
     return found
 
 
-def share_of_core(value: SSAValue, herd: HerdOp) -> int:
+def bytes_of_core(scope: Scope, herds: Sequence[HerdOp]) -> int:
+    """L1 bytes of one core: the stack and every buffer, each as often as the compiler makes it.
+
+    The phases of a herd share its memory, not in turns: each allocation is a buffer of its own.
+    """
+    sizes = buffers_of_core(herds).items()
+    return scope.program.stack_bytes + sum(size * scope.buffers_of(buffer) for buffer, size in sizes)
+
+
+def _share_of_core(value: SSAValue, herd: HerdOp) -> int:
     """One core's part of an L1 buffer made in the segment, in bytes: leading dimensions like the herd's are
     divided."""
     if not isinstance(value.type, MemRefType):

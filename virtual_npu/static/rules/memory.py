@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
 from aerie.virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
-from aerie.virtual_npu.static.l1 import share_of_core
+from aerie.virtual_npu.static.l1 import bytes_of_core
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.scopes import Program, Scope, place_of
 from aerie.virtual_npu.static.transfers import element_bits, memref_bytes, space_of
@@ -25,7 +24,7 @@ def l1(scope: Scope) -> Iterator[Finding]:
         yield Usage(
             scope.place_of(name),
             "L1 bytes",
-            _l1_bytes(scope, herds),
+            bytes_of_core(scope, herds),
             scope.device.l1_bytes,
             TARGET_MODEL,
             "use smaller L1 tiles",
@@ -50,24 +49,6 @@ def l2(scope: Scope) -> Iterator[Finding]:
         f"use smaller L2 tiles, or more columns ({scope.memtiles} memtiles, one per column)",
         scope.root,
     )
-
-
-def _l1_bytes(scope: Scope, herds: Sequence[HerdOp]) -> int:
-    """The phases of a herd share its memory, not in turns: each allocation is a buffer of its own."""
-    own: list[SSAValue] = [
-        op.memref for herd in herds for op in herd.walk() if isinstance(op, memref.AllocOp)
-    ]
-    total = scope.program.stack_bytes
-    for value in own:
-        if space_of(value.type) == 2:
-            total += (memref_bytes(value.type) or 0) * scope.buffers_of(value)
-    shared = {
-        origin(operand): herd
-        for herd in herds
-        for operand in herd.kernel_operands
-        if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2
-    }
-    return total + sum(share_of_core(value, herd) for value, herd in shared.items() if value not in own)
 
 
 def memories(program: Program) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Each memtile and shim tile by itself, as aircc would fill them (static/array.py), and what has no flow.
+"""Each memtile and shim tile by itself, as aircc would fill them (array.py, shim.py), and what has no flow.
 
 A sum over all tiles may fit where one tile is full. Unrolled segments are counted in sum only.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp
 from aerie.virtual_npu.static.array import Array, Memtile, array_of
+from aerie.virtual_npu.static.descriptors import descriptors, shrunk
 from aerie.virtual_npu.static.device import (
     ALLOCATION,
     DESCRIPTOR_IDS,
@@ -19,6 +20,7 @@ from aerie.virtual_npu.static.device import (
 )
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.scopes import Scope, place_of
+from aerie.virtual_npu.static.shim import shim_of
 from aerie.virtual_npu.static.streams import End, Stream, streams_of
 from aerie.virtual_npu.static.transfers import sides
 
@@ -33,12 +35,12 @@ def tiles(scope: Scope) -> Iterator[Finding]:
         return
     if any(tile.parts for tile in array.memtiles):
         yield from _memtiles(scope, array)
-    needed = array.shim_tiles_needed
-    if needed and _fits_in_sum(scope, array):
+    shim = shim_of(scope)
+    if shim.needed and shim.has_channels_enough:
         yield Usage(
             scope.place,
             "shim tiles",
-            needed,
+            shim.needed,
             scope.device.columns,
             f"{ALLOCATION}; {PLACE_TILES}",
             "let fewer streams of L3 meet in one column or memtile: broadcast, share channels, "
@@ -51,12 +53,6 @@ def tiles(scope: Scope) -> Iterator[Finding]:
             "the direction of the cut, which air-split-l2-memref fails on; move the buffer whole"
         )
         yield Fault("split", place_of(found.op), message, SPLIT_L2, found.op)
-
-
-def _fits_in_sum(scope: Scope, array: Array) -> bool:
-    """Whether the shim has channels enough; where not, `endpoints` says so."""
-    into, out = (sum(counts[way] for counts in array.shim_tiles.values()) for way in (0, 1))
-    return into <= scope.device.launch_mm2s and out <= scope.device.launch_s2mm
 
 
 def _memtiles(scope: Scope, array: Array) -> Iterator[Finding]:
@@ -99,13 +95,13 @@ def _descriptors(array: Array, tile: Memtile) -> tuple[int, int]:
     """Descriptors of the even and of the odd channels of a memtile, which have half of them each."""
     counts = [0, 0]
     for (_, channel), uses in array.channels(tile).items():
-        counts[channel % 2] += sum(array.descriptors(part, end) for _, part, ends in uses for end in ends)
+        counts[channel % 2] += sum(descriptors(array.scope, end.side) for _, _, ends in uses for end in ends)
     return counts[0], counts[1]
 
 
-def shrunk(scope: Scope) -> Iterator[Finding]:
+def shrinking(scope: Scope) -> Iterator[Finding]:
     """Buffers that are made too small for what is moved into them."""
-    for op in array_of(scope).shrunk.values():
+    for op in shrunk(scope).values():
         message = (
             "all transfers of this buffer are of one size, at different offsets; aircc makes the buffer "
             "that small, and they overwrite each other, so give each a buffer of its own"

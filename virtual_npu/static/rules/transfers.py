@@ -10,42 +10,31 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from xdsl.dialects import memref, scf
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
-    HerdOp,
-    LaunchOp,
-    SegmentOp,
     memory_space_name,
 )
-from aerie.air_dialect.readings import interval, is_regular, leaves, multiple, number
+from aerie.air_dialect.readings import interval, is_regular, multiple, number
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing, loop_counted_by
 from aerie.virtual_npu.static.array import array_of
-from aerie.virtual_npu.static.copies import trips
+from aerie.virtual_npu.static.descriptors import Dims, contiguous
 from aerie.virtual_npu.static.device import (
     ADDRESS_PATCH,
     DESCRIPTOR_FIELDS,
     DESCRIPTOR_RULES,
-    DIALECT,
     LOWERING,
-    SCHEDULE_OPT,
     TASK_QUEUE,
-    TO_AIE,
     Device,
     DmaLimits,
 )
 from aerie.virtual_npu.static.report import Fault, Finding
 from aerie.virtual_npu.static.scopes import Program, place_of
 from aerie.virtual_npu.static.transfers import Side
-
-Dims = list[tuple[int, int]]
-"""(size, stride) of each dimension, outermost first."""
 
 
 class Complaint(NamedTuple):
@@ -75,59 +64,6 @@ def walks(program: Program) -> Iterator[Finding]:
             yield Fault(kind, place_of(side.op), full, source, side.op, certain)
 
 
-# ---- which channel of a bundle ----
-
-
-def bundle_members(program: Program) -> Iterator[Finding]:
-    """Channels of a bundle that a sequential loop chooses, which aircc refuses or makes one transfer of.
-
-    Run with mlir-air e972f294: its verifiers refuse the induction variable itself, since April 2026; before,
-    a loop in the launch became one transfer of the first member. An index made from it is refused by
-    air-to-aie in a launch; in a segment air-opt-memtile-dma-bds makes one transfer of the loop, and no tool
-    says so; where air-ping-pong-transform unrolls a loop of two trips, all is well.
-    """
-    for op in program.module.walk():
-        if isinstance(op, ChannelTransferOp):
-            yield from (fault for axis in range(len(op.indices)) for fault in _chosen_in_time(op, axis))
-
-
-def _chosen_in_time(op: ChannelTransferOp, axis: int) -> Iterator[Fault]:
-    index = op.indices[axis]
-    loop = next((loop for leaf in leaves(index) if (loop := loop_counted_by(leaf)) is not None), None)
-    if loop is None:
-        return
-    certain = True
-    if loop_counted_by(index) is not None:
-        found, source = "which mlir-air's verifiers refuse", DIALECT
-        what = "is the induction variable of an scf.for"
-    else:
-        what = "changes with an scf.for"
-        level = next((type(parent) for parent in enclosing(op) if isinstance(parent, _LEVELS)), None)
-        found, source = _IN_TIME.get(level, _IN_TIME[None])
-        certain = level not in (HerdOp, SegmentOp) or not _ping_pong_unrolls(loop)
-    advice = "use an scf.parallel or a coordinate of the herd, or unroll the loop"
-    unless = "" if certain else " unless air-ping-pong-transform unrolls the loop"
-    message = f"index {axis} of @{op.chan_name} {what}, {found}{unless}; {advice}"
-    yield Fault("bundle-index", place_of(op), message, source, op, certain)
-
-
-_LEVELS = (LaunchOp, SegmentOp, HerdOp)
-_IN_TIME: dict[type[Operation] | None, tuple[str, str]] = {
-    None: ("for which air-to-aie finds no shim DMA", TO_AIE),
-    SegmentOp: (
-        "of which aircc makes one transfer of one member, so that the others wait for ever",
-        SCHEDULE_OPT,
-    ),
-    HerdOp: ("for which air-to-aie finds no channel of the core", TO_AIE),
-}
-"""What becomes of an index made from a loop's variable, with the file, by where the transfer stands."""
-
-
-def _ping_pong_unrolls(loop: scf.ForOp) -> bool:
-    """Whether a loop of two trips makes its buffers, so that air-ping-pong-transform leaves no loop of it."""
-    return trips(loop) == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())
-
-
 # ---- how each side walks ----
 
 
@@ -152,7 +88,7 @@ def _complaints(side: Side, device: Device, parts: Mapping[SSAValue, int]) -> It
     yield from _bounds(side, dims)
     dims, repeats = _without_repeats(dims)
     yield from _repeats(side, dims, repeats)
-    dims = _contiguous([(size, stride) for size, stride in dims if size != 1])
+    dims = contiguous(dims)
     yield from _granules(side, dims, device.granule_bytes * 8)
     share = parts.get(origin(side.memref), 1)
     yield from _length(side, dims, limits, device.granule_bytes * 8, share)
@@ -239,16 +175,6 @@ def _repeats(side: Side, dims: Dims, repeats: int) -> Iterator[Complaint]:
             f"stride 0 over {still[0]} elements; only the outermost dimension can repeat, so put it there",
             DESCRIPTOR_FIELDS,
         )
-
-
-def _contiguous(dims: Dims) -> Dims:
-    """The same walk with dimensions that follow on each other merged."""
-    merged: Dims = []
-    for size, stride in dims:
-        if merged and merged[-1][1] == size * stride:
-            size *= merged.pop()[0]
-        merged.append((size, stride))
-    return merged
 
 
 def _granules(side: Side, dims: Dims, granule: int) -> Iterator[Complaint]:
