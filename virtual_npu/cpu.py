@@ -114,12 +114,15 @@ def _of_sysctl() -> set[str]:
 
 
 def _tiles_granted() -> bool:
-    """Whether Linux has AMX's tiles for processes, as arch_prctl(ARCH_GET_XCOMP_SUPP) answers. Permission to
-    use them (ARCH_REQ_XCOMP_PERM) is asked by the code that does (Documentation/arch/x86/xstate.rst)."""
-    arch_prctl, get_supported, tile_data = 158, 0x1021, 18
-    supported = ctypes.c_uint64(0)
-    failed = ctypes.CDLL(None).syscall(arch_prctl, get_supported, ctypes.byref(supported))
-    return not failed and bool(supported.value >> tile_data & 1)
+    """Whether Linux lets this process use AMX's tiles: arch_prctl(ARCH_REQ_XCOMP_PERM) asks for all its
+    threads, once for ever (Documentation/arch/x86/xstate.rst).
+
+    Where they are denied, programs are built without, for their sums have other bits with tiles. A program
+    that was built with tiles asks again in its own process (include/vnpu/product_tiles.h).
+    """
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    failed: int = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
+    return failed == 0
 
 
 def flags() -> tuple[str, ...]:

@@ -1,43 +1,28 @@
-"""The micro-kernels of the matrix product (vnpu/product_driver.h) alone, against numpy."""
+"""The matrix product (vnpu/product_driver.h) alone, on every instruction set, however operands lie."""
 
 from __future__ import annotations
 
-import ctypes
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from instruction_sets import BF16, SETS, InstructionSet, Sums, sums_on, with_products
 
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
+from aerie.virtual_npu import cpu
+from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from aerie.virtual_npu.library import FORMAT, Library
-from aerie.virtual_npu.options import BuildOptions
-
-BF16 = ml_dtypes.bfloat16
-
-SOURCE = """
-#include "vnpu/product_driver.h"
-
-extern "C" __attribute__((visibility("default"))) void multiply(
-    int best, const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, const vnpu::Axes *axes) {
-  const vnpu::Product product{a, b, c, axes[0], axes[1], axes[2]};
-  if (best) vnpu::product::Driver<vnpu::product::Best>(product).run();
-  else vnpu::product::Driver<vnpu::product::Plain>(product).run();
-}
-"""
+from aerie.virtual_npu.objects import Unit
 
 ENDLESS = """
 #include "vnpu/entry.h"
-#include "vnpu/product_driver.h"
+#include "vnpu/product.h"
 
 static void endless(void *const *arguments) {
   const vnpu::bf16 one{0x3f80};
   const vnpu::Axes again{2, {{1 << 9, 0, 0}, {1 << 9, 0, 0}}};
-  const vnpu::Product product{&one, &one, static_cast<float *>(arguments[0]), again, again, again};
-  vnpu::product::Driver<vnpu::product::Best>(product).run();
+  vnpu::multiply_add({&one, &one, static_cast<float *>(arguments[0]), again, again, again, 8, 8});
 }
 
 using namespace vnpu;
@@ -50,46 +35,14 @@ const char vnpu_metadata[] =
 """
 """A product of 2^54 multiplications, all of the same numbers."""
 
-MOST_AXES = 6
 Axis = tuple[int, int, int]
 """Extent, and the steps in the two operands."""
 
 
-class Axes(ctypes.Structure):
-    """vnpu::Axes."""
-
-    _fields_ = (("count", ctypes.c_int), ("list", ctypes.c_int64 * 3 * MOST_AXES))
-
-    def __init__(self, axes: list[Axis]) -> None:
-        super().__init__(len(axes))
-        for place, axis in enumerate(axes):
-            self.list[place] = axis
-
-
-def built(text: str, folder: Path) -> Path:
-    """A shared object of this C++ and the runtime."""
-    (folder / "product.cc").write_text(text)
-    compiler, include = find_compiler(BuildOptions()), (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
-    sources = {"product": folder / "product.cc", "runtime": INCLUDE / "vnpu" / "runtime.cc"}
-    for name, source in sources.items():
-        compiler.compile(source, folder / f"{name}.o", include)
-    compiler.link([folder / f"{name}.o" for name in sources], folder / "product.so")
-    return folder / "product.so"
-
-
-@pytest.fixture(scope="module")
-def multiply(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., np.ndarray]:
-    """multiply(best, a, b, c, m, n, k) -> c after the product, over the axes of its three indices."""
-    function = ctypes.CDLL(str(built(SOURCE, tmp_path_factory.mktemp("product")))).multiply
-
-    def call(best: bool, a: Any, b: Any, c: Any, *indices: list[Axis]) -> np.ndarray:
-        out = c.copy()
-        axes = (Axes * 3)(*(Axes(index) for index in indices))
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, out)]
-        function(int(best), *pointers, axes)
-        return out
-
-    return call
+@pytest.fixture(params=SETS)
+def sums(request: pytest.FixtureRequest) -> Sums:
+    """The products of each set that this machine can run or emulate."""
+    return sums_on(request.param)
 
 
 def places(axes: list[Axis], side: int) -> np.ndarray:
@@ -152,82 +105,77 @@ FORMS = {
     "rows": plain(33, 96, 320, False),
     "rows, many threads": plain(256, 320, 64, False),
     "rows, deep": plain(8, 32, 600, False),
-    "rows, packed in pieces": plain(600, 160, 800, False),
-    "rows transposed, packed in pieces": plain(530, 200, 500, True),
     "rows transposed": plain(24, 64, 288, True),
     "rows transposed, odd": plain(5, 37, 77, True),
     "scattered": scattered(13, 50, 31),
     "one element": plain(1, 1, 1, False),
 }
+LARGE = {
+    "rows, packed in pieces": plain(600, 160, 800, False),
+    "rows transposed, packed in pieces": plain(530, 200, 500, True),
+}
+"""More rows and steps than are packed at once; too large for what is emulated."""
+
+
+def is_as_row_major(sums: Sums, indices: list[list[Axis]], seed: int) -> None:
+    """Whether a product has the bits that it has of row-major operands."""
+    m, n, k = indices
+    a, b, c = random_operands(indices, seed)
+    left, right = a[places(m, 1)[:, None] + places(k, 1)], b[places(k, 2)[:, None] + places(n, 1)]
+    at = places(m, 2)[:, None] + places(n, 2)
+    block = (8, 8) if len(places(k, 1)) % 8 == 0 else (2, 8)
+    got = sums.multiply(a, b, c, indices, block)
+    np.testing.assert_array_equal(got[at], sums.by_rows(left, right, c[at], block))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_plain_adds_one_by_one(multiply, form):
+def test_plain_adds_one_by_one(sums, form):
     indices = FORMS[form]
     operands = random_operands(indices, 1)
-    np.testing.assert_array_equal(multiply(False, *operands, *indices), one_by_one(*operands, *indices))
-
-
-def bound(operands: Any, indices: list[list[Axis]]) -> np.ndarray:
-    """How far sums in another order may be apart: an f32 rounding of the sum of magnitudes per product."""
-    a, b, c = operands
-    magnitudes = one_by_one(np.abs(a), np.abs(b), np.abs(c), *indices)
-    return np.asarray(magnitudes * extents(indices)[2] * np.float32(2.0**-23))
+    np.testing.assert_array_equal(sums.multiply(*operands, indices, (1, 1)), one_by_one(*operands, *indices))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_best_kernel_differs_by_the_order_of_sums_alone(multiply, form):
-    indices = FORMS[form]
-    operands = random_operands(indices, 2)
-    got, want = multiply(True, *operands, *indices), one_by_one(*operands, *indices)
-    assert (np.abs(got - want) <= bound(operands, indices)).all()
+def test_an_arrangement_has_the_bits_of_rows(sums, form):
+    is_as_row_major(sums, FORMS[form], 2)
 
 
-@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("form", LARGE)
+@pytest.mark.parametrize("name", ["native", "AVX2", "AVX-512"])
+def test_a_large_arrangement_has_the_bits_of_rows(name, form):
+    sums = sums_on(name)
+    is_as_row_major(sums, LARGE[form], 2)
+    operands = random_operands(LARGE[form], 1)
+    np.testing.assert_array_equal(
+        sums.multiply(*operands, LARGE[form], (1, 1)), one_by_one(*operands, *LARGE[form])
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_random_shapes(multiply, best, seed):
+def test_random_shapes(sums, seed):
     rng = np.random.default_rng(seed)
     counts, block = (tuple(int(x) for x in rng.integers(1, most, 3)) for most in (6, 12))
-    indices = blocked(counts, block, bool(seed % 2))
-    operands = random_operands(indices, seed)
-    got, want = multiply(best, *operands, *indices), one_by_one(*operands, *indices)
-    assert (np.abs(got - want) <= bound(operands, indices)).all()
+    is_as_row_major(sums, blocked(counts, block, bool(seed % 2)), seed)
 
 
-@pytest.mark.parametrize("best", [False, True])
-def test_an_element_does_not_depend_on_the_others(multiply, best):
-    """Rows and columns of a larger product have the bits of a smaller one, whatever their micro-kernel."""
-    (m, n, k), rows, columns = (40, 96, 160), 13, 41
-    a, b, c = random_operands(plain(m, n, k, False), 4)
-    whole = multiply(best, a, b, c, *plain(m, n, k, False)).reshape(m, n)
-    part = multiply(best, a, b, c, [(rows, k, n)], [(columns, 1, 1)], [(k, 1, n)]).reshape(m, n)
-    np.testing.assert_array_equal(part[:rows, :columns], whole[:rows, :columns])
-
-
-@pytest.mark.parametrize("best", [False, True])
-def test_a_product_in_pieces_of_k_has_the_same_bits(multiply, best):
+def test_a_product_in_pieces_of_k_has_the_same_bits(sums):
     m, n, k = 16, 64, 128
     a, b, c = random_operands(plain(m, n, k, False), 5)
-    whole = multiply(best, a, b, c, *plain(m, n, k, False))
+    whole = sums.multiply(a, b, c, plain(m, n, k, False), (8, 8))
     half = [[(m, k, n)], [(n, 1, 1)], [(k // 2, 1, n)]]
-    first = multiply(best, a, b, c, *half)
-    np.testing.assert_array_equal(multiply(best, a[k // 2 :], b[n * k // 2 :], first, *half), whole)
+    first = sums.multiply(a, b, c, half, (8, 8))
+    second = sums.multiply(a[k // 2 :], b[n * k // 2 :], first, half, (8, 8))
+    np.testing.assert_array_equal(second, whole)
 
 
-def test_special_values_come_through(multiply):
-    indices = plain(8, 32, 64, False)
-    a, b, c = random_operands(indices, 6)
-    a[5], b[7] = np.inf, np.nan
-    for best in (False, True):
-        out = multiply(best, a, b, c, *indices).reshape(8, 32)
-        assert np.isnan(out[:, 7]).all()
-        assert np.isinf(out[0, :7]).all()
-        assert np.isfinite(out[1:, 8:]).all()
+def endless():
+    """The program, built as the environment has it."""
+    return Library(with_products(Unit(Path("endless.cc"), ENDLESS.replace("%d", str(FORMAT)))))
 
 
-def test_a_product_ends_where_a_signal_is_handled_that_raises(tmp_path, monkeypatch):
+def test_a_product_ends_where_a_signal_is_handled_that_raises(monkeypatch):
     """In its middle, whichever threads share it: this one would take days."""
-    path = built(ENDLESS.replace("%d", str(FORMAT)), tmp_path)
+    program = endless()
     sums = np.zeros(1, np.float32)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
@@ -235,7 +183,26 @@ def test_a_product_ends_where_a_signal_is_handled_that_raises(tmp_path, monkeypa
             monkeypatch.setenv("VNPU_THREADS", threads)
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(KeyboardInterrupt):
-                Library(path).run("endless", [sums.ctypes.data])
+                program.run("endless", [sums.ctypes.data])
     finally:
         signal.signal(signal.SIGALRM, before)
     assert sums[0] > 0
+
+
+DENIED = {
+    "emulated": InstructionSet("", "native", "tiles.h", "-DEMULATED_TILES_DENIED=1"),
+    "by Linux": InstructionSet("", "x86-64-v4", "", "-mavx512bf16 -mamx-tile -mamx-bf16"),
+}
+
+
+@pytest.mark.parametrize("way", DENIED)
+def test_tiles_that_the_system_denies_end_a_product_by_name(way):
+    """Before anything is computed in another order."""
+    if way == "by Linux" and ("amx-tile" in cpu.features() or "avx512bf16" not in cpu.features()):
+        pytest.skip("this CPU has tiles, or not what else such a program may use")
+    sums = np.zeros(1, np.float32)
+    with DENIED[way].chosen(), pytest.raises(VirtualNpuRuntimeError) as raised:
+        endless().run("endless", [sums.ctypes.data])
+    assert "was built for the tiles of AMX, and the system denies them to this process (" in str(raised.value)
+    assert "or build it with VNPU_MARCH=x86-64-v4" in str(raised.value)
+    assert sums[0] == 0

@@ -79,8 +79,10 @@ class ProductOp(Rewritten):
 
     An operand begins `start` elements after its memref's first: a number, then a factor for each index.
     m, n and k are axes, outermost first: `[extent, step in the one, step in the other]`, in elements, of A
-    and C for m, of B and C for n, of A and B for k. Where a function rearranges a buffer of A or B first, the
-    region is executed, unless that function is found at run time to do nothing but permute elements.
+    and C for m, of B and C for n, of A and B for k. `block` has the steps of k and the columns of n that
+    one contraction of the region takes, which the order of its sums hangs on (vnpu/dots.h). Where a function
+    rearranges a buffer of A or B first, the region is executed, unless that function is found at run time to
+    do nothing but permute elements.
     """
 
     name = "vnpu.product"
@@ -96,6 +98,7 @@ class ProductOp(Rewritten):
     m = prop_def(ArrayAttr[DenseArrayBase])
     n = prop_def(ArrayAttr[DenseArrayBase])
     k = prop_def(ArrayAttr[DenseArrayBase])
+    block = prop_def(DenseArrayBase)
     a_rearranged = opt_prop_def(DictionaryAttr)
     b_rearranged = opt_prop_def(DictionaryAttr)
     """function: the one called. buffer: for each dimension, its extent, and the step in the source by which
@@ -122,6 +125,7 @@ class ProductOp(Rewritten):
             printer.print_string("]")
         for name in ("m", "n", "k"):
             printer.print_string(f" {name} {axes_of(self.properties[name])}")
+        printer.print_string(" block {}x{}".format(*numbers_of(self.block)))
         for name, found in (("a", self.a_rearranged), ("b", self.b_rearranged)):
             if found is not None:
                 buffer, outer, depth = (axes_of(found.data[part]) for part in ("buffer", "outer", "depth"))

@@ -95,7 +95,8 @@ def _fields(body: Body, op: ProductOp) -> str:
         _pointer(body, op.b, op.b_start, op.b_indices),
         _pointer(body, op.c, op.c_start, op.c_indices),
     ]
-    return f"{{{', '.join([*sides, *(_axes(axes_of(axes)) for axes in (op.m, op.n, op.k))])}}}"
+    along = [_axes(axes_of(axes)) for axes in (op.m, op.n, op.k)]
+    return f"{{{', '.join([*sides, *along, *map(str, numbers_of(op.block))])}}}"
 
 
 def _pointer(body: Body, memref: SSAValue, start: DenseArrayBase, indices: Sequence[SSAValue]) -> str:

@@ -12,7 +12,7 @@
 // INLINED-NOT:     vnpu.
 
 // REWRITTEN-LABEL: func.func @product(
-// REWRITTEN:         vnpu.product %c[0] += %x[0] * %y[0] m {{\[\[}}16, 8, 8]] n {{\[\[}}8, 1, 1]] k {{\[\[}}8, 1, 8]] {
+// REWRITTEN:         vnpu.product %c[0] += %x[0] * %y[0] m {{\[\[}}16, 8, 8]] n {{\[\[}}8, 1, 1]] k {{\[\[}}8, 1, 8]] block 8x8 {
 // REWRITTEN-NEXT:      air.herd @tiles tile
 // REWRITTEN:             %la = vnpu.borrowed {
 // REWRITTEN-NEXT:          memref.alloc()

@@ -81,6 +81,8 @@ class Product:
     b: Operand
     c: Operand
     axes: tuple[Axis, ...]
+    block: tuple[int, int]
+    """Steps of k and columns of n that one contraction of the text takes."""
 
     def along(self, index: str) -> list[Axis]:
         """The axes of m, n or k."""

@@ -111,6 +111,7 @@ def _put_around(op: Operation, product: Product) -> None:
         "m": axes([[axis.extent, axis.a, axis.c] for axis in along["m"]]),
         "n": axes([[axis.extent, axis.b, axis.c] for axis in along["n"]]),
         "k": axes([[axis.extent, axis.a, axis.b] for axis in along["k"]]),
+        "block": numbers(product.block),
     }
     for name, side in zip("abc", sides, strict=True):
         properties[f"{name}_start"] = numbers([side.start.constant, *side.start.terms.values()])
@@ -192,7 +193,7 @@ class _Match:
         lanes = [list(_lane_axes(contract, sides)) for contract in self.contracts]
         if any(other != lanes[0] for other in lanes):
             return None
-        return self._along(loops, sides, [*between, *lanes[0]])
+        return self._along(loops, sides, between, lanes[0])
 
     def _sides(self, windows: Windows, contract: Operation) -> Block | None:
         """A, B and C of one contraction."""
@@ -263,18 +264,22 @@ class _Match:
         is_known = all(op in windows.replaced for op in effects)
         return is_known and all(origin(value) is not made for value in others)
 
-    def _along(self, loops: Sequence[Loop], sides: Block, inner: Sequence[Axis]) -> Product | None:
-        """The product with its axes: those of the loops and herds, and those within the innermost loop."""
+    def _along(
+        self, loops: Sequence[Loop], sides: Block, between: Sequence[Axis], lanes: Sequence[Axis]
+    ) -> Product | None:
+        """The product with its axes: those of the loops and herds, those between the contractions of the
+        innermost loop, and those of a contraction."""
         own = [axis_of(loop, sides) for loop in loops]
-        axes = [axis for axis in (*own, *inner) if axis.extent > 1]
+        axes = [axis for axis in (*own, *between, *lanes) if axis.extent > 1]
         coordinates = self.nest.coordinates()
         tiles = [axis for axis, loop in zip(own, loops, strict=True) if loop.variable in coordinates]
         a, b, c = (at_first(side, loops) for side in sides)
         walks = tuple(axis for index in "mnk" for axis in merged(axes, index))
+        steps, columns = (prod(axis.extent for axis in lanes if axis.index == index) for index in "kn")
         if not (
             all(axis.index for axis in axes)
             # Products are summed in pairs, which a block must not cut.
-            and prod(axis.extent for axis in inner if axis.index == "k") % 2 == 0
+            and steps % 2 == 0
             # Tiles that share an element of C would race.
             and not any(axis.index == "k" for axis in tiles if axis.extent > 1)
             and is_distinct(axes)
@@ -282,7 +287,7 @@ class _Match:
             and all(sum(axis.index == index for axis in walks) <= MOST_AXES for index in "mnk")
         ):
             return None
-        return Product(a, b, c, walks)
+        return Product(a, b, c, walks, (steps, columns))
 
     def _is_outside(self, side: Operand) -> bool:
         """Whether what the statement names is there before the loops, or before the herd."""

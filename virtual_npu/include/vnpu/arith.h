@@ -321,6 +321,12 @@ VNPU_INLINE Vec<float, N> fma(const Vec<float, N> &a, const Vec<float, N> &b, co
 #if defined(__FMA__)
     if constexpr (N == 8) return {__builtin_ia32_vfmaddps256(a.v, b.v, c.v)};
     if constexpr (N == 4) return {__builtin_ia32_vfmaddps(a.v, b.v, c.v)};
+#elif defined(__aarch64__)
+    if constexpr (N == 4) return {__builtin_aarch64_fmav4sf(a.v, b.v, c.v)};
+    if constexpr (N == 8) {
+      const Vec<float, 4> low = fma(part<0, 4>(a), part<0, 4>(b), part<0, 4>(c));
+      return join(low, fma(part<4, 4>(a), part<4, 4>(b), part<4, 4>(c)));
+    }
 #endif
     Vec<float, N> r;
     for (int i = 0; i < N; ++i) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);

@@ -1,4 +1,5 @@
-// Contraction of two vectors into a third: c[b, m, n] += sum over k of a[b, m, k] * b[b, k, n], in order of k.
+// Contraction of two vectors into a third: c[b, m, n] += sum over k of a[b, m, k] * b[b, k, n], in the order
+// that dots.h says.
 //
 // Apart from shuffle.h, because a compiler takes longer for the CPU's instructions (dots.h) than for most programs.
 #pragma once
@@ -75,7 +76,6 @@ VNPU_INLINE void look_at_blocks(Site site, const Vec<TA, B * M * K> &a, const Ve
 #endif
 #endif
 
-#if defined(VNPU_BF16_DOTS)
 template <int B, int M, int N, int K, class TC>
 VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, const Vec<bf16, B * K * N> &b,
                                              const Vec<TC, B * M * N> &c) {
@@ -96,7 +96,6 @@ VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, cons
   for (int i = 0; i < B * M * chunks; ++i) rows[i].v = sums[i];
   return narrow<TC>(join_rows<B * M * N>(rows));
 }
-#endif
 
 template <int B, int M, int N, int K, class TA, class TB, class TC>
 VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
@@ -107,12 +106,9 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
   if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract(Bfp16Left<M>(a), Bfp16Right(b), c);
   else
 #endif
-#if defined(VNPU_BF16_DOTS)
   if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::can_multiply<N, K>) {
     return contract_dots<B, M, N, K, TC>(a, b, c);
-  } else
-#endif
-  if constexpr (float_a && float_c) {
+  } else if constexpr (float_a && float_c) {
     // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
     Lanes<float, B * M * K> x(widen(a));
     keep_in_memory(x);

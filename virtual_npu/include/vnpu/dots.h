@@ -1,127 +1,106 @@
-// Products of bf16 in pairs, where the CPU has an instruction for them (AVX512-BF16: x86 since Cooper Lake and Zen 4).
+// The order in which a program sums products of bf16 in f32, and which instructions make the sums.
 //
-// One instruction adds two products of bf16 to an f32. It forms the sum in another order than one product after the
-// other, takes numbers below 2^-126 for zero, and does so for every width of vector alike. A program with fast paths
-// (VNPU_FAST) uses it for all its products of bf16, recognised or not, checked or not, in generated code and in kernels:
-// so all of these give the same bits. Without fast paths, or on another CPU, all of them sum one by one.
+// A CPU's instructions for bf16 add several products at once, each kind in an order of its own. A program with fast paths
+// (VNPU_FAST) keeps to one order for all products of blocks of one shape, recognised as a large product or not, checked or
+// not, in generated code and in kernels: so all of these give the same bits. Of a block of K by N, the right factor:
 //
-// Whether a program has it is settled when it is compiled: it is compiled for the CPU that runs it (VNPU_MARCH and the
-// CPU are part of its key in the cache), so nothing is left to ask at run time.
+//   set                order           c becomes
+//   AMX-BF16           in eights       round(c + round(even + odd)) for every eight steps of k, where `even` is the sum of
+//                                      products of steps 0, 2, 4 and 6 from zero on, one fused multiply-add each, and `odd`
+//                                      that of the others
+//   AVX512-BF16        in pairs        fma(even product, fma(odd product, c)) for every two steps, as Intel states it
+//   ARM with BF16      in odd pairs    round(c + round(even product + odd product)) for every two steps, all rounded to odd
+//   any other          one by one      fma(product, c) for every step
+//
+// The first three take numbers below 2^-126 for zero, in what they read and in what they write, and need K to be a multiple
+// of 8 or of 2, and N of 4 (order_of); other blocks take the next order that is not the other architecture's. Sources: Intel's
+// Software Developer's Manual, TDPBF16PS and VDPBF16PS; Arm's manual, BFMMLA and BFDOT with FPCR.EBF = 0, as Linux sets it:
+// there BFMMLA is two BFDOTs, and either may be used.
+//
+// Why eight steps for AMX, whose instruction takes up to 32: it adds its sum to c once, so what is summed by one instruction
+// is what one vector.contract must be given, and nearly all texts contract blocks of 8x8x8, as the core of AIE2P does. With 32
+// a contract by itself, a program with checks, and a kernel's aie::mmul would all differ from the recognised product. The
+// price: an instruction takes as long with 8 steps as with 32, so a quarter of the tiles' peak is the most that can be reached,
+// 128 multiplications per cycle and core instead of 512, four times what two AVX-512 units do in f32.
+//
+// Which set a program has is settled when it is compiled: it is compiled for the CPU that runs it, whose features are part of
+// its key in the cache, so nothing is left to choose at run time. AMX moreover needs leave of the kernel (product_tiles.h).
 #pragma once
 
 #include <stdint.h>
 
 #if defined(VNPU_FAST) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__)
-#define VNPU_BF16_DOTS 1
-#include <immintrin.h>
-#include <string.h>
+#define VNPU_BF16_DOTS 1  // vdpbf16ps and its like
+#endif
+#if defined(VNPU_FAST) && (defined(VNPU_EMULATED_TILES) || \
+                           (defined(VNPU_BF16_DOTS) && defined(__AMX_TILE__) && defined(__AMX_BF16__)))
+#define VNPU_BF16_TILES 1
+#endif
+#if defined(VNPU_FAST) && (defined(VNPU_EMULATED_ARM_BF16) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
+#define VNPU_BF16_ARM 1
+#endif
 
 namespace vnpu::dots {
 
-#define VNPU_DOTS_INLINE __attribute__((always_inline)) inline
+enum class Order { kOneByOne, kPairs, kOddPairs, kEights };
+
+// Of blocks of `steps` (K) by `columns` (N).
+constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int columns) {
+#if defined(VNPU_BF16_TILES)
+  if (steps % 8 == 0 && columns % 4 == 0) return Order::kEights;
+#endif
+#if defined(VNPU_BF16_DOTS)
+  if (steps % 2 == 0 && columns % 4 == 0) return Order::kPairs;
+#elif defined(VNPU_BF16_ARM)
+  if (steps % 2 == 0 && columns % 4 == 0) return Order::kOddPairs;
+#endif
+  return Order::kOneByOne;
+}
+
+// Whether multiply_add takes blocks of K by N.
+template <int N, int K>
+inline constexpr bool can_multiply = order_of(K, N) != Order::kOneByOne;
 
 // Columns of a product that are made together: 8 or 4.
 template <int N>
 inline constexpr int width = N % 8 == 0 ? 8 : 4;
 
-// Whether blocks of K by N can be the right factor.
-template <int N, int K>
-inline constexpr bool can_multiply = K % 2 == 0 && N % 4 == 0;
+}  // namespace vnpu::dots
 
-VNPU_DOTS_INLINE __m256bh interleaved(__m128i even, __m128i odd) {
-  const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
-  return (__m256bh)_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1);
-}
-VNPU_DOTS_INLINE __m256 add(__m256 sum, int factor, __m256bh pairs) {
-  return _mm256_dpbf16_ps(sum, (__m256bh)_mm256_set1_epi32(factor), pairs);
-}
-VNPU_DOTS_INLINE __m128 add(__m128 sum, int factor, __m128bh pairs) {
-  return _mm_dpbf16_ps(sum, (__m128bh)_mm_set1_epi32(factor), pairs);
-}
+#if defined(VNPU_BF16_DOTS)
+#include "vnpu/dots_pairs.h"
+#endif
+#if defined(VNPU_BF16_TILES)
+#include "vnpu/dots_eights.h"
+#endif
+#if defined(VNPU_BF16_ARM)
+#include "vnpu/dots_arm.h"
+#endif
 
-// Of two rows of b, Width columns.
-template <int Width>
-VNPU_DOTS_INLINE auto pairs_of(const uint16_t *even, const uint16_t *odd) {
-  if constexpr (Width == 8) {
-    return interleaved(_mm_loadu_si128((const __m128i *)even), _mm_loadu_si128((const __m128i *)odd));
-  } else {
-    return (__m128bh)_mm_unpacklo_epi16(_mm_loadu_si64(even), _mm_loadu_si64(odd));
-  }
-}
+namespace vnpu::dots {
 
 // Width columns of c += a b. a: M x K, row by row; b: K rows, N apart, from its first column of these; both bf16 by
-// their bits. c: M vectors of f32, `step` apart.
+// their bits. c: M vectors of `width` f32, `step` apart.
 template <int M, int N, int K, class Row>
-VNPU_DOTS_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
-#pragma GCC unroll 16
-  for (int k = 0; k < K; k += 2) {
-    const auto pairs = pairs_of<width<N>>(b + k * N, b + (k + 1) * N);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      int factor;
-      memcpy(&factor, a + m * K + k, sizeof(factor));
-      c[m * step] = add(c[m * step], factor, pairs);
-    }
-  }
+__attribute__((always_inline)) inline void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
+  constexpr Order order = order_of(K, N);
+  static_assert(order != Order::kOneByOne, "look at can_multiply first");
+#if defined(VNPU_BF16_TILES)
+  if constexpr (order == Order::kEights) eights::multiply_add<M, N, K>(a, b, c, step);
+#endif
+#if defined(VNPU_BF16_DOTS)
+  if constexpr (order == Order::kPairs) pairs::multiply_add<M, N, K>(a, b, c, step);
+#endif
+#if defined(VNPU_BF16_ARM)
+  if constexpr (order == Order::kOddPairs) arm::multiply_add<M, N, K>(a, b, c, step);
+#endif
 }
 
-// The sum of products of 8 x 8 blocks, kept in four registers that have 4 x 4 elements each, a row in 16 bytes: so the
-// left factors of a pair of products, which a block has in its rows, are spread out by one instruction for 16 sums.
-class Block8x8 {
- public:
-  VNPU_DOTS_INLINE Block8x8() : quads_{} {}
-  // From 64 elements, row by row.
-  VNPU_DOTS_INLINE explicit Block8x8(const float *rows) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const __m512 first = _mm512_loadu_ps(rows + half * 32), second = _mm512_loadu_ps(rows + half * 32 + 16);
-      quads_[half * 2] = _mm512_shuffle_f32x4(first, second, 0x88);
-      quads_[half * 2 + 1] = _mm512_shuffle_f32x4(first, second, 0xdd);
-    }
-  }
-  VNPU_DOTS_INLINE void store(float *rows) const {
-    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const __m512d left = _mm512_castps_pd(quads_[half * 2]), right = _mm512_castps_pd(quads_[half * 2 + 1]);
-      _mm512_storeu_pd((double *)(rows + half * 32), _mm512_permutex2var_pd(left, first, right));
-      _mm512_storeu_pd((double *)(rows + half * 32 + 16), _mm512_permutex2var_pd(left, second, right));
-    }
-  }
-  // += a b, both 8 x 8 bf16 by their bits, row by row.
-  VNPU_DOTS_INLINE void multiply_add(const void *a, const void *b) {
-    const __m512i left[] = {_mm512_loadu_si512(a), _mm512_loadu_si512((const char *)a + 64)};
-    const __m512i first = _mm512_loadu_si512(b), second = _mm512_loadu_si512((const char *)b + 64);
-    multiply_add_pair<0>(left, first);
-    multiply_add_pair<1>(left, first);
-    multiply_add_pair<2>(left, second);
-    multiply_add_pair<3>(left, second);
-  }
-
- private:
-  // Of columns 2 Pair and 2 Pair + 1 of a, and these rows of b, which lie in `rows`.
-  template <int Pair>
-  VNPU_DOTS_INLINE void multiply_add_pair(const __m512i *a, __m512i rows) {
-    const __m512bh left = (__m512bh)_mm512_permutexvar_epi16(pairs<Pair % 2, 0>(), rows);
-    const __m512bh right = (__m512bh)_mm512_permutexvar_epi16(pairs<Pair % 2, 4>(), rows);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const __m512bh factors = (__m512bh)_mm512_shuffle_epi32(a[half], (_MM_PERM_ENUM)(Pair * 0x55));
-      quads_[half * 2] = _mm512_dpbf16_ps(quads_[half * 2], factors, left);
-      quads_[half * 2 + 1] = _mm512_dpbf16_ps(quads_[half * 2 + 1], factors, right);
-    }
-  }
-  // The lanes of two rows of 8 that make pairs of them, for four columns from the first on; and that four times.
-  template <int Odd, int First>
-  VNPU_DOTS_INLINE static __m512i pairs() {
-    constexpr long long at = Odd * 16 + First;
-    constexpr long long two = (at + 8) << 16 | at, low = (two + 0x10001) << 32 | two, high = low + 0x0002000200020002;
-    return _mm512_set_epi64(high, low, high, low, high, low, high, low);
-  }
-
-  __m512 quads_[4];
-};
+#if defined(VNPU_BF16_TILES) && defined(VNPU_BF16_DOTS)
+using Block8x8 = pairs::Block8x8<eights::Sums>;
+#elif defined(VNPU_BF16_DOTS)
+using Block8x8 = pairs::Block8x8<pairs::Sums>;
+#endif
 
 }  // namespace vnpu::dots
-#endif

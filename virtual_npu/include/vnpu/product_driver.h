@@ -8,6 +8,16 @@
 
 #include "vnpu/product.h"
 #include "vnpu/product_kernels.h"
+#include "vnpu/product_plain.h"
+#if defined(VNPU_BF16_DOTS)
+#include "vnpu/product_pairs.h"
+#endif
+#if defined(VNPU_BF16_TILES)
+#include "vnpu/product_tiles.h"
+#endif
+#if defined(VNPU_BF16_ARM)
+#include "vnpu/product_arm.h"
+#endif
 
 namespace vnpu::product {
 
@@ -89,6 +99,7 @@ class Driver {
         is_run_(a_steps_.is_run() && k_ % Kernel::kGroup == 0) {}
 
   void run() {
+    Kernel::prepare();
     const i64 panels = (n_ + Kernel::kColumns - 1) / Kernel::kColumns;
     const i64 parts = m_ * n_ * k_ < kWorthThreads ? 1 : parallel_threads();
     const i64 each = (panels + parts - 1) / parts;
@@ -102,7 +113,7 @@ class Driver {
   using Packed = typename Kernel::Packed;
   static constexpr bool kReadsAsItLies = same_type<Left, bf16>;
   // Steps of k of a packed panel, which takes 24 KiB; and rows of a that are packed at once, which take 384 KiB.
-  static constexpr i64 kDepth = (24 << 10) * Kernel::kGroup / (Kernel::kColumns * i64(sizeof(Packed)));
+  static constexpr i64 kDepth = (24 << 10) * Kernel::kSteps / (Kernel::kColumns * i64(sizeof(Packed)));
   static constexpr i64 kMostRows = (384 << 10) / (kDepth * i64(sizeof(Left)));
   static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
   static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
@@ -110,10 +121,11 @@ class Driver {
   // Some panels of c.
   void columns(i64 first, i64 end) const {
     if (first >= end) return;
+    [[maybe_unused]] const typename Kernel::Turn turn{};
     Blocks blocks;
     const i64 most = m_ < kMostRows ? m_ : kMostRows;
-    const bool packs = !is_run_ || !kReadsAsItLies || end - first >= kWorthPacking;
-    Left *const packed = packs ? blocks.alloc<Left>(most * kDepth) : nullptr;
+    const bool packs = !is_run_ || !kReadsAsItLies || Kernel::kReadsEvenly || end - first >= kWorthPacking;
+    Left *const packed = packs ? blocks.alloc<Left>((most + Kernel::kLeastRows - 1) * kDepth) : nullptr;
     const Left **const rows = blocks.alloc<const Left *>(most);
     auto *const panel = blocks.alloc<Packed>(Kernel::kColumns * kDepth);
     for (i64 m = 0; m < m_; m += kMostRows) {
@@ -168,7 +180,12 @@ class Driver {
       else for (i64 i = 0; i < run; ++i) to[k + i] = widen(here[i]);
       k += run;
     }
-    for (i64 k = count; k < length; ++k) to[k] = Left{};
+    for (i64 k = count; k < length; ++k) to[k] = widen_to(bf16{Kernel::kFiller});
+  }
+
+  static Left widen_to(bf16 value) {
+    if constexpr (kReadsAsItLies) return value;
+    else return widen(value);
   }
 
   // Rows of c from `m` on, so many at a time as long as there are as many; then half as many.
@@ -182,7 +199,14 @@ class Driver {
       of_b.fetch();
       Kernel::template add<Rows>(rows, panel, k, c, columns);
     }
-    if constexpr (Rows > 1) add_rows<Rows / 2>(m, end, rows, panel, k, columns, of_a, of_b);
+    if constexpr (Rows > Kernel::kLeastRows) {
+      add_rows<Rows / 2>(m, end, rows, panel, k, columns, of_a, of_b);
+    } else if constexpr (Kernel::kLeastRows > 1) {
+      if (m == end) return;
+      float *c[Rows];
+      for (int r = 0; r < end - m; ++r) c[r] = product_.c + c_rows_[m + r];
+      Kernel::template add_some<Rows>(rows, panel, k, c, columns, int(end - m));
+    }
   }
 
   const Product &product_;

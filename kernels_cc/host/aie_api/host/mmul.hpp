@@ -175,14 +175,12 @@ struct mmul {
       return;
     }
 #endif
-#if defined(VNPU_BF16_DOTS)
     if constexpr (host::exact_product<TypeA, TypeB> && vnpu::dots::can_multiply<N, K>) {
       const auto x = a.data;
       const auto y = b.data;
       vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, sums_.row, 1);
       return;
     }
-#endif
     const auto left = host::factor<tag, size_A>(a);
     const auto right = host::factor<tag, size_B>(b);
     lane_type a_lane[size_A];

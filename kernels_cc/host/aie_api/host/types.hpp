@@ -245,15 +245,27 @@ AIE_HOST_INLINE lanes<std::uint16_t, N> narrow(const lanes<float, N>& value) {
   return out;
 }
 
-// a * b + c of f32 lanes that hold bf16 values in a and b: the product is exact, so fused or not the bits are the same,
-// and fused is faster. Compilers are told not to fuse on their own, as it would change the bits of other products.
+// a * b + c of f32 lanes that hold bf16 values in a and b: the product is exact unless it is below 2^-126, so fused or not
+// the bits are the same, and fused is faster. Compilers are told not to fuse on their own, as it would change the bits of
+// other products.
 template <unsigned N>
 AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, const lanes<float, N>& b,
                                                   const lanes<float, N>& c) {
-#if !defined(__FMA__)
+#if !defined(__FMA__) && !defined(__aarch64__)
   return a * b + c;
 #elif __has_builtin(__builtin_elementwise_fma)
   return __builtin_elementwise_fma(a, b, c);
+#elif defined(__aarch64__)
+  lanes<float, N> out;
+  for (unsigned i = 0; i < N; i += 4) {
+    lanes<float, 4> part[3];
+    std::memcpy(&part[0], (const char*)&a + i * 4, 16);
+    std::memcpy(&part[1], (const char*)&b + i * 4, 16);
+    std::memcpy(&part[2], (const char*)&c + i * 4, 16);
+    part[0] = __builtin_aarch64_fmav4sf(part[0], part[1], part[2]);
+    std::memcpy((char*)&out + i * 4, &part[0], 16);
+  }
+  return out;
 #else
 #ifdef __AVX512F__
   if constexpr (N == 16) return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);

@@ -1,0 +1,80 @@
+"""Whole programs on instruction sets that this CPU may lack, emulated: the same bits however they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from instruction_sets import SETS, InstructionSet
+
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.spec import Parameters
+from aerie.kernel_builder.testing import compare, random_arrays, run
+from aerie.llama32_1b import load
+from aerie.virtual_npu import BuildOptions
+
+Array = np.ndarray[Any, Any]
+
+CASES: tuple[tuple[str, Parameters], ...] = (
+    ("gemm_f32", {"m": 64, "k": 256, "n": 128}),
+    ("gemm_f32", {"m": 24, "k": 40, "n": 88, "b_transposed": True}),
+    ("flash_attention", {"lq": 64, "lk": 64, "n_heads": 2, "n_kv_heads": 1, "head_dim": 64}),
+)
+LACKED = ("AMX emulated", "BFMMLA emulated")
+
+
+@pytest.fixture(params=LACKED)
+def emulated(request: pytest.FixtureRequest) -> Iterator[InstructionSet]:
+    """Programs are built for one of these sets meanwhile."""
+    with SETS[request.param].chosen():
+        yield SETS[request.param]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_results_are_within_the_tolerance_of_the_kernel(name: str, case: Parameters) -> None:
+    for result, difference in compare(registry()[name], case).items():
+        assert difference.passes, f"{result}: {difference}"
+
+
+def result(name: str, case: Parameters, options: BuildOptions) -> Array:
+    """The one result of a kernel on the same random arrays."""
+    spec = registry()[name]
+    (out,) = run(spec.build(**case), random_arrays(spec, case, np.random.default_rng(3)), options).values()
+    return out
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_products_that_are_not_recognised_give_the_same_bits(name: str, case: Parameters) -> None:
+    """With checks every block is multiplied by itself."""
+    recognised, by_blocks = (result(name, case, BuildOptions(checks=checks)) for checks in (False, True))
+    assert recognised.tobytes() == by_blocks.tobytes()
+
+
+@pytest.mark.usefixtures("emulated")
+def test_no_thread_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a product that is worth several threads."""
+    results = set()
+    for threads in range(1, 5):
+        monkeypatch.setenv("VNPU_THREADS", str(threads))
+        results.add(result("gemm_f32", {"m": 136, "k": 256, "n": 192}, BuildOptions()).tobytes())
+    assert len(results) == 1
+
+
+def test_the_sets_differ() -> None:
+    """What is emulated is what the programs above run."""
+    found = set()
+    for name in ("AVX2", *LACKED):
+        with SETS[name].chosen():
+            found.add(result(*CASES[0], BuildOptions()).tobytes())
+    assert len(found) == 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LACKED)
+def test_the_demo_answers(name: str) -> None:
+    with SETS[name].chosen(), load("demo", backend="virtual") as model:
+        assert str(model.generate("What is the capital of France?")) == "The capital of France is Paris."

@@ -1,0 +1,128 @@
+"""Every instruction set's products of bf16: by its manual, and the same bits however a program makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from instruction_sets import BF16, EIGHTS, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, Sums, in_order, sums_on
+
+Array = np.ndarray[Any, Any]
+Operands = tuple[Array, Array, Array]
+
+BLOCKS = ("8x8x8", "4x8x8", "8x4x8")
+OTHER_BLOCKS = ("4x16x16", "8x8x4")
+
+
+@pytest.fixture(params=SETS)
+def sums(request: pytest.FixtureRequest) -> Sums:
+    """The products of each set that this machine can run or emulate."""
+    return sums_on(request.param)
+
+
+def drawn(m: int, n: int, k: int, seed: int) -> Operands:
+    """Normal numbers."""
+    rng = np.random.default_rng(seed)
+    a, b, c = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n), (m, n)))
+    return a.astype(BF16), b.astype(BF16), c
+
+
+def far_apart(m: int, n: int, k: int, seed: int) -> Operands:
+    """Numbers whose sums lose most of what is added, some of it below 2^-126, and zeros of both signs."""
+    rng = np.random.default_rng(seed)
+
+    def spread(shape: tuple[int, int], low: int, high: int) -> Array:
+        values = rng.standard_normal(shape) * np.exp2(rng.integers(low, high, shape))
+        values[rng.random(shape) < 0.1] = 0.0
+        values[rng.random(shape) < 0.1] = -0.0
+        return values.astype(np.float32)
+
+    a, b = spread((m, k), -75, -50), spread((k, n), -75, -50)
+    a[0], b[:, 0] = np.float32(2.0**-130), np.float32(-(2.0**10))
+    return a.astype(BF16), b.astype(BF16), spread((m, n), -135, -110)
+
+
+def same(got: Array, want: Array) -> None:
+    """Equal bits, the signs of zeros too."""
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def test_which_order_a_set_has() -> None:
+    wanted = {"AVX2": ONE_BY_ONE, "AVX-512": ONE_BY_ONE, "AMX emulated": EIGHTS, "BFMMLA emulated": ODD_PAIRS}
+    orders = {name: sums_on(name).order_of(8, 8) for name in SETS if SETS[name].is_here()}
+    assert orders.items() >= {name: order for name, order in wanted.items() if name in orders}.items()
+
+
+def test_blocks_that_an_order_cannot_take_have_the_next_one() -> None:
+    sums = sums_on("AMX emulated")
+    assert [sums.order_of(*block) for block in ((8, 8), (16, 4), (8, 2), (1, 8))] == [
+        EIGHTS, EIGHTS, ONE_BY_ONE, ONE_BY_ONE,
+    ]  # fmt: skip
+    assert sums.order_of(4, 8) == sums_on("native").order_of(4, 8)
+
+
+@pytest.mark.parametrize("numbers", [drawn, far_apart])
+def test_products_are_those_of_the_manual(sums: Sums, numbers: Any) -> None:
+    a, b, c = numbers(5, 16, 48, 1)
+    same(sums.by_rows(a, b, c), in_order(sums.order_of(8, 8), a, b, c))
+
+
+@pytest.mark.parametrize("numbers", [drawn, far_apart])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("made_by", ["contract", "mmul"])
+def test_a_block_by_itself_has_the_bits_of_the_product(
+    sums: Sums, made_by: str, block: str, numbers: Any
+) -> None:
+    a, b, c = numbers(24, 48, 64, 2)
+    same(sums.by_blocks(f"{made_by}_{block}", a, b, c), sums.by_rows(a, b, c))
+
+
+@pytest.mark.parametrize("block", OTHER_BLOCKS)
+def test_other_blocks_have_the_bits_of_their_product_too(sums: Sums, block: str) -> None:
+    a, b, c = drawn(8, 32, 48, 3)
+    _, columns, steps = map(int, block.split("x"))
+    by_blocks = sums.by_blocks(f"contract_{block}", a, b, c)
+    same(by_blocks, sums.by_rows(a, b, c, (steps, columns)))
+    same(by_blocks, in_order(sums.order_of(steps, columns), a, b, c))
+
+
+def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
+    a, b, c = drawn(8, 8, 5, 4)
+    want = in_order(ONE_BY_ONE, a, b, c)
+    same(sums.by_blocks("contract_2x8x1", a, b, c), want)
+    same(sums.by_blocks("mmul_8x8x1", a, b, c), want)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 15, 16, 17, 31, 32, 33, 47])
+def test_rows_have_the_same_bits_alone_and_together(sums: Sums, rows: int) -> None:
+    """And columns: panels are of 8 to 32, and the last is filled up."""
+    a, b, c = drawn(47, 70, 80, 5)
+    whole = sums.by_rows(a, b, c)
+    columns = 1 + 3 * rows % 70
+    part = sums.by_rows(a[:rows], np.ascontiguousarray(b[:, :columns]), c[:rows, :columns].copy())
+    same(part, whole[:rows, :columns])
+
+
+def test_sums_are_within_a_rounding_of_f64(sums: Sums) -> None:
+    """One to bf16, of the sum of magnitudes."""
+    a, b, c = drawn(33, 40, 1024, 6)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    error = np.abs(sums.by_rows(a, b, c) - (c + x @ y))
+    assert (error <= 2.0**-9 * (np.abs(c) + np.abs(x) @ np.abs(y)) * 2.0**-8).all()
+
+
+def test_infinities_and_nans_come_through(sums: Sums) -> None:
+    a, b, c = drawn(8, 32, 64, 7)
+    a[5, 3], b[7, 9] = np.inf, np.nan
+    out = sums.by_rows(a, b, c)
+    assert np.isnan(out[:, 9]).all()
+    assert np.isinf(np.delete(out, 9, 1)[5]).all()
+    assert np.isfinite(np.delete(np.delete(out, 9, 1), 5, 0)).all()
+
+
+def test_orders_differ() -> None:
+    """What the tests above tell apart."""
+    operands = drawn(16, 16, 64, 8)
+    results = [in_order(order, *operands) for order in (ONE_BY_ONE, PAIRS, ODD_PAIRS, EIGHTS)]
+    assert len({result.tobytes() for result in results}) == len(results)

@@ -1,0 +1,125 @@
+// Products of bf16 in pairs by AVX512-BF16, for blocks that are multiplied by themselves (dots.h says the order).
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace vnpu::dots::pairs {
+
+#define VNPU_DOTS_INLINE __attribute__((always_inline)) inline
+
+VNPU_DOTS_INLINE __m256bh interleaved(__m128i even, __m128i odd) {
+  const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
+  return (__m256bh)_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1);
+}
+VNPU_DOTS_INLINE __m256 add(__m256 sum, int factor, __m256bh pairs) {
+  return _mm256_dpbf16_ps(sum, (__m256bh)_mm256_set1_epi32(factor), pairs);
+}
+VNPU_DOTS_INLINE __m128 add(__m128 sum, int factor, __m128bh pairs) {
+  return _mm_dpbf16_ps(sum, (__m128bh)_mm_set1_epi32(factor), pairs);
+}
+
+// Of two rows of b, Width columns.
+template <int Width>
+VNPU_DOTS_INLINE auto pairs_of(const uint16_t *even, const uint16_t *odd) {
+  if constexpr (Width == 8) {
+    return interleaved(_mm_loadu_si128((const __m128i *)even), _mm_loadu_si128((const __m128i *)odd));
+  } else {
+    return (__m128bh)_mm_unpacklo_epi16(_mm_loadu_si64(even), _mm_loadu_si64(odd));
+  }
+}
+
+// As dots::multiply_add.
+template <int M, int N, int K, class Row>
+VNPU_DOTS_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
+#pragma GCC unroll 16
+  for (int k = 0; k < K; k += 2) {
+    const auto pairs = pairs_of<width<N>>(b + k * N, b + (k + 1) * N);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      int factor;
+      memcpy(&factor, a + m * K + k, sizeof(factor));
+      c[m * step] = add(c[m * step], factor, pairs);
+    }
+  }
+}
+
+// Sixteen sums of a block.
+class Sums {
+ public:
+  VNPU_DOTS_INLINE Sums() : sum_{} {}
+  VNPU_DOTS_INLINE explicit Sums(__m512 sum) : sum_(sum) {}
+  VNPU_DOTS_INLINE __m512 value() const { return sum_; }
+  // Of a pair of steps.
+  VNPU_DOTS_INLINE void add(__m512i factors, __m512i pairs) {
+    sum_ = _mm512_dpbf16_ps(sum_, (__m512bh)factors, (__m512bh)pairs);
+  }
+  // After all pairs of a block.
+  VNPU_DOTS_INLINE void end_block() {}
+
+ private:
+  __m512 sum_;
+};
+
+// The sum of products of 8 x 8 blocks, kept in four registers that have 4 x 4 elements each, a row in 16 bytes: so the
+// left factors of a pair of products, which a block has in its rows, are spread out by one instruction for 16 sums.
+template <class Sums>
+class Block8x8 {
+ public:
+  VNPU_DOTS_INLINE Block8x8() = default;
+  // From 64 elements, row by row.
+  VNPU_DOTS_INLINE explicit Block8x8(const float *rows) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512 first = _mm512_loadu_ps(rows + half * 32), second = _mm512_loadu_ps(rows + half * 32 + 16);
+      quads_[half * 2] = Sums(_mm512_shuffle_f32x4(first, second, 0x88));
+      quads_[half * 2 + 1] = Sums(_mm512_shuffle_f32x4(first, second, 0xdd));
+    }
+  }
+  VNPU_DOTS_INLINE void store(float *rows) const {
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512d left = _mm512_castps_pd(quads_[half * 2].value()), right = _mm512_castps_pd(quads_[half * 2 + 1].value());
+      _mm512_storeu_pd((double *)(rows + half * 32), _mm512_permutex2var_pd(left, first, right));
+      _mm512_storeu_pd((double *)(rows + half * 32 + 16), _mm512_permutex2var_pd(left, second, right));
+    }
+  }
+  // += a b, both 8 x 8 bf16 by their bits, row by row.
+  VNPU_DOTS_INLINE void multiply_add(const void *a, const void *b) {
+    const __m512i left[] = {_mm512_loadu_si512(a), _mm512_loadu_si512((const char *)a + 64)};
+    const __m512i first = _mm512_loadu_si512(b), second = _mm512_loadu_si512((const char *)b + 64);
+    multiply_add_pair<0>(left, first);
+    multiply_add_pair<1>(left, first);
+    multiply_add_pair<2>(left, second);
+    multiply_add_pair<3>(left, second);
+#pragma GCC unroll 4
+    for (Sums &quad : quads_) quad.end_block();
+  }
+
+ private:
+  // Of columns 2 Pair and 2 Pair + 1 of a, and these rows of b, which lie in `rows`.
+  template <int Pair>
+  VNPU_DOTS_INLINE void multiply_add_pair(const __m512i *a, __m512i rows) {
+    const __m512i left = _mm512_permutexvar_epi16(order<Pair % 2, 0>(), rows);
+    const __m512i right = _mm512_permutexvar_epi16(order<Pair % 2, 4>(), rows);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512i factors = _mm512_shuffle_epi32(a[half], (_MM_PERM_ENUM)(Pair * 0x55));
+      quads_[half * 2].add(factors, left);
+      quads_[half * 2 + 1].add(factors, right);
+    }
+  }
+  // The lanes of two rows of 8 that make pairs of them, for four columns from the first on; and that four times.
+  template <int Odd, int First>
+  VNPU_DOTS_INLINE static __m512i order() {
+    constexpr long long at = Odd * 16 + First;
+    constexpr long long two = (at + 8) << 16 | at, low = (two + 0x10001) << 32 | two, high = low + 0x0002000200020002;
+    return _mm512_set_epi64(high, low, high, low, high, low, high, low);
+  }
+
+  Sums quads_[4];
+};
+
+}  // namespace vnpu::dots::pairs

@@ -1,0 +1,130 @@
+// The micro-kernel for AMX-BF16: 32 x 32 sums in four tiles, 16 more columns and rows of a and b in the other four.
+//
+// An instruction is given eight steps of k (dots.h says why): tiles of a have 16 rows of 16 bytes, tiles of b four rows of 64,
+// each row two steps of k of 16 columns. Sums lie in c as the text wants them, mostly in blocks of 8 x 8, so they pass through
+// a buffer on their way to the tiles and back: 8 KiB moved for 32 x 32 x 384 multiplications.
+//
+// The tiles belong to a thread, and what shape they have as well. Other libraries in the process may use them, so a thread
+// configures them whenever it begins to multiply, and lets go of them when it ends. Before that the process asks the kernel
+// for leave (Linux, Documentation/arch/x86/xstate.rst), which holds for all its threads and is refused where a filter of
+// system calls is in the way, or where a thread has set up a stack for signals that is too small for the tiles.
+#pragma once
+
+#include "vnpu/product_interleaved.h"
+#if !defined(VNPU_EMULATED_TILES)
+#include <errno.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace vnpu::product {
+
+struct Tiles : Usual, Interleaved {
+  static constexpr int kRows = 32, kLeastRows = 16, kGroup = 8;
+  static constexpr bool kReadsEvenly = true;
+  using Left = bf16;
+
+  static void prepare() {
+    static const int denied = ask();
+    if (denied == 0) return;
+    fail({"a matrix product", 0},
+         "this program was built for the tiles of AMX, and the system denies them to this process (%s): with other "
+         "instructions its sums would have other bits; allow arch_prctl(ARCH_REQ_XCOMP_PERM), or build it with "
+         "VNPU_MARCH=x86-64-v4", strerror(denied));
+  }
+
+  class Turn {
+   public:
+    Turn() {
+      alignas(64) Shapes shapes{};
+      for (int sums = 0; sums < 4; ++sums) shapes.set(sums, 16, 64);
+      for (int left = 4; left < 6; ++left) shapes.set(left, 16, kGroup * int(sizeof(Left)));
+      for (int right = 6; right < 8; ++right) shapes.set(right, kGroup / kSteps, 64);
+      settle(&shapes);
+      _tile_loadconfig(&shapes);
+    }
+    Turn(const Turn &) = delete;
+    ~Turn() { _tile_release(); }
+  };
+
+  template <int Rows>
+  static void add(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
+    add_some<Rows>(a, b, k, c, columns, Rows);
+  }
+
+  // The same where c has fewer rows; the rows of a that are missing are read, but reach no sum.
+  template <int Rows>
+  [[gnu::noinline]] static void add_some(const Left *const *a, const Packed *b, i64 k, float *const *c,
+                                         const Places &columns, int rows) {
+    alignas(64) float sums[Rows][kColumns];
+    for (int r = 0; r < rows; ++r) copy(c[r], columns, sums[r]);
+    add_to<Rows>(a[0], (rows > 1 ? a[1] - a[0] : 0) * i64(sizeof(Left)), b, k, sums[0]);
+    for (int r = 0; r < rows; ++r) copy_back(c[r], columns, sums[r]);
+  }
+
+ private:
+  // What was written so far is in memory: g++ 12 does not know that loading tiles reads it.
+  static VNPU_INLINE void settle(const void *where) { asm volatile("" : : "r"(where) : "memory"); }
+
+  // The operand of ldtilecfg for palette 1.
+  struct Shapes {
+    uint8_t palette = 1, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+    void set(int tile, int count, int bytes) { rows[tile] = uint8_t(count), row_bytes[tile] = uint16_t(bytes); }
+  };
+
+  // 0, or why the kernel denies the tiles' data.
+  static int ask() {
+#if defined(VNPU_EMULATED_TILES)
+    return emulated_tiles_denied();
+#else
+    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0 ? 0 : errno;
+#endif
+  }
+
+  static VNPU_INLINE void copy(const float *c, const Places &columns, float *to) {
+    if (!columns.are_runs_of(8)) return gather(c, columns, to);
+    for (int n = 0; n < columns.count; n += 8) memcpy(to + n, c + columns.at[n], 32);
+  }
+  static VNPU_INLINE void copy_back(float *c, const Places &columns, const float *from) {
+    if (!columns.are_runs_of(8)) return scatter(c, columns, from);
+    for (int n = 0; n < columns.count; n += 8) memcpy(c + columns.at[n], from + n, 32);
+  }
+
+  // To all columns of sums, rows side by side. a: rows so many bytes apart.
+  template <int Rows>
+  static VNPU_INLINE void add_to(const Left *a, i64 a_bytes, const Packed *b, i64 k, float *sums) {
+    constexpr int kRowBytes = kColumns * int(sizeof(float)), kPanelBytes = kColumns * int(sizeof(Packed));
+    settle(sums);
+    _tile_loadd(0, sums, kRowBytes);
+    _tile_loadd(1, sums + 16, kRowBytes);
+    if constexpr (Rows > 16) {
+      _tile_loadd(2, sums + 16 * kColumns, kRowBytes);
+      _tile_loadd(3, sums + 16 * kColumns + 16, kRowBytes);
+    }
+    const char *const second = reinterpret_cast<const char *>(a) + 16 * a_bytes;
+    for (i64 i = 0; i < k; i += kGroup, b += kGroup / kSteps * kColumns) {
+      _tile_loadd(6, b, kPanelBytes);
+      _tile_loadd(4, a + i, a_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, b + 16, kPanelBytes);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (Rows > 16) {
+        _tile_loadd(5, second + i * i64(sizeof(Left)), a_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, sums, kRowBytes);
+    _tile_stored(1, sums + 16, kRowBytes);
+    if constexpr (Rows > 16) {
+      _tile_stored(2, sums + 16 * kColumns, kRowBytes);
+      _tile_stored(3, sums + 16 * kColumns + 16, kRowBytes);
+    }
+  }
+};
+
+}  // namespace vnpu::product
