@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from host_compiler import KERNELS, run_compiler
 
+from aerie.virtual_npu.knobs import MARCH
+
 OWN_WARNINGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 """What g++ 12 says of its own headers of AVX512 intrinsics."""
 
@@ -62,17 +64,24 @@ def _aligned(source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="session")
 def build_cc(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Functions]:
-    """build_cc(source, defines): its functions, compiled once per set of defines, with alignment checks."""
+    """build_cc(source, defines, march): its functions, compiled once per such set, with alignment checks.
+
+    march: as VNPU_MARCH, which it takes the place of.
+    """
     built: dict[tuple[Any, ...], Functions] = {}
     folder = tmp_path_factory.mktemp("kernels_cc")
 
-    def build(source: Path, defines: Mapping[str, object] | None = None) -> Functions:
-        key = (source, *sorted((defines or {}).items()))
+    def build(
+        source: Path, defines: Mapping[str, object] | None = None, march: str = MARCH.default
+    ) -> Functions:
+        key = (source, march, *sorted((defines or {}).items()))
         if key not in built:
             output = folder / f"{source.stem}_{len(built)}.so"
             macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
             flags = ("-fPIC", "-shared", "-Werror", *OWN_WARNINGS, "-DAIE_HOST_CHECK_ALIGNMENT")
-            done = run_compiler(source, output, *flags, *macros)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(MARCH.name, march)
+                done = run_compiler(source, output, *flags, *macros)
             assert done.returncode == 0, done.stderr
             built[key] = Functions(output)
         return built[key]

@@ -42,6 +42,22 @@ void block_8x4(const bfloat16* a, const bfloat16* b, float* c) {
   aie::store_v(c, block.to_vector<float>());
 }
 
+// An 8 x 8 matrix, turned.
+void turn(const bfloat16* in, bfloat16* out) { aie::store_v(out, aie::transpose(aie::load_v<64>(in), 8, 8)); }
+
+// Products of 64 lanes summed lane by lane, and of them: all lanes summed, the largest, and those of a that b exceeds by b.
+void lanes_of_64(const bfloat16* a, const bfloat16* b, float* sums, float* folded, float* chosen) {
+  aie::accum<accfloat, 64> acc = aie::zeros<accfloat, 64>();
+  for (int i = 0; i < 3; ++i) acc = aie::mac(acc, aie::load_v<64>(a + i * 64), aie::load_v<64>(b + i * 64));
+  const aie::vector<float, 64> lanes = acc.to_vector<float>();
+  aie::store_v(sums, lanes);
+  folded[0] = aie::reduce_add(lanes);
+  folded[1] = aie::reduce_max(lanes);
+  folded[2] = aie::reduce_min(lanes.extract<8>(5));
+  const auto x = aie::load_v<64>(a), y = aie::load_v<64>(b);
+  aie::store_v(chosen, aie::accum<accfloat, 64>(aie::select(x, y, aie::lt(x, y))).to_vector<float>());
+}
+
 // Four vectors of 8 lanes in one, and two of 16.
 void join(const float* in, float* four, float* two) {
   aie::store_v(four, aie::concat(aie::load_v<8>(in), aie::load_v<8>(in + 8), aie::load_v<8>(in + 16), aie::load_v<8>(in + 24)));

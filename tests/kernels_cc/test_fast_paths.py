@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from aerie.virtual_npu.errors import KnobError
+
 SOURCE = Path(__file__).with_name("fast_paths.cc")
+
+SETS = ("none", "x86-64-v3", "x86-64-v4")
+"""Instruction sets without products of bf16 in pairs."""
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +25,15 @@ def plain(build_cc: Any) -> Any:
 @pytest.fixture(scope="module")
 def fast(build_cc: Any) -> Any:
     return build_cc(SOURCE, {"VNPU_FAST": 1})
+
+
+@pytest.fixture(scope="module", params=SETS)
+def of_a_set(request: Any, build_cc: Any) -> Any:
+    """The same of one instruction set, where the CPU has it."""
+    try:
+        return build_cc(SOURCE, {"VNPU_FAST": 1}, request.param)
+    except KnobError as error:
+        pytest.skip(str(error))
 
 
 def every_kind_of_float() -> np.ndarray[Any, Any]:
@@ -49,8 +63,8 @@ def test_rounding_to_bf16(plain: Any, fast: Any, name: str) -> None:
     np.testing.assert_array_equal(bits(getattr(fast, name), values), bits(getattr(plain, name), values))
 
 
-@pytest.mark.parametrize("name", ["exp2_of_16", "exp2_of_32"])
-def test_exp2(plain: Any, fast: Any, name: str) -> None:
+def arguments_of_exp2() -> np.ndarray[Any, Any]:
+    """f32 of every kind, and those around where results end to be normal numbers, alone among others."""
     edges = np.array([-128, -127, -126.5, -126, -125.5, 127.5, 128, 129, np.nan, np.inf, -np.inf])
     near = np.float32(
         [np.nextafter(np.float32(edges), np.float32(to)) for to in (-1e9, 1e9)] + [edges]
@@ -58,7 +72,12 @@ def test_exp2(plain: Any, fast: Any, name: str) -> None:
     lone = np.tile(np.linspace(-30, 1, 32, dtype=np.float32), (near.size, 1))
     lone[:, 5] = near  # one lane outside, all others inside
     spread = np.linspace(-140, 140, 32 * 400, dtype=np.float32)
-    values = np.concatenate([every_kind_of_float(), lone.ravel(), spread])
+    return np.concatenate([every_kind_of_float(), lone.ravel(), spread])
+
+
+@pytest.mark.parametrize("name", ["exp2_of_16", "exp2_of_32"])
+def test_exp2(plain: Any, fast: Any, name: str) -> None:
+    values = arguments_of_exp2()
     np.testing.assert_array_equal(bits(getattr(fast, name), values), bits(getattr(plain, name), values))
 
 
@@ -96,3 +115,39 @@ def test_vectors_are_joined_in_order(plain: Any, fast: Any) -> None:
         api.join(values, four, two)
         np.testing.assert_array_equal(four, values)
         np.testing.assert_array_equal(two, values)
+
+
+def every_result(api: Any) -> list[np.ndarray[Any, Any]]:
+    """What the functions of fast_paths.cc give, as bits."""
+    floats = every_kind_of_float()
+    results = [bits(getattr(api, f"round_{lanes}_to_bf16"), floats) for lanes in (16, 32)]
+    results += [bits(getattr(api, f"exp2_of_{lanes}"), arguments_of_exp2()) for lanes in (16, 32)]
+    a, b, sums = blocks(5)
+    api.block_8x8(a, b, sums)
+    turned = np.zeros_like(a)
+    api.turn(a, turned)
+    many = np.random.default_rng(6).standard_normal((2, 192)).astype(bfloat16)
+    lanes, folded, chosen = np.zeros(64, np.float32), np.zeros(3, np.float32), np.zeros(64, np.float32)
+    api.lanes_of_64(many[0], many[1], lanes, folded, chosen)
+    return [*results, turned.view(np.uint16), *(x.view(np.uint32) for x in (sums, lanes, folded, chosen))]
+
+
+def test_the_bits_are_the_same_on_every_instruction_set_that_sums_one_by_one(
+    plain: Any, of_a_set: Any
+) -> None:
+    for ours, expected in zip(every_result(of_a_set), every_result(plain), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_lanes_are_turned_summed_and_chosen_as_numpy_does_it(plain: Any) -> None:
+    a, _, _ = blocks(5)
+    many = np.random.default_rng(6).standard_normal((2, 192)).astype(bfloat16)
+    *_, turned, _, lanes, folded, chosen = every_result(plain)
+    np.testing.assert_array_equal(turned, a.T.view(np.uint16))
+    first, second, third = (many.astype(np.float32).prod(0)[i : i + 64] for i in (0, 64, 128))
+    expected = first + second + third
+    np.testing.assert_array_equal(lanes.view(np.float32), expected)
+    found = folded.view(np.float32)
+    np.testing.assert_allclose(found[0], expected.sum(), rtol=1e-5)
+    assert (found[1], found[2]) == (expected.max(), expected[40:48].min())
+    np.testing.assert_array_equal(chosen.view(np.float32), many[:, :64].max(0).astype(np.float32))

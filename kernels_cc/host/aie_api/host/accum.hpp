@@ -74,9 +74,9 @@ class accum {
  public:
   using value_type = Tag;
   using lane_type = typename host::accum_lane<Tag>::type;
-  using storage_t = host::lanes<lane_type, N>;
+  using storage_t = host::registers<lane_type, N>;
 
-  host::registers<lane_type, N> data;
+  storage_t data;
 
   static constexpr unsigned size() { return N; }
   static constexpr unsigned bits() { return N * 8 * sizeof(lane_type); }
@@ -84,8 +84,7 @@ class accum {
   static constexpr bool is_complex() { return false; }
 
   accum() = default;
-  AIE_HOST_INLINE accum(const storage_t& lanes) : data(lanes) {}
-  AIE_HOST_INLINE explicit accum(const host::registers<lane_type, N>& lanes) : data(lanes) {}
+  AIE_HOST_INLINE explicit accum(const storage_t& lanes) : data(lanes) {}
   template <typename T>
   AIE_HOST_INLINE explicit accum(const vector<T, N>& v, int shift = 0) {
     from_vector(v, shift);
@@ -101,9 +100,8 @@ class accum {
   AIE_HOST_INLINE void from_vector(const vector<T, N>& v, [[maybe_unused]] int shift = 0) {
     static_assert(is_floating_point() == host::is_float<T>,
                   "a float accumulator is made from bfloat16 or float lanes, an integer one from integers");
-    storage_t lanes = __builtin_convertvector(host::wide(v), storage_t);
-    if constexpr (!is_floating_point()) lanes = lanes << shift;
-    data = lanes;
+    data = host::convert<lane_type>(host::wide(v));
+    if constexpr (!is_floating_point()) data = data << shift;
   }
 
   // The lanes in T, in the core's rounding and saturation modes.
@@ -117,7 +115,7 @@ class accum {
     } else {
       vector<T, N> v;
       const host::core_modes modes = host::modes;
-      for (unsigned i = 0; i < N; ++i) v.data[i] = host::shift_round_saturate<T>(data[i], shift, modes);
+      for (unsigned i = 0; i < N; ++i) v.data.set(i, host::shift_round_saturate<T>(data[i], shift, modes));
       return v;
     }
   }
@@ -135,28 +133,26 @@ class accum {
   template <unsigned M>
   AIE_HOST_INLINE accum<Tag, M> extract(unsigned index) const {
     static_assert(M <= N, "extract<M>: a part is not larger than the accumulator");
-    accum<Tag, M> part;
-    std::memcpy(&part.data, reinterpret_cast<const char*>(&data) + index * sizeof(part.data), sizeof(part.data));
-    return part;
+    return accum<Tag, M>(host::extracted<M>(data, index));
   }
   template <unsigned M>
   AIE_HOST_INLINE accum& insert(unsigned index, const accum<Tag, M>& part) {
     static_assert(M <= N, "insert: a part is not larger than the accumulator");
-    std::memcpy(reinterpret_cast<char*>(&data) + index * sizeof(part.data), &part.data, sizeof(part.data));
+    host::insert(data, index, part.data);
     return *this;
   }
   // The device leaves the new lanes undefined; here they are zero.
   template <unsigned M>
   AIE_HOST_INLINE accum<Tag, M> grow() const {
     static_assert(M >= N, "grow<M>: the result is not smaller than the accumulator");
-    return accum<Tag, M>(typename accum<Tag, M>::storage_t{}).insert(0, *this);
+    return accum<Tag, M>(typename accum<Tag, M>::storage_t(0)).insert(0, *this);
   }
   // The same bits as lanes of another tag of the same width.
   template <typename Other>
   AIE_HOST_INLINE accum<Other, N> cast_to() const {
     static_assert(sizeof(typename accum<Other, N>::storage_t) == sizeof(storage_t),
                   "cast_to: the lanes have different widths");
-    return accum<Other, N>((typename accum<Other, N>::storage_t)storage_t(data));
+    return accum<Other, N>(host::bits_as<typename accum<Other, N>::lane_type>(data));
   }
 };
 
@@ -173,18 +169,13 @@ concept Accum = host::is_accum_type<std::remove_cvref_t<A>>::value;
 template <typename Tag, unsigned N = 16>
   requires host::AccumTag<Tag>
 AIE_HOST_INLINE accum<Tag, N> zeros() {
-  using L = typename accum<Tag, N>::lane_type;
-  return accum<Tag, N>(host::registers<L, N>(L{}));
+  return accum<Tag, N>(typename accum<Tag, N>::storage_t(0));
 }
 
 template <typename Tag, unsigned N, typename... Rest>
   requires(std::is_same_v<accum<Tag, N>, Rest> && ...)
 AIE_HOST_INLINE auto concat(const accum<Tag, N>& first, const Rest&... rest) {
-  accum<Tag, N*(1 + sizeof...(Rest))> whole;
-  unsigned i = 0;
-  whole.insert(i, first);
-  (whole.insert(++i, rest), ...);
-  return whole;
+  return accum<Tag, N*(1 + sizeof...(Rest))>(host::joined(first.data, rest.data...));
 }
 
 }  // namespace aie

@@ -11,12 +11,12 @@ namespace aie {
 namespace host {
 
 template <typename L, unsigned N>
-AIE_HOST_INLINE lanes<L, N> greater(const lanes<L, N>& x, const lanes<L, N>& y) {
-  return by_registers<L, N>([](const auto& a, const auto& b) { return a < b ? b : a; }, x, y);
+AIE_HOST_INLINE registers<L, N> greater(const registers<L, N>& x, const registers<L, N>& y) {
+  return registers<L, N>::each([](const auto& a, const auto& b) AIE_HOST_LAMBDA { return a < b ? b : a; }, x, y);
 }
 template <typename L, unsigned N>
-AIE_HOST_INLINE lanes<L, N> lesser(const lanes<L, N>& x, const lanes<L, N>& y) {
-  return by_registers<L, N>([](const auto& a, const auto& b) { return b < a ? b : a; }, x, y);
+AIE_HOST_INLINE registers<L, N> lesser(const registers<L, N>& x, const registers<L, N>& y) {
+  return registers<L, N>::each([](const auto& a, const auto& b) AIE_HOST_LAMBDA { return b < a ? b : a; }, x, y);
 }
 
 }  // namespace host
@@ -34,8 +34,8 @@ AIE_HOST_INLINE lanes<L, N> lesser(const lanes<L, N>& x, const lanes<L, N>& y) {
   }
 AIE_HOST_VECTOR_OP(add, x + y)
 AIE_HOST_VECTOR_OP(sub, x - y)
-AIE_HOST_VECTOR_OP(max, (host::greater<host::wide_t<T>, N>(x, y)))
-AIE_HOST_VECTOR_OP(min, (host::lesser<host::wide_t<T>, N>(x, y)))
+AIE_HOST_VECTOR_OP(max, host::greater(x, y))
+AIE_HOST_VECTOR_OP(min, host::lesser(x, y))
 #undef AIE_HOST_VECTOR_OP
 
 #define AIE_HOST_BIT_OP(name, op)                                                                        \
@@ -70,7 +70,7 @@ AIE_HOST_INLINE V downshift(const V& v, unsigned shift) {
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> neg(const vector<T, N>& v) {
   if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(v.data ^ std::uint16_t(0x8000));
+    return vector<T, N>(v.data ^ typename vector<T, N>::storage_t(0x8000));
   else if constexpr (std::is_unsigned_v<T>)
     return v;
   else
@@ -79,7 +79,7 @@ AIE_HOST_INLINE vector<T, N> neg(const vector<T, N>& v) {
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> abs(const vector<T, N>& v) {
   if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(v.data & std::uint16_t(0x7fff));
+    return vector<T, N>(v.data & typename vector<T, N>::storage_t(0x7fff));
   else if constexpr (std::is_unsigned_v<T>)
     return v;
   else if constexpr (std::is_same_v<T, float>)
@@ -125,12 +125,12 @@ AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, const vector<T, N>& v)
 template <typename Tag, unsigned N, typename E>
   requires host::AddedTo<E, Tag>
 AIE_HOST_INLINE accum<Tag, N> add(const accum<Tag, N>& a, E value) {
-  return accum<Tag, N>(a.data + host::registers<typename accum<Tag, N>::lane_type, N>(value));
+  return accum<Tag, N>(a.data + typename accum<Tag, N>::storage_t(value));
 }
 template <typename Tag, unsigned N, typename E>
   requires host::AddedTo<E, Tag>
 AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, E value) {
-  return accum<Tag, N>(a.data - host::registers<typename accum<Tag, N>::lane_type, N>(value));
+  return accum<Tag, N>(a.data - typename accum<Tag, N>::storage_t(value));
 }
 
 // ---- lazy operations: here done at once ----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ AIE_HOST_INLINE A op_sub(const A& acc) {
 }
 template <Accum A>
 AIE_HOST_INLINE A op_zero(const A& acc, bool to_zero = true) {
-  return to_zero ? A(typename A::storage_t{}) : acc;
+  return to_zero ? A(typename A::storage_t(0)) : acc;
 }
 template <Vector V>
 AIE_HOST_INLINE V op_abs(const V& v) {
@@ -171,7 +171,7 @@ namespace host {
 // A factor in the lanes of an accumulator of Tag.
 template <typename Tag, unsigned N, typename T>
 AIE_HOST_INLINE auto factor(const vector<T, N>& v) {
-  return __builtin_convertvector(wide(v), lanes<typename accum_lane<Tag>::type, N>);
+  return convert<typename accum_lane<Tag>::type>(wide(v));
 }
 template <typename A>
 struct factor_traits {
@@ -192,7 +192,7 @@ template <typename Tag, unsigned N, typename E>
   requires(factor_traits<E>::size == 0)
 AIE_HOST_INLINE auto factor(E value) {
   using L = typename accum_lane<Tag>::type;
-  return L(typename factor_traits<E>::type(value)) - lanes<L, N>{};
+  return registers<L, N>(L(typename factor_traits<E>::type(value)));
 }
 
 template <typename A, typename B>
@@ -238,13 +238,11 @@ AIE_HOST_INLINE auto negmul(const A& a, const B& b) {
 template <typename Tag, unsigned N, typename A, typename B>
   requires host::FactorsFor<Tag, N, A, B>
 AIE_HOST_INLINE accum<Tag, N> mac(const accum<Tag, N>& acc, const A& a, const B& b) {
-  using Lanes = host::registers<typename accum<Tag, N>::lane_type, N>;
   if constexpr (host::exact_product<A, B>) {
     const auto x = host::as_vector<bfloat16, N>(a), y = host::as_vector<bfloat16, N>(b);
-    return accum<Tag, N>(host::multiply_add_bf16<N>(x.data, y.data, acc.data));
+    return accum<Tag, N>(host::multiply_add_bf16(x.data, y.data, acc.data));
   } else {
-    const Lanes x = host::factor<Tag, N>(a), y = host::factor<Tag, N>(b);
-    return accum<Tag, N>(acc.data + x * y);
+    return accum<Tag, N>(acc.data + host::factor<Tag, N>(a) * host::factor<Tag, N>(b));
   }
 }
 template <typename Tag, unsigned N, typename A, typename B>

@@ -44,38 +44,52 @@ AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
   return x == x ? value : x;
 }
 
-#if defined(VNPU_BF16_DOTS)
-// Of 16 lanes or 32, in bf16.
-[[gnu::noinline, gnu::cold]] inline lanes<std::uint16_t, 16> exp2_bf16_of_any(__m512 x) {
-  return narrow_even<16>(exp2_f32<16>((lanes<float, 16>)x));
+template <unsigned N>
+AIE_HOST_INLINE registers<float, N> exp2_f32(const registers<float, N>& x) {
+  const auto power = [](const auto& v) AIE_HOST_LAMBDA { return exp2_f32<registers<float, N>::width>(v); };
+  return registers<float, N>::each(power, x);
 }
-[[gnu::noinline, gnu::cold]] inline lanes<std::uint16_t, 32> exp2_bf16_of_any(__m512 low, __m512 high) {
-  const lanes<float, 16> halves[] = {exp2_f32<16>((lanes<float, 16>)low), exp2_f32<16>((lanes<float, 16>)high)};
-  lanes<float, 32> value;
-  std::memcpy(&value, &halves, sizeof(value));
-  return narrow_even<32>(value);
+
+// In bf16, of any x. Not written out at each call: it is hardly ever needed.
+template <unsigned N>
+[[gnu::noinline, gnu::cold]] void exp2_bf16_of_any(const float* x, std::uint16_t* out) {
+  narrow_even(exp2_f32(registers<float, N>::load(x))).store(out);
 }
-// The same, where nearly always all results are normal numbers.
-AIE_HOST_INLINE __mmask16 normal_exp2(__m512 x) {
-  const __m512 least = _mm512_set1_ps(-126.0f), most = _mm512_set1_ps(128.0f);
-  return _mm512_cmp_ps_mask(x, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(x, most, _CMP_LE_OQ);
-}
-AIE_HOST_INLINE __m512 exp2_inside(__m512 x) { return (__m512)exp2_inside<16>((lanes<float, 16>)x); }
-AIE_HOST_INLINE lanes<std::uint16_t, 16> exp2_bf16(__m512 x) {
-  if (normal_exp2(x) != 0xffff) [[unlikely]] return exp2_bf16_of_any(x);
-  return (lanes<std::uint16_t, 16>)_mm512_cvtneps_pbh(exp2_inside(x));
-}
-AIE_HOST_INLINE lanes<std::uint16_t, 32> exp2_bf16(__m512 low, __m512 high) {
-  if ((normal_exp2(low) & normal_exp2(high)) != 0xffff) [[unlikely]] return exp2_bf16_of_any(low, high);
-  return (lanes<std::uint16_t, 32>)_mm512_cvtne2ps_pbh(exp2_inside(high), exp2_inside(low));
-}
+
+struct has_normal_power {
+  template <typename V>
+  AIE_HOST_INLINE static auto flags(const V& x) {
+    return (x >= -126.0f) & (x < 128.0f);
+  }
+#if defined(__AVX512F__)
+  AIE_HOST_INLINE static unsigned failing(const lanes<float, 16>& x) {
+    const lanes<float, 16> least = -126.0f - lanes<float, 16>{}, most = 128.0f - lanes<float, 16>{};
+    return __builtin_ia32_cmpps512_mask(x, least, /* not at least */ 9, -1, 4) |
+           __builtin_ia32_cmpps512_mask(x, most, /* not less */ 5, -1, 4);
+  }
 #endif
+};
+
+// In bf16. Nearly always all results are normal numbers.
+template <unsigned N>
+AIE_HOST_INLINE registers<std::uint16_t, N> exp2_bf16(const registers<float, N>& x) {
+  if (any_fails<has_normal_power>(x)) [[unlikely]] {
+    float from[N];
+    std::uint16_t to[N];
+    x.store(from);
+    exp2_bf16_of_any<N>(from, to);
+    return registers<std::uint16_t, N>::load(to);
+  }
+  const auto power = [](const auto& v) AIE_HOST_LAMBDA { return exp2_inside<registers<float, N>::width>(v); };
+  return narrow_normal(registers<float, N>::each(power, x));
+}
 
 template <typename T, unsigned N, typename Function>
 AIE_HOST_INLINE vector<T, N> map(const vector<T, N>& v, Function function) {
-  vector<T, N> out;
-  for (unsigned i = 0; i < N; ++i) out.set(T(function(float(v.get(i)))), i);
-  return out;
+  T lane[N];
+  v.data.store(lane);
+  for (T& x : lane) x = T(function(float(x)));
+  return vector<T, N>(registers<lane_t<T>, N>::load(lane));
 }
 
 }  // namespace host
@@ -83,28 +97,15 @@ AIE_HOST_INLINE vector<T, N> map(const vector<T, N>& v, Function function) {
 template <typename TR = bfloat16, unsigned N>
 AIE_HOST_INLINE vector<TR, N> exp2(const vector<float, N>& v) {
   static_assert(std::is_same_v<TR, bfloat16>, "aie::exp2 gives bfloat16 on AIE2P: aie::exp2<bfloat16>(float vector)");
-#if defined(VNPU_BF16_DOTS)
-  if constexpr (N == 16) return vector<bfloat16, N>(host::exp2_bf16((__m512)host::lanes<float, N>(v.data)));
-  if constexpr (N % 32 == 0) {
-    vector<bfloat16, N> out;
-    for (unsigned i = 0; i < N / 32; ++i) {
-      const auto low = (__m512)host::part_of<16>(v.data, 2 * i), high = (__m512)host::part_of<16>(v.data, 2 * i + 1);
-      const auto piece = host::exp2_bf16(low, high);
-      std::memcpy(reinterpret_cast<char*>(&out.data) + i * sizeof(piece), &piece, sizeof(piece));
-    }
-    return out;
-  }
-#endif
-  const auto value = host::by_registers<float, N>(
-      [](const auto& x) { return host::exp2_f32<host::lane_count<float, std::remove_cvref_t<decltype(x)>>>(x); }, v.data);
-  return vector<bfloat16, N>(host::narrow_even<N>(value));
+  return vector<bfloat16, N>(host::exp2_bf16(v.data));
 }
 template <typename TR = bfloat16, unsigned N>
 AIE_HOST_INLINE vector<TR, N> tanh(const vector<float, N>& v) {
   static_assert(std::is_same_v<TR, bfloat16>, "aie::tanh gives bfloat16 on AIE2P: aie::tanh<bfloat16>(float vector)");
-  host::lanes<float, N> out;
-  for (unsigned i = 0; i < N; ++i) out[i] = std::tanh(v.data[i]);
-  return vector<bfloat16, N>(host::narrow_even<N>(out));
+  float lane[N];
+  v.data.store(lane);
+  for (float& x : lane) x = std::tanh(x);
+  return vector<bfloat16, N>(host::narrow_even(host::registers<float, N>::load(lane)));
 }
 template <typename TR = bfloat16, unsigned N>
 vector<TR, N> exp2(const vector<bfloat16, N>&) {
@@ -118,17 +119,18 @@ vector<TR, N> tanh(const vector<bfloat16, N>&) {
 template <typename T, unsigned N>
   requires host::is_float<T>
 AIE_HOST_INLINE vector<T, N> inv(const vector<T, N>& v) {
-  return host::from_wide<T, N>(1.0f / host::wide(v));
+  const auto inverse = [](const auto& x) AIE_HOST_LAMBDA { return 1.0f / x; };
+  return host::from_wide<T, N>(host::registers<float, N>::each(inverse, host::wide(v)));
 }
 template <typename T, unsigned N>
   requires host::is_float<T>
 AIE_HOST_INLINE vector<T, N> sqrt(const vector<T, N>& v) {
-  return host::map(v, [](float x) { return std::sqrt(x); });
+  return host::map(v, [](float x) AIE_HOST_LAMBDA { return std::sqrt(x); });
 }
 template <typename T, unsigned N>
   requires host::is_float<T>
 AIE_HOST_INLINE vector<T, N> invsqrt(const vector<T, N>& v) {
-  return host::map(v, [](float x) { return 1.0f / std::sqrt(x); });
+  return host::map(v, [](float x) AIE_HOST_LAMBDA { return 1.0f / std::sqrt(x); });
 }
 template <typename E>
   requires host::is_float<E>
@@ -157,14 +159,12 @@ AIE_HOST_INLINE accum<accfloat, N> div(const vector<T, N>& a, const vector<T, N>
 template <typename TR = float, typename T, unsigned N>
   requires(host::is_float<TR> && !host::is_float<T>)
 AIE_HOST_INLINE vector<TR, N> to_float(const vector<T, N>& v, int shift = 0) {
-  const auto value = __builtin_convertvector(v.data, host::lanes<float, N>);
-  return host::from_wide<TR, N>(value * std::ldexp(1.0f, -shift));
+  return host::from_wide<TR, N>(host::convert<float>(v.data) * host::registers<float, N>(std::ldexp(1.0f, -shift)));
 }
 template <typename TR = float, typename Tag, unsigned N>
   requires(std::is_same_v<TR, float> && !std::is_same_v<Tag, accfloat>)
 AIE_HOST_INLINE vector<TR, N> to_float(const accum<Tag, N>& acc, int shift = 0) {
-  const auto value = __builtin_convertvector(typename accum<Tag, N>::storage_t(acc.data), host::lanes<float, N>);
-  return vector<float, N>(value * std::ldexp(1.0f, -shift));
+  return vector<float, N>(host::convert<float>(acc.data) * host::registers<float, N>(std::ldexp(1.0f, -shift)));
 }
 template <typename TR = float>
 AIE_HOST_INLINE TR to_float(int value, int shift = 0) {
@@ -187,7 +187,7 @@ template <typename TR = int32, typename T, unsigned N>
   requires(host::is_float<T> && std::is_integral_v<TR>)
 AIE_HOST_INLINE vector<TR, N> to_fixed(const vector<T, N>& v, int shift = 0) {
   vector<TR, N> out;
-  for (unsigned i = 0; i < N; ++i) out.data[i] = host::fixed<TR>(float(v.get(i)), shift);
+  for (unsigned i = 0; i < N; ++i) out.data.set(i, host::fixed<TR>(float(v.get(i)), shift));
   return out;
 }
 template <typename TR = int32>

@@ -9,11 +9,11 @@ namespace aie {
 template <unsigned N>
 class mask {
  public:
-  // One byte per lane, 0 or -1: what comparisons and select convert to and from without unpacking bits.
-  using storage_t = host::lanes<std::int8_t, N>;
+  // Four bytes per lane, 0 or -1: what a comparison of floats gives and a choice between them takes.
+  using storage_t = host::registers<std::int32_t, N>;
   storage_t data;
 
-  AIE_HOST_INLINE explicit mask(bool all = false) : data(storage_t{} - std::int8_t(all)) {}
+  AIE_HOST_INLINE explicit mask(bool all = false) : data(storage_t(-std::int32_t(all))) {}
   AIE_HOST_INLINE explicit mask(const storage_t& lanes) : data(lanes) {}
   // From words of 32 bits, lane 0 in bit 0 of the first.
   template <typename... Words>
@@ -57,27 +57,33 @@ class mask {
   AIE_HOST_INLINE mask& operator|=(const mask& other) { return *this = *this | other; }
   AIE_HOST_INLINE mask operator<<(unsigned n) const {
     mask out;
-    for (unsigned i = n; i < N; ++i) out.data[i] = data[i - n];
+    for (unsigned i = n; i < N; ++i) out.data.set(i, data[i - n]);
     return out;
   }
   AIE_HOST_INLINE mask operator>>(unsigned n) const {
     mask out;
-    for (unsigned i = n; i < N; ++i) out.data[i - n] = data[i];
+    for (unsigned i = n; i < N; ++i) out.data.set(i - n, data[i]);
     return out;
   }
 
  private:
-  AIE_HOST_INLINE void put(unsigned i, bool on) { data[i] = on ? -1 : 0; }
+  AIE_HOST_INLINE void put(unsigned i, bool on) { data.set(i, on ? -1 : 0); }
 };
 
 namespace host {
 
-// N integers as those of another width, by way of 2 bytes each: g++ 12 makes a change to a quarter or to four times of it
-// lane by lane.
-template <typename To, unsigned N, typename From>
-AIE_HOST_INLINE To by_halves(const From& from) {
-  return __builtin_convertvector(__builtin_convertvector(from, lanes<std::int16_t, N>), To);
+// Flags of all ones or all zeros as flags of another width. To a quarter of it and back by way of half: g++ 12 makes the
+// whole step lane by lane.
+template <typename To, typename From>
+AIE_HOST_INLINE auto flags_as(const From& from) {
+  constexpr unsigned N = lane_count<From>;
+  if constexpr (sizeof(To) == sizeof(lane_of<From>))
+    return from;
+  else
+    return __builtin_convertvector(__builtin_convertvector(from, lanes<std::int16_t, N>), lanes<To, N>);
 }
+template <unsigned Bytes>
+using flag_of = std::conditional_t<Bytes == 1, std::int8_t, std::conditional_t<Bytes == 2, std::int16_t, std::int32_t>>;
 
 // The second operand of a comparison, maximum, ...: a vector as it is, a scalar in every lane.
 template <typename T, unsigned N>
@@ -124,11 +130,8 @@ concept Operands = requires { typename host::common_t<A, B>; };
     using V = host::common_t<A, B>;                                                                       \
     using T = typename V::value_type;                                                                     \
     constexpr unsigned N = V::size();                                                                     \
-    return mask<N>(host::by_registers<std::int8_t, N>(                                                    \
-        [](const auto& x, const auto& y) {                                                                \
-          constexpr unsigned M = host::lane_count<host::wide_t<T>, std::remove_cvref_t<decltype(x)>>;     \
-          return host::by_halves<host::lanes<std::int8_t, M>, M>(x op y);                                 \
-        },                                                                                                \
+    return mask<N>(host::by_registers<std::int32_t, N>(                                                   \
+        [](const auto& x, const auto& y) AIE_HOST_LAMBDA { return host::flags_as<std::int32_t>(x op y); },                \
         host::wide(host::as_vector<T, N>(a)), host::wide(host::as_vector<T, N>(b))));                     \
   }
 AIE_HOST_COMPARISON(lt, <)
@@ -158,9 +161,8 @@ AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
   using T = typename V::value_type;
   using L = typename V::lane_type;
   return V(host::by_registers<L, N>(
-      [](const auto& bits, const auto& zero, const auto& one) {
-        constexpr unsigned M = host::lane_count<L, std::remove_cvref_t<decltype(zero)>>;
-        return host::by_halves<host::truth<L, M>, M>(bits) ? one : zero;
+      [](const auto& flags, const auto& zero, const auto& one) AIE_HOST_LAMBDA {
+        return host::flags_as<host::flag_of<sizeof(L)>>(flags) != 0 ? one : zero;
       },
       m.data, host::as_vector<T, N>(a).data, host::as_vector<T, N>(b).data));
 }

@@ -1,6 +1,7 @@
 // aie::mmul: products of small matrix blocks, in the shapes that AIE2P has.
 #pragma once
 
+#include "blocks.hpp"
 #include "elementary.hpp"
 #include "vnpu/dots.h"
 
@@ -13,32 +14,42 @@
 namespace aie {
 namespace host {
 
-// Accumulator rows are kept as vectors of one row each, so that a block product is M * K multiply-adds of a row.
-template <typename L, unsigned M, unsigned N>
-struct block {
-  AIE_HOST_INLINE block() : row{} {}
-  AIE_HOST_INLINE explicit block(const L* from) { std::memcpy(&row, from, sizeof(row)); }
-  AIE_HOST_INLINE void store(L* to) const { std::memcpy(to, &row, sizeof(row)); }
-  lanes<L, N> row[M];
-};
-
-// Whether the CPU has a better way to keep the sums of products of this shape.
+// How the sums of products of a shape are kept.
+enum class kept { rows, quads, dots };
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-inline constexpr bool is_dots_block =
-#if defined(VNPU_BF16_DOTS) && !defined(AIE_HOST_BFP16)
-    M == 8 && K == 8 && N == 8 && std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16>;
+inline constexpr kept kept_as =
+#if defined(AIE_HOST_BFP16)
+    kept::rows;
 #else
-    false;
+    M != 8 || K != 8 || N != 8 || !exact_product<A, B> ? kept::rows
+#if defined(VNPU_BF16_DOTS)
+    : kept::dots;
+#else
+    : vnpu::dots::can_multiply<8, 8> ? kept::rows : kept::quads;
+#endif
 #endif
 
-template <typename L, unsigned M, unsigned N, bool IsDotsBlock>
+template <typename L, unsigned M, unsigned N, kept How>
 struct sums {
   using type = block<L, M, N>;
 };
-#if defined(VNPU_BF16_DOTS)
 template <typename L, unsigned M, unsigned N>
-struct sums<L, M, N, true> {
-  using type = vnpu::dots::Block8x8;
+struct sums<L, M, N, kept::quads> {
+  using type = quads;
+};
+#if defined(VNPU_BF16_DOTS)
+struct dots_block : vnpu::dots::Block8x8 {
+  dots_block() = default;
+  AIE_HOST_INLINE explicit dots_block(const registers<float, 64>& rows) : Block8x8((const float*)&rows) {}
+  AIE_HOST_INLINE registers<float, 64> lanes_of_rows() const {
+    registers<float, 64> rows;
+    store((float*)&rows);
+    return rows;
+  }
+};
+template <typename L, unsigned M, unsigned N>
+struct sums<L, M, N, kept::dots> {
+  using type = dots_block;
 };
 #endif
 
@@ -125,18 +136,13 @@ struct mmul {
 
   using accum_type = accum<tag, size_C>;
   using lane_type = typename accum_type::lane_type;
-  using row_type = host::lanes<lane_type, N>;
 
   mmul() = default;
-  AIE_HOST_INLINE mmul(const accum_type& acc) : sums_(reinterpret_cast<const lane_type*>(&acc.data)) {}
+  AIE_HOST_INLINE mmul(const accum_type& acc) : sums_(acc.data) {}
   template <typename T>
   AIE_HOST_INLINE mmul(const vector<T, size_C>& v, int shift = 0) : mmul(accum_type(v, shift)) {}
 
-  AIE_HOST_INLINE accum_type to_accum() const {
-    accum_type acc;
-    sums_.store(reinterpret_cast<lane_type*>(&acc.data));
-    return acc;
-  }
+  AIE_HOST_INLINE accum_type to_accum() const { return accum_type(sums_.lanes_of_rows()); }
   AIE_HOST_INLINE operator accum_type() const { return to_accum(); }
   template <typename T>
   AIE_HOST_INLINE vector<T, size_C> to_vector(int shift = 0) const {
@@ -150,18 +156,16 @@ struct mmul {
   }
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
-    if constexpr (is_dots_block) {
-      const auto left = a.data;
-      const auto right = b.data;
-      sums_.multiply_add(&left, &right);
-    } else {
+    constexpr host::kept how = host::kept_as<M, K, N, TypeA, TypeB>;
+    if constexpr (how == host::kept::dots)
+      sums_.multiply_add(&a.data, &b.data);
+    else if constexpr (how == host::kept::quads)
+      sums_.multiply_add(a.data, b.data);
+    else
       mac_rows(a, b);
-    }
   }
 
  private:
-  static constexpr bool is_dots_block = host::is_dots_block<M, K, N, TypeA, TypeB>;
-
   AIE_HOST_INLINE void mac_rows(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
 #if defined(AIE_HOST_BFP16)
     if constexpr (host::is_bfp16_product<M, K, N, TypeA, TypeB>) {
@@ -170,38 +174,35 @@ struct mmul {
       const auto left = (const std::uint16_t*)&x, right = (const std::uint16_t*)&y;
       host::tell_product(left, M, right);
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
-      if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, sums_.row);
-      else multiply_add<host::CoreRounding, M>(left, right, sums_.row);
+      in_rows([&](auto& rows) AIE_HOST_LAMBDA {
+        if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, rows);
+        else multiply_add<host::CoreRounding, M>(left, right, rows);
+      });
       return;
     }
 #endif
     if constexpr (host::exact_product<TypeA, TypeB> && vnpu::dots::can_multiply<N, K>) {
       const auto x = a.data;
       const auto y = b.data;
-      vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, sums_.row, 1);
+      in_rows([&](auto& rows) AIE_HOST_LAMBDA {
+        vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows, 1);
+      });
       return;
     }
-    const auto left = host::factor<tag, size_A>(a);
-    const auto right = host::factor<tag, size_B>(b);
-    lane_type a_lane[size_A];
-    row_type b_row[K];
-    std::memcpy(&a_lane, &left, sizeof(a_lane));
-    std::memcpy(&b_row, &right, sizeof(b_row));
-    // Keeps the left factors in memory, from where a broadcast is free; taken from a register each costs a shuffle.
-    asm("" : "+m"(a_lane));
-#pragma GCC unroll 8
-    for (unsigned m = 0; m < M; ++m)
-#pragma GCC unroll 16
-      for (unsigned k = 0; k < K; ++k) {
-        const row_type factor = a_lane[m * K + k] - row_type{};
-        if constexpr (host::exact_product<TypeA, TypeB>)
-          sums_.row[m] = host::multiply_add_bf16<N>(factor, b_row[k], sums_.row[m]);
-        else
-          sums_.row[m] += factor * b_row[k];
-      }
+    sums_.template multiply_add<host::exact_product<TypeA, TypeB>, K>(host::factor<tag, size_A>(a),
+                                                                      host::factor<tag, size_B>(b));
   }
 
-  typename host::sums<lane_type, M, N, is_dots_block>::type sums_;
+  // f(rows) on the sums as vectors of a row each.
+  template <typename F>
+  AIE_HOST_INLINE void in_rows(F f) {
+    host::lanes<lane_type, N> rows[M];
+    std::memcpy(&rows, &sums_.row, sizeof(rows));
+    f(rows);
+    std::memcpy(&sums_.row, &rows, sizeof(rows));
+  }
+
+  typename host::sums<lane_type, M, N, host::kept_as<M, K, N, TypeA, TypeB>>::type sums_;
 };
 
 }  // namespace aie

@@ -4,15 +4,8 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <utility>
 
-#include "types.hpp"
-
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define AIE_HOST_SHUFFLE 1
-#endif
-#endif
+#include "registers.hpp"
 
 namespace aie {
 
@@ -63,7 +56,7 @@ class vector {
  public:
   using value_type = T;
   using lane_type = host::lane_t<T>;
-  using storage_t = host::lanes<lane_type, N>;
+  using storage_t = host::registers<lane_type, N>;
   using native_type = vector;
 
   storage_t data;
@@ -82,7 +75,7 @@ class vector {
   AIE_HOST_INLINE explicit vector(const storage_t& lanes) : data(lanes) {}
   template <typename... Values>
     requires(sizeof...(Values) + 1 <= N && (std::is_convertible_v<Values, T> && ...))
-  AIE_HOST_INLINE explicit vector(T first, Values... rest) : data{} {
+  AIE_HOST_INLINE explicit vector(T first, Values... rest) : data(lane_type(0)) {
     unsigned i = 0;
     set(first, i);
     (set(T(rest), ++i), ...);
@@ -99,16 +92,16 @@ class vector {
   }
   AIE_HOST_INLINE void set(T value, unsigned i) {
     if constexpr (std::is_same_v<T, bfloat16>)
-      data[i] = value.bits;
+      data.set(i, value.bits);
     else
-      data[i] = value;
+      data.set(i, value);
   }
   AIE_HOST_INLINE T operator[](unsigned i) const { return get(i); }
   AIE_HOST_INLINE host::lane_ref<T, N> operator[](unsigned i) { return {*this, i}; }
 
   // Shifts all lanes up by one and puts `value` in lane 0.
   AIE_HOST_INLINE vector& push(T value) {
-    for (unsigned i = N - 1; i > 0; --i) data[i] = data[i - 1];
+    for (unsigned i = N - 1; i > 0; --i) data.set(i, data[i - 1]);
     set(value, 0);
     return *this;
   }
@@ -116,23 +109,19 @@ class vector {
   template <unsigned M>
   AIE_HOST_INLINE vector<T, M> extract(unsigned index) const {
     static_assert(M <= N, "extract<M>: a part is not larger than the vector");
-    vector<T, M> part;
-    std::memcpy(&part.data, reinterpret_cast<const char*>(&data) + index * sizeof(part.data), sizeof(part.data));
-    return part;
+    return vector<T, M>(host::extracted<M>(data, index));
   }
   template <unsigned M>
   AIE_HOST_INLINE vector& insert(unsigned index, const vector<T, M>& part) {
     static_assert(M <= N, "insert: a part is not larger than the vector");
-    std::memcpy(reinterpret_cast<char*>(&data) + index * sizeof(part.data), &part.data, sizeof(part.data));
+    host::insert(data, index, part.data);
     return *this;
   }
   // A vector of M lanes with this one as its part `index`. The device leaves the rest undefined; here it is zero.
   template <unsigned M>
   AIE_HOST_INLINE vector<T, M> grow(unsigned index = 0) const {
     static_assert(M >= N, "grow<M>: the result is not smaller than the vector");
-    vector<T, M> whole;
-    whole.data = typename vector<T, M>::storage_t{};
-    return whole.insert(index, *this);
+    return vector<T, M>(typename vector<T, M>::storage_t(0)).insert(index, *this);
   }
   template <unsigned M>
   AIE_HOST_INLINE vector<T, M> grow_replicate() const {
@@ -143,9 +132,7 @@ class vector {
   // The same bits read as lanes of U.
   template <typename U>
   AIE_HOST_INLINE auto cast_to() const {
-    vector<U, N * sizeof(T) / sizeof(U)> out;
-    std::memcpy(&out.data, &data, sizeof(data));
-    return out;
+    return vector<U, N * sizeof(T) / sizeof(U)>(host::bits_as<host::lane_t<U>>(data));
   }
 };
 
@@ -158,17 +145,17 @@ struct is_vector_type<vector<T, N>> : std::true_type {};
 
 // The lanes in the type that arithmetic is done in: f32 for bf16, themselves otherwise.
 template <typename T, unsigned N>
-AIE_HOST_INLINE lanes<wide_t<T>, N> wide(const vector<T, N>& v) {
+AIE_HOST_INLINE registers<wide_t<T>, N> wide(const vector<T, N>& v) {
   if constexpr (std::is_same_v<T, bfloat16>)
-    return widen<N>(v.data);
+    return widen(v.data);
   else
     return v.data;
 }
 
 template <typename T, unsigned N>
-AIE_HOST_INLINE vector<T, N> from_wide(const lanes<wide_t<T>, N>& value) {
+AIE_HOST_INLINE vector<T, N> from_wide(const registers<wide_t<T>, N>& value) {
   if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(narrow<N>(value));
+    return vector<T, N>(narrow(value));
   else
     return vector<T, N>(value);
 }
@@ -232,28 +219,23 @@ inline constexpr unsigned vector_ldst_align_v = N * sizeof(T) < 64 ? N * sizeof(
 // ---- loads and stores ----------------------------------------------------------------------------------------------
 
 template <unsigned N, typename T>
-AIE_HOST_INLINE vector<T, N> load_v(const T* from) {
-  host::check_alignment<T, N>(from, false);
-  vector<T, N> v;
-  host::tell_read(from, sizeof(v.data));
-  std::memcpy(&v.data, from, sizeof(v.data));
-  return v;
-}
-template <typename T>
-AIE_HOST_INLINE auto load_v(const T* from) {
-  return load_v<native_vector_length_v<T>>(from);
-}
-
-template <unsigned N, typename T>
 AIE_HOST_INLINE vector<T, N> load_unaligned_v(const T* from, [[maybe_unused]] unsigned aligned_elems = 1) {
-  vector<T, N> v;
-  host::tell_read(from, sizeof(v.data));
-  std::memcpy(&v.data, from, sizeof(v.data));
-  return v;
+  host::tell_read(from, N * sizeof(T));
+  return vector<T, N>(vector<T, N>::storage_t::load(from));
 }
 template <typename T>
 AIE_HOST_INLINE auto load_unaligned_v(const T* from, unsigned aligned_elems = 1) {
   return load_unaligned_v<native_vector_length_v<T>>(from, aligned_elems);
+}
+
+template <unsigned N, typename T>
+AIE_HOST_INLINE vector<T, N> load_v(const T* from) {
+  host::check_alignment<T, N>(from, false);
+  return load_unaligned_v<N>(from);
+}
+template <typename T>
+AIE_HOST_INLINE auto load_v(const T* from) {
+  return load_v<native_vector_length_v<T>>(from);
 }
 
 // Loads from the last multiple of `elems` elements at or below `from`.
@@ -263,19 +245,17 @@ AIE_HOST_INLINE vector<T, N> load_floor_v(const T* from, unsigned elems = N) {
   return load_v<N>(reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(from) & ~(bytes - 1)));
 }
 
-template <typename T, unsigned N>
-AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
-  host::check_alignment<T, N>(to, true);
-  host::tell_write(to, sizeof(v.data));
-  std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
+template <unsigned N, typename T>
+AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
+  host::tell_write(to, N * sizeof(T));
+  v.data.store(to);
   return to;
 }
 
-template <unsigned N, typename T>
-AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
-  host::tell_write(to, sizeof(v.data));
-  std::memcpy(static_cast<void*>(to), &v.data, sizeof(v.data));
-  return to;
+template <typename T, unsigned N>
+AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
+  host::check_alignment<T, N>(to, true);
+  return store_unaligned_v<N>(to, v);
 }
 
 // Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps.
@@ -338,53 +318,22 @@ AIE_HOST_INLINE auto cbegin_restrict_vector(const T* at) {
 template <typename T, unsigned N = native_vector_length_v<T>>
   requires host::is_element<T>
 AIE_HOST_INLINE vector<T, N> broadcast(std::type_identity_t<T> value) {
-  vector<T, N> v;
   if constexpr (std::is_same_v<T, bfloat16>)
-    v.data = value.bits - typename vector<T, N>::storage_t{};
+    return vector<T, N>(typename vector<T, N>::storage_t(value.bits));
   else
-    v.data = value - typename vector<T, N>::storage_t{};
-  return v;
+    return vector<T, N>(typename vector<T, N>::storage_t(value));
 }
 
 template <typename T, unsigned N = native_vector_length_v<T>>
   requires host::is_element<T>
 AIE_HOST_INLINE vector<T, N> zeros() {
-  return vector<T, N>(typename vector<T, N>::storage_t{});
+  return vector<T, N>(typename vector<T, N>::storage_t(0));
 }
-
-namespace host {
-// { a, b }. Put together in a register where it fits one: what is stored in parts is slow to load as a whole.
-template <typename T, unsigned N>
-AIE_HOST_INLINE vector<T, 2 * N> joined(const vector<T, N>& a, const vector<T, N>& b) {
-  vector<T, 2 * N> whole;
-#if defined(AIE_HOST_SHUFFLE)
-  if constexpr (2 * N * sizeof(T) <= register_bytes) {
-    whole.data = [&]<unsigned... I>(std::integer_sequence<unsigned, I...>) {
-      return __builtin_shufflevector(a.data, b.data, I...);
-    }(std::make_integer_sequence<unsigned, 2 * N>());
-    return whole;
-  }
-#endif
-  return whole.insert(0, a).insert(1, b);
-}
-}  // namespace host
 
 template <typename T, unsigned N, typename... Rest>
   requires(std::is_same_v<vector<T, N>, Rest> && ...)
 AIE_HOST_INLINE auto concat(const vector<T, N>& first, const Rest&... rest) {
-  if constexpr (sizeof...(Rest) == 1) {
-    return host::joined(first, rest...);
-  } else if constexpr (sizeof...(Rest) == 3) {
-    return [&](const auto& second, const auto&... others) {
-      return host::joined(host::joined(first, second), host::joined(others...));
-    }(rest...);
-  } else {
-    vector<T, N*(1 + sizeof...(Rest))> whole;
-    unsigned i = 0;
-    whole.insert(i, first);
-    (whole.insert(++i, rest), ...);
-    return whole;
-  }
+  return vector<T, N*(1 + sizeof...(Rest))>(host::joined(first.data, rest.data...));
 }
 
 template <typename U, Vector V>
