@@ -67,8 +67,13 @@ constexpr int first_summand(int step, int lane) {
 // Sums of lanes STEP apart: those of `a` where STEP is not set in the lane's number, of `b` where it is.
 template <int STEP, int... LANE>
 Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+#if __has_builtin(__builtin_shufflevector)
   return __builtin_shufflevector(a, b, first_summand(STEP, LANE)...) +
          __builtin_shufflevector(a, b, (first_summand(STEP, LANE) + STEP)...);
+#else  // g++ 11
+  return __builtin_shuffle(a, b, Ints{first_summand(STEP, LANE)...}) +
+         __builtin_shuffle(a, b, Ints{(first_summand(STEP, LANE) + STEP)...});
+#endif
 }
 
 template <int STEP>

@@ -115,6 +115,8 @@ _HEADER = """\
 #include "vnpu/order.h"
 #include "vnpu/shuffle.h"
 """
+_NOT_ALL_USED = '#pragma GCC diagnostic ignored "-Wunused-parameter"'
+"""A body is given all of its operation's arguments, sizes and indices, used or not."""
 _PARTS: dict[str, list[str]] = {
     "contract": [],
     "schedule": ["schedule.cc", "channel.cc", "deadlock.cc"],
@@ -145,7 +147,7 @@ def generate(
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries})
     parts = [_HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.needs)]
-    parts += [*file.declarations, *file.functions]
+    parts += [_NOT_ALL_USED, *file.declarations, *file.functions]
     parts.append(
         f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
     )

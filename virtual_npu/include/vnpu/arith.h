@@ -147,7 +147,7 @@ VNPU_COMPARE(cmp_ule, Unsigned<T>(a) <= Unsigned<T>(b))
 VNPU_COMPARE(cmp_ugt, Unsigned<T>(a) > Unsigned<T>(b))
 VNPU_COMPARE(cmp_uge, Unsigned<T>(a) >= Unsigned<T>(b))
 // Floats: `f` ordered (false on a NaN), `u` unordered (true on a NaN).
-VNPU_COMPARE(cmpf_false, a != a && a == a)
+VNPU_COMPARE(cmpf_false, a != b && a == b)
 VNPU_COMPARE(cmpf_oeq, a == b)
 VNPU_COMPARE(cmpf_ogt, a > b)
 VNPU_COMPARE(cmpf_oge, a >= b)
@@ -162,7 +162,7 @@ VNPU_COMPARE(cmpf_ult, !(a >= b))
 VNPU_COMPARE(cmpf_ule, !(a > b))
 VNPU_COMPARE(cmpf_une, a != b)
 VNPU_COMPARE(cmpf_uno, a != a || b != b)
-VNPU_COMPARE(cmpf_true, a == a || a != a)
+VNPU_COMPARE(cmpf_true, a == b || a != b)
 #undef VNPU_COMPARE
 
 template <class T>
@@ -306,7 +306,7 @@ VNPU_INLINE T fma(T a, T b, T c) {
   return Narrow<T>::from(__builtin_fmaf(widen(a), widen(b), widen(c)));
 }
 
-#if defined(__clang__)
+#if __has_builtin(__builtin_elementwise_fma)  // clang++ from 17 on
 #define VNPU_FMA_LEAF(a, b, c) __builtin_elementwise_fma(a, b, c)
 #endif
 

@@ -181,7 +181,7 @@ VNPU_INLINE Argument argument(int position, Ptr<T> x, i64 extent) {
 template <class... T>
 VNPU_INLINE uint64_t scalars(const T &...values) {
   uint64_t hash = 0;
-  const auto mix = [&](const auto &value) {
+  [[maybe_unused]] const auto mix = [&](const auto &value) {
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof(value) < sizeof(bits) ? sizeof(value) : sizeof(bits));
     hash = (hash ^ bits) * 0x9e3779b97f4a7c15u;

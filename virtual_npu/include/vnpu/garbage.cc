@@ -44,9 +44,8 @@ void fill_with_garbage(void *data, i64 bytes, uint64_t key) {
 void begin_garbage(uint64_t seed) {
   garbage_seed = seed;
 #if !VNPU_SANITIZE  // which keeps notes of its own between variables
-  if (seed && vnpu_statics_begin && vnpu_statics_end > vnpu_statics_begin) {
-    fill_with_garbage(vnpu_statics_begin, vnpu_statics_end - vnpu_statics_begin, 0);
-  }
+  char *const begin = vnpu_statics_begin, *const end = vnpu_statics_end;
+  if (seed && begin && end > begin) fill_with_garbage(begin, end - begin, 0);
 #endif
 }
 

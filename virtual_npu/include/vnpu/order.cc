@@ -311,7 +311,7 @@ struct Entry {
     uint32_t event = 0;
     bool writes = false;
     i64 place = 0;
-  } raced, locked;
+  } raced{}, locked{};
 
   uint32_t visit(Cell &cell, i64 byte);
 

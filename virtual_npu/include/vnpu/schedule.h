@@ -338,7 +338,7 @@ struct Transfer {
   Task *task = nullptr;
   Cargo *loan = nullptr;  // of a get that does with a block of others
   Transfer *next = nullptr;
-  Collected collected;
+  Collected collected{};
   int recorded = -1;  // its number in the trace
 
   bool pass() {
