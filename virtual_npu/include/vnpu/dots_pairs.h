@@ -9,15 +9,24 @@ namespace vnpu::dots::pairs {
 
 #define VNPU_DOTS_INLINE __attribute__((always_inline)) inline
 
+// As it is. clang++ 16 overflows its stack where it knows that a vector of bf16 repeats one pair.
+template <class Vector>
+VNPU_DOTS_INLINE Vector unknown(Vector pairs) {
+#if defined(__clang__) && __clang_major__ == 16
+  asm("" : "+v"(pairs));
+#endif
+  return pairs;
+}
+
 VNPU_DOTS_INLINE __m256bh interleaved(__m128i even, __m128i odd) {
   const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
   return (__m256bh)_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1);
 }
 VNPU_DOTS_INLINE __m256 add(__m256 sum, int factor, __m256bh pairs) {
-  return _mm256_dpbf16_ps(sum, (__m256bh)_mm256_set1_epi32(factor), pairs);
+  return _mm256_dpbf16_ps(sum, (__m256bh)unknown(_mm256_set1_epi32(factor)), pairs);
 }
 VNPU_DOTS_INLINE __m128 add(__m128 sum, int factor, __m128bh pairs) {
-  return _mm_dpbf16_ps(sum, (__m128bh)_mm_set1_epi32(factor), pairs);
+  return _mm_dpbf16_ps(sum, (__m128bh)unknown(_mm_set1_epi32(factor)), pairs);
 }
 
 // Of two rows of b, Width columns.
@@ -53,7 +62,7 @@ class Sums {
   VNPU_DOTS_INLINE __m512 value() const { return sum_; }
   // Of a pair of steps.
   VNPU_DOTS_INLINE void add(__m512i factors, __m512i pairs) {
-    sum_ = _mm512_dpbf16_ps(sum_, (__m512bh)factors, (__m512bh)pairs);
+    sum_ = _mm512_dpbf16_ps(sum_, (__m512bh)unknown(factors), (__m512bh)unknown(pairs));
   }
   // After all pairs of a block.
   VNPU_DOTS_INLINE void end_block() {}

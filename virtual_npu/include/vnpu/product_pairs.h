@@ -65,7 +65,7 @@ struct Pairs : Usual, Interleaved {
       for (int r = 0; r < Rows; ++r) {
         int pair;
         memcpy(&pair, row[r] + i, sizeof(pair));
-        const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+        const __m512bh factor = (__m512bh)dots::pairs::unknown(_mm512_set1_epi32(pair));
         sum[r][0] = _mm512_dpbf16_ps(sum[r][0], factor, left);
         sum[r][1] = _mm512_dpbf16_ps(sum[r][1], factor, right);
       }
