@@ -8,6 +8,10 @@
 // integer, every rescaling factor is a power of two and costs no accuracy. (A larger t than m is possible by one half;
 // then 2^(t - m) is at most 1.42.) A row that has seen no column has m = empty_max, l = 0 and a zero accumulator;
 // merging it into another, or another into it, changes nothing, exactly.
+//
+// Two kernels use this file. FlashAttention (`flash_attention.py`) has one query head in a tile, and its rows are
+// positions. CachedAttention (`cached_attention.py`) has ATTN_HEADS query heads of one KV head there, row p * ATTN_HEADS + h
+// is head h at position p, and which keys a position sees is said by a mask: a bit for each, key 0 lowest, in words of 32.
 
 #include <cstdint>
 
@@ -47,6 +51,14 @@ constexpr float log2e = 1.44269504f;
 constexpr float score_scale = float(ATTN_SCALE) * log2e;
 #else
 constexpr float score_scale = inverse_sqrt(float(head_dim)) * log2e;
+#endif
+
+#ifdef ATTN_HEADS
+constexpr unsigned heads = ATTN_HEADS;
+constexpr unsigned positions = q_rows / heads;
+constexpr unsigned mask_words = kv_rows / 32;
+static_assert(q_rows % heads == 0, "ATTN_Q_ROWS must be a multiple of ATTN_HEADS, the rows of a position");
+static_assert(kv_rows % 32 == 0, "ATTN_KV_ROWS must be a multiple of 32, the keys of a word of the mask");
 #endif
 
 using Block = aie::mmul<8, 8, 8, bfloat16, bfloat16, accfloat>;
@@ -101,6 +113,46 @@ inline void row_maxima(const float* __restrict scores, float* __restrict maxima)
     repeat<4>([&](unsigned i) ALWAYS_INLINE { maxima[row + i] = aie::reduce_max(top.extract<8>(i)); });
   }
 }
+
+#ifdef ATTN_HEADS
+// The keys that any position sees, in words of 32; all bits where all do.
+inline void seen_by_any(const int32_t* __restrict mask, uint32_t* __restrict seen) {
+  for (unsigned word = 0; word < mask_words; ++word) {
+    seen[word] = 0;
+    for (unsigned p = 0; p < positions; ++p) seen[word] |= uint32_t(mask[p * mask_words + word]);
+  }
+}
+inline bool is_any(const uint32_t* seen) {
+  uint32_t any = 0;
+  for (unsigned word = 0; word < mask_words; ++word) any |= seen[word];
+  return any != 0;
+}
+// The bits of 8 keys of a position.
+inline uint32_t eight_of(const int32_t* words, unsigned panel) {
+  return (uint32_t(words[panel / 4]) >> (panel % 4 * 8)) & 0xffu;
+}
+
+// Scores of keys that their position does not see become the least there is.
+inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
+  const aie::vector<float, 8> hidden = aie::broadcast<float, 8>(masked_score);
+  for (unsigned row = 0; row < q_rows; ++row)
+    for (unsigned panel = 0; panel < kv_rows / 8; ++panel) {
+      const uint32_t bits = eight_of(mask + row / heads * mask_words, panel);
+      if (bits == 0xffu) continue;
+      float* at = scores + (panel * q_rows + row) * 8;
+      aie::store_v(at, aie::select(hidden, aie::load_v<8>(at), aie::mask<8>::from_uint32(bits)));
+    }
+}
+
+// Values of keys that nobody sees become zeros: their weights are zero, and zero times what a stale row may hold is not.
+inline void clear_unseen(bfloat16* __restrict v, const uint32_t* seen) {
+  for (unsigned row = 0; row < kv_rows; ++row) {
+    if (seen[row / 32] >> (row % 32) & 1u) continue;
+    for (unsigned panel = 0; panel < head_dim / 8; ++panel)
+      aie::store_v(v + (panel * kv_rows + row) * 8, aie::zeros<bfloat16, 8>());
+  }
+}
+#endif
 
 // Every row of an accumulator times its own factor. Once in the object and not at each of three calls: a core makes a
 // product of two floats from nine of bf16, and its program memory is 16 KiB.
@@ -161,6 +213,7 @@ void attn_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, flo
     }
 }
 
+#ifndef ATTN_HEADS
 // Hides the scores of columns that come after their row: column first_k + j after row first_q + i.
 void attn_causal_mask(float* __restrict scores, int32_t first_q, int32_t first_k) {
   if (first_k + int32_t(kv_rows) - 1 <= first_q) return;
@@ -176,6 +229,7 @@ void attn_causal_mask(float* __restrict scores, int32_t first_q, int32_t first_k
     }
   }
 }
+#endif
 
 // One step of the online softmax: scores become weights p (q_rows x kv_rows bf16 in panels), m and l in stats move on,
 // and acc is rescaled to the new m.
@@ -217,6 +271,33 @@ void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, flo
       repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
     }
 }
+
+#ifdef ATTN_HEADS
+// Of a tile of which no key is seen, neither of the next two computes anything. masks: those of several tiles, of which
+// `tile` is this one; positions x kv_rows / 32 words each.
+
+// scores = q k^T with the unseen hidden.
+void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const int32_t* __restrict masks,
+                      int32_t tile, float* __restrict scores) {
+  const int32_t* mask = masks + unsigned(tile) * positions * mask_words;
+  uint32_t seen[mask_words];
+  seen_by_any(mask, seen);
+  if (!is_any(seen)) return;
+  attn_scores(q, k, scores);
+  hide(scores, mask);
+}
+
+// The step of the online softmax, and acc += p v. Rows of v that nobody sees are cleared.
+void attn_seen_values(const float* __restrict scores, const int32_t* __restrict masks, int32_t tile,
+                      bfloat16* __restrict p, bfloat16* __restrict v, float* __restrict stats, float* __restrict acc) {
+  uint32_t seen[mask_words];
+  seen_by_any(masks + unsigned(tile) * positions * mask_words, seen);
+  if (!is_any(seen)) return;
+  clear_unseen(v, seen);
+  attn_softmax(scores, p, stats, acc);
+  attn_values(p, v, acc);
+}
+#endif
 
 // Merges the partial result of other K rows into (acc, stats). `other` is destroyed.
 void attn_merge(float* __restrict other, const float* __restrict other_stats, float* __restrict acc,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, rms_norm, rope
+from aerie.kernel_builder import gemm_tiles
+from aerie.kernel_builder.kernels import flash_attention, gemv, rms_norm, rope
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
 from aerie.virtual_npu.static.device import NPU2, Device
 
@@ -57,7 +58,7 @@ def rules(device: Device = NPU2) -> tuple[Rule, ...]:
 def _widest_product(device: Device) -> int:
     """The widest row that a GEMV reads and a GEMM makes in one launch."""
     widest = _floor(gemv.longest_row(device), gemv.LANES)
-    return next(n for n in range(widest, 0, -gemv.LANES) if gemm.serves_columns(n, device))
+    return next(n for n in range(widest, 0, -gemv.LANES) if gemm_tiles.serves_columns(n, device))
 
 
 def _floor(size: int, step: int) -> int:
@@ -81,9 +82,9 @@ def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
         )
     for rule in rules(device):
         rule.check(shape)
-    _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm.serves_columns, device)
-    _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm.serves_columns, device)
-    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm.serves_columns, device)
+    _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm_tiles.serves_columns, device)
+    _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm_tiles.serves_columns, device)
+    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm_tiles.serves_columns, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero",
@@ -95,7 +96,7 @@ def check_seq_len(seq_len: int, device: Device = NPU2) -> None:
     """Raises UnsupportedShapeError, naming the nearest legal length, for a length nothing is built for."""
     why = f"flash_attn takes K and V in tiles of {SEQ_LEN_STEP} positions"
     _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, why)
-    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm.serves_rows, device)
+    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm_tiles.serves_rows, device)
 
 
 def _check_launch(
@@ -105,7 +106,7 @@ def _check_launch(
         raise UnsupportedShapeError(
             f"{name}={value} does not divide into tiles so that a GEMM is one launch of at most "
             f"{device.repeat_limit} blocks in each direction",
-            f"the nearest legal value is {gemm.nearest(value, step, serves, device)}",
+            f"the nearest legal value is {gemm_tiles.nearest(value, step, serves, device)}",
         )
 
 

@@ -40,16 +40,16 @@ time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from aerie.kernel_builder.arguments import DType, IllegalShapeError
+from aerie.kernel_builder.arguments import DType
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
+from aerie.kernel_builder.gemm_tiles import BLOCK, Tiles, choose_tiles
 from aerie.kernel_builder.spec import (
     Allowance,
     Array,
@@ -57,210 +57,15 @@ from aerie.kernel_builder.spec import (
     KernelSpec,
     Parameters,
     Tolerance,
-    largest_divisor,
-    require_multiple,
 )
 from aerie.kernel_builder.values import External, Optimize
 from aerie.virtual_npu.static.device import NPU2, Device
 
-BLOCK = 8
-"""The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""
-MAX_TILE_M, MAX_TILE_N = 32, 128
-"""Upstream's best tile for a bf16 result rounded once: a larger one leaves no L1 for the rounded copy."""
-MAX_TILE_M_F32 = 64
-"""Upstream's best for an f32 result, which has no such copy."""
-MAX_TILE_K_L1, MAX_TILE_K_L2 = 32, 256
-MAX_PIECES = 18
-"""Descriptors that one memtile channel takes at most to send K in pieces to L1. A memtile has 24 for its even
-channels, and 24 for the odd ones; what comes in from L3 and the way of c take up to six."""
-MAX_HELD = 4
-"""Accumulators that a loop over K holds. An 8x8 block of f32 is 2048 bits; a core has five such registers
-(llvm-aie AIE2PRegisterInfo.td, dm0 to dm4), and blocks of a and b pass through the fifth to block floats.
-Upstream's GEMM holds 2x2 as well (mlir-air programming_examples/matrix_multiplication/bf16/run.py)."""
 OPTIMIZE = Optimize(
     "O2",
     "what upstream builds the C++ kernels of its models with, a matrix product among them (mlir-air "
     "programming_examples/llms/shared/infra/external_kernels.py)",
 )
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a GEMM is cut: one core makes (tile_m, tile_n) of c; K comes to L2 and then L1 in pieces."""
-
-    tile_m: int
-    tile_k_l2: int
-    tile_k_l1: int
-    tile_n: int
-    herd_m: int
-    herd_n: int
-    out: DType = bf16
-
-    @property
-    def l2_m(self) -> int:
-        """Rows of c that the whole herd makes."""
-        return self.tile_m * self.herd_m
-
-    @property
-    def l2_n(self) -> int:
-        """Columns of c that the whole herd makes."""
-        return self.tile_n * self.herd_n
-
-    @property
-    def held_m(self) -> int:
-        """Blocks down that one loop over K holds."""
-        return held_blocks(self.tile_m // BLOCK, self.tile_n // BLOCK)[0]
-
-    @property
-    def held_n(self) -> int:
-        """Blocks along that one loop over K holds."""
-        return held_blocks(self.tile_m // BLOCK, self.tile_n // BLOCK)[1]
-
-    @property
-    def l1_bytes(self) -> int:
-        """L1 of one core: f32 accumulator, its bf16 copy, and a and b twice (the compiler double-buffers)."""
-        inputs = (self.tile_m + self.tile_n) * self.tile_k_l1 * bf16.itemsize
-        copy = 0 if self.out is f32 else self.out.itemsize
-        return self.tile_m * self.tile_n * (f32.itemsize + copy) + 2 * inputs
-
-    @property
-    def l2_bytes(self) -> int:
-        """L2 of the segment: a, b twice, c once."""
-        inputs = (self.l2_m + self.l2_n) * self.tile_k_l2 * bf16.itemsize
-        return self.l2_m * self.l2_n * self.out.itemsize + 2 * inputs
-
-
-def held_blocks(m: int, n: int) -> tuple[int, int]:
-    """How many blocks down and along a loop over K holds, of a tile of m x n blocks.
-
-    As many as there are accumulators for, and then the most square: r x c of them take r + c blocks of a and
-    b, each converted to block floats once, for r c products.
-    """
-    shapes = itertools.product(range(1, MAX_HELD + 1), repeat=2)
-    fit = [(r, c) for r, c in shapes if r * c <= MAX_HELD and m % r == 0 and n % c == 0]
-    return max(fit, key=lambda shape: (shape[0] * shape[1], -sum(shape)))
-
-
-def max_tile_m(out: DType) -> int:
-    """The highest tile whose buffers fit L1 beside the widest."""
-    return MAX_TILE_M_F32 if out is f32 else MAX_TILE_M
-
-
-def blocks(extent: int, most_cores: int, widest: int) -> int:
-    """Launch trips that the default tiles make of m or n, a multiple of 8."""
-    herd = largest_divisor(extent // BLOCK, most_cores)
-    return extent // (herd * largest_divisor(extent // herd, widest, BLOCK))
-
-
-def serves_rows(m: int, device: Device = NPU2) -> bool:
-    """Whether the default tiles cut m, a multiple of 8, into no more blocks than a launch has trips."""
-    return blocks(m, device.columns, MAX_TILE_M) <= device.repeat_limit
-
-
-def serves_columns(n: int, device: Device = NPU2) -> bool:
-    """Whether the default tiles cut n, a multiple of 8, into no more blocks than a launch has trips."""
-    return blocks(n, device.rows, MAX_TILE_N) <= device.repeat_limit
-
-
-def nearest(extent: int, step: int, serves: Callable[[int, Device], bool], device: Device = NPU2) -> int:
-    """The multiple of `step` nearest to `extent`, itself one, that the default tiles serve."""
-    around = (extent + sign * step * far for far in itertools.count() for sign in (-1, 1))
-    return next(candidate for candidate in around if candidate > 0 and serves(candidate, device))
-
-
-def choose_tiles(
-    m: int, k: int, n: int, out: DType = bf16, device: Device = NPU2, **given: int | None
-) -> Tiles:
-    """The largest tiles that divide the shape, with what is given kept; the K tiles depend on k alone.
-
-    Raises IllegalShapeError, with the nearest legal numbers, for a shape or tile that cannot be served.
-    """
-    for name, extent in (("m", m), ("k", k), ("n", n)):
-        require_multiple("gemm", name, extent, BLOCK, "the matrix unit works on 8x8 blocks")
-    for name in ("tile_m", "tile_k_l1", "tile_n"):
-        require_multiple("gemm", name, given.get(name) or BLOCK, BLOCK, "whole 8x8 blocks")
-    herd_m = given.get("herd_m") or _spread("m", m, given.get("tile_m"), device.columns)
-    herd_n = given.get("herd_n") or _spread("n", n, given.get("tile_n"), device.rows)
-    tile_k_l1 = given.get("tile_k_l1") or largest_divisor(given.get("tile_k_l2") or k, MAX_TILE_K_L1, BLOCK)
-    tiles = Tiles(
-        tile_m=given.get("tile_m") or _tile("m", m, herd_m, max_tile_m(out)),
-        tile_k_l2=given.get("tile_k_l2") or _tile_k_l2(k, tile_k_l1),
-        tile_k_l1=tile_k_l1,
-        tile_n=given.get("tile_n") or _tile("n", n, herd_n, MAX_TILE_N),
-        herd_m=herd_m,
-        herd_n=herd_n,
-        out=out,
-    )
-    _check_division(tiles, m, k, n, device)
-    _check_memory(tiles, device)
-    return tiles
-
-
-def _tile_k_l2(k: int, tile_k_l1: int) -> int:
-    """The deepest L2 tile whose pieces of K a memtile has descriptors for; an even number of them makes k, or
-    one, where there is such a tile.
-
-    aircc makes two copies of the buffers that a loop over K fills, and of their transfers, and a third where
-    the number of its trips is odd (air-unroll-loop-for-pipelining leaves the last one over).
-    """
-    limit = max(MAX_TILE_K_L2, tile_k_l1)
-    largest_divisor(k, limit, tile_k_l1)
-    legal = [t for t in range(tile_k_l1, limit + 1, tile_k_l1) if k % t == 0]
-    copies = {t: 1 if t == k else 2 + k // t % 2 for t in legal}
-    fit = [t for t in legal if copies[t] * (t // tile_k_l1) <= MAX_PIECES]
-    return max(fit, key=lambda t: (copies[t] < 3, t))
-
-
-def _spread(side: str, extent: int, tile: int | None, most: int) -> int:
-    """The most cores along one side that divide it in tiles (8 wide where no tile is given)."""
-    width = tile or BLOCK
-    require_multiple("gemm", side, extent, width, f"tile_{side}")
-    return largest_divisor(extent // width, most)
-
-
-def _tile(side: str, extent: int, herd: int, limit: int) -> int:
-    """The widest tile, in blocks of 8, of which `herd` divide the extent."""
-    require_multiple("gemm", side, extent, herd * BLOCK, f"herd_{side}={herd} cores of 8x8 blocks")
-    return largest_divisor(extent // herd, limit, BLOCK)
-
-
-def _check_division(tiles: Tiles, m: int, k: int, n: int, device: Device) -> None:
-    """Refuse tiles that do not divide the shape, or make more cores or blocks than there may be."""
-    for side, herd, most in (("m", tiles.herd_m, device.columns), ("n", tiles.herd_n, device.rows)):
-        if not 1 <= herd <= most:
-            raise IllegalShapeError(
-                f"gemm: herd_{side}={herd}, but {device.name} has {most}; use 1 to {most}"
-            )
-    require_multiple("gemm", "m", m, tiles.l2_m, "herd_m * tile_m; otherwise rows would be left out")
-    require_multiple("gemm", "n", n, tiles.l2_n, "herd_n * tile_n; otherwise columns would be left out")
-    for side, extent, block, serves in (
-        ("m", m, tiles.l2_m, serves_rows),
-        ("n", n, tiles.l2_n, serves_columns),
-    ):
-        if extent // block > device.repeat_limit:
-            legal = nearest(extent, BLOCK, serves, device)
-            advice = "let the tiles be chosen" if legal == extent else f"use {legal}"
-            raise IllegalShapeError(
-                f"gemm: {side}={extent} makes {extent // block} blocks of {block}, a launch has at most "
-                f"{device.repeat_limit} in one direction; {advice}"
-            )
-    require_multiple("gemm", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")
-    require_multiple("gemm", "k", k, tiles.tile_k_l2, "whole L2 tiles")
-
-
-def _check_memory(tiles: Tiles, device: Device) -> None:
-    """Refuse tiles whose buffers do not fit a core or the memtiles."""
-    if tiles.l1_bytes > device.l1_budget:
-        raise IllegalShapeError(
-            f"gemm: tiles {tiles.tile_m}x{tiles.tile_k_l1}x{tiles.tile_n} take {tiles.l1_bytes} bytes of L1, "
-            f"{device.l1_budget} are free on a core; use at most "
-            f"{max_tile_m(tiles.out)}x{MAX_TILE_K_L1}x{MAX_TILE_N}"
-        )
-    if tiles.l2_bytes > device.l2_total_bytes:
-        raise IllegalShapeError(
-            f"gemm: tile_k_l2={tiles.tile_k_l2} takes {tiles.l2_bytes} bytes of L2, {device.name} has "
-            f"{device.l2_total_bytes}; use at most {MAX_TILE_K_L2}"
-        )
 
 
 def build(
@@ -286,40 +91,47 @@ def build(
     given = {"tile_m": tile_m, "tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
     tiles = choose_tiles(m, k, n, out, device, **given, herd_m=herd_m, herd_n=herd_n)
     kernel = Kernel("gemm_f32" if out is f32 else "gemm", device)
+    return write(kernel, tiles, m, k, n, b_transposed)
+
+
+def write(kernel: Kernel, tiles: Tiles, m: int, k: int, n: int, b_transposed: bool) -> KernelModule:
+    """The product cut so, as `build` has it."""
+    out = tiles.out
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
-    b = kernel.argument("b", _b_shape(k, n, b_transposed), bf16, Role.WEIGHT)
+    b = kernel.argument("b", _b_shape((k,), (n,), b_transposed), bf16, Role.WEIGHT)
     c = kernel.argument("c", (m, n), out, Role.OUTPUT)
     transpose = _transpose(kernel, tiles) if b_transposed else None
     with kernel.launch(n // tiles.l2_n, m // tiles.l2_m) as (lj, li), kernel.segment("gemm_segment"):
         rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
         columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
         l2_a = kernel.alloc(L2, (tiles.l2_m, tiles.tile_k_l2), bf16, "l2_a")
-        l2_b = kernel.alloc(L2, _b_shape(tiles.tile_k_l2, tiles.l2_n, b_transposed), bf16, "l2_b")
-        l2_c = kernel.alloc(L2, (tiles.l2_m, tiles.l2_n), out, "l2_c")
+        l2_b = kernel.alloc(L2, _b_shape((tiles.tile_k_l2,), tiles.l2_columns, b_transposed), bf16, "l2_b")
+        l2_c = kernel.alloc(L2, (tiles.l2_m, *tiles.l2_columns), out, "l2_c")
         slab = (tiles.tile_n // BLOCK, tiles.tile_m // BLOCK, BLOCK, BLOCK)
-        accumulator = kernel.alloc(L1, (tiles.herd_m, tiles.herd_n, *slab), f32, "accumulator")
+        accumulator = kernel.alloc(L1, (tiles.herd_x, tiles.herd_y, *slab), f32, "accumulator")
         _clear(kernel, tiles, accumulator)
         for at in kernel.loop(0, k, tiles.tile_k_l2):
             depth = slice(at, at + tiles.tile_k_l2)
             kernel.dma(l2_a, a[rows, depth])
-            kernel.dma(l2_b, b[columns, depth] if b_transposed else b[depth, columns])
+            block_of_b = b[columns, depth] if b_transposed else b[depth, columns]
+            kernel.dma(l2_b, block_of_b.reshape(*l2_b.shape))
             _accumulate(kernel, tiles, l2_a, l2_b, accumulator, transpose)
         _drain(kernel, tiles, accumulator, l2_c)
-        kernel.dma(c[rows, columns], l2_c)
+        kernel.dma(c[rows, columns].reshape(*l2_c.shape), l2_c)
     return kernel.finish()
 
 
 def _clear(kernel: Kernel, tiles: Tiles, accumulator: Buffer) -> None:
     """accumulator = 0."""
-    with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
+    with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
         zero = kernel.constant(0.0, f32, BLOCK, BLOCK)
         for j in kernel.loop(tiles.tile_n // BLOCK):
             for i in kernel.loop(tiles.tile_m // BLOCK):
                 kernel.store(accumulator[tx, ty, j, i], zero)
 
 
-def _b_shape(k: int, n: int, transposed: bool) -> tuple[int, int]:
-    return (n, k) if transposed else (k, n)
+def _b_shape(k: tuple[int, ...], n: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    return (*n, *k) if transposed else (*k, *n)
 
 
 def _transpose(kernel: Kernel, tiles: Tiles) -> External:
@@ -335,19 +147,18 @@ def _accumulate(
     kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer, transpose: External | None
 ) -> None:
     """accumulator += a @ b over one L2 tile of K; `transpose` makes (k, n) blocks of b where it is (n, k)."""
-    with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
+    with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
         m, k, n = (extent // BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
         l1_a = kernel.alloc(L1, (k, m, BLOCK, BLOCK), bf16, "l1_a")
         l1_b = kernel.alloc(L1, (n, k, BLOCK, BLOCK), bf16, "l1_b")
-        own_rows = slice(tx * tiles.tile_m, tx * tiles.tile_m + tiles.tile_m)
-        own_columns = slice(ty * tiles.tile_n, ty * tiles.tile_n + tiles.tile_n)
+        own_rows, own_columns = tiles.own_rows(tx), tiles.own_columns(tx, ty)
         for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
             depth = slice(at, at + tiles.tile_k_l1)
             kernel.dma(l1_a, l2_a[own_rows, depth].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
             if transpose is None:
-                kernel.dma(l1_b, l2_b[depth, own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+                kernel.dma(l1_b, l2_b[depth, *own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
             else:
-                kernel.dma(l1_b, l2_b[own_columns, depth].blocks(BLOCK, BLOCK))
+                kernel.dma(l1_b, l2_b[*own_columns, depth].blocks(BLOCK, BLOCK))
                 transpose(l1_b)
             for j in kernel.loop(0, n, tiles.held_n):
                 for i in kernel.loop(0, m, tiles.held_m):
@@ -374,7 +185,7 @@ def _add_blocks(
 
 def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> None:
     """l2_c = accumulator, unless it is f32 rounded once, back in row-major order."""
-    with kernel.herd(tiles.herd_m, tiles.herd_n, name="gemm_herd") as (tx, ty):
+    with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
         m, n = tiles.tile_m // BLOCK, tiles.tile_n // BLOCK
         result: View = accumulator[tx, ty]
         if tiles.out is not f32:
@@ -382,9 +193,7 @@ def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> N
             for j in kernel.loop(n):
                 for i in kernel.loop(m):
                     kernel.store(result[j, i], kernel.load(accumulator[tx, ty, j, i]).to(tiles.out))
-        own_rows = slice(tx * tiles.tile_m, tx * tiles.tile_m + tiles.tile_m)
-        own_columns = slice(ty * tiles.tile_n, ty * tiles.tile_n + tiles.tile_n)
-        c = l2_c[own_rows, own_columns]
+        c = l2_c[tiles.own_rows(tx), *tiles.own_columns(tx, ty)]
         if tiles.out is f32:
             # The accumulator goes as it lies: mlir-air takes the walk's sizes for the buffer's where it cuts
             # one down to a core's (air-shrink-memref-sizes-by-access). The memtile's DMA puts it in rows.

@@ -33,7 +33,7 @@ def test_names_choose() -> None:
 
 def test_a_name_that_is_none() -> None:
     with pytest.raises(
-        UsageError, match=r"no kernel or program is called 'gem'; there are: eltwise_add, .*o_ffn"
+        UsageError, match=r"no kernel or program is called 'gem'; there are: .*eltwise_add, .*o_ffn"
     ):
         choose(["gem"])
 

@@ -6,7 +6,8 @@ import re
 
 from doc_transcripts import table
 
-from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, rope, swiglu
+from aerie.kernel_builder import attention
+from aerie.kernel_builder.kernels import gemm, gemv, rope, swiglu
 from aerie.multi_launch_builder.building import build_programs, stack_option
 from aerie.multi_launch_builder.programs import ATTENTION_GRID, GEMM_GRID, ONE_COPY
 from aerie.multi_launch_builder.shapes import DEMO
@@ -36,7 +37,7 @@ def test_optimisation_of_the_kernels() -> None:
         "mv.cc, mv_pieces.cc": gemv,
         "rope_halfsplit.cc": rope,
         "silu_and_mul.cc": swiglu,
-        "attn_npu2.cc": flash_attention,
+        "attn_npu2.cc": attention,
     }
     expected = [
         plain(source, f"-{user.OPTIMIZE.level}", user.OPTIMIZE.reason) for source, user in users.items()

@@ -46,7 +46,7 @@ def result(name: str, parameters: dict[str, Any], arrays: dict[str, Any]) -> Any
 
 ROWS = [name for name, spec in registry().items() if spec.rows in spec.parameters]
 """Kernels whose rows do not touch each other."""
-FEW, MANY = 16, 48
+FEW, MANY = 8, 24
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -11,6 +11,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.memref import AllocOp
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, MemorySpace
+from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import l1_bytes
 from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, registry
@@ -177,6 +178,25 @@ MODELS_SHAPES = {
         for k, n in ((2048, 2048), (2048, 512), (2048, 8192), (8192, 2048))
         for transposed in (False, True)
     ],
+    "gemm_rows": [
+        {"m": m, "k": k, "n": n}
+        for m in (8, 16, 32)
+        for k, n in (
+            (2048, 512),
+            (2048, 16064),
+            (8192, 2048),
+            (3072, 1024),
+            (896, 128),
+            (4864, 896),
+            (1024, 6144),
+        )
+    ],
+    "cached_attention": [
+        {"n": n, "m": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
+        for n in (8, 32, 128, 2048)
+        for m in (512, 2048, 8192)
+        for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (14, 2, 64), (32, 4, 64), (16, 8, 128))
+    ],
     "gemv": [
         {"m": m, "k": k} for m in (128, 768, 8192, 16032) for k in (256, 768, 2048, 8192, 11008, 14336, 28672)
     ]
@@ -227,11 +247,11 @@ def test_gemm_is_counted_as_its_schedule_says(b_transposed: bool) -> None:
 @pytest.mark.parametrize(
     ("built", "counted"),
     [
-        (flash_attention.build(256, 256, 2, 1, 64), l1_bytes(flash_attention._held(32, 64, 64))),
-        (flash_attention.build(256, 256, 2, 1, 32, lkp=64), l1_bytes(flash_attention._held(32, 64, 32))),
+        (flash_attention.build(256, 256, 2, 1, 64), flash_attention._l1_bytes(32, 64, 64)),
+        (flash_attention.build(256, 256, 2, 1, 32, lkp=64), flash_attention._l1_bytes(32, 64, 32)),
         (gemv.build(64, 2048), l1_bytes(gemv._held(2048, 8, 4, 2048))),
         (gemv.build(64, 14336), l1_bytes(gemv._held(14336, 8, 1, 7168))),
-        (gemm.build(512, 512, 512), gemm.choose_tiles(512, 512, 512).l1_bytes),
+        (gemm.build(512, 512, 512), gemm_tiles.choose_tiles(512, 512, 512).l1_bytes),
     ],
     ids=["attention", "attention with a buffer for the next stage", "gemv", "gemv in pieces", "gemm"],
 )
@@ -247,9 +267,9 @@ def test_what_a_kernel_counts_of_l1_is_what_it_takes(built: Any, counted: int) -
     "shape", [(2048, 2048, 2048), (2048, 2048, 512), (2048, 2048, 8192), (2048, 8192, 2048)]
 )
 def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
-    tiles = gemm.choose_tiles(*shape)
+    tiles = gemm_tiles.choose_tiles(*shape)
     assert (tiles.tile_m, tiles.tile_k_l2, tiles.tile_k_l1, tiles.tile_n) == (32, 256, 32, 128)
-    assert (tiles.herd_m, tiles.herd_n) == (8, 4)
+    assert (tiles.herd_x, tiles.herd_y) == (8, 4)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -258,7 +278,10 @@ def test_gemm_takes_multiples_of_8(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for most in [40, 600, 5000] * 8:
         m, k, n = (8 * int(rng.integers(1, most)) for _ in range(3))
-        legal_m, legal_n = gemm.nearest(m, 8, gemm.serves_rows), gemm.nearest(n, 8, gemm.serves_columns)
+        legal_m, legal_n = (
+            gemm_tiles.nearest(m, 8, gemm_tiles.serves_rows),
+            gemm_tiles.nearest(n, 8, gemm_tiles.serves_columns),
+        )
         if (m, n) != (legal_m, legal_n):
             with pytest.raises(IllegalShapeError, match=f"use ({legal_m}|{legal_n})$"):
                 gemm.build(m, k, n)
@@ -267,7 +290,7 @@ def test_gemm_takes_multiples_of_8(seed: int) -> None:
 
 def test_gemm_k_tiles_depend_on_k_alone() -> None:
     for k in (64, 256, 768, 2048, 40):
-        chosen = {gemm.choose_tiles(m, k, 256) for m in (64, 128, 512, 8)}
+        chosen = {gemm_tiles.choose_tiles(m, k, 256) for m in (64, 128, 512, 8)}
         assert len({(t.tile_k_l1, t.tile_k_l2) for t in chosen}) == 1
 
 
@@ -287,10 +310,10 @@ def test_gemm_k_tiles_depend_on_k_alone() -> None:
 )
 def test_gemm_takes_an_even_number_of_k_tiles_where_it_can(k: int, tile: int) -> None:
     """The third copy of an odd number takes more descriptors than a memtile's even channels have."""
-    tiles = gemm.choose_tiles(64, k, 64)
+    tiles = gemm_tiles.choose_tiles(64, k, 64)
     assert tiles.tile_k_l2 == tile
     copies = 1 if k == tile else 2 + k // tile % 2
-    assert copies * tile // tiles.tile_k_l1 <= gemm.MAX_PIECES
+    assert copies * tile // tiles.tile_k_l1 <= gemm_tiles.MAX_PIECES
 
 
 @pytest.mark.parametrize(
@@ -307,7 +330,7 @@ def test_gemm_takes_an_even_number_of_k_tiles_where_it_can(k: int, tile: int) ->
 def test_gemm_holds_as_many_blocks_as_there_are_accumulators_for(
     tile: tuple[int, int], held: tuple[int, int]
 ) -> None:
-    assert gemm.held_blocks(*tile) == held
+    assert gemm_tiles.held_blocks(*tile) == held
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""c = a @ b.T of 8, 16, 24 or 32 rows: every weight is read from memory once for all of them.
+
+    launch (n / (cores tile_n),)                             one block of c's columns for the whole array
+      segment   L2: a (m, tile_k_l2), b (cores tile_n, tile_k_l2), c
+                L1: the accumulator, f32, one (m, tile_n) slab per core
+
+The schedule is that of `gemm.py`, and what a core does is the same. There the cores of a column share one
+block of b and have rows of their own, of which a prompt's tail, a batch of requests or a draft has too few to
+go round: 8 rows would keep 4 of 32 cores busy. Here every core has all rows and columns of its own. What they
+all share, a, is small and goes to all of them at once; b comes in as many streams as the array has columns,
+one way to memory each, and every element of it goes to one core.
+
+An element of c is summed in the order of k, as in a GEMM: the same row has the same bits in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aerie.kernel_builder.dsl import Kernel
+from aerie.kernel_builder.gemm_tiles import BLOCK, MAX_ROWS, choose_row_tiles
+from aerie.kernel_builder.kernels import gemm
+from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters
+from aerie.virtual_npu.static.device import NPU2, Device
+
+
+def build(
+    m: int,
+    k: int,
+    n: int,
+    tile_k_l2: int | None = None,
+    tile_k_l1: int | None = None,
+    tile_n: int | None = None,
+    herd_x: int | None = None,
+    herd_y: int | None = None,
+    *,
+    device: Device = NPU2,
+) -> KernelModule:
+    """a (m, k), b (n, k), c (m, n), all bf16; multiples of 8, m at most 32.
+
+    tile_n: columns of c that a core makes at a time. tile_k_l2, tile_k_l1: how much of K is in a memtile and
+    in a core. herd_x, herd_y: columns and rows of cores. What is None is chosen by `choose_row_tiles`. Raises
+    IllegalShapeError.
+    """
+    given = {"tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
+    tiles = choose_row_tiles(m, k, n, device, **given, herd_x=herd_x, herd_y=herd_y)
+    return gemm.write(Kernel("gemm_rows", device), tiles, m, k, n, b_transposed=True)
+
+
+def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The product in f32, rounded once to bf16."""
+    return gemm.reference({"b_transposed": True}, arrays)
+
+
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """8 to 32 rows, up to 512 deep and 1024 columns."""
+    m, k, n = (BLOCK * int(rng.integers(1, most)) for most in (MAX_ROWS // BLOCK + 1, 65, 129))
+    return {"m": m, "k": k, "n": n}
+
+
+KERNEL = KernelSpec(
+    name="gemm_rows",
+    build=build,
+    reference=reference,
+    cases=(
+        {"m": 8, "k": 256, "n": 256},
+        {"m": 16, "k": 768, "n": 256},
+        {"m": 32, "k": 2048, "n": 512},
+        {"m": 24, "k": 40, "n": 88},
+        {"m": 8, "k": 896, "n": 128},
+    ),
+    tolerance=gemm.KERNEL.tolerance,
+    random_case=random_case,
+    rows="m",
+    any_order=True,
+    allowance=gemm.BLOCKS,
+)
