@@ -19,11 +19,12 @@ REFRESH     ?=
 JSON        ?=
 KEEP        ?=
 WHEELS      ?=
+ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K TOP_P \
-                  SEED OUT REFRESH JSON KEEP WHEELS PYTHON
+                  SEED OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -80,6 +81,7 @@ help: ## list targets and variables
 	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
+	$(DO)echo "  ISA          make bench limits both sides to it: avx2, avx512, avx512_bf16, amx, neon, neon_bf16, native, all"
 	$(DO)echo "  REFRESH      1: make lit takes new golden texts over"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
 
@@ -113,7 +115,7 @@ diagnosis: $(TEST) ## name the first step, from kernel to logits, that is not wh
 	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(SAID)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
-	$(DO)$(PY) -m benchmarks $(BENCH_MODEL) $(SAID)
+	$(DO)$(PY) -m benchmarks $(BENCH_MODEL) $(call option,--isa,ISA) $(SAID)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(SAID)

@@ -1,4 +1,5 @@
-"""`python -m benchmarks`: ours against transformers on this machine, a table and build/bench.json."""
+"""`python -m benchmarks`: ours against transformers on this machine, by instruction set: tables, and
+build/bench.json."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from aerie.runtime.tables import print_tables
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.store import write_whole
-from benchmarks import bench
-from benchmarks.figures import table
-
-"""Characters; wider than any table."""
+from benchmarks import bench, instruction_sets
+from benchmarks.instruction_sets import Choice
+from benchmarks.machine import describe
+from benchmarks.plan import LONGEST, check_memory, make_plan
+from benchmarks.tables import by_set, comparison, machine_lines, missed, peaks_by_set
+from benchmarks.worker import working
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,37 +40,112 @@ def build_parser() -> argparse.ArgumentParser:
         help="a checkpoint folder, a Hugging Face id, or 'demo' (default: a synthetic Llama-3.2-1B, made at "
         "first need)",
     )
+    parser.add_argument(
+        "--isa",
+        default=instruction_sets.NATIVE,
+        help=f"what both sides are limited to: {', '.join(instruction_sets.LIMITS)}, native (default: "
+        "nothing is limited), or all sets that this CPU has, in turn",
+    )
     parser.add_argument("--rounds", type=whole_number(1), default=3, help="rounds (default: %(default)s)")
     parser.add_argument(
         "--tokens", type=whole_number(1), default=8, help="tokens decoded per round and context (default: 8)"
     )
     parser.add_argument("--out", type=Path, help=f"default: bench.json in {KEPT_IN}")
+    parser.add_argument(
+        "--machine",
+        action="store_true",
+        help="only say what machine this is and what it can do at most, in seconds",
+    )
+    parser.add_argument("--show", action="store_true", help="only print what was measured before, by set")
     parser.set_defaults(command=measure)
     return parser
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Measure, print the table, write the figures."""
+    """Measure set after set; print the tables, write the figures after each."""
+    out = arguments.out or folders.home() / "bench.json"
+    if arguments.show:
+        return show(out)
+    choices = instruction_sets.choose(arguments.isa)
+    if arguments.machine:
+        return show_machine(choices)
     report = Reporter()
     require_torch()
-    out = arguments.out or folders.home() / "bench.json"
     require_writable(out)
     folder = find_checkpoint(arguments.model) if arguments.model else synthetic_checkpoint(report)
-    plan = bench.make_plan(folder, arguments.rounds, arguments.tokens)
+    plan = make_plan(folder, arguments.rounds, arguments.tokens)
     model = Path(arguments.model).resolve().name if arguments.model else "synthetic Llama-3.2-1B"
-    found, samples = bench.run(plan, model, folders.home() / "bench", report)
-    print_tables(Console(), table(found, samples))
-    load = found["load_average"]
+    for choice in choices:
+        found = bench.run(plan, choice, folders.home() / "bench", report)
+        print_tables(Console(), comparison(model, choice.title, found))
+        tell_about(found, report)
+        write_record(added(read_record(out), model, describe(), found), out)
+    report.note(f"written to {out}")
+    return show(out)
+
+
+def tell_about(found: Mapping[str, Any], report: Reporter) -> None:
+    """What figures are nothing without: the load of the machine, what the other side used, knobs."""
+    load, theirs = found["load_average"], found["theirs_uses"]
     report.note(
-        f"{found['machine']['cpu']}, {found['machine']['threads']} threads; memory reads at "
-        f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} before, "
-        f"{load['after']} after"
+        f"memory reads at {found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} "
+        f"before, {load['after']} after; transformers: torch with {theirs['torch']}, products by "
+        f"{'oneDNN, ' + theirs['product'] if theirs['product'] else 'torch itself'}"
     )
     if found["knobs"]:
         report.note("with " + ", ".join(f"{name}={value}" for name, value in found["knobs"].items()))
-    write_record(found, out)
-    report.note(f"written to {out}")
+
+
+def show(out: Path) -> int:
+    """Print all that was recorded, by instruction set. Raises UserError where nothing was."""
+    recorded = read_record(out)
+    if not recorded:
+        raise UserError(f"{out} has no comparison; `make bench` measures one")
+    console, sets = Console(), {found["title"]: found for found in in_order(recorded["sets"])}
+    for line in machine_lines(recorded["machine"]):
+        console.print(line, highlight=False)
+    print_tables(console, by_set(recorded["model"], sets))
+    for line in missed(sets):
+        console.print(f"not met: {line}", highlight=False)
     return 0
+
+
+def show_machine(choices: Sequence[Choice]) -> int:
+    """What machine this is, and its peaks by instruction set: a few seconds each."""
+    console = Console()
+    for line in machine_lines(describe()):
+        console.print(line, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
+        peaks = {}
+        for choice in choices:
+            with working("machine", {}, Path(work) / "machine.log", choice.environment) as worker:
+                peaks[choice.title] = worker("peaks")
+    print_tables(console, peaks_by_set(peaks))
+    return 0
+
+
+def read_record(out: Path) -> dict[str, Any]:
+    """What was recorded there; empty where nothing was, or what no bench of this release wrote."""
+    try:
+        recorded = json.loads(out.read_text())
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) and "sets" in recorded else {}
+
+
+def in_order(sets: Mapping[str, Any]) -> list[Any]:
+    """What was recorded, the lesser sets first."""
+    order = [*instruction_sets.LIMITS, instruction_sets.NATIVE]
+    return [sets[name] for name in order if name in sets]
+
+
+def added(
+    recorded: Mapping[str, Any], model: str, machine: Mapping[str, Any], found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record with one set's figures new; the others stay if they are of this model on this machine."""
+    about = {"model": model, "machine": machine}
+    same = all(recorded.get(name) == value for name, value in about.items())
+    return {**about, "sets": {**(recorded["sets"] if same else {}), found["isa"]: found}}
 
 
 def write_record(found: Mapping[str, Any], out: Path) -> None:
@@ -109,7 +187,7 @@ def synthetic_checkpoint(report: Reporter) -> Path:
     """The synthetic Llama-3.2-1B, made where it is missing."""
     folder = folders.home() / "synthetic" / "llama-3.2-1b"
     if not folder.is_dir():
-        bench.check_memory(LLAMA_3_2_1B, bench.LONGEST, weight_bytes(LLAMA_3_2_1B))
+        check_memory(LLAMA_3_2_1B, LONGEST, weight_bytes(LLAMA_3_2_1B))
         report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {folder}, once")
         write_checkpoint(LLAMA_3_2_1B, folder, 0, report)
     return folder

@@ -1,97 +1,37 @@
-"""One run of the comparison: compile, load both sides, then rounds in turn."""
+"""One comparison, limited to an instruction set: compile, load both sides, then rounds in turn.
+
+First the short prompt, on programs compiled for its length; then, in another process of ours, the long one
+and decoding. Each measure goes through all its rounds before the next, so that what the other side needs
+minutes for can be measured once.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import datetime
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aerie.llama32_1b.cache_command import bench_parts, clear
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.footprint import footprint, require
-from aerie.llama32_1b.progress import Reporter, Step
-from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
-from aerie.llama32_1b.weights import EMBED, expected_shapes
-from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
+from aerie.llama32_1b.progress import Reporter, Step, no_step
 from aerie.runtime.knobs import NPU_LOCK
-from aerie.runtime.memory import size
-from aerie.verify.reference import reference_bytes
 from aerie.virtual_npu import knobs
 from benchmarks.figures import OURS, THEIRS, Samples, record
-from benchmarks.machine import describe, load_average
-from benchmarks.peaks import MemoryReader, measure_peaks
-from benchmarks.sides import WARM_UP
+from benchmarks.instruction_sets import Choice
+from benchmarks.machine import load_average
+from benchmarks.peaks import MemoryReader
+from benchmarks.plan import BRIEF, Plan, cache_bytes_per_position, check_memory, weight_bytes_per_token
 from benchmarks.worker import Worker, working
 
-LONGEST = 2048
-SHORT_CONTEXT = 128
-
-STEPS_BEFORE = 4
+SLOW_S = 60.0
+"""A prompt that takes the other side longer than this is measured once."""
 
 FOLDERS = {knobs.HOME.name, knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
 """Knobs that name a place, which is nobody's business."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure: rounds of a prompt of `prefill` tokens and `tokens` decoded at each of `contexts`."""
-
-    folder: Path
-    config: LlamaConfig
-    files: Sequence[Path]
-    rounds: int
-    tokens: int
-    prefill: int
-    contexts: tuple[int, ...]
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Of the files with weights."""
-        return sum(path.stat().st_size for path in self.files)
-
-    @property
-    def room(self) -> int:
-        """Positions after the prompt that will be decoded, the warm-up included."""
-        return self.tokens + WARM_UP
-
-    @property
-    def steps_of_round(self) -> int:
-        """The first token, prefill, and decode at each context."""
-        return 2 + len(self.contexts)
-
-
-def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
-    """The plan for a checkpoint: 2048 tokens, or as many as the model has positions for.
-
-    Raises CheckpointError for one that is not whole, and UserError for one with too few positions.
-    """
-    checkpoint = open_checkpoint(folder)
-    config = checkpoint.config
-    positions = config.context - tokens - WARM_UP
-    if positions < SHORT_CONTEXT:
-        needed = SHORT_CONTEXT + tokens + WARM_UP
-        raise UserError(
-            f"{folder} has {config.context} positions; measuring {tokens} tokens after a "
-            f"context of {SHORT_CONTEXT} takes {needed}: measure fewer --tokens, or another model"
-        )
-    longest = min(LONGEST, positions) // SEQ_LEN_STEP * SEQ_LEN_STEP
-    contexts = tuple(sorted({SHORT_CONTEXT, longest}))
-    return Plan(folder, config, checkpoint.weights.files, rounds, tokens, longest, contexts)
-
-
-def weight_bytes_per_token(config: LlamaConfig) -> int:
-    """Bytes of the weights that a decoded token needs: each once, and one row of an untied embedding."""
-    shapes = dict(expected_shapes(config))
-    if not config.tie_word_embeddings:
-        del shapes[EMBED]
-    return BF16_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 
 def knobs_set() -> dict[str, str]:
@@ -100,44 +40,41 @@ def knobs_set() -> dict[str, str]:
     return {name: os.environ[name] for name in ours if name not in FOLDERS and os.environ[name]}
 
 
-def check_memory(config: LlamaConfig, seq_len: int, nbytes: int) -> None:
-    """TooLittleMemoryError without room for both sides, and the checkpoint's `nbytes` in the page cache."""
-    ours, theirs = footprint(config, seq_len).total, reference_bytes(config, BF16_BYTES)
-    parts = f" (ours {size(ours)}, theirs {size(theirs)}, the checkpoint in the page cache {size(nbytes)})"
-    require(ours + theirs + nbytes, "the comparison", ["measure the small one with MODEL=demo"], parts)
+def run(plan: Plan, choice: Choice, work: Path, report: Reporter) -> dict[str, Any]:
+    """Measure, and give what build/bench.json holds of an instruction set.
 
-
-def run(plan: Plan, model: str, work: Path, report: Reporter) -> tuple[dict[str, Any], Samples]:
-    """Measure, and give what build/bench.json holds. `work` is a folder for programs and logs, made anew."""
-    nbytes = plan.checkpoint_bytes
-    check_memory(plan.config, plan.prefill, nbytes)
+    `work` is a folder for programs and logs, made anew. Raises UserError where a side is not limited.
+    """
+    check_memory(plan.config, plan.prefill, plan.checkpoint_bytes)
     for part in bench_parts(work):
         clear(part)
     work.mkdir(parents=True, exist_ok=True)
-    samples = Samples(nbytes, weight_bytes_per_token(plan.config), plan.prefill, plan.contexts)
     load_before = load_average()
-    with _bar(report, STEPS_BEFORE + plan.steps_of_round * plan.rounds) as step:
-        programs = _measure(plan, work, samples, step)
-        peaks = measure_peaks()
-    about = {
-        "model": model,
-        "machine": describe(),
-        "peaks": peaks,
-        "load_average": {"before": load_before, "after": load_average()},
-        "settings": {"rounds": plan.rounds, "tokens": plan.tokens, "prefill_tokens": plan.prefill},
-        "knobs": knobs_set(),
-        "checkpoint_bytes": nbytes,
-        "programs": programs,
-    }
-    full_size = plan.config.shape == LLAMA_3_2_1B.shape
-    judged = full_size and plan.config.num_hidden_layers == LLAMA_3_2_1B.num_hidden_layers
-    return record(samples, judged=judged, **about), samples
+    comparison = Comparison(plan, choice, work, report)
+    with _bar(report, f"measuring {choice.title}", comparison.steps) as comparison.show:
+        programs, peaks = comparison.measure()
+    least = choice.limits.least if choice.limits else {}
+    return record(
+        comparison.samples,
+        programs,
+        peaks,
+        least if plan.is_judged else None,
+        isa=choice.name,
+        title=choice.title,
+        limited_by=choice.environment,
+        theirs_uses=comparison.instructions,
+        measured=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        load_average={"before": load_before, "after": load_average()},
+        settings={"rounds": plan.rounds, "tokens": plan.tokens},
+        knobs=knobs_set(),
+        checkpoint_bytes=plan.checkpoint_bytes,
+    )
 
 
 @contextlib.contextmanager
-def _bar(report: Reporter, total: int) -> Iterator[Step]:
+def _bar(report: Reporter, title: str, total: int) -> Iterator[Step]:
     """A progress bar; where there is none, a line per step."""
-    with report.bar("measuring", total) as step:
+    with report.bar(title, total) as step:
 
         def tell(what: str, done: int) -> None:
             step(what, done)
@@ -147,74 +84,161 @@ def _bar(report: Reporter, total: int) -> Iterator[Step]:
         yield tell
 
 
-def _measure(plan: Plan, work: Path, samples: Samples, step: Step) -> dict[str, Any]:
-    """Everything, in order; gives the programs' own times."""
-    threads = str(knobs.threads())
-    env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": str((work / "vnpu").resolve())}
-    folder = str(plan.folder.resolve())
-    theirs: dict[str, Any] = {"folder": folder}
-    ours: dict[str, Any] = {
-        "folder": folder,
-        "seq_len": plan.prefill,
-        "cache_dir": str((work / "programs").resolve()),
-    }
-    step("compiling", 0)
-    with working(OURS, ours, work / "compile.log", env) as worker:
-        samples.add(OURS, "compile", worker("compile")["seconds"])
-    step("reading the checkpoint into the page cache", 1)
-    read_files(plan.files)
-    with contextlib.ExitStack() as open_sides:
-        sides = {}
-        for number, (name, arguments) in enumerate({OURS: ours, THEIRS: theirs}.items(), start=2):
-            step(f"starting {name}", number)
-            sides[name] = open_sides.enter_context(working(name, arguments, work / f"{name}.log", env))
-            _start(plan, samples, name, sides[name])
-        for number in range(plan.rounds):
-            _round(plan, samples, sides, number, step)
+Sides = Mapping[str, Worker]
+
+
+@dataclass
+class Comparison:
+    """One run of it: what it measures, and what it has found so far."""
+
+    plan: Plan
+    choice: Choice
+    work: Path
+    report: Reporter
+    show: Step = no_step
+    samples: Samples = field(init=False)
+    instructions: Mapping[str, str] = field(default_factory=dict)
+    _done: int = 0
+
+    def __post_init__(self) -> None:
+        plan, config = self.plan, self.plan.config
+        weights, cache = weight_bytes_per_token(config), cache_bytes_per_position(config)
+        self.samples = Samples(plan.checkpoint_bytes, weights, cache, plan.prefills, plan.contexts)
+
+    @property
+    def steps(self) -> int:
+        """Peaks, compiling, reading, three starts; then the measures, round by round."""
+        return 6 + self.plan.rounds * (len(self.plan.prefills) + len(self.plan.contexts))
+
+    def measure(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Everything, in order; gives the programs' own rates, and what the machine can do at most."""
+        self._step("what the machine can do at most")
+        with self._working("machine", {}) as worker:
+            peaks = worker("peaks")
+        self._compile()
+        self._step("reading the checkpoint into the page cache")
+        read_files(self.plan.files)
+        with self._working(THEIRS, {"folder": self._folder}) as theirs:
+            self._brief_prompt(theirs)
+            with self._ours(self.plan.prefill) as ours:
+                self._long_prompt({OURS: ours, THEIRS: theirs})
+                for name, worker in ((OURS, ours), (THEIRS, theirs)):
+                    self.samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
+                self.samples.add(OURS, "load_and_run", ours("load_and_run")["seconds"])
+                return with_rates(ours("programs")), peaks
+
+    def _compile(self) -> None:
+        self._step("compiling")
+        with self._ours(self.plan.prefill, "compile") as worker:
+            self.samples.add(OURS, "compile", worker("compile")["seconds"])
+        with self._ours(BRIEF, "compile_brief") as worker:
+            worker("compile")
+
+    def _brief_prompt(self, theirs: Worker) -> None:
+        """Both sides up to their first token, then prefill of the short prompt."""
+        with self._ours(BRIEF, "ours_brief") as ours:
+            for name, worker in ((OURS, ours), (THEIRS, theirs)):
+                self._step(f"starting {name}")
+                self._start(name, worker)
+            for number, sides in self._rounds({OURS: ours, THEIRS: theirs}):
+                self._step(f"{self._round(number)}: prefill of {BRIEF} tokens")
+                self._prefill(sides, BRIEF)
+
+    def _start(self, name: str, worker: Worker) -> None:
+        """Load and make the first token, timed from when the process was started."""
+        samples = self.samples
+        samples.add(name, "load", worker("load")["seconds"])
+        if name == THEIRS:
+            self.instructions = worker("instructions")
+            self.choice.check(self.instructions)
+        samples.add(name, "ready", time.perf_counter() - worker.started)
+        worker("prefill", length=BRIEF, room=self.plan.room)
+        samples.add(name, "cold", time.perf_counter() - worker.started)
+        worker("decode", context=BRIEF, tokens=1)
+
+    def _long_prompt(self, sides: Sides) -> None:
+        """Prefill of the long prompt, and decoding after it."""
+        plan, ours = self.plan, sides[OURS]
+        self._step(f"starting {OURS} for {plan.prefill} tokens")
+        ours("load")
+        once = self._tell_how_long()
+        ours("prefill", length=BRIEF, room=plan.room)
+        ours("decode", context=BRIEF, tokens=1)
+        ours("reset")
+        for number, both in self._rounds(sides):
+            self._step(f"{self._round(number)}: prefill of {plan.prefill} tokens")
+            self._prefill({OURS: ours} if once and number else both, plan.prefill)
+        for context in reversed(plan.contexts):
+            for number, both in self._rounds(sides):
+                self._step(f"{self._round(number)}: decode at context {context}")
+                self._decode(both, context)
+
+    def _tell_how_long(self) -> bool:
+        """A note on how long the long prompt takes, by what the short one took. Gives whether the other side
+        is measured once."""
+        plan, samples = self.plan, self.samples
+        ours, theirs = (
+            samples.median(side, f"prefill_{BRIEF}") * plan.prefill / BRIEF for side in (OURS, THEIRS)
+        )
+        once = theirs > SLOW_S and plan.rounds > 1
+        seconds = ours * (plan.rounds + 1) + theirs * (1 if once else plan.rounds)
+        if seconds < SLOW_S:
+            return once
+        rounds = "one round" if plan.rounds == 1 else f"{plan.rounds} rounds"
+        measured = "transformers measured once" if once else rounds
+        fewer = "; fewer --rounds take less" if plan.rounds > 1 else ""
+        self.report.note(
+            f"as {BRIEF} tokens tell, {plan.prefill} take {ours:.0f} s, and {theirs:.0f} s in transformers: "
+            f"with {measured} about {seconds / 60:.1f} minutes{fewer}"
+        )
+        return once
+
+    def _prefill(self, sides: Sides, tokens: int) -> None:
         for name, worker in sides.items():
-            samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
-        samples.add(OURS, "load_and_run", sides[OURS]("load_and_run")["seconds"])
-        return with_rates(sides[OURS]("programs"))
+            answer = worker("prefill", length=tokens, room=self.plan.room)
+            self.samples.add(name, f"prefill_{tokens}", answer["seconds"])
 
-
-def _start(plan: Plan, samples: Samples, name: str, worker: Worker) -> None:
-    """Load and make the first token, timed from when the process was started; then warm up."""
-    samples.add(name, "load", worker("load")["seconds"])
-    samples.add(name, "ready", time.perf_counter() - worker.started)
-    worker("prefill", length=SHORT_CONTEXT, room=plan.room)
-    samples.add(name, "cold", time.perf_counter() - worker.started)
-    worker("decode", context=SHORT_CONTEXT, tokens=1)
-    if name == OURS:
-        worker("reset")
-
-
-def _round(plan: Plan, samples: Samples, sides: Mapping[str, Worker], number: int, step: Step) -> None:
-    """Both sides, measure by measure; who goes first changes from round to round."""
-    order = list(sides.items()) if number % 2 == 0 else list(sides.items())[::-1]
-    done = STEPS_BEFORE + plan.steps_of_round * number
-    where = f"round {number + 1} of {plan.rounds}"
-    step(f"{where}: first token", done)
-    for name, worker in order:
-        samples.add(name, "warm", worker("prefill", length=SHORT_CONTEXT, room=plan.room)["seconds"])
-    step(f"{where}: prefill", done + 1)
-    for name, worker in order:
-        samples.add(name, "prefill", worker("prefill", length=plan.prefill, room=plan.room)["seconds"])
-    for offset, context in enumerate(reversed(plan.contexts), start=2):
-        step(f"{where}: decode at context {context}", done + offset)
+    def _decode(self, sides: Sides, context: int) -> None:
+        """With readings of memory's bandwidth before, between and after."""
         memory = MemoryReader()
         bandwidths = [memory.bytes_per_second()]
-        for name, worker in order:
-            _decode(samples, name, worker, context, plan.tokens)
+        for name, worker in sides.items():
+            answer = worker("decode", context=context, tokens=self.plan.tokens)
             bandwidths.append(memory.bytes_per_second())
-        samples.add("machine", f"bandwidth_{context}", max(bandwidths))
+            self.samples.add(name, f"decode_{context}", answer.pop("seconds"))
+            for part, seconds in answer.items():  # of ours alone
+                self.samples.add(name, f"{part.removesuffix('_seconds')}_{context}", seconds)
+        self.samples.add("machine", f"bandwidth_{context}", max(bandwidths))
 
+    def _rounds(self, sides: Sides) -> Iterator[tuple[int, Sides]]:
+        """The rounds; who goes first changes from one to the next."""
+        for number in range(self.plan.rounds):
+            yield number, dict(list(sides.items())[:: -1 if number % 2 else 1])
 
-def _decode(samples: Samples, name: str, worker: Worker, context: int, tokens: int) -> None:
-    answer = worker("decode", context=context, tokens=tokens)
-    samples.add(name, f"decode_{context}", answer["seconds"])
-    if name == OURS:
-        samples.add(name, f"python_{context}", answer["python_seconds"])
-        samples.add(name, f"call_overhead_{context}", answer["call_overhead_seconds"])
+    def _round(self, number: int) -> str:
+        return f"round {number + 1} of {self.plan.rounds}"
+
+    def _step(self, what: str) -> None:
+        self.show(what, self._done)
+        self._done += 1
+
+    @property
+    def _folder(self) -> str:
+        return str(self.plan.folder.resolve())
+
+    def _ours(self, seq_len: int, log: str = OURS) -> contextlib.AbstractContextManager[Worker]:
+        programs = str((self.work / "programs").resolve())
+        return self._working(OURS, {"folder": self._folder, "seq_len": seq_len, "cache_dir": programs}, log)
+
+    def _working(
+        self, side: str, arguments: Mapping[str, Any], log: str = ""
+    ) -> contextlib.AbstractContextManager[Worker]:
+        """A side's process, limited to the instruction set before it starts."""
+        threads = str(knobs.threads())
+        cache = str((self.work / "vnpu").resolve())
+        env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": cache}
+        env |= self.choice.environment
+        return working(side, arguments, self.work / f"{log or side}.log", env)
 
 
 def with_rates(programs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

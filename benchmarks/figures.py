@@ -1,4 +1,4 @@
-"""From measurements to figures: medians, ratios, targets, and the table that shows them."""
+"""From measurements to figures: medians, ratios, shares of what the machine can do, targets."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
-from aerie.runtime.tables import compact_table
-
 OURS, THEIRS = "ours", "theirs"
 
 TARGETS: dict[str, tuple[str, float]] = {
-    "prefill_ratio": (">=", 1.0),
-    "decode_ratio": (">=", 2.0),
     "bandwidth_share": (">=", 0.70),
+    "flash_share": (">=", 0.50),
     "rss_ratio": ("<=", 1.25),
     "compile_s": ("<=", 60.0),
     "ready_s": ("<=", 10.0),
@@ -24,16 +19,24 @@ TARGETS: dict[str, tuple[str, float]] = {
     "load_and_run_us": ("<=", 30.0),
     "python_ms": ("<=", 2.0),
 }
-"""What this project wants to reach at the size of Llama-3.2-1B on two cores, by kind of figure."""
+"""What this project wants to reach at the size of Llama-3.2-1B on two cores, by kind of figure, in every
+instruction set; each has others of its own (instruction_sets.py)."""
+
+GEMVS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
+PRODUCT, FLASH = "o_ffn", "flash_attn"
 
 
 @dataclass
 class Samples:
-    """What was measured, by side and name, a number per round; and what the model weighs, in bytes."""
+    """What was measured, by side and name, a number per round; and what the model weighs, in bytes.
+
+    prefills: lengths of prompts, the short one first. contexts: positions that a token attends to.
+    """
 
     checkpoint_bytes: int
     weight_bytes_per_token: int
-    prefill_tokens: int
+    cache_bytes_per_position: int
+    prefills: Sequence[int]
     contexts: Sequence[int]
     of: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
@@ -51,12 +54,12 @@ class Samples:
 
 def side_figures(samples: Samples, side: str) -> dict[str, float]:
     """One side's figures, each with its unit in its name."""
-    seconds = samples.median(side, "prefill")
-    figures = {
-        "prefill_s": seconds,
-        "prefill_tokens_per_s": samples.prefill_tokens / seconds,
+    figures: dict[str, float] = {}
+    for tokens in samples.prefills:
+        seconds = figures[f"prefill_{tokens}_s"] = samples.median(side, f"prefill_{tokens}")
+        figures[f"prefill_{tokens}_tokens_per_s"] = tokens / seconds
+    figures |= {
         "first_token_cold_s": samples.median(side, "cold"),
-        "first_token_warm_s": samples.median(side, "warm"),
         "load_s": samples.median(side, "load"),
         "ready_s": samples.median(side, "ready"),
         "peak_bytes": samples.median(side, "peak_bytes"),
@@ -65,13 +68,43 @@ def side_figures(samples: Samples, side: str) -> dict[str, float]:
         spent = samples.median(side, f"decode_{context}")
         figures[f"decode_{context}_ms"] = 1e3 * spent
         figures[f"bandwidth_share_{context}"] = _bandwidth_share(samples, side, context)
-    if side == OURS:
-        last = samples.contexts[-1]
-        figures["compile_s"] = samples.median(side, "compile")
-        figures["load_and_run_us"] = 1e6 * samples.median(side, "load_and_run")
-        figures["python_ms"] = 1e3 * samples.median(side, f"python_{last}")
-        figures["call_overhead_us"] = 1e6 * samples.median(side, f"call_overhead_{last}")
-    return figures
+    return figures | (_figures_of_ours(samples) if side == OURS else {})
+
+
+def _figures_of_ours(samples: Samples) -> dict[str, float]:
+    """What can be told of our side alone."""
+    last = samples.contexts[-1]
+    attention = samples.median(OURS, f"attention_{last}")
+    return {
+        "compile_s": samples.median(OURS, "compile"),
+        "load_and_run_us": 1e6 * samples.median(OURS, "load_and_run"),
+        "python_ms": 1e3 * samples.median(OURS, f"python_{last}"),
+        "call_overhead_us": 1e6 * samples.median(OURS, f"call_overhead_{last}"),
+        f"attention_{last}_ms": 1e3 * attention,
+        f"attention_share_{last}": last * samples.cache_bytes_per_position / attention / samples.bandwidth,
+    }
+
+
+def shares_of_programs(
+    programs: Mapping[str, Mapping[str, float]], peak_gflop_per_s: float, bandwidth_bytes_per_s: float
+) -> dict[str, float]:
+    """What the programs of `with_rates` make of the machine.
+
+    product_gflop_per_s, product_share: of the products in o_ffn, and that over their micro-kernel's peak.
+    flash_share: flash_attn's rate over that of the products. gemv_share: bytes that the decode programs
+    read, over their time and memory's bandwidth.
+    """
+    product, flash = (programs[name]["gflop_per_s"] for name in (PRODUCT, FLASH))
+    spent = {name: programs[name]["calls"] * programs[name]["ms"] / 1e3 for name in GEMVS}
+    read = sum(programs[name]["gb_per_s"] * 1e9 * seconds for name, seconds in spent.items())
+    return {
+        "product_gflop_per_s": product,
+        "product_share": product / peak_gflop_per_s,
+        "flash_gflop_per_s": flash,
+        "flash_share": flash / product,
+        "gemv_gb_per_s": read / sum(spent.values()) / 1e9,
+        "gemv_share": read / sum(spent.values()) / bandwidth_bytes_per_s,
+    }
 
 
 def _bandwidth_share(samples: Samples, side: str, context: int) -> float:
@@ -86,9 +119,11 @@ def ratios(samples: Samples) -> dict[str, float]:
     """Ours over theirs in speed, so that higher is better; rss_ratio is ours over the checkpoint's bytes.
 
     A ratio is the median over the rounds of the two sides' ratio in that round, which the load of the machine
-    touches alike.
+    touches alike. Of what one side measured once there is one round.
     """
-    found = {"prefill_ratio": _speed_ratio(samples, "prefill")}
+    found = {
+        f"prefill_ratio_{tokens}": _speed_ratio(samples, f"prefill_{tokens}") for tokens in samples.prefills
+    }
     for context in samples.contexts:
         found[f"decode_ratio_{context}"] = _speed_ratio(samples, f"decode_{context}")
     found["rss_ratio"] = samples.median(OURS, "peak_bytes") / samples.checkpoint_bytes
@@ -96,15 +131,19 @@ def ratios(samples: Samples) -> dict[str, float]:
 
 
 def _speed_ratio(samples: Samples, name: str) -> float:
-    pairs = zip(samples.of[OURS, name], samples.of[THEIRS, name], strict=True)
+    pairs = zip(samples.of[OURS, name], samples.of[THEIRS, name], strict=False)
     return median(theirs / ours for ours, theirs in pairs)
 
 
-def verdicts(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """For every figure that has a target: its value, the target, and whether it is met."""
+def verdicts(figures: Mapping[str, float], least: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """For every figure that has a target: its value, the target, and whether it is met.
+
+    least: targets of the instruction set, besides TARGETS.
+    """
+    targets = {**TARGETS, **{kind: (">=", bound) for kind, bound in least.items()}}
     found = {}
     for name, value in figures.items():
-        target = TARGETS.get(name) or TARGETS.get(name.rpartition("_")[0])
+        target = targets.get(name) or targets.get(name.rpartition("_")[0])
         if target:
             sense, bound = target
             met = value >= bound if sense == ">=" else value <= bound
@@ -112,70 +151,30 @@ def verdicts(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def record(samples: Samples, *, judged: bool, **about: Any) -> dict[str, Any]:
-    """What build/bench.json holds: the ratios first, then everything they come from.
+def record(
+    samples: Samples,
+    programs: Mapping[str, Mapping[str, float]],
+    peaks: Mapping[str, Sequence[float]],
+    least: Mapping[str, float] | None,
+    **about: Any,
+) -> dict[str, Any]:
+    """What build/bench.json holds of an instruction set: the ratios first, then what makes them.
 
-    judged: whether the targets apply, which are for one size of model.
+    programs: as `with_rates` gives them. peaks: as `measure_peaks` does. least: targets of the set; None
+    where no target applies, for they are for one size of model.
     """
     ours, theirs, found = side_figures(samples, OURS), side_figures(samples, THEIRS), ratios(samples)
+    ours |= shares_of_programs(programs, peaks["product_gflop_per_s"][1], samples.bandwidth)
     return {
         **found,
-        "targets": verdicts({**ours, **found}) if judged else {},
+        "targets": {} if least is None else verdicts({**ours, **found}, least),
         OURS: ours,
         THEIRS: theirs,
+        "peaks": peaks,
         "bandwidth_bytes_per_s": samples.bandwidth,
+        "programs": programs,
+        "prefills": list(samples.prefills),
+        "contexts": list(samples.contexts),
         **about,
         "samples": {f"{side}.{name}": values for (side, name), values in samples.of.items()},
     }
-
-
-ROWS = (
-    ("prefill_s", "prefill of {prefill} tokens, s", "prefill_ratio", 2),
-    ("prefill_tokens_per_s", "prefill, tokens/s", "", 1),
-    ("decode_{short}_ms", "decode at context {short}, ms/token", "decode_ratio_{short}", 1),
-    ("decode_{long}_ms", "decode at context {long}, ms/token", "decode_ratio_{long}", 1),
-    ("bandwidth_share_{short}", "  share of memory bandwidth", "", 2),
-    ("bandwidth_share_{long}", "  the same at context {long}", "", 2),
-    ("first_token_cold_s", "first token, from a cold start, s", "", 2),
-    ("first_token_warm_s", "first token, warm, s", "", 2),
-    ("compile_s", "compiling, s", "", 1),
-    ("load_s", "loading, s", "", 2),
-    ("ready_s", "start to ready, s", "", 2),
-    ("peak_bytes", "peak resident memory, GB", "rss_ratio", 2),
-    ("load_and_run_us", "load_and_run by itself, µs", "", 1),
-    ("call_overhead_us", "overhead of a program's call in a token, µs", "", 1),
-    ("python_ms", "all Python of a decoded token, ms", "", 2),
-)
-
-
-def table(found: Mapping[str, Any], samples: Samples) -> Table:
-    """The figures side by side. The ratio of memory is to the checkpoint's size."""
-    names = {
-        "prefill": samples.prefill_tokens,
-        "short": samples.contexts[0],
-        "long": samples.contexts[-1],
-    }
-    title = f"{found['model']}: ours against transformers bf16"
-    shown = compact_table(title, ("figure",), ("ours", "transformers", "ratio", "target"))
-    told: set[str] = set()
-    for key, label, ratio, digits in ROWS:
-        key, ratio = key.format(**names), ratio.format(**names)
-        if key in told:
-            continue  # a model with few positions has one context
-        told.add(key)
-        cells = [_number(found[side].get(key), key, digits) for side in (OURS, THEIRS)]
-        shown.add_row(label.format(**names), *cells, *_judged(found, key, ratio))
-    return shown
-
-
-def _judged(found: Mapping[str, Any], key: str, ratio: str) -> tuple[str, str]:
-    """The cells of ratio and target."""
-    verdict = found["targets"].get(ratio) or found["targets"].get(key)
-    share = f"{found[ratio]:.2f}" if ratio else ""
-    return share, f"{verdict['target']} {'met' if verdict['met'] else 'not met'}" if verdict else ""
-
-
-def _number(value: float | None, key: str, digits: int) -> str:
-    if value is None:
-        return ""
-    return f"{value / 1e9 if key.endswith('bytes') else value:.{digits}f}"

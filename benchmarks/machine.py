@@ -9,10 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aerie.virtual_npu import knobs
+from aerie.virtual_npu import cpu, knobs
 from aerie.virtual_npu.compiler import find_compiler
 
-INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("numpy", "torch", "transformers")
 
 PROC = Path("/proc")
@@ -21,13 +20,13 @@ CPUS = Path("/sys/devices/system/cpu")
 
 def describe() -> dict[str, Any]:
     """The machine in what matters to speed."""
-    cpu = _text(PROC / "cpuinfo")
-    flags = set((_first(r"^flags\s*: (.*)$", cpu) or "").split())
+    model = _first(r"^model name\s*: (.*)$", _text(PROC / "cpuinfo"))
     return {
-        "cpu": _first(r"^model name\s*: (.*)$", cpu) or platform.processor() or platform.machine(),
+        "cpu": model or platform.processor() or platform.machine(),
         **topology(),
         "threads": knobs.threads(),
-        "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
+        "instruction_sets": [each.title for each in cpu.instruction_sets()],
+        "features": list(cpu.features()),
         "cache_bytes": caches(),
         "memory_bytes": _meminfo("MemTotal"),
         "compiler": find_compiler().version,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +26,10 @@ from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.multi_launch_builder import Program
 from aerie.runtime import Backend, KernelCache, select_backend
 from aerie.runtime.calls import BETWEEN
-from aerie.virtual_npu import Library, knobs
+from aerie.virtual_npu import Library, cpu, knobs
 from aerie.virtual_npu.pyxrt.batch import Batch
 from benchmarks.machine import peak_bytes
+from benchmarks.peaks import measure_peaks
 
 ELEMENTS = 128
 CALLS_BEFORE, CALLS = 20, 200
@@ -102,22 +106,26 @@ class Ours:
         return {"seconds": time.perf_counter() - started, "token": token}
 
     def decode(self, context: int, tokens: int) -> Answer:
-        """`tokens` tokens after the first `context` of the last prompt: medians over them."""
+        """`tokens` tokens after the first `context` of the last prompt: medians over them.
+
+        attention_seconds: of decode attention and of writing the KV cache.
+        """
         model, cache, sampler = self.session.model, self._cache, Sampler()
         assert cache is not None, "prefill comes first"
         cache.length = context
 
-        def step() -> tuple[float, float, float]:
+        def step() -> tuple[float, ...]:
             calls = self._in_calls()
             started, in_code_before, in_programs = time.perf_counter(), in_code(), Library.seconds
             sampler(next_token_row(model, decode_step(model, 1, cache)))
             spent = time.perf_counter() - started
             called = self._in_calls()
-            overhead = (called[1] - calls[1]) - (Library.seconds - in_programs)
-            return spent, spent - (in_code() - in_code_before), overhead / (called[0] - calls[0])
+            programs, code = Library.seconds - in_programs, in_code() - in_code_before
+            overhead = (called[1] - calls[1]) - programs
+            return spent, spent - code, overhead / (called[0] - calls[0]), code - programs
 
         measured = _repeat(step, tokens)
-        names = ("seconds", "python_seconds", "call_overhead_seconds")
+        names = ("seconds", "python_seconds", "call_overhead_seconds", "attention_seconds")
         return {name: median(times) for name, times in zip(names, zip(*measured, strict=True), strict=True)}
 
     def programs(self) -> dict[str, Answer]:
@@ -170,6 +178,30 @@ class Theirs:
         self._model = Reference.open(self._folder).model
         return {"seconds": time.perf_counter() - started}
 
+    def instructions(self) -> Answer:
+        """Which instructions it takes: what torch says, oneDNN's own line, and what that multiplied with.
+
+        These two are empty where torch does not ask oneDNN for products of bf16.
+        """
+        from aerie.verify.reference import import_torch
+
+        torch = import_torch()
+        mkldnn = torch.backends.mkldnn
+
+        def multiply() -> None:
+            ones = torch.ones(PROBE, PROBE, dtype=torch.bfloat16)
+            with mkldnn.verbose(mkldnn.VERBOSE_ON), torch.inference_mode():
+                torch.nn.functional.linear(ones, ones)
+
+        said = printed(multiply)
+        isa = re.search(r"cpu,isa:(.*)", said)
+        product = re.search(r"exec,cpu,(?:matmul|inner_product),([^,]*)", said)
+        return {
+            "torch": torch.backends.cpu.get_cpu_capability(),
+            "onednn": isa[1] if isa else "",
+            "product": product[1] if product else "",
+        }
+
     def prefill(self, length: int, room: int) -> Answer:  # noqa: ARG002 (their cache grows)
         """As Ours.prefill."""
         ids = prompt(length, self._model.config.vocab_size)
@@ -207,4 +239,38 @@ def _repeat(step: Callable[[], tuple[float, ...]], times: int) -> list[tuple[flo
     return [step() for _ in range(times)]
 
 
-SIDES: dict[str, type[Ours] | type[Theirs]] = {"ours": Ours, "theirs": Theirs}
+PROBE = 256
+"""Rows and columns of a product that is large enough for oneDNN."""
+
+
+def printed(call: Callable[[], object]) -> str:
+    """What C and C++ print on standard output during a call."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            call()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+class Machine:
+    """The machine, limited as a side is."""
+
+    def peaks(self) -> Mapping[str, list[float]]:
+        """What it can do at most."""
+        return measure_peaks()
+
+    def features(self) -> list[str]:
+        """Those that programs are built for."""
+        return cpu.identity().split()[1:]
+
+
+SIDES: dict[str, type[Ours] | type[Theirs] | type[Machine]] = {
+    "ours": Ours,
+    "theirs": Theirs,
+    "machine": Machine,
+}

@@ -66,9 +66,48 @@ ARM = (
 """The same of AArch64 beyond Armv8.0, which has NEON; each of them is of Armv8.2 at least."""
 
 LEVELS = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": (*_V2, *_V3), "x86-64-v4": (*_V2, *_V3, *_V4)}
-"""The levels of x86-64 that VNPU_MARCH limits programs to, with what they have."""
+"""The levels of x86-64 that VNPU_MARCH limits programs to, with what they have; features behind one, as in
+x86-64-v4+avx512bf16, are in it too."""
 
 _AMX = {"amx-tile", "amx-bf16"}
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """What products, GEMVs and attention are made fast for, by its short name and the one that people read.
+
+    needs: names of features. also: of such as belong to it where a CPU has them.
+    """
+
+    name: str
+    title: str
+    needs: tuple[str, ...]
+    also: tuple[str, ...] = ()
+
+
+def _names(features: Iterable[Feature]) -> tuple[str, ...]:
+    return tuple(each.name for each in features)
+
+
+_BYTES = ("avx512vbmi", "avx512vbmi2")
+
+X86_SETS = (
+    InstructionSet("avx2", "AVX2", _names(LEVELS["x86-64-v3"])),
+    InstructionSet("avx512", "AVX-512", _names(LEVELS["x86-64-v4"])),
+    InstructionSet("avx512_bf16", "AVX512-BF16", (*_names(LEVELS["x86-64-v4"]), "avx512bf16"), _BYTES),
+    InstructionSet("amx", "AMX-BF16", (*_names(LEVELS["x86-64-v4"]), "avx512bf16", *sorted(_AMX)), _BYTES),
+)
+ARM_SETS = (
+    InstructionSet("neon", "NEON", ()),
+    InstructionSet("neon_bf16", "NEON with BF16", ("bf16",), ("fp16", "dotprod", "i8mm")),
+)
+"""Each holds the ones before it."""
+
+
+def instruction_sets() -> tuple[InstructionSet, ...]:
+    """Those that this CPU has, the best one last."""
+    sets = {X86: X86_SETS, ARM: ARM_SETS}.get(table(), ())
+    return tuple(each for each in sets if {*each.needs} <= {*features()})
 
 
 def table() -> tuple[Feature, ...]:
@@ -151,7 +190,7 @@ def identity() -> str:
 def named() -> str:
     """The CPU that VNPU_MARCH names in the compiler's own words; empty where it is none of those."""
     march = knobs.MARCH.get()
-    return "" if march in (NATIVE, NONE, *_levels()) else march
+    return "" if march in (NATIVE, NONE) or _level(march) is not None else march
 
 
 def check_macros(macros: str) -> None:
@@ -163,26 +202,28 @@ def check_macros(macros: str) -> None:
     _check(each for each in table() if each.macro in defined)
 
 
-def _levels() -> dict[str, tuple[Feature, ...]]:
-    """LEVELS, on a machine that has some."""
-    return LEVELS if table() == X86 else {}
+def _level(march: str) -> tuple[Feature, ...] | None:
+    """The features of a level of x86-64 with those behind it, in the order of X86; None for other words."""
+    level, *more = march.split("+")
+    if table() != X86 or level not in LEVELS or not {*more} <= {*_names(X86)}:
+        return None
+    return tuple(each for each in X86 if each in LEVELS[level] or each.name in more)
 
 
 def _chosen() -> tuple[str, ...]:
     """The names of the features that programs may use: all of them, or a level's."""
-    level = _levels().get(knobs.MARCH.get())
+    level = _level(knobs.MARCH.get())
     if level is None:
         return features()
     _check(level)
-    return tuple(each.name for each in level)
+    return _names(level)
 
 
 def _check(wanted: Iterable[Feature]) -> None:
     missing = [each.name for each in wanted if each.name not in features()]
     if missing and features():
-        reached = [
-            name for name, level in _levels().items() if {each.name for each in level} <= {*features()}
-        ]
+        levels = LEVELS if table() == X86 else {}
+        reached = [name for name, level in levels.items() if {*_names(level)} <= {*features()}]
         raise KnobError(
             f"{knobs.MARCH.name}='{knobs.MARCH.get()}' cannot be used: this CPU has no {', '.join(missing)}, "
             "and what is built for it would end with an illegal instruction; give one that the CPU has, such "

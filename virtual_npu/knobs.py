@@ -87,7 +87,8 @@ MARCH = Knob(
     "VNPU_MARCH",
     "native",
     "CPU that generated code and external kernels are built for; native: all that this one has; x86-64-v2, "
-    "v3, v4: no more than this level; none: the compiler's default; else a value of its -march",
+    "v3, v4: no more than this level, and features behind it as in x86-64-v4+avx512bf16; none: the "
+    "compiler's default; else a value of its -march",
     "one word that the compiler's -march takes, such as x86-64-v3, or none",
     _is_march,
 )

@@ -152,6 +152,48 @@ def test_a_level_limits_and_is_what_a_lesser_cpu_has(machine, monkeypatch, march
     assert (cpu.flags(), cpu.identity()) == limited
 
 
+def test_features_behind_a_level(machine, monkeypatch):
+    """AVX512-BF16 without AMX, which the CPU has; in the order of all features, as where they are found."""
+    machine("x86_64", BF16)
+    monkeypatch.setenv("VNPU_MARCH", "x86-64-v4+avx512bf16+avx512vbmi")
+    limited = cpu.flags(), cpu.identity()
+    monkeypatch.delenv("VNPU_MARCH")
+    machine("x86_64", f"{V4} avx512_bf16 avx512vbmi")
+    assert (cpu.flags(), cpu.identity()) == limited
+
+
+def test_features_behind_a_level_that_the_cpu_does_not_have(machine, monkeypatch):
+    machine("x86_64", V4)
+    monkeypatch.setenv("VNPU_MARCH", "x86-64-v3+avx512bf16")
+    with pytest.raises(KnobError, match="this CPU has no avx512bf16, and what is built for it"):
+        cpu.flags()
+
+
+@pytest.mark.parametrize("march", ["x86-64-v4+sse9", "x86-64-v9+avx2"])
+def test_what_no_level_is_stays_a_word_of_the_compiler(machine, monkeypatch, march):
+    machine("x86_64", BF16)
+    monkeypatch.setenv("VNPU_MARCH", march)
+    assert cpu.flags() == (f"-march={march}",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "titles"),
+    [
+        ("x86_64", "fpu sse sse2", []),
+        ("x86_64", V3, ["AVX2"]),
+        ("x86_64", V4, ["AVX2", "AVX-512"]),
+        ("x86_64", f"{V4} avx512_bf16", ["AVX2", "AVX-512", "AVX512-BF16"]),
+        ("x86_64", BF16, ["AVX2", "AVX-512", "AVX512-BF16", "AMX-BF16"]),
+        ("aarch64", "fp asimd", ["NEON"]),
+        ("aarch64", "fp asimd bf16", ["NEON", "NEON with BF16"]),
+        ("riscv64", V4, []),
+    ],
+)
+def test_instruction_sets_of_a_cpu(machine, kind, words, titles):
+    machine(kind, words)
+    assert [each.title for each in cpu.instruction_sets()] == titles
+
+
 def test_a_level_that_the_cpu_does_not_reach(machine, monkeypatch):
     machine("x86_64", V3)
     monkeypatch.setenv("VNPU_MARCH", "x86-64-v4")
