@@ -112,8 +112,38 @@ def test_options_reach_the_check(files: Path, capsys: pytest.CaptureFixture[str]
     assert main(["check", str(wide)]) == 0
     assert main(["check", str(wide), "--device", "npu1"]) == 1
     capsys.readouterr()
-    assert main(["check", str(wide), "--stack-size", "4096", "--no-ping-pong"]) == 0
+    assert main(["check", str(wide), "--stack-size", "4096", "--omit-ping-pong-transform=all"]) == 0
     assert re.search(r"L1 bytes +4096", capsys.readouterr().out)
+
+
+NEAR = "memref<16x64xbf16, 2>"
+SHARED = program(
+    f"scf.for %i = %c0 to %c4 step %c1 {{\n%b = memref.alloc() : {NEAR}\n"
+    "air.dma_memcpy_nd (%b[] [] [], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) {id = 1 : i32} : "
+    f"({NEAR}, memref<64x64xbf16>)\n}}",
+    tiles="%c4, %c1",
+)
+"""Every core reads the same, into a buffer of its own that aircc doubles."""
+
+
+@pytest.mark.parametrize(
+    ("words", "l1_bytes", "shim_tiles"),
+    [
+        ([], 1024 + 2 * 2048, 1),
+        (["--omit-ping-pong-transform=L1"], 1024 + 2048, 1),
+        (["--omit-ping-pong-transform=L2"], 1024 + 2 * 2048, 1),
+        (["--omit-ping-pong-transform", "all"], 1024 + 2048, 1),
+        (["--omit-auto-broadcast"], 1024 + 2 * 2048, 4),
+    ],
+)
+def test_what_aircc_is_told(
+    files: Path, capsys: pytest.CaptureFixture[str], words: list[str], l1_bytes: int, shim_tiles: int
+) -> None:
+    (files / "shared.mlir").write_text(SHARED)
+    assert main(["check", str(files / "shared.mlir"), *words]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"L1 bytes +{l1_bytes} ", shown)
+    assert re.search(rf"shim tiles +{shim_tiles} ", shown)
 
 
 def test_sources_of_kernels(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,10 +39,15 @@ def add(commands: Any) -> None:
         help="folder with the sources of external kernels, looked at before kernels_cc; may be repeated",
     )
     parser.add_argument(
-        "--ping-pong",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="count buffers that aircc may double-buffer twice (default: on)",
+        "--omit-ping-pong-transform",
+        choices=("L1", "L2", "all"),
+        default="",
+        help="as aircc is told: it double-buffers nothing in this memory, or nothing at all",
+    )
+    parser.add_argument(
+        "--omit-auto-broadcast",
+        action="store_true",
+        help="as aircc is told: transfers that all cores share stay one each",
     )
     parser.add_argument("--stack-size", type=_bytes, metavar="BYTES", help="stack of a core (aircc: 1024)")
     parser.add_argument("--bf16-emulation", action="store_true", help="aircc emulates f32 vectors with bf16")
@@ -63,7 +68,8 @@ def _check(options: argparse.Namespace) -> int:
     report = check(
         read_text(options.file),
         DEVICES[options.device],
-        omit_ping_pong="" if options.ping_pong else "all",
+        omit_ping_pong=options.omit_ping_pong_transform,
+        omit_auto_broadcast=options.omit_auto_broadcast,
         stack_bytes=options.stack_size,
         kernel_dirs=options.kernel_dir,
         bf16_emulation=options.bf16_emulation,
