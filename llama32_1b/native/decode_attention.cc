@@ -59,38 +59,36 @@ std::uint16_t round_to_bf16(float value) {
   return std::uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Where lane `lane` of fold<STEP> takes its first summand from: lanes of a come first, then those of b.
-constexpr int first_summand(int step, int lane) {
-  return (lane & ~(2 * step - 1)) + (lane & (step - 1)) + ((lane & step) ? kLanes : 0);
-}
+#define INLINE __attribute__((always_inline)) inline  // what stays in registers only where it is not called
 
-// Sums of lanes STEP apart: those of `a` where STEP is not set in the lane's number, of `b` where it is.
-template <int STEP, int... LANE>
-Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+// Lanes of a, and of b from kLanes on.
+template <int... LANE>
+INLINE Floats picked(Floats a, Floats b) {
 #if __has_builtin(__builtin_shufflevector)
-  return __builtin_shufflevector(a, b, first_summand(STEP, LANE)...) +
-         __builtin_shufflevector(a, b, (first_summand(STEP, LANE) + STEP)...);
+  return __builtin_shufflevector(a, b, LANE...);
 #else  // g++ 11
-  return __builtin_shuffle(a, b, Ints{first_summand(STEP, LANE)...}) +
-         __builtin_shuffle(a, b, Ints{(first_summand(STEP, LANE) + STEP)...});
+  return __builtin_shuffle(a, b, Ints{LANE...});
 #endif
 }
 
-template <int STEP>
-Floats fold(Floats a, Floats b) {
-  return fold<STEP>(a, b, std::make_integer_sequence<int, kLanes>());
+// Sums of lanes STEP apart: those of `a` where STEP is not set in the lane's number, of `b` where it is. Every lane of
+// them stays where it is in one summand, and comes from its partner's place in the other.
+template <int STEP, int... LANE>
+INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+  const Floats own = picked<(LANE & STEP ? kLanes + LANE : LANE)...>(a, b);
+  const Floats others = picked<(LANE & STEP ? LANE : kLanes + LANE)...>(a, b);
+  return own + picked<(LANE ^ STEP)...>(others, others);
 }
 
-// Lane i of the result is the sum of v[i]'s lanes, added in the same order for every i.
-template <int STEP = 1>
-Floats sums_of(const Floats* v) {
-  if constexpr (STEP == kLanes) {
-    return v[0];
+// Lane i of the result is the sum of v[FIRST + i % COUNT]'s lanes, added in the same order for every i.
+template <int COUNT = kLanes, int FIRST = 0>
+INLINE Floats sums_of(const Floats* v) {
+  if constexpr (COUNT == 1) {
+    return v[FIRST];
   } else {
-    constexpr int kLeft = kTile / (2 * STEP);
-    Floats folded[kLeft];
-    for (int i = 0; i < kLeft; ++i) folded[i] = fold<STEP>(v[2 * i], v[2 * i + 1]);
-    return sums_of<2 * STEP>(folded);
+    constexpr int kHalf = COUNT / 2;
+    constexpr auto kEvery = std::make_integer_sequence<int, kLanes>();
+    return fold<kHalf>(sums_of<kHalf, FIRST>(v), sums_of<kHalf, FIRST + kHalf>(v), kEvery);
   }
 }
 
@@ -139,6 +137,14 @@ struct Job : Layer {
   std::int64_t padded() const { return (positions() + kTile - 1) / kTile * kTile; }
 };
 
+// Bytes of the cache that are asked of memory before their turn: the CPU by itself asks for too few while it computes.
+constexpr std::int64_t kAhead = 8192;
+
+INLINE void fetch_ahead(const std::uint16_t* rows, std::int64_t elements) {
+  const char* const from = reinterpret_cast<const char*>(rows) + kAhead;
+  for (std::int64_t at = 0; at < elements * 2; at += 64) __builtin_prefetch(from + at);
+}
+
 // Scores of HEADS heads: scores[head * padded + position]. Rows past the last are the last again.
 template <int HEADS>
 void score(const Job& job, const float* query, const std::uint16_t* keys, float* scores) {
@@ -147,6 +153,7 @@ void score(const Job& job, const float* query, const std::uint16_t* keys, float*
     Floats sums[kTile] = {};
     const std::uint16_t* rows[kRows];
     for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.positions() - 1) * job.head_dim;
+    fetch_ahead(rows[0], kRows * job.head_dim);
     for (std::int64_t d = 0; d < job.head_dim; d += kPair) {
       for (int row = 0; row < kRows; ++row) {
         const Pair key(rows[row] + d);
@@ -185,13 +192,21 @@ float soften(float* scores, std::int64_t positions, std::int64_t padded) {
   return sum;
 }
 
-// The values, weighted and added, of HEADS heads and kPair elements from d on.
+constexpr std::int64_t kBlock = 64;  // positions whose values stay in L1 while all their elements are added
+
+// To sums, of HEADS heads and kPair elements each: the weighted values of so many positions.
 template <int HEADS>
-void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t d,
-         std::uint16_t* out) {
-  Floats even[HEADS] = {}, odd[HEADS] = {};
-  for (std::int64_t at = 0; at < job.positions(); ++at) {
-    const Pair value(values + at * job.head_dim + d);
+void add_values(const Job& job, const float* weights, const std::uint16_t* values, std::int64_t positions,
+                float* sums) {
+  Floats even[HEADS], odd[HEADS];
+  for (int head = 0; head < HEADS; ++head) {
+    even[head] = load(sums + head * job.head_dim);
+    odd[head] = load(sums + head * job.head_dim + kLanes);
+  }
+  for (std::int64_t at = 0; at < positions; ++at) {
+    const std::uint16_t* const row = values + at * job.head_dim;
+    fetch_ahead(row, kPair);
+    const Pair value(row);
     for (int head = 0; head < HEADS; ++head) {
       const float weight = weights[head * job.padded() + at];
       even[head] += weight * value.even;
@@ -199,10 +214,28 @@ void mix(const Job& job, const float* weights, const float* totals, const std::u
     }
   }
   for (int head = 0; head < HEADS; ++head) {
-    std::uint16_t* to = out + head * job.head_dim + d;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      to[2 * lane] = round_to_bf16(even[head][lane] / totals[head]);
-      to[2 * lane + 1] = round_to_bf16(odd[head][lane] / totals[head]);
+    store(sums + head * job.head_dim, even[head]);
+    store(sums + head * job.head_dim + kLanes, odd[head]);
+  }
+}
+
+// The values, weighted and added, of HEADS heads. sums: room for HEADS * head_dim.
+template <int HEADS>
+void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, float* sums,
+         std::uint16_t* out) {
+  std::fill(sums, sums + HEADS * job.head_dim, 0.0f);
+  for (std::int64_t at = 0; at < job.positions(); at += kBlock) {
+    const std::int64_t some = std::min(kBlock, job.positions() - at);
+    const std::uint16_t* const rows = values + at * job.head_dim;
+    for (std::int64_t d = 0; d < job.head_dim; d += kPair)
+      add_values<HEADS>(job, weights + at, rows + d, some, sums + d);
+  }
+  for (int head = 0; head < HEADS; ++head) {
+    for (std::int64_t d = head * job.head_dim; d < (head + 1) * job.head_dim; d += kPair) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        out[d + 2 * lane] = round_to_bf16(sums[d + lane] / totals[head]);
+        out[d + 2 * lane + 1] = round_to_bf16(sums[d + kLanes + lane] / totals[head]);
+      }
     }
   }
 }
@@ -219,14 +252,13 @@ void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
 template <int HEADS>
 void attend(const Job& job, std::int64_t kv_head, std::int64_t head, std::vector<float>& scratch) {
   const std::int64_t padded = job.padded(), first_row = (kv_head * job.capacity + job.first) * job.head_dim;
-  scratch.resize(HEADS * (padded + job.head_dim));
-  float *scores = scratch.data(), *query = scores + HEADS * padded;
+  scratch.resize(HEADS * (padded + 2 * job.head_dim));
+  float *scores = scratch.data(), *query = scores + HEADS * padded, *sums = query + HEADS * job.head_dim;
   arrange(job.query + head * job.head_dim, HEADS * job.head_dim, query);
   score<HEADS>(job, query, job.keys + first_row, scores);
   float totals[HEADS];
   for (int i = 0; i < HEADS; ++i) totals[i] = soften(scores + i * padded, job.positions(), padded);
-  for (std::int64_t d = 0; d < job.head_dim; d += kPair)
-    mix<HEADS>(job, scores, totals, job.values + first_row, d, job.out + head * job.head_dim);
+  mix<HEADS>(job, scores, totals, job.values + first_row, sums, job.out + head * job.head_dim);
 }
 
 // All query heads that share a KV head, four at a time while there are as many.
