@@ -201,8 +201,9 @@ inline void parallel(i64 count, Body body) {
 }
 
 // Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
-// when the body ends, or earlier when the program deallocates them.
-void *pool_take(i64 bytes);
+// when the body ends, or earlier when the program deallocates them. Nothing else points into a block that is
+// taken, and compilers may know it: what a loop adds to a buffer then stays in registers until its end.
+__attribute__((malloc)) void *pool_take(i64 bytes);
 void pool_give(void *block);
 
 class Blocks {

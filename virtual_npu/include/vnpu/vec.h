@@ -232,11 +232,41 @@ VNPU_INLINE Vec<float, N> widen(const Vec<T, N> &a) {
     if constexpr (N == 8) return {(F)(__builtin_ia32_pmovzxwd256((S)a.v) << 16)};
 #endif
     return {(F)(__builtin_convertvector(a.v, U) << 16)};
+  } else if constexpr (is_leaf<T, N>) {
+    // Through memory, which compilers see through: of a vector that was just loaded each half is then a load of its own,
+    // into what widens it.
+    Vec<T, N / 2> halves[2];
+    memcpy(&halves, &a.v, sizeof(halves));
+    return join(widen(halves[0]), widen(halves[1]));
   } else {
     constexpr int P = low_part(N);
     return join(widen(part<0, P>(a)), widen(part<P, N - P>(a)));
   }
 }
+
+#if defined(__AVX2__) && defined(VNPU_SHUFFLE) && !defined(VNPU_ROUND_FLOOR)
+#define VNPU_NARROW_16 1
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+
+// Whether a lane of either is no number.
+VNPU_INLINE bool any_nan(Floats8 a, Floats8 b) {
+#if defined(__AVX512VL__)
+  return __builtin_ia32_cmpps256_mask(a, b, /* unordered */ 3, -1) != 0;
+#else
+  return __builtin_ia32_movmskps256(__builtin_ia32_cmpps256(a, b, 3)) != 0;
+#endif
+}
+
+// 16 numbers to bf16, to nearest even. Two registers into one are two instructions, of which compilers make many.
+VNPU_INLINE Vec<bf16, 16> narrow_numbers(Floats8 a, Floats8 b) {
+  typedef int Ints __attribute__((vector_size(32)));
+  typedef uint64_t Quarters __attribute__((vector_size(32)));
+  const auto rounded = [](Words8 u) __attribute__((always_inline)) { return (u + 0x7fffu + ((u >> 16) & 1u)) >> 16; };
+  const Quarters both = (Quarters)__builtin_ia32_packusdw256((Ints)rounded((Words8)a), (Ints)rounded((Words8)b));
+  return {(Vec<bf16, 16>::V)__builtin_shufflevector(both, both, 0, 2, 1, 3)};
+}
+#endif
 
 // float lanes rounded to T: one rounding, as round_bf16 and round_f16 do it.
 template <class T, int N>
@@ -259,6 +289,12 @@ VNPU_INLINE Vec<T, N> narrow(const Vec<float, N> &a) {
     const U lanes = (is_nan & ((u >> 16) | 0x40u)) | (~is_nan & rounded);
     return {__builtin_convertvector(lanes, typename Vec<T, N>::V)};
   } else {
+#if defined(VNPU_NARROW_16)
+    // Nearly always all lanes are numbers; asking for the others first is shorter than choosing for each.
+    if constexpr (N == 16) {
+      if (!any_nan(a.lo.v, a.hi.v)) [[likely]] return narrow_numbers(a.lo.v, a.hi.v);
+    }
+#endif
     constexpr int P = low_part(N);
     return join(narrow<T>(part<0, P>(a)), narrow<T>(part<P, N - P>(a)));
   }
