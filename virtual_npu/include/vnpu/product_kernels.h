@@ -3,7 +3,7 @@
 // A micro-kernel adds to kColumns columns of up to kRows rows of c. The rows of a are runs of k, of Left, a multiple of kGroup
 // steps; b comes as the kernel itself packs it, kSteps of k in a Packed. There is one for each order of sums (dots.h):
 //
-//   Plain       one by one   product_plain.h: AVX-512 8 x 32 sums in registers, AVX2 4 x 24, NEON 4 x 24, others 4 x 8
+//   Plain       one by one   product_plain.h: AVX-512 8 x 32 sums in registers, AVX2 4 x 24, NEON 4 x 16, others 4 x 8
 //   Pairs       pairs        product_pairs.h: AVX512-BF16, 8 x 32
 //   OddPairs    odd pairs    product_arm.h: BFMMLA, 8 x 12
 //   Tiles       eights       product_tiles.h: AMX-BF16, 32 x 32 in four tiles

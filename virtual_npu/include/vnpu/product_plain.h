@@ -16,7 +16,7 @@ inline constexpr int kFloats = 16, kRowsOfSums = 8, kVectorsOfSums = 2;
 #elif defined(__AVX2__)
 inline constexpr int kFloats = 8, kRowsOfSums = 4, kVectorsOfSums = 3;
 #elif defined(__aarch64__)
-inline constexpr int kFloats = 4, kRowsOfSums = 4, kVectorsOfSums = 6;
+inline constexpr int kFloats = 4, kRowsOfSums = 4, kVectorsOfSums = 4;
 #else
 inline constexpr int kFloats = 4, kRowsOfSums = 4, kVectorsOfSums = 2;
 #endif
@@ -67,7 +67,8 @@ struct Plain : Usual {
     if (k.are_runs_of(8)) {
       for (; n < whole; n += 8) pack_squares(b, k, columns.at + n, to + n);
     } else if (columns.run >= 8) {
-      for (; n < whole; n += 8) pack_runs(b + columns.at[n], k, to + n);
+      pack_runs(b, k, columns, to);
+      n = whole;
     }
     if (n == kColumns) return;
     for (i64 i = 0; i < k.count; ++i) {
@@ -78,8 +79,9 @@ struct Plain : Usual {
 
   template <int Rows>
   static void add(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
-    if (columns.count == kColumns && columns.run >= kLanes) return add_to<Rows, true>(a, b, k, c, columns);
-    add_to<Rows, false>(a, b, k, c, columns);
+    if (columns.count < kColumns || columns.run < 8) return add_to<Rows, 1>(a, b, k, c, columns);
+    if (kLanes > 8 && columns.run < kLanes) return add_to<Rows, 8>(a, b, k, c, columns);
+    add_to<Rows, kLanes>(a, b, k, c, columns);
   }
 
  private:
@@ -108,13 +110,48 @@ struct Plain : Usual {
     }
   }
 
-  // Eight columns that lie side by side.
-  static VNPU_INLINE void pack_runs(const bf16 *b, const Places &k, Packed *to) {
-    for (i64 i = 0; i < k.count; ++i, to += kColumns) vnpu::store(to, widen(vnpu::load<bf16, 8>(b + k.at[i])));
+  // Columns that lie side by side in eights, step by step of k: so a line of the cache is met once.
+  static void pack_runs(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
+    const int eights = columns.count / 8;
+    for (i64 i = 0; i < k.count; ++i, to += kColumns) {
+      const bf16 *const row = b + k.at[i];
+      for (int n = 0; n < eights; ++n) vnpu::store(to + 8 * n, widen(vnpu::load<bf16, 8>(row + columns.at[8 * n])));
+    }
+  }
+
+  // The v-th vector of columns of a row of c, which lie in runs of so many; or of the buffer that stands for single ones.
+  template <int Run>
+  static VNPU_INLINE Floats load(const float *c, const Places &columns, int v, const float *buffer) {
+    Floats sum;
+    if constexpr (Run == kLanes) {
+      memcpy(&sum, c + columns.at[v * kLanes], sizeof(sum));
+    } else if constexpr (Run == 1) {
+      memcpy(&sum, buffer + v * kLanes, sizeof(sum));
+    } else {
+#if defined(__AVX512F__)
+      const __m256d low = _mm256_loadu_pd((const double *)(c + columns.at[v * kLanes]));
+      const __m256d high = _mm256_loadu_pd((const double *)(c + columns.at[v * kLanes + Run]));
+      sum = (Floats)_mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1);
+#endif
+    }
+    return sum;
+  }
+  template <int Run>
+  static VNPU_INLINE void store(float *c, const Places &columns, int v, float *buffer, Floats sum) {
+    if constexpr (Run == kLanes) {
+      memcpy(c + columns.at[v * kLanes], &sum, sizeof(sum));
+    } else if constexpr (Run == 1) {
+      memcpy(buffer + v * kLanes, &sum, sizeof(sum));
+    } else {
+#if defined(__AVX512F__)
+      _mm256_storeu_pd((double *)(c + columns.at[v * kLanes]), _mm512_castpd512_pd256((__m512d)sum));
+      _mm256_storeu_pd((double *)(c + columns.at[v * kLanes + Run]), _mm512_extractf64x4_pd((__m512d)sum, 1));
+#endif
+    }
   }
 
   // A function by itself, so that nothing around it competes for registers with its inner loop.
-  template <int Rows, bool Runs>
+  template <int Rows, int Run>
   [[gnu::noinline]] static void add_to(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
     Floats sum[Rows][kVectorsOfSums];
     const Left *row[Rows];
@@ -122,11 +159,9 @@ struct Plain : Usual {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       row[r] = a[r];
-      if constexpr (!Runs) gather(c[r], columns, buffer);
+      if constexpr (Run == 1) gather(c[r], columns, buffer);
 #pragma GCC unroll 6
-      for (int v = 0; v < kVectorsOfSums; ++v) {
-        memcpy(&sum[r][v], Runs ? c[r] + columns.at[v * kLanes] : buffer + v * kLanes, sizeof(Floats));
-      }
+      for (int v = 0; v < kVectorsOfSums; ++v) sum[r][v] = load<Run>(c[r], columns, v, buffer);
     }
     for (i64 i = 0; i < k; ++i, b += kColumns) {
       Floats right[kVectorsOfSums];
@@ -142,10 +177,8 @@ struct Plain : Usual {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 6
-      for (int v = 0; v < kVectorsOfSums; ++v) {
-        memcpy(Runs ? c[r] + columns.at[v * kLanes] : buffer + v * kLanes, &sum[r][v], sizeof(Floats));
-      }
-      if constexpr (!Runs) scatter(c[r], columns, buffer);
+      for (int v = 0; v < kVectorsOfSums; ++v) store<Run>(c[r], columns, v, buffer, sum[r][v]);
+      if constexpr (Run == 1) scatter(c[r], columns, buffer);
     }
   }
 };
