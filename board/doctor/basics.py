@@ -20,7 +20,7 @@ from aerie.llama32_1b.footprint import footprint
 from aerie.llama32_1b.weights import Weights
 from aerie.runtime.memory import GIB, available_bytes, size
 from aerie.runtime.npu import versions
-from aerie.virtual_npu import folders
+from aerie.virtual_npu import cpu, folders
 from aerie.virtual_npu.compiler import known_compilers
 from aerie.virtual_npu.errors import VirtualNpuError
 
@@ -65,6 +65,16 @@ def system(machine: Machine, platform_name: str = sys.platform, libc: str | None
 def _distribution(machine: Machine) -> str:
     named = re.search(r'^PRETTY_NAME="?([^"\n]+)', machine.read("/etc/os-release") or "", re.MULTILINE)
     return named.group(1) if named else "unknown distribution"
+
+
+def instructions(_: Machine) -> Finding:
+    """The CPU's instruction sets, which decide how fast the virtual NPU is."""
+    wanted = "AVX2 or NEON, better more; the virtual NPU is as fast as the last of them"
+    found = ", ".join(each.title for each in cpu.instruction_sets())
+    if found:
+        return Finding(Status.OK, found, wanted)
+    fix = "nothing is wrong, but a CPU with AVX2 or NEON is many times faster"
+    return Finding(Status.WARNING, f"none that is known, on {platform.machine()}", wanted, fix)
 
 
 def compiler(machine: Machine) -> Finding:

@@ -89,6 +89,7 @@ BINDINGS = ("pyxrt", "bindings")
 CHECKS = (
     Check("python", "Python", "basics", basics.python),
     Check("system", "system", "basics", basics.system),
+    Check("instructions", "CPU", "basics", basics.instructions),
     Check("compiler", "C++ compiler", "basics", basics.compiler),
     Check("memory", "memory", "basics", basics.memory),
     Check("disk", "disk", "basics", basics.disk),

@@ -12,6 +12,7 @@ from made_up_machine import machine, put, tool
 from aerie.board.doctor import basics
 from aerie.board.doctor.machine import Status
 from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.virtual_npu import cpu
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,27 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = basics.compiler(machine(tmp_path))
     assert (finding.status, finding.found) == (Status.FAILED, "none that can be used")
     assert "apt install g++" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("sets", "status", "found"),
+    [
+        (cpu.X86_SETS[:2], Status.OK, "AVX2, AVX-512"),
+        (cpu.ARM_SETS, Status.OK, "NEON, NEON with BF16"),
+        ((), Status.WARNING, "none that is known, on "),
+    ],
+)
+def test_instructions(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sets: tuple[cpu.InstructionSet, ...],
+    status: Status,
+    found: str,
+) -> None:
+    monkeypatch.setattr(cpu, "instruction_sets", lambda: sets)
+    finding = basics.instructions(machine(tmp_path))
+    assert finding.status is status
+    assert finding.found.startswith(found)
 
 
 @pytest.mark.parametrize(
