@@ -1,0 +1,142 @@
+"""Every kernel and the demo's whole answer on AArch64: cross-compiled, without a warning, and run in QEMU's
+user mode, which computes as the architecture's manual has it and says nothing of speed. Python, weights and
+tokens stay on this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulator import GUEST, EmulatedLibrary, Emulator, call_with_struct
+
+from aerie import virtual_npu
+from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.testing import compare
+from aerie.llama32_1b import native
+from aerie.llama32_1b.attention import reference_attention
+from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.compiling import RuntimeOptions
+from aerie.llama32_1b.generate import Sampler
+from aerie.llama32_1b.native import LayerCode, NativeAttention, Place
+from aerie.llama32_1b.numerics import bf16, widen
+from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.session import prepare_runtime
+from aerie.runtime import select_backend
+from aerie.virtual_npu import cache
+from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.objects import Unit, shared_object
+from aerie.virtual_npu.store import kept_programs
+
+CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+LIBRARIES = Path("/usr/aarch64-linux-gnu")
+CPUS = {"cortex-a72": "armv8-a", "max": "armv8.2-a+fp16+dotprod+i8mm+bf16"}
+"""QEMU's CPUs, without instructions for bf16 and with them, and what programs are built for."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not (shutil.which(CROSS) and shutil.which(QEMU)), reason=f"needs {CROSS} and {QEMU}"),
+]
+
+
+@pytest.fixture(scope="module", params=CPUS)
+def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """An emulated CPU, for which all programs are built, and in which they run as long as this lives."""
+    guest = tmp_path_factory.mktemp("guest") / "guest"
+    subprocess.run(
+        [CROSS, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", GUEST, "-o", guest], check=True
+    )
+    emulated = Emulator([QEMU, "-cpu", request.param, "-L", str(LIBRARIES), str(guest)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VNPU_CXX", f"{CROSS} -Wall -Wextra -Werror")
+        patch.setenv("VNPU_MARCH", CPUS[request.param])
+        patch.setenv("AERIE_PLAIN", "calls")  # calls in one go are native code of this machine
+        library = functools.partial(EmulatedLibrary, emulated)
+        patch.setattr(virtual_npu, "Library", library)
+        patch.setattr(cache, "Library", library)
+        yield emulated
+    emulated.close()
+
+
+@pytest.fixture(scope="module")
+def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> NativeAttention:
+    """decode_attention.cc in the emulator."""
+    work = tmp_path_factory.mktemp("attention")
+    made = shared_object([find_compiler()], [Unit(native.SOURCE, folders=())], kept_programs(), work)
+    handle = emulator.load(made)
+
+    def function(name: str) -> Any:
+        address = emulator.look_up(handle, name)
+
+        def call(layer: int, *_: object) -> int:
+            in_c = native._Layer.from_address(layer)
+            call_with_struct(emulator, address, in_c, _buffers(in_c))
+            return 0
+
+        return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(call)
+
+    names = ("keep_row", "decode_attention")
+    return NativeAttention(SimpleNamespace(**{name: function(name) for name in names}))  # type: ignore[arg-type]
+
+
+def _buffers(layer: Any) -> dict[int, int]:
+    """By the offset of a layer's pointer, the bytes that it points to."""
+    row, query = layer.kv_heads * layer.head_dim * 2, layer.heads * layer.head_dim * 2
+    sizes = {"query": query, "key_row": row, "value_row": row, "out": query, "place": ctypes.sizeof(Place)}
+    sizes |= dict.fromkeys(("keys", "values"), row * layer.capacity)
+    return {getattr(type(layer), name).offset: size for name, size in sizes.items() if getattr(layer, name)}
+
+
+@pytest.mark.parametrize("name", registry())
+def test_a_kernel_computes_its_reference(emulator: Emulator, name: str) -> None:
+    spec = registry()[name]
+    for result, difference in compare(spec, spec.cases[0]).items():
+        assert difference.passes, f"{result}: {difference}"
+
+
+def test_decode_attention_is_that_of_numpy(attention: NativeAttention) -> None:
+    random = np.random.default_rng(0)
+    query, row, out = (random.normal(size=size).astype(bf16) for size in (4 * 64, 2 * 64, 4 * 64))
+    keys, values = (random.normal(size=(2, 50, 64)).astype(bf16) for _ in range(2))
+    place = Place()
+    place.set(40, slice(0, 41), 50)
+    arrays = {"key_row": row, "value_row": row, "keys": keys, "values": values, "query": query, "out": out}
+    layer = LayerCode(attention, place, 2, **arrays)
+    layer.keep_row().do()
+    np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))
+    layer.attend().do()
+    want = reference_attention(query, keys, values, slice(0, 41))
+    np.testing.assert_allclose(widen(out), widen(want), rtol=2**-7, atol=2**-10)
+
+
+def answer() -> list[int]:
+    """The token ids of the demo's answer."""
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    generation = session.generate(session.tokenizer.encode_chat(question), 48, Sampler())
+    text = "".join(session.text(generation))
+    assert text == "The capital of France is Paris."
+    return list(generation)
+
+
+def test_the_answer_of_the_demo_has_the_same_tokens(
+    attention: NativeAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All programs and decode attention in the emulator, against this machine's own."""
+    monkeypatch.setattr(native, "_load", lambda: attention)
+    found = answer()
+    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("VNPU_CXX", "VNPU_MARCH", "AERIE_PLAIN"):
+            patch.delenv(name)
+        patch.setattr(virtual_npu, "Library", virtual_npu.library.Library)
+        assert found == answer()
