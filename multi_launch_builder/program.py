@@ -77,8 +77,12 @@ class Program:
 
     def option(self, name: str) -> str | None:
         """The value of the last flag of this name, empty where it has none; None where it is not given."""
+        return next(reversed(self.option_values(name)), None)
+
+    def option_values(self, name: str) -> list[str]:
+        """The values of every flag of this name, empty for one that has none."""
         pairs = (flag.partition("=") for flag in self.flags)
-        return next((value for given, _, value in reversed(list(pairs)) if given == name), None)
+        return [value for given, _, value in pairs if given == name]
 
     @staticmethod
     def from_module(

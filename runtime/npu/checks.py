@@ -76,6 +76,7 @@ def _checked(program: Program) -> Report:
         kernel_dirs=(KERNEL_SOURCES,),
         bf16_emulation=program.option("--bf16-emulation") is not None,
         omit_auto_broadcast=program.option("--omit-auto-broadcast") is not None,
+        loop_tiling=[int(size) for size in program.option_values("--air-runtime-loop-tiling-sizes")],
         filename=f"{program.name}.mlir",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, program, used
+from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program, used
 
 from aerie.virtual_npu.static import Report, check
 
@@ -47,7 +47,7 @@ def test_each_channel_of_a_core_counts_once() -> None:
 def test_channels_that_share_or_need_no_dma(type_: str) -> None:
     found = check(gets(3, type_=type_))
     assert used(found, "input channels") == (1 if type_ == "npu_dma_packet" else 0)
-    assert found.ok
+    assert faults_of(found) == []
 
 
 def test_old_spellings_of_channel_types() -> None:

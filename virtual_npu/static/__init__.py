@@ -35,6 +35,7 @@ def check(
     kernel_dirs: Sequence[str | PathLike[str]] = (),
     bf16_emulation: bool = False,
     omit_auto_broadcast: bool = False,
+    loop_tiling: Sequence[int] | None = None,
     filename: str = "<string>",
 ) -> Report:
     """Count what a program takes of `device`, and find what cannot be built.
@@ -43,11 +44,14 @@ def check(
     nothing. stack_bytes: stack of a core (aircc `--stack-size`), None for the
     device's default. kernel_dirs: folders with the sources of external kernels, looked at before kernels_cc.
     bf16_emulation, omit_auto_broadcast: whether aircc gets `--bf16-emulation`, `--omit-auto-broadcast`.
-    filename names a text in messages. Raises ParseError for text that does not parse.
+    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None where it is not known
+    how the program will be compiled. filename names a text in messages. Raises ParseError for text that does
+    not parse.
     """
     module = _parsed(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
     folders = tuple(map(Path, kernel_dirs))
-    options = Options(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast)
+    tiling = None if loop_tiling is None else tuple(loop_tiling)
+    options = Options(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast, tiling)
     program = Program(module, device, options)
     findings = [found for rule in OF_PROGRAMS for found in rule(program)]
     for scope in program.scopes:

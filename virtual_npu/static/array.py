@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from xdsl.dialects import memref
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelOp
+from aerie.air_dialect.ops import ChannelOp, DmaMemcpyNdOp
 from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.values import origin
 from aerie.virtual_npu.static.scopes import Scope
@@ -123,7 +123,7 @@ class Array:
             return []
         if any(stream.cores(end) for stream, ends in single for end in ends):
             return []
-        offsets = {stream.key: ends[0].offsets for stream, ends in many}
+        offsets = _offsets_of_rows({stream.key: ends[0].offsets for stream, ends in many})
         dimension = _first_difference(list(offsets.values()))
         if dimension is None:
             return []
@@ -220,6 +220,18 @@ def _by_stream(used: Iterator[tuple[Stream, End]]) -> Uses:
     for stream, end in used:
         found.setdefault(stream.key, (stream, []))[1].append(end)
     return list(found.values())
+
+
+def _offsets_of_rows(offsets: dict[Key, tuple[int | None, ...]]) -> dict[Key, tuple[int | None, ...]]:
+    """Of transfers written once for cores of several columns and rows, the offsets of the first row for all
+    of a column: aircc unrolls their loop along its first dimension alone before it looks for a cut."""
+    ops = {key[0] for key in offsets}
+    if len(ops) != 1 or not isinstance(next(iter(ops)), DmaMemcpyNdOp):
+        return offsets
+    first: dict[object, tuple[int | None, ...]] = {}
+    for key, offset in offsets.items():
+        first.setdefault(key[1], offset)
+    return {key: first[key[1]] for key in offsets} if len(first) > 1 else offsets
 
 
 def _first_difference(offsets: list[tuple[int | None, ...]]) -> int | None:

@@ -66,13 +66,30 @@ class Copies:
         home = self._homes.get(buffer)
         if home is None or self._omitted == "all":
             return 1
-        return math.prod(map(self._factor, _loops_around(home, _level(buffer))))
+        level = _level(buffer)
+        copies = math.prod(map(self._factor, _loops_around(home, level)))
+        return copies if copies > 1 or not isinstance(level, HerdOp) else self._around_herd(level)
+
+    def _around_herd(self, herd: HerdOp) -> int:
+        """Copies of a core's buffers for the loop of the segment around its herd.
+
+        aircc moves that loop into the herd, where it is the innermost one if no loop of the herd around a
+        transfer runs more than once.
+        """
+        loop = next((op for op in enclosing(herd) if isinstance(op, scf.ForOp | HierarchyOp)), None)
+        own = [buffer for buffer in self._homes if _level(buffer) is herd and self._fills_of(buffer)]
+        if not isinstance(loop, scf.ForOp) or self._omitted == "L1" or not own:
+            return 1
+        if any(not self._accesses[buffer][0][1] or len(self._fills_of(buffer)) > 1 for buffer in own):
+            return 1
+        fills = [fill for buffer in own for fill in self._fills_of(buffer)]
+        return _copies_for(trips(loop)) if all(_runs_once(fill, loop, own[0]) for fill in fills) else 1
+
+    def _fills_of(self, buffer: SSAValue) -> list[Operation]:
+        return [op for op, _ in self._accesses[buffer] if _fills(op, buffer)]
 
     def _factor(self, loop: scf.ForOp) -> int:
-        count = trips(loop)
-        if count == 1 or not self._is_chosen(loop):
-            return 1
-        return 3 if count is not None and count % 2 else 2
+        return _copies_for(trips(loop)) if self._is_chosen(loop) else 1
 
     def _home(self, buffer: SSAValue) -> Block | None:
         """The innermost block of its own level that holds all accesses; None for what is no allocation."""
@@ -122,9 +139,16 @@ class Copies:
         return any(value in handed and space_of(value.type) == 2 for op in calls for value in op.operands)
 
     def _is_filled_once(self, buffer: SSAValue, loop: scf.ForOp) -> bool:
-        fills = [op for op, _ in self._accesses[buffer] if _fills(op, buffer)]
+        fills = self._fills_of(buffer)
         apart = [op for op in fills if not any(isinstance(parent, affine.IfOp) for parent in enclosing(op))]
         return len(apart) <= (len(fills) == 1) and all(_runs_once(op, loop, buffer) for op in fills)
+
+
+def _copies_for(count: int | None) -> int:
+    """Buffers of a loop that is unrolled twice: a trip that is left over has a third."""
+    if count == 1:
+        return 1
+    return 3 if count is not None and count % 2 else 2
 
 
 def _fills(op: Operation, buffer: SSAValue) -> bool:

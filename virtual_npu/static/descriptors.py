@@ -61,7 +61,7 @@ def _steps(side: Side, limits: DmaLimits) -> int:
         return 1
     walk, unrolled = contiguous(dims), 1
     for loop in _loops(side):
-        count, stride = trips(loop), _stride(side, loop)
+        count, stride = trips(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
         if not count or count == 1 or not stride:
             continue
         longer = contiguous([(count, stride), *walk])
@@ -82,13 +82,12 @@ def _loops(side: Side) -> Iterator[scf.ForOp]:
             return
 
 
-def _stride(side: Side, loop: scf.ForOp) -> int | None:
-    """How many elements further a transfer begins, one trip later."""
-    variable, step = loop.body.block.args[0], number(loop.step)
+def stride_of(side: Side, variable: SSAValue, step: int) -> int | None:
+    """How many elements further a transfer begins where a loop's variable or a coordinate is one step on."""
     strides = side.strides[-len(side.offsets) :] if side.offsets else ()
     total = 0
     for offset, stride in zip(side.offsets, strides, strict=False):
-        first, then = offset_at(offset, {}), offset_at(offset, {variable: step or 1})
+        first, then = offset_at(offset, {}), offset_at(offset, {variable: step})
         if first is None or then is None or stride is None:
             return None
         total += (then - first) * stride

@@ -45,6 +45,7 @@ class Options:
     kernel_dirs: folders with the sources of external kernels.
     bf16_emulation: whether aircc is told to emulate f32 vectors (`--bf16-emulation`).
     omit_auto_broadcast: whether DMAs that all cores share stay one each (`--omit-auto-broadcast`).
+    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None where not known.
     """
 
     omit_ping_pong: str = ""
@@ -52,6 +53,7 @@ class Options:
     kernel_dirs: tuple[Path, ...] = ()
     bf16_emulation: bool = False
     omit_auto_broadcast: bool = False
+    loop_tiling: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,15 @@ class Program:
     def channels(self) -> dict[str, ChannelOp]:
         """Every channel by name."""
         return {op.sym_name: op for op in self.module.walk() if isinstance(op, ChannelOp)}
+
+    @cached_property
+    def channel_ends(self) -> dict[str, list[ChannelTransferOp]]:
+        """The puts and gets of every channel, in the order of the text."""
+        found: dict[str, list[ChannelTransferOp]] = {}
+        for op in self.module.walk():
+            if isinstance(op, ChannelTransferOp):
+                found.setdefault(op.chan_name, []).append(op)
+        return found
 
     def channel_type(self, name: str) -> str:
         """How a channel moves data."""

@@ -45,6 +45,7 @@ def types(program: Program) -> Iterator[Finding]:
             message = f"@{channel.sym_name} is a channel of GPUs; an NPU has npu_dma_stream and the like"
             yield Fault("channel-type", place_of(channel), message, ALLOCATION, channel)
         yield from _pinned_channels(program, channel)
+        yield from _one_sided(program, channel)
     for op in program.module.walk():
         if not isinstance(op, ChannelTransferOp):
             continue
@@ -114,6 +115,17 @@ def _without_index(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
             f"@{op.chan_name} has {members} members and no index says which; write one for each dimension"
         )
         yield Fault("channel-index", place_of(op), message, TO_AIE, op)
+
+
+def _one_sided(program: Program, channel: ChannelOp) -> Iterator[Fault]:
+    ends = program.channel_ends.get(channel.sym_name, [])
+    directions = {isinstance(op, ChannelPutOp) for op in ends}
+    if len(directions) == 1:
+        here, other = ("put", "get") if True in directions else ("get", "put")
+        message = (
+            f"@{channel.sym_name} has a {here} and no {other}, so the {here} waits for ever; write both ends"
+        )
+        yield Fault("unpaired", place_of(ends[0]), message, ALLOCATION, ends[0])
 
 
 def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:

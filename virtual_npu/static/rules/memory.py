@@ -74,12 +74,12 @@ def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
 
 
 def _moved(op: Operation, value: SSAValue) -> Iterator[Fault]:
-    if isinstance(value.type, UnrankedMemRefType):
+    if isinstance(value.type, UnrankedMemRefType) and space_of(value.type) != 0:
         message = f"{attribute_text(value.type)} is a memref of unknown rank; give it a shape"
         yield Fault("memory", place_of(op), message, DIALECT, op)
         return
     yield from _space(op, value)
-    if element_bits(value.type) is None:
+    if isinstance(value.type, MemRefType) and element_bits(value.type) is None:
         kind = attribute_text(value.type)
         message = f"elements of {kind} are none that a DMA moves; use integers or floats"
         yield Fault("memory", place_of(op), message, TO_AIE, op)
