@@ -320,6 +320,53 @@ def test_what_there_is() -> None:
     )
 
 
+MAPPED = {
+    "no values": (
+        "",
+        "memref<64xi32>",
+        "[]",
+        "[]",
+        "@g has no values to write into the program's image; give it",
+    ),
+    "a member in time": (
+        " = dense<1>",
+        "memref<64xi32>",
+        "[%k]",
+        "[%c0]",
+        "the member of @c that is written is no",
+    ),
+    "no get": (
+        " = dense<1>",
+        "memref<64xi32>",
+        "[%c1]",
+        "[%c0]",
+        r"no core gets member \[1\] of @c, so there is",
+    ),
+    "other words": (
+        " = dense<1>",
+        "memref<32xi32>",
+        "[]",
+        "[]",
+        "memref<32xi32> is written into memref<64xi32, 2>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_what_is_no_memory_mapped_write(name: str) -> None:
+    values, type_, sent, taken, message = MAPPED[name]
+    size = "[]" if sent == "[]" else "[2]"
+    text = program(
+        NEAR + get(f"c{taken}"),
+        launch=f"%g = memref.get_global @g : {type_}\n"
+        + ("%k = arith.remui %tx, %c2 : index\n" if "k" in sent else "")
+        + put(f"c{sent}", "%g", type_),
+        trips="(%tx, %ty) in (%tsx=%c1, %tsy=%c1)",
+        module=f'memref.global "private" @g : {type_}{values}\n' + channels(f"c {size}", type_="npu_mmio"),
+    )
+    assert_fault(text, "mmio", message)
+
+
 def test_a_transfer_outside_of_the_launch() -> None:
     text = program(
         NEAR + get("c[]"),

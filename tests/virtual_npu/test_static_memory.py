@@ -172,3 +172,15 @@ def test_memory_that_is_not_there(name: str) -> None:
 def test_memory_that_is_there() -> None:
     assert_clean(program("%b = memref.alloc() : memref<16128xf32, 2>"))
     assert_clean(program(segment="%b = memref.alloc() : memref<131072xf32, 1>"))
+
+
+@pytest.mark.parametrize("space", [1, 2])
+def test_memory_of_the_array_that_the_caller_has(space: int) -> None:
+    text = program(args={"a": f"memref<64xbf16, {space}>"})
+    message = rf"memref<64xbf16, {space}> comes from the caller, who has no memory of the array; alloc"
+    assert_fault(text, "memory", message)
+
+
+def test_a_host_buffer_of_unknown_rank() -> None:
+    herd = "%b = memref.alloc() : memref<64xbf16, 2>\nair.dma_memcpy_nd (%b[] [] [], %a[%c0] [%c64] [%c1]) : "
+    assert_clean(program(herd + "(memref<64xbf16, 2>, memref<*xbf16>)", args={"a": "memref<*xbf16>"}))

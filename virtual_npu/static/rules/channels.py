@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from xdsl.dialects import memref, scf
-from xdsl.dialects.builtin import AnyFloat, IntegerType, MemRefType, NoneAttr
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import AnyFloat, DenseIntOrFPElementsAttr, IntegerType, MemRefType, NoneAttr
+from xdsl.ir import Attribute, Operation
 
 from aerie.air_dialect.ops import (
+    ChannelGetOp,
     ChannelOp,
     ChannelPutOp,
     ChannelTransferOp,
@@ -18,7 +19,7 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.readings import leaves
+from aerie.air_dialect.readings import leaves, numbers
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing, loop_counted_by
@@ -53,7 +54,7 @@ def types(program: Program) -> Iterator[Finding]:
         if kind == "npu_cascade":
             yield from _cascade(program, op)
         if kind == "npu_mmio" and isinstance(op, ChannelPutOp):
-            yield from _memory_mapped(op)
+            yield from _memory_mapped(program, op)
         yield from _of_the_function(op)
         yield from _memtile_floor(program, op)
         yield from _without_index(program, op)
@@ -88,13 +89,48 @@ def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
         yield Fault("cascade", place, message, TO_AIE, op)
 
 
-def _memory_mapped(op: ChannelPutOp) -> Iterator[Fault]:
-    if not isinstance(origin(op.memref).owner, memref.GetGlobalOp):
-        message = (
+def _memory_mapped(program: Program, op: ChannelPutOp) -> Iterator[Fault]:
+    """The tools write the words of a constant into each core's buffer before it starts."""
+    if (message := _unwritable(program, op)) is not None:
+        yield Fault("mmio", place_of(op), message, TO_AIE, op)
+
+
+def _unwritable(program: Program, op: ChannelPutOp) -> str | None:
+    source = origin(op.memref).owner
+    if not isinstance(source, memref.GetGlobalOp):
+        return (
             "a memory-mapped write is part of the program's image, so its source is a constant; read it with "
             "memref.get_global, or use npu_dma_stream"
         )
-        yield Fault("mmio", place_of(op), message, TO_AIE, op)
+    if not isinstance(_initial_value(program, source), DenseIntOrFPElementsAttr):
+        return f"{source.name_} has no values to write into the program's image; give it dense ones"
+    indices = numbers(op.indices)
+    if indices is None:
+        return (
+            f"the member of @{op.chan_name} that is written is no constant, so no core can be told; write "
+            "one put for each"
+        )
+    ends = program.channel_ends[op.chan_name]
+    gets = [end for end in ends if isinstance(end, ChannelGetOp) and numbers(end.indices) in (indices, None)]
+    if not gets:
+        return f"no core gets member {indices} of @{op.chan_name}, so there is nowhere to write; add the get"
+    sent, taken = (end.memref.type for end in (op, gets[0]))
+    if isinstance(sent, MemRefType) and isinstance(taken, MemRefType) and _contents(sent) != _contents(taken):
+        return (
+            f"{attribute_text(sent)} is written into {attribute_text(taken)}; a memory-mapped write copies "
+            "words, so make both alike"
+        )
+    return None
+
+
+def _initial_value(program: Program, source: memref.GetGlobalOp) -> Attribute | None:
+    found = (op for op in program.module.walk() if isinstance(op, memref.GlobalOp))
+    named = (op for op in found if op.sym_name.data == source.name_.root_reference.data)
+    return next((op.properties.get("initial_value") for op in named), None)
+
+
+def _contents(type_: MemRefType[Attribute]) -> tuple[Attribute, int]:
+    return type_.element_type, math.prod(type_.get_shape())
 
 
 def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:

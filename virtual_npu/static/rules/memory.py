@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType, UnrankedMemRefType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
 from aerie.virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
 from aerie.virtual_npu.static.l1 import bytes_of_core
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
@@ -56,6 +57,8 @@ def memories(program: Program) -> Iterator[Finding]:
     for op in program.module.walk():
         if isinstance(op, memref.AllocOp):
             yield from _allocated(op)
+        elif isinstance(op, HerdOp):
+            yield from _given(op)
         elif isinstance(op, DmaMemcpyNdOp):
             yield from (fault for value in (op.src, op.dst) for fault in _moved(op, value))
         elif isinstance(op, ChannelTransferOp):
@@ -71,6 +74,18 @@ def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
             "before, so give it a constant shape"
         )
         yield Fault("memory", place_of(op), message, TO_AIE, op)
+
+
+def _given(herd: HerdOp) -> Iterator[Fault]:
+    for operand in herd.kernel_operands:
+        outside = origin(operand)
+        around = outside.owner.parent_op() if isinstance(outside, BlockArgument) else None
+        if isinstance(around, FuncOp) and space_of(operand.type) in (1, 2):
+            message = (
+                f"{attribute_text(operand.type)} comes from the caller, who has no memory of the array; "
+                "allocate it in the segment or herd"
+            )
+            yield Fault("memory", place_of(herd), message, TO_AIE, herd)
 
 
 def _moved(op: Operation, value: SSAValue) -> Iterator[Fault]:
