@@ -34,7 +34,7 @@ VNPU_EIGHTS_INLINE Floats<W> flushed(Floats<W> x) {
 template <int W>
 VNPU_EIGHTS_INLINE Floats<W> chained(Floats<W> sum, Words<W> a, Words<W> b) {
 #if defined(VNPU_BF16_DOTS)
-  a |= 0x8000u;
+  a = pairs::unknown(a | 0x8000u);
   if constexpr (W == 4) return (Floats<W>)_mm_dpbf16_ps((__m128)sum, (__m128bh)a, (__m128bh)b);
   else return (Floats<W>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)a, (__m256bh)b);
 #else
@@ -88,13 +88,14 @@ class Sums {
   VNPU_EIGHTS_INLINE Sums() : Sums(__m512{}) {}
   VNPU_EIGHTS_INLINE explicit Sums(__m512 sum) : sum_(sum), even_{}, odd_{} {}
   VNPU_EIGHTS_INLINE __m512 value() const { return sum_; }
-  VNPU_EIGHTS_INLINE void add(__m512i factors, __m512i pairs) {
+  VNPU_EIGHTS_INLINE void add(__m512i factors, __m512i rows) {
     const __m512i low = _mm512_set1_epi32(0xffff), high = _mm512_set1_epi32(int(0xffff0000u));
     // (factors & half) | -0 in the other half
     const __m512i evens = _mm512_ternarylogic_epi32(factors, low, _mm512_set1_epi32(int(0x80000000u)), 0xea);
     const __m512i odds = _mm512_ternarylogic_epi32(factors, high, _mm512_set1_epi32(0x8000), 0xea);
-    even_ = _mm512_dpbf16_ps(even_, (__m512bh)evens, (__m512bh)_mm512_and_si512(pairs, low));
-    odd_ = _mm512_dpbf16_ps(odd_, (__m512bh)odds, (__m512bh)_mm512_and_si512(pairs, high));
+    const __m512i even_pairs = pairs::unknown(_mm512_and_si512(rows, low)), odd_pairs = pairs::unknown(_mm512_and_si512(rows, high));
+    even_ = _mm512_dpbf16_ps(even_, (__m512bh)pairs::unknown(evens), (__m512bh)even_pairs);
+    odd_ = _mm512_dpbf16_ps(odd_, (__m512bh)pairs::unknown(odds), (__m512bh)odd_pairs);
   }
   VNPU_EIGHTS_INLINE void end_block() {
     sum_ = (__m512)ended<16>((Floats<16>)sum_, (Floats<16>)even_, (Floats<16>)odd_);
