@@ -7,6 +7,7 @@
 // at most 32 elements.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -271,9 +272,10 @@ void attend_group(const Job& job, std::int64_t kv_head, std::vector<float>& scra
   for (; head < end; ++head) attend<1>(job, kv_head, head, scratch);
 }
 
-void attend_share(const Job& job, std::int64_t share, std::int64_t shares) {
+// KV heads until none is left: whoever is started late does fewer.
+void attend_next(const Job& job, std::atomic<std::int64_t>& next) {
   std::vector<float> scratch;
-  for (std::int64_t kv_head = share; kv_head < job.kv_heads; kv_head += shares) attend_group(job, kv_head, scratch);
+  for (std::int64_t kv_head; (kv_head = next++) < job.kv_heads;) attend_group(job, kv_head, scratch);
 }
 
 constexpr std::int64_t kWorthAThread = 1 << 19;  // multiply-adds; below, starting a thread costs more than it saves
@@ -298,10 +300,10 @@ EXPORTED int decode_attention(const Layer* layer, void*, void*) {
   const Job job(*layer);
   const std::int64_t work = 2 * job.heads * job.head_dim * job.positions();
   const std::int64_t shares = std::max<std::int64_t>(1, std::min({job.threads, job.kv_heads, work / kWorthAThread}));
+  std::atomic<std::int64_t> next = 0;
   std::vector<std::thread> helpers;
-  for (std::int64_t share = 1; share < shares; ++share)
-    helpers.emplace_back([&job, share, shares] { attend_share(job, share, shares); });
-  attend_share(job, 0, shares);
+  for (std::int64_t share = 1; share < shares; ++share) helpers.emplace_back([&] { attend_next(job, next); });
+  attend_next(job, next);
   for (std::thread& helper : helpers) helper.join();
   return 0;
 }
