@@ -232,12 +232,14 @@ VNPU_INLINE Vec<float, N> widen(const Vec<T, N> &a) {
     if constexpr (N == 8) return {(F)(__builtin_ia32_pmovzxwd256((S)a.v) << 16)};
 #endif
     return {(F)(__builtin_convertvector(a.v, U) << 16)};
+#if defined(__AVX2__)
   } else if constexpr (is_leaf<T, N>) {
     // Through memory, which compilers see through: of a vector that was just loaded each half is then a load of its own,
     // into what widens it.
     Vec<T, N / 2> halves[2];
     memcpy(&halves, &a.v, sizeof(halves));
     return join(widen(halves[0]), widen(halves[1]));
+#endif
   } else {
     constexpr int P = low_part(N);
     return join(widen(part<0, P>(a)), widen(part<P, N - P>(a)));
