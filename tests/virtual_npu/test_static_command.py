@@ -15,6 +15,7 @@ import pytest
 from static_texts import program
 
 from aerie.air_dialect import parse
+from aerie.kernel_builder.kernels import flash_attention
 from aerie.virtual_npu.__main__ import main
 from aerie.virtual_npu.errors import ParseError, ResourceError
 from aerie.virtual_npu.static import NPU1, NPU2, check
@@ -144,6 +145,25 @@ def test_what_aircc_is_told(
     shown = capsys.readouterr().out
     assert re.search(rf"L1 bytes +{l1_bytes} ", shown)
     assert re.search(rf"shim tiles +{shim_tiles} ", shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ([], 0, "warning: "),
+        (["--air-runtime-loop-tiling-sizes", "0"], 1, "error: "),
+        (["--air-runtime-loop-tiling-sizes=1", "--air-runtime-loop-tiling-sizes=1"], 0, ""),
+    ],
+)
+def test_how_many_steps_of_a_launch_are_sent_at_a_time(
+    files: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, told: str
+) -> None:
+    """A core that is given its launch's place is fed by a step of the launch alone."""
+    (files / "steps.mlir").write_text(flash_attention.build(128, 128, 2, 1, 64).text)
+    assert main(["check", str(files / "steps.mlir"), *words]) == code
+    captured = capsys.readouterr().err
+    assert captured.startswith(told)
+    assert ("run-time parameter" in captured) is bool(told)
 
 
 def test_sources_of_kernels(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,13 @@ def add(commands: Any) -> None:
         action="store_true",
         help="as aircc is told: transfers that all cores share stay one each",
     )
+    parser.add_argument(
+        "--air-runtime-loop-tiling-sizes",
+        type=int,
+        action="append",
+        metavar="N",
+        help="as aircc is told, once for each dimension of a launch; 0: nothing is told",
+    )
     parser.add_argument("--stack-size", type=_bytes, metavar="BYTES", help="stack of a core (aircc: 1024)")
     parser.add_argument("--bf16-emulation", action="store_true", help="aircc emulates f32 vectors with bf16")
     common.add_json(parser)
@@ -61,6 +68,11 @@ def _bytes(text: str) -> int:
     return int(text)
 
 
+def _tiling(given: list[int] | None) -> list[int] | None:
+    """None where it is not known what aircc will be told."""
+    return None if given is None else [size for size in given if size > 0]
+
+
 def _check(options: argparse.Namespace) -> int:
     from aerie.virtual_npu.static import DEVICES, check
     from aerie.virtual_npu.texts import read_text
@@ -70,6 +82,7 @@ def _check(options: argparse.Namespace) -> int:
         DEVICES[options.device],
         omit_ping_pong=options.omit_ping_pong_transform,
         omit_auto_broadcast=options.omit_auto_broadcast,
+        loop_tiling=_tiling(options.air_runtime_loop_tiling_sizes),
         stack_bytes=options.stack_size,
         kernel_dirs=options.kernel_dir,
         bf16_emulation=options.bf16_emulation,
