@@ -111,8 +111,10 @@ class Compiler:
             raise _none()
         names = [str(path) for path in objects]
         sanitizers = [flag for flag in self.flags if flag.startswith("-fsanitize")]
-        # The sanitizers' own symbols come with the process that loads the object; macOS's linker wants all.
-        complete = [] if sanitizers or sys.platform == "darwin" else ["-Wl,--no-undefined"]
+        # macOS's linker refuses what is undefined, weak references as well, unless the loader may look for it.
+        whole = "-Wl,-undefined,dynamic_lookup" if sys.platform == "darwin" else "-Wl,--no-undefined"
+        # The sanitizers' own symbols come with the process that loads the object.
+        complete = [] if sanitizers else [whole]
         self._run(
             ["-shared", "-pthread", *sanitizers, *complete, *names, "-o", str(target), "-lm"], "linking"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,18 @@ def test_a_damaged_memory_is_none(tool, tmp_path, content):
     tool.calls()
     assert run_all(tmp_path) == (2.0, 42)
     assert tool.calls() == ["--version"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "wanted"), [("linux", "-Wl,--no-undefined"), ("darwin", "-Wl,-undefined,dynamic_lookup")]
+)
+def test_what_the_linker_makes_of_undefined_symbols(tool, monkeypatch, platform, wanted):
+    """On macOS only as written here: nobody linked a program there."""
+    script(tool.folder / "g++", f'echo "$*" >> {tool.log}')
+    monkeypatch.setattr(sys, "platform", platform)
+    find_compiler().link([Path("a.o")], Path("a.so"))
+    (line,) = tool.calls()
+    assert wanted in line.split()
 
 
 @pytest.mark.parametrize("variable", ["CXX", "VNPU_CXX"])
