@@ -111,7 +111,7 @@ class Compiler:
             raise _none()
         names = [str(path) for path in objects]
         sanitizers = [flag for flag in self.flags if flag.startswith("-fsanitize")]
-        # macOS's linker refuses what is undefined, weak references as well, unless the loader may look for it.
+        # macOS's linker refuses what is undefined, weak references as well, unless the loader looks for it.
         whole = "-Wl,-undefined,dynamic_lookup" if sys.platform == "darwin" else "-Wl,--no-undefined"
         # The sanitizers' own symbols come with the process that loads the object.
         complete = [] if sanitizers else [whole]
