@@ -252,7 +252,7 @@ def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     python.chmod(0o755)
     for name in ("Makefile", "tools"):
         (folder / name).symlink_to(PROJECT / name)
-    for made in ("pyproject.toml", "constraints.txt", ".venv/.stamp-run"):
+    for made in ("pyproject.toml", "constraints.txt", ".venv/.stamp-run", ".venv/.stamp-test"):
         (folder / made).touch()
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
