@@ -244,15 +244,16 @@ def test_every_variable_of_the_makefile_is_one_that_it_knows() -> None:
     assert listed.replace("\\", " ").split() == KNOWN
 
 
-def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """make in a folder whose environment is set up already, and whose Python prints what it is told."""
+def make(folder: Path, *words: str, stamps: tuple[str, ...] = ("run",)) -> subprocess.CompletedProcess[str]:
+    """make in a folder whose environment is set up already, for running or for tests too, and whose Python
+    prints what it is told."""
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit ${ENDS-0}\n')
     python.chmod(0o755)
     for name in ("Makefile", "tools"):
         (folder / name).symlink_to(PROJECT / name)
-    for made in ("pyproject.toml", "constraints.txt", ".venv/.stamp-run", ".venv/.stamp-test"):
+    for made in ("pyproject.toml", "constraints.txt", *(f".venv/.stamp-{stamp}" for stamp in stamps)):
         (folder / made).touch()
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
@@ -266,7 +267,7 @@ NASTY = "$(shell touch made)`touch made`$(touch made)'\"; touch made #\\\n $PATH
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in ("JSON", "REFRESH", "PYTHON")])
 def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
     target = {"OUT": "mlir", "WHEELS": "setup-npu", "KEEP": "test-toolchain", "ISA": "bench"}.get(name, "run")
-    done = make(tmp_path, target, f"{name}={NASTY}", f"LIKE_NO_OTHER={NASTY}")
+    done = make(tmp_path, target, f"{name}={NASTY}", f"LIKE_NO_OTHER={NASTY}", stamps=("run", "test"))
     assert (done.returncode, done.stderr) == (0, "")
     assert any(word.endswith(NASTY) for word in done.stdout.split("|"))
     assert not (tmp_path / "made").exists()
