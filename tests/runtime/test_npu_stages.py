@@ -4,6 +4,7 @@ the real tools where they are on PATH."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,20 @@ def test_a_tool_that_cannot_be_started(stage_machine: Any, tmp_path: Path) -> No
 
 
 def ended(pids: list[str]) -> bool:
-    """Whether no process of these numbers runs; one that nobody waited for yet does not."""
-    states = (Path("/proc") / pid / "stat" for pid in pids)
-    return all(not state.exists() or state.read_text().split()[2] == "Z" for state in states)
+    """Whether no process of these numbers runs. One that was killed may take a moment to go."""
+    for _ in range(1000):
+        if not any(map(is_running, pids)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_running(pid: str) -> bool:
+    """One that ended and that nobody waited for yet does not run."""
+    try:
+        return Path("/proc", pid, "stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_devices_with_cores() -> None:
