@@ -105,9 +105,13 @@ class Tiles:
 class Attention(ABC):
     """One attention kernel being written: channels, the launch's transfers, the relay through L2.
 
-    What a kernel says of its own: where its queries, keys, values and results lie in L3, and what a core does
-    with a K and a V tile.
+    What a kernel says of its own: how its arguments lie in L3, and what a core does with a K and a V tile.
     """
+
+    q: Buffer
+    k_rows: Buffer
+    v_rows: Buffer
+    out: Buffer
 
     def __init__(self, kernel: Kernel, tiles: Tiles, functions: Callable[[], Mapping[str, External]]) -> None:
         self.k, self.tiles = kernel, tiles
@@ -128,20 +132,12 @@ class Attention(ABC):
         return [self.k.channel(f"{name}_{i}", 1, shim_column=column)[0] for i, column in enumerate(columns)]
 
     @abstractmethod
-    def queries(self, block: Index, head: Index, tile: int) -> View:
-        """What goes to query tile `tile` of a launch's point, in L3."""
+    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
+        """The rows of query tile `tile` at a launch's point, in L3: of `q`, and alike of `out`."""
 
     @abstractmethod
-    def results(self, block: Index, head: Index, tile: int) -> View:
-        """Where the results of that query tile go, in L3."""
-
-    @abstractmethod
-    def keys(self, head: Index, first: Index) -> View:
-        """A K tile from row `first` on, in L3."""
-
-    @abstractmethod
-    def values(self, head: Index, first: Index) -> View:
-        """A V tile from row `first` on, in L3."""
+    def keys_in(self, buffer: Buffer, head: Index, first: Index) -> View:
+        """A K/V tile from row `first` on, in L3: of `k_rows`, and alike of `v_rows`."""
 
     @abstractmethod
     def core(self, block: Index, tx: Index, ty: Index) -> Core:
@@ -163,11 +159,11 @@ class Attention(ABC):
         k, tiles = self.k, self.tiles
         for tile in range(tiles.num_q_tiles):
             self.feed_queries(block, head, tile)
-            k.get(self.out_l3[tile], self.results(block, head, tile))
+            k.get(self.out_l3[tile], self.queries_in(self.out, block, head, tile))
         for stage in range(tiles.num_stages):
-            for source, into in ((self.keys, self.k_in[stage]), (self.values, self.v_in[stage])):
+            for source, into in ((self.k_rows, self.k_in[stage]), (self.v_rows, self.v_in[stage])):
                 for i in k.loop(0, tiles.tiles_of(stage)):
-                    k.put(into, source(head, (i * tiles.num_stages + stage) * tiles.lkp))
+                    k.put(into, self.keys_in(source, head, (i * tiles.num_stages + stage) * tiles.lkp))
 
     def _relay(self) -> None:
         """The segment: tiles pass through L2, where they are put into panels; results pass back."""
@@ -186,7 +182,7 @@ class Attention(ABC):
 
     def feed_queries(self, block: Index, head: Index, tile: int) -> None:
         """The launch: what goes to the cores of a query tile beside keys and values."""
-        self.k.put(self.q_in[tile], self.queries(block, head, tile))
+        self.k.put(self.q_in[tile], self.queries_in(self.q, block, head, tile))
 
     def relay_queries(self, tile: int) -> None:
         """The segment: the same on its way through L2."""

@@ -149,30 +149,21 @@ class _CachedAttention(Attention):
         self.shape = s = shape
         k, dim = Kernel(KERNEL.name, device), shape.tiles.head_dim
         self.q = k.argument("q", (s.n, s.n_heads * dim), bf16, Role.INPUT)
-        self.k_cache = k.argument("k", (s.n_kv_heads, s.m, dim), bf16, Role.INPUT)
-        self.v_cache = k.argument("v", (s.n_kv_heads, s.m, dim), bf16, Role.INPUT)
+        self.k_rows = k.argument("k", (s.n_kv_heads, s.m, dim), bf16, Role.INPUT)
+        self.v_rows = k.argument("v", (s.n_kv_heads, s.m, dim), bf16, Role.INPUT)
         self.mask = k.argument("mask", (s.n, s.m // WORD), i32, Role.INPUT)
         self.out = k.argument("out", (s.n, s.n_heads * dim), bf16, Role.OUTPUT)
         super().__init__(k, s.tiles, lambda: _functions(k, s))
 
-    def queries(self, block: Index, head: Index, tile: int) -> View:
-        return self._queries_of(self.q, block, head, tile)
-
-    def results(self, block: Index, head: Index, tile: int) -> View:
-        return self._queries_of(self.out, block, head, tile)
-
-    def _queries_of(self, buffer: Buffer, block: Index, group: Index, tile: int) -> View:
+    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
         first, width = self._first_row(block, tile), self.shape.heads * self.tiles.head_dim
-        return buffer[first : first + self.shape.positions, group * width : group * width + width]
+        return buffer[first : first + self.shape.positions, head * width : head * width + width]
+
+    def keys_in(self, buffer: Buffer, head: Index, first: Index) -> View:
+        return buffer[self.shape.kv_head(head), first : first + self.tiles.lkp, :]
 
     def _first_row(self, block: Index, tile: int) -> Index:
         return (block * self.tiles.num_q_tiles + tile) * self.shape.positions
-
-    def keys(self, head: Index, first: Index) -> View:
-        return self.k_cache[self.shape.kv_head(head), first : first + self.tiles.lkp, :]
-
-    def values(self, head: Index, first: Index) -> View:
-        return self.v_cache[self.shape.kv_head(head), first : first + self.tiles.lkp, :]
 
     def feed_queries(self, block: Index, head: Index, tile: int) -> None:
         """The queries of a tile, and then all words of its rows."""

@@ -128,21 +128,12 @@ class _FlashAttention(Attention):
         self.out = k.argument("out", (s.lq, s.n_heads * dim), bf16, Role.OUTPUT)
         super().__init__(k, s.tiles, lambda: _functions(k, s))
 
-    def queries(self, block: Index, head: Index, tile: int) -> View:
-        return self._queries_of(self.q, block, head, tile)
-
-    def results(self, block: Index, head: Index, tile: int) -> View:
-        return self._queries_of(self.out, block, head, tile)
-
-    def _queries_of(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
+    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
         rows = self.tiles.q_rows
         return _window(buffer, block * self.shape.lqp + tile * rows, rows, head, self.tiles.head_dim)
 
-    def keys(self, head: Index, first: Index) -> View:
-        return _window(self.k_rows, first, self.tiles.lkp, self.shape.kv_head(head), self.tiles.head_dim)
-
-    def values(self, head: Index, first: Index) -> View:
-        return _window(self.v_rows, first, self.tiles.lkp, self.shape.kv_head(head), self.tiles.head_dim)
+    def keys_in(self, buffer: Buffer, head: Index, first: Index) -> View:
+        return _window(buffer, first, self.tiles.lkp, self.shape.kv_head(head), self.tiles.head_dim)
 
     def core(self, block: Index, tx: Index, ty: Index) -> Core:
         first_q = block * self.shape.lqp + tx * self.tiles.q_rows
