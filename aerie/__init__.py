@@ -1,6 +1,34 @@
 """Aerie: language models on AMD Ryzen AI NPUs, open from the prompt down to the last kernel.
 
-All that is importable is here: `aerie.virtual_npu`, `aerie.kernel_builder`, `aerie.llama32_1b` and so on. In
-the repository each room is a folder at the top, and this folder has a link to each; installed, they are its
-subpackages. `python -m aerie`, or `aerie`, is the command line.
+    import aerie
+
+    with aerie.load("demo") as model:
+        print(model.generate("What is the capital of France?"))
+
+All that is importable is here: the Python API (`api.py`) by the names below, and the rooms, `aerie.engine`,
+`aerie.virtual_npu`, `aerie.kernel_builder` and so on. In the repository each room is a folder at the top, and
+this folder has a link to each; installed, they are its subpackages. `python -m aerie`, or `aerie`, is the
+command line.
 """
+
+from typing import TYPE_CHECKING
+
+from aerie.air_dialect.common import AerieError, on_first_use
+
+if TYPE_CHECKING:
+    from aerie.api import Answer, Model, Stream, load
+    from aerie.engine.generate import Figures, FinishReason
+else:
+    __getattr__ = on_first_use(
+        __name__,
+        {
+            "Answer": "aerie.api",
+            "Model": "aerie.api",
+            "Stream": "aerie.api",
+            "load": "aerie.api",
+            "Figures": "aerie.engine.generate",
+            "FinishReason": "aerie.engine.generate",
+        },
+    )
+
+__all__ = ["AerieError", "Answer", "Figures", "FinishReason", "Model", "Stream", "load"]

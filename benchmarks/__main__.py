@@ -16,10 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from aerie.llama32_1b.checkpoint import find_checkpoint
+from aerie.engine.errors import UserError
+from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import KEPT_IN, Parser, begin_process, run_command, whole_number
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from aerie.runtime.tables import print_tables

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.progress import Reporter, Step, no_step
 from aerie.llama32_1b.cache_command import bench_parts, clear
-from aerie.llama32_1b.progress import Reporter, Step, no_step
 from aerie.runtime.knobs import NPU_LOCK
 from aerie.virtual_npu import knobs
 from benchmarks.figures import OURS, THEIRS, Samples, record

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.llama32_1b.errors import UserError
+from aerie.engine.errors import UserError
 from aerie.virtual_npu import cpu, knobs
 
 NATIVE, ALL = "native", "all"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.footprint import footprint, require
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import UserError
+from aerie.engine.footprint import footprint, require
+from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
-from aerie.llama32_1b.weights import EMBED, expected_shapes
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
 from aerie.runtime.memory import size
 from aerie.verify.reference import reference_bytes
@@ -31,7 +31,7 @@ class Plan:
     `contexts`."""
 
     folder: Path
-    config: LlamaConfig
+    config: ModelConfig
     files: Sequence[Path]
     rounds: int
     tokens: int
@@ -79,12 +79,12 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
     return Plan(folder, config, checkpoint.weights.files, rounds, tokens, longest, contexts)
 
 
-def cache_bytes_per_position(config: LlamaConfig) -> int:
+def cache_bytes_per_position(config: ModelConfig) -> int:
     """Bytes of the keys and values of a position, in all layers."""
     return 2 * BF16_BYTES * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
 
 
-def weight_bytes_per_token(config: LlamaConfig) -> int:
+def weight_bytes_per_token(config: ModelConfig) -> int:
     """Bytes of the weights that a decoded token needs: each once, and one row of an untied embedding."""
     shapes = dict(expected_shapes(config))
     if not config.tie_word_embeddings:
@@ -92,7 +92,7 @@ def weight_bytes_per_token(config: LlamaConfig) -> int:
     return BF16_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 
-def check_memory(config: LlamaConfig, seq_len: int, nbytes: int) -> None:
+def check_memory(config: ModelConfig, seq_len: int, nbytes: int) -> None:
     """TooLittleMemoryError without room for both sides, and the checkpoint's `nbytes` in the page cache."""
     ours, theirs = footprint(config, seq_len).total, reference_bytes(config, BF16_BYTES)
     parts = f" (ours {size(ours)}, theirs {size(theirs)}, the checkpoint in the page cache {size(nbytes)})"

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from aerie.engine.attention import KVCache
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions, compile_programs
+from aerie.engine.config import load_config
+from aerie.engine.forward import decode_step, next_token_row, prefill
+from aerie.engine.generate import Sampler
+from aerie.engine.native import native_attention
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
 from aerie.kernel_builder.kernels import eltwise_add
-from aerie.llama32_1b.attention import KVCache
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions, compile_programs
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.forward import decode_step, next_token_row, prefill
-from aerie.llama32_1b.generate import Sampler
-from aerie.llama32_1b.native import native_attention
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.multi_launch_builder import Program
 from aerie.runtime import Backend, KernelCache, select_backend
 from aerie.runtime.calls import BETWEEN

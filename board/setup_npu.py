@@ -18,8 +18,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.progress import Reporter
+from aerie.engine.errors import UserError
+from aerie.engine.progress import Reporter
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
 from aerie.virtual_npu import folders

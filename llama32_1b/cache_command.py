@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.llama32_1b.errors import UserError
+from aerie.engine.errors import UserError
 from aerie.runtime.artifacts import Manifest, forget_missing, store_of
 from aerie.runtime.memory import GIB
 from aerie.virtual_npu import compiler_memory, folders

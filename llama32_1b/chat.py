@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
-from aerie.llama32_1b.conversation import Conversation, Turn, load, save
-from aerie.llama32_1b.errors import PromptTooLongError, UserError
-from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
+from aerie.engine.conversation import Conversation, Turn, load, save
+from aerie.engine.errors import PromptTooLongError, UserError
+from aerie.engine.generate import FinishReason, Generation, Sampler
+from aerie.engine.progress import stop_on_interrupt
+from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.lines import Entry, Read, next_entry
-from aerie.llama32_1b.progress import stop_on_interrupt
-from aerie.llama32_1b.tokenizer import Tokenizer
 
 ROOM = "/undo takes back the last turn, /reset starts afresh"
 """What to do where a conversation is too long."""

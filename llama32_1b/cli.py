@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from aerie import streams
+from aerie.engine.errors import UsageError, UserError
+from aerie.engine.progress import end_as_at_ctrl_c
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cache_command import add_cache, cache
-from aerie.llama32_1b.checkpoint import DEMO
-from aerie.llama32_1b.errors import UsageError, UserError
-from aerie.llama32_1b.progress import end_as_at_ctrl_c
+from aerie.llama32_1b.find import DEMO
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
 from aerie.runtime.memory import available_bytes, share_arena, size

@@ -9,17 +9,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TextIO
 
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine.config import load_config
+from aerie.engine.conversation import Conversation
+from aerie.engine.errors import UserError
+from aerie.engine.generate import FinishReason, Generation, Sampler
+from aerie.engine.progress import Reporter, stop_on_interrupt
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
-from aerie.llama32_1b.checkpoint import find_checkpoint, open_checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.conversation import Conversation
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.generate import FinishReason, Generation, Sampler
+from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.lines import line_editing, piped_line, typed_line
-from aerie.llama32_1b.progress import Reporter, stop_on_interrupt
-from aerie.llama32_1b.prompts import ask, check_text, note_missing_template
-from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.llama32_1b.prompts import ask
 from aerie.llama32_1b.terminal import own_keys
 from aerie.runtime import select_backend
 from aerie.virtual_npu import folders

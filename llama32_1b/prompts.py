@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aerie.llama32_1b.checkpoint import Checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.conversation import Conversation
-from aerie.llama32_1b.errors import PromptError, UsageError
-from aerie.llama32_1b.forward import check_prompt
-from aerie.llama32_1b.tokenizer import Tokenizer
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.conversation import Conversation
+from aerie.engine.errors import PromptError, UsageError
+from aerie.engine.forward import check_prompt
+from aerie.engine.tokenizer import Tokenizer, check_text, note_missing_template
 
 STANDARD_INPUT = "-"
 
@@ -26,12 +26,6 @@ class Asked:
     text: str
     ids: list[int]
     options: RuntimeOptions
-
-
-def note_missing_template(tokenizer: Tokenizer, note: Callable[[str], None]) -> None:
-    """What is said, wherever messages are encoded, of a checkpoint that has no chat template for them."""
-    if not tokenizer.has_chat_template:
-        note("note: this checkpoint has no chat template; what you write is continued as plain text")
 
 
 def ask(
@@ -80,14 +74,6 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if not text.strip():
         raise PromptError(f"{what} is empty; give it some text")
     return text
-
-
-def check_text(text: str, what: str) -> None:
-    """PromptError for a flag that was given in bytes that are no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PromptError(f"{what} is not valid UTF-8; give it as UTF-8 text") from None
 
 
 def _content(name: str, what: str) -> bytes:

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aerie.llama32_1b.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b.cli import (
     KEPT_IN,
     Parser,
@@ -25,10 +28,8 @@ from aerie.llama32_1b.cli import (
     run_command,
 )
 from aerie.llama32_1b.commands import runtime_options
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.prompts import ask
-from aerie.llama32_1b.session import Session, prepare_runtime
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import Record, verify

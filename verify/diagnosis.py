@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.llama32_1b.forward import check_prompt, decode_step, prefill
-from aerie.llama32_1b.model import LlamaModel
-from aerie.llama32_1b.numerics import F32Array
-from aerie.llama32_1b.session import Session
+from aerie.engine.forward import check_prompt, decode_step, prefill
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import F32Array
+from aerie.engine.session import Session
 from aerie.verify.measures import DRIFT, DRIFT_OF_BLOCKS, Check, Measures, measure, own_checks, run_checks
 from aerie.verify.passes import Captured, Pass, StepValues, capture_reference, observe_decode, observe_prefill
 from aerie.verify.reference import Reference
@@ -211,7 +211,7 @@ def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -
     return Diagnosis(ids, [*theirs.judge(whole), *theirs.judge(split), _answer(Subject(session), ids)])
 
 
-def _leave_something_behind(model: LlamaModel, ids: Sequence[int]) -> None:
+def _leave_something_behind(model: LoadedModel, ids: Sequence[int]) -> None:
     """Other tokens, and a decode step at another position than the one that is judged."""
     other = [(token + 1) % model.config.vocab_size for token in ids]
     prompt = other[:-2] or other

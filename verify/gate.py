@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aerie.llama32_1b.numerics import F32Array
-from aerie.llama32_1b.session import Session
+from aerie.engine.numerics import F32Array
+from aerie.engine.session import Session
 from aerie.verify.identity import Identity
 from aerie.verify.prompts import Prompt
 from aerie.verify.reference import Answer, Expected, Note, Reference, silent

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.llama32_1b.session import Session
-from aerie.llama32_1b.tokenizer import Message
+from aerie.engine.session import Session
+from aerie.engine.tokenizer import Message
 from aerie.multi_launch_builder import legal_seq_len
 from aerie.verify.prompts import Prompt
 from aerie.verify.rules import Failure

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from aerie.engine.attention import KVCache
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.programs import ProgramRunner
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
-from aerie.llama32_1b.attention import KVCache
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.model import LlamaModel
-from aerie.llama32_1b.numerics import BF16Array, F32Array
-from aerie.llama32_1b.programs import ProgramRunner
 from aerie.multi_launch_builder import Program
 from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Step
 
@@ -145,7 +145,7 @@ class Pass:
     head: StepValues = field(default_factory=dict)
 
 
-def observe_prefill(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
+def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     """Prefill `token_ids`, then the logits after the last one."""
     recorder = CallRecorder(model.runner)
     recorded = replace(model, runner=recorder)
@@ -158,7 +158,7 @@ def observe_prefill(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     return found
 
 
-def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
+def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     """Prefill all of `token_ids` but the last, decode the last, then the logits after it."""
     recorder = CallRecorder(model.runner)
     recorded = replace(model, runner=recorder)
@@ -174,7 +174,7 @@ def observe_decode(model: LlamaModel, token_ids: Sequence[int]) -> Pass:
     return found
 
 
-def _layers(recorder: CallRecorder, phase: int, rows: int, model: LlamaModel) -> list[StepValues]:
+def _layers(recorder: CallRecorder, phase: int, rows: int, model: LoadedModel) -> list[StepValues]:
     """Values of each layer: the n-th call of a program is layer n's, whatever buffers it was made on."""
     layers: list[StepValues] = [{} for _ in range(model.config.num_hidden_layers)]
     for step in LAYER_STEPS:
@@ -198,7 +198,7 @@ def _add_keys(values: StepValues, made: StepValues, cache: KVCache, layer: int, 
         values[step] = _rows(np.ascontiguousarray(held[:, :count].transpose(1, 0, 2)), count)
 
 
-def _head(recorded: LlamaModel, recorder: CallRecorder, row: BF16Array) -> StepValues:
+def _head(recorded: LoadedModel, recorder: CallRecorder, row: BF16Array) -> StepValues:
     logits = next_token_logits(recorded, row)
     calls = recorder.calls.get("lm_head_gemv", [])
     normed = {"final_norm": _rows(calls[-1]["x"], 1)} if calls else {}

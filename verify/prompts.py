@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from aerie.llama32_1b.model import LlamaModel
-from aerie.llama32_1b.session import Session
-from aerie.llama32_1b.tokenizer import Message, Tokenizer
+from aerie.engine.model import LoadedModel
+from aerie.engine.session import Session
+from aerie.engine.tokenizer import Message, Tokenizer
 
 QUESTION = "What is the capital of France?"
 SHORT = "Hello"
@@ -49,7 +49,7 @@ def choose_prompts(session: Session, full: bool) -> list[Prompt]:
     return kinds if full else kinds[:FEW]
 
 
-def _kinds(tokenizer: Tokenizer, model: LlamaModel) -> Iterator[Prompt]:
+def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
     longest, eos = model.longest_prompt, model.config.eos_token_ids
 
     def cut(name: str, ids: Sequence[int], every_position: bool = False) -> Prompt:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from aerie.llama32_1b.config import LlamaConfig, load_config
-from aerie.llama32_1b.errors import CheckpointError, UserError
-from aerie.llama32_1b.footprint import footprint, require
-from aerie.llama32_1b.numerics import F32Array
-from aerie.llama32_1b.weights import expected_shapes
+from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine.footprint import footprint, require
+from aerie.engine.numerics import F32Array
+from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import size
 from aerie.verify.prompts import Prompt
 from aerie.verify.rules import Distance, compare
@@ -135,13 +135,13 @@ def _expected(exact: Reference, prompt: Prompt, answer: Answer, positions: F32Ar
     return Expected(answer, rounding, positions, compare(positions, logits[:length]))
 
 
-def reference_bytes(config: LlamaConfig, *parameter_bytes: int) -> int:
+def reference_bytes(config: ModelConfig, *parameter_bytes: int) -> int:
     """What references take of memory together, of which one has parameters of so many bytes each."""
     parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
     return WORKING_BYTES + sum(parameter_bytes) * parameters
 
 
-def check_memory_beside(config: LlamaConfig, seq_len: int, copies: int) -> None:
+def check_memory_beside(config: ModelConfig, seq_len: int, copies: int) -> None:
     """Raises TooLittleMemoryError where a session with its references, in bf16 and float32, takes too much.
 
     Arguments as of llama32_1b.footprint.footprint.

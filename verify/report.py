@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from aerie.llama32_1b.errors import UserError
+from aerie.engine.errors import UserError
 from aerie.runtime.tables import VERDICT, compact_table, print_tables
 from aerie.verify.gate import POSITIONS, Record, Trial
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound

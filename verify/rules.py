@@ -37,8 +37,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from aerie.llama32_1b.numerics import F32Array
-from aerie.llama32_1b.session import Session
+from aerie.engine.numerics import F32Array
+from aerie.engine.session import Session
 from aerie.runtime.toolchain import VirtualToolchain
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.llama32_1b.numerics import F32Array
+from aerie.engine.numerics import F32Array
 
 BLOCK = 8
 """Numbers along K that share an exponent in block floating point (`--numerics bfp16`): each keeps an 8-bit

@@ -9,14 +9,14 @@ from typing import cast
 
 import numpy as np
 
+from aerie.engine.errors import UserError
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.generate import FinishReason, Generation, Sampler, never
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.session import Session
+from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.chat import Chat
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.generate import FinishReason, Generation, Sampler, never
-from aerie.llama32_1b.model import LlamaModel
-from aerie.llama32_1b.numerics import BF16Array, F32Array
-from aerie.llama32_1b.session import Session
-from aerie.llama32_1b.tokenizer import Tokenizer
 from aerie.runtime import AerieRuntimeError
 
 UNWRITTEN = 1000.0
@@ -68,7 +68,7 @@ class Subject:
         self.session = session
 
     @property
-    def model(self) -> LlamaModel:
+    def model(self) -> LoadedModel:
         return self.session.model
 
     def answer(self, prompt_ids: Sequence[int], steps: int) -> Said:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aerie.engine.errors import UsageError
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, Role
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import Array
-from aerie.llama32_1b.errors import UsageError
 from aerie.multi_launch_builder.building import build_kernel
 from aerie.multi_launch_builder.program import ProgramPlan, Step
 from aerie.multi_launch_builder.programs import PLANS, plan_programs

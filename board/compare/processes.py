@@ -26,7 +26,7 @@ from pathlib import Path
 from aerie.board.compare.items import Item, plan_of
 from aerie.board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
 from aerie.board.compare.records import Outcome, Status
-from aerie.llama32_1b.errors import UserError
+from aerie.engine.errors import UserError
 from aerie.multi_launch_builder.building import build_program
 from aerie.multi_launch_builder.program import Program
 from aerie.runtime.backend import Backend

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.engine.compiling import choose_seq_len
+from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.errors import UserError
+from aerie.engine.footprint import footprint
+from aerie.engine.weights import Weights
 from aerie.llama32_1b.cache_command import parts, told
-from aerie.llama32_1b.checkpoint import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
-from aerie.llama32_1b.compiling import choose_seq_len
-from aerie.llama32_1b.config import LlamaConfig, load_config
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.footprint import footprint
-from aerie.llama32_1b.weights import Weights
+from aerie.llama32_1b.find import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
 from aerie.runtime.memory import GIB, available_bytes, size
 from aerie.runtime.npu import versions
 from aerie.virtual_npu import cpu, folders
@@ -173,7 +173,7 @@ def _folder(model: str) -> Path | None:
     return cached_checkpoint(name)
 
 
-def _fits(machine: Machine, config: LlamaConfig) -> Finding:
+def _fits(machine: Machine, config: ModelConfig) -> Finding:
     seq_len = choose_seq_len(config, None)
     needed, available = footprint(config, seq_len), available_bytes(machine.root)
     layers = config.num_hidden_layers

@@ -19,9 +19,9 @@ from aerie.board.compare.command import board_folder
 from aerie.board.compare.records import Status
 from aerie.board.report.parts import Part, Source, all_parts
 from aerie.board.report.scrubbing import Scrubber
+from aerie.engine.errors import UserError
+from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import KEPT_IN
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.progress import Reporter
 from aerie.virtual_npu import folders, store
 
 INDEX = "index.md"

@@ -21,12 +21,12 @@ from pathlib import Path
 from aerie.board.toolchain.records import Outcome, comparison_line, line_of, print_outcomes, record
 from aerie.board.toolchain.results import compare, core_findings, product_note
 from aerie.board.toolchain.subjects import Subject, build, choose
-from aerie.llama32_1b.checkpoint import find_checkpoint
+from aerie.engine.compiling import choose_seq_len
+from aerie.engine.config import load_config
+from aerie.engine.errors import UserError
+from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import add_model, whole_number
-from aerie.llama32_1b.compiling import choose_seq_len
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.find import find_checkpoint
 from aerie.multi_launch_builder.shapes import DEMO_SEQ_LEN, ConfigError, ModelShape
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu.checks import preflight

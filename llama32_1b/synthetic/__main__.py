@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from aerie.engine.config import MOST_LAYERS, ModelConfig
+from aerie.engine.errors import UserError
+from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
-from aerie.llama32_1b.config import MOST_LAYERS, LlamaConfig
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import SHAPES
 from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, end_ids
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
@@ -45,7 +45,7 @@ def write(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_config(arguments: argparse.Namespace) -> LlamaConfig:
+def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
     """The shape asked for, changed as asked. Raises UserError for what cannot be had."""
     config = SHAPES[arguments.shape]
     layers = arguments.layers or config.num_hidden_layers

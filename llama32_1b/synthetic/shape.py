@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.llama32_1b.config import Llama3Scaling, LlamaConfig
+from aerie.engine.config import Llama3Scaling, ModelConfig
+from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids
-from aerie.llama32_1b.weights import expected_shapes
 
 BF16_BYTES = 2
 
-LLAMA_3_2_1B = LlamaConfig(
+LLAMA_3_2_1B = ModelConfig(
     vocab_size=128256,
     hidden_size=2048,
     intermediate_size=8192,
@@ -30,7 +30,7 @@ LLAMA_3_2_1B = LlamaConfig(
 )
 """As in the config.json of meta-llama/Llama-3.2-1B-Instruct."""
 
-TINY = LlamaConfig(
+TINY = ModelConfig(
     vocab_size=1024,
     hidden_size=256,
     intermediate_size=512,
@@ -77,7 +77,7 @@ class Tensor:
         return self.count * BF16_BYTES
 
 
-def tensors(config: LlamaConfig) -> Iterator[Tensor]:
+def tensors(config: ModelConfig) -> Iterator[Tensor]:
     """Every tensor of the checkpoint. A projection of a normed row, whose elements are about 1, gives
     elements about 1 again; what is added to the residual stream is smaller."""
     for name, shape in expected_shapes(config).items():
@@ -93,7 +93,7 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     return 0.0, (RESIDUAL_SPREAD if adds else 1.0) / math.sqrt(shape[1])
 
 
-def config_json(config: LlamaConfig) -> dict[str, Any]:
+def config_json(config: ModelConfig) -> dict[str, Any]:
     """The contents of config.json, with the keys that the released Llama 3.2 checkpoints use."""
     scaling = config.rope_scaling
     return {
@@ -125,7 +125,7 @@ def config_json(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def generation_json(config: LlamaConfig) -> dict[str, Any]:
+def generation_json(config: ModelConfig) -> dict[str, Any]:
     """The contents of generation_config.json."""
     return {
         "bos_token_id": begin_of_text(config.vocab_size),

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from aerie.llama32_1b.config import LlamaConfig
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import UserError
+from aerie.engine.numerics import BF16Array, bf16
+from aerie.engine.progress import Reporter
+from aerie.engine.weights import SINGLE_FILE
 from aerie.llama32_1b.demo.tokenizer import tokenizer_config
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.numerics import BF16Array, bf16
-from aerie.llama32_1b.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import Tensor, config_json, generation_json, tensors
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
-from aerie.llama32_1b.weights import SINGLE_FILE
 from aerie.runtime.memory import size
 
 PIECE = 1 << 22
@@ -32,12 +32,12 @@ OTHER_FILES = 16 << 20
 """Bytes, at most, of a checkpoint without its weights; nearly all of it is the tokenizer."""
 
 
-def weight_bytes(config: LlamaConfig) -> int:
+def weight_bytes(config: ModelConfig) -> int:
     """Bytes of all the tensors."""
     return sum(tensor.nbytes for tensor in tensors(config))
 
 
-def write_checkpoint(config: LlamaConfig, folder: Path, seed: int, report: Reporter) -> None:
+def write_checkpoint(config: ModelConfig, folder: Path, seed: int, report: Reporter) -> None:
     """Write the checkpoint to `folder`, which must not be there yet. The same seed gives the same bytes.
 
     Raises UserError where the folder is there, where it cannot be made, and where the disk is too small.
@@ -57,7 +57,7 @@ def write_checkpoint(config: LlamaConfig, folder: Path, seed: int, report: Repor
         ) from None
 
 
-def _check_space(config: LlamaConfig, parent: Path) -> None:
+def _check_space(config: ModelConfig, parent: Path) -> None:
     needed, free = weight_bytes(config) + OTHER_FILES, shutil.disk_usage(parent).free
     if needed > free:
         raise UserError(
@@ -66,7 +66,7 @@ def _check_space(config: LlamaConfig, parent: Path) -> None:
         )
 
 
-def _write_alone(config: LlamaConfig, folder: Path, seed: int, report: Reporter) -> None:
+def _write_alone(config: ModelConfig, folder: Path, seed: int, report: Reporter) -> None:
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
     try:
@@ -84,7 +84,7 @@ def _write_alone(config: LlamaConfig, folder: Path, seed: int, report: Reporter)
         lock.release()
 
 
-def _write_files(config: LlamaConfig, folder: Path, seed: int, report: Reporter) -> None:
+def _write_files(config: ModelConfig, folder: Path, seed: int, report: Reporter) -> None:
     make_tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"), pretty=False)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(config.max_position_embeddings))
     _write_json(folder / "generation_config.json", generation_json(config))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from aerie.llama32_1b.errors import UserError
+from aerie.engine.errors import UserError
 from aerie.virtual_npu import cpu
 from benchmarks import __main__ as command
 from benchmarks import bench, worker

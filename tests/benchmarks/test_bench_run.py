@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aerie.llama32_1b import footprint
-from aerie.llama32_1b.errors import CheckpointError, UserError
+from aerie.engine import footprint
+from aerie.engine.errors import CheckpointError, UserError
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.virtual_npu import cpu

@@ -11,7 +11,7 @@ from made_up_machine import machine, put, tool
 
 from aerie.board.doctor import basics
 from aerie.board.doctor.machine import Status
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.virtual_npu import cpu
 
 

@@ -26,7 +26,7 @@ OF_OTHERS = {
     "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
     "PEANO_INSTALL_DIR": "runtime/npu/tools.py",
     "MLIR_AIE_INSTALL_DIR": "runtime/npu/tools.py",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "llama32_1b/tokenizer.py",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "engine/tokenizer.py",
 }
 """Environment variables that are not ours, and who looks at each."""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, FENCE, blocks, matches, table
 
-from aerie import llama32_1b
-from aerie.llama32_1b.api import MAX_TOKENS, Model, load
+import aerie
+from aerie.api import MAX_TOKENS, Model, load
 
 PAGE = "python.md"
 BLOCKS = blocks(PAGE)
@@ -56,4 +56,4 @@ def test_every_public_name_is_on_the_page() -> None:
     text = (DOCS / PAGE).read_text()
     methods = [name for name in vars(Model) if not name.startswith("_")]
     assert [name for name in methods if f"{name}" not in text] == []
-    assert {"AerieError", "Answer", "FinishReason", "Model", "Stream", "load"} <= set(llama32_1b.__all__)
+    assert {"AerieError", "Answer", "FinishReason", "Model", "Stream", "load"} <= set(aerie.__all__)

@@ -18,11 +18,11 @@ import pytest
 from doc_transcripts import DOCS, blocks, matches, session, table
 from safetensors.numpy import load_file, save_file
 
+from aerie.engine.generate import FinishReason
 from aerie.llama32_1b import cli
 from aerie.llama32_1b.chat import HELP
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER
 from aerie.llama32_1b.commands import _record
-from aerie.llama32_1b.generate import FinishReason
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder.limits import rules
 
 PAGE = "usage.md"

@@ -18,18 +18,19 @@ import pytest
 from emulator import GUEST, EmulatedLibrary, Emulator, call_with_struct
 
 from aerie import virtual_npu
+from aerie.engine import native
+from aerie.engine.attention import reference_attention
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.generate import Sampler
+from aerie.engine.native import LayerCode, NativeAttention, Place
+from aerie.engine.numerics import bf16, widen
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.testing import compare
-from aerie.llama32_1b import native
-from aerie.llama32_1b.attention import reference_attention
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.generate import Sampler
-from aerie.llama32_1b.native import LayerCode, NativeAttention, Place
-from aerie.llama32_1b.numerics import bf16, widen
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.virtual_npu import cache
 from aerie.virtual_npu.compiler import find_compiler

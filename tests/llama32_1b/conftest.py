@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.model import LlamaModel, assemble, preload
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.model import LoadedModel, assemble, preload
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.programs import plan_programs
 
@@ -72,9 +72,9 @@ def numpy_runner_class():
 
 @pytest.fixture(scope="session")
 def numpy_model():
-    """numpy_model(folder, seq_len) -> LlamaModel whose programs run in numpy."""
+    """numpy_model(folder, seq_len) -> LoadedModel whose programs run in numpy."""
 
-    def make(folder, seq_len=64) -> LlamaModel:
+    def make(folder, seq_len=64) -> LoadedModel:
         checkpoint = open_checkpoint(folder)
         programs = argument_tables(checkpoint.config.shape, seq_len)
         model = assemble(checkpoint, programs, NumpyRunner(checkpoint.config), seq_len)

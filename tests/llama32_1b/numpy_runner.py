@@ -9,8 +9,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from aerie.engine.config import ModelConfig
 from aerie.kernel_builder.arguments import STATIC_ROLES, Role
-from aerie.llama32_1b.config import LlamaConfig
 
 bf16 = ml_dtypes.bfloat16
 
@@ -70,7 +70,7 @@ class NumpyRunner:
     Results are views on buffers that the next call on the same set overwrites.
     """
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: ModelConfig):
         self.config = config
         self.sets = {}
         self.results = {}

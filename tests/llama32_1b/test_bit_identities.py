@@ -9,14 +9,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from aerie.llama32_1b import weights as weights_module
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.engine import weights as weights_module
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import compile_into, open_cache
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.model import assemble, preload
+from aerie.engine.native import native_attention
+from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import compile_into, open_cache
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.model import assemble, preload
-from aerie.llama32_1b.native import native_attention
-from aerie.llama32_1b.progress import Reporter
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.multi_launch_builder import build_programs
 from aerie.runtime import Profiler, select_backend

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerie.llama32_1b import native
-from aerie.llama32_1b.attention import CacheAttention, causal, reference_attention
+from aerie.engine import native
+from aerie.engine.attention import CacheAttention, causal, reference_attention
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
+from aerie.engine.numerics import bf16
 from aerie.llama32_1b.cli import main
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
-from aerie.llama32_1b.numerics import bf16
 from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.objects import load_host_code
 

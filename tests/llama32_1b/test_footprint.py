@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from aerie.llama32_1b import footprint as module
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.engine import footprint as module
+from aerie.engine.config import load_config
+from aerie.engine.errors import TooLittleMemoryError
+from aerie.engine.footprint import check_memory, footprint, require
+from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import TooLittleMemoryError
-from aerie.llama32_1b.footprint import check_memory, footprint, require
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
-from aerie.llama32_1b.weights import expected_shapes
 from aerie.verify import __main__ as verify_cli
 from aerie.verify.reference import reference_bytes
 
@@ -60,14 +60,14 @@ def test_without_sharing_and_in_strict_memory(monkeypatch):
 MEASURE = """
 import json, re, sys
 from pathlib import Path
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.footprint import footprint
-from aerie.llama32_1b.forward import decode_step
-from aerie.llama32_1b.forward import next_token_logits
-from aerie.llama32_1b.forward import prefill
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.footprint import footprint
+from aerie.engine.forward import decode_step
+from aerie.engine.forward import next_token_logits
+from aerie.engine.forward import prefill
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
 backend = select_backend("virtual")

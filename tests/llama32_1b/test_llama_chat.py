@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
+from aerie.engine.errors import PromptError, PromptTooLongError
+from aerie.engine.generate import Figures, FinishReason, Generation, Sampler
 from aerie.llama32_1b.chat import COMMANDS, HELP, Chat
-from aerie.llama32_1b.errors import PromptError, PromptTooLongError
-from aerie.llama32_1b.generate import Figures, FinishReason, Generation, Sampler
 
 
 class FakeTokenizer:
@@ -336,7 +336,7 @@ def test_second_interrupt_forgets_the_turn(session):
 
 def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkpoint):
     """With a real model: the second answer is what a fresh start with the same history gives."""
-    from aerie.llama32_1b.tokenizer import load_tokenizer
+    from aerie.engine.tokenizer import load_tokenizer
 
     folder = make_checkpoint()
     model = numpy_model(folder, 128)

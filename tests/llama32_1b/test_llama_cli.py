@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aerie.llama32_1b import checkpoint as checkpoint_module
+from aerie.engine.config import load_config
+from aerie.engine.errors import CheckpointError, own_command
+from aerie.engine.generate import Generation
+from aerie.engine.model import assemble, preload
+from aerie.engine.session import Session
+from aerie.engine.tokenizer import load_tokenizer
+from aerie.engine.weights import FINAL_NORM
 from aerie.llama32_1b import commands
-from aerie.llama32_1b.checkpoint import find_checkpoint
 from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import CheckpointError, own_command
-from aerie.llama32_1b.generate import Generation
-from aerie.llama32_1b.model import assemble, preload
-from aerie.llama32_1b.session import Session
-from aerie.llama32_1b.weights import FINAL_NORM
+from aerie.llama32_1b.find import DEMO_FOLDER, find_checkpoint
 from aerie.runtime import Profiler
 
 
@@ -92,7 +92,7 @@ def test_json_alone(run, make_checkpoint, monkeypatch):
     _, out, err = run("--prompt", "hi", "--n-tokens", "5", "--json", "--backend", "virtual")
     assert json.loads(out)["text"] == record["text"]
     assert f"\n{record['text']}\n" in err
-    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    tokenizer = load_tokenizer(make_checkpoint())
     assert code == 0
     assert set(record) == {
         "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "backend"
@@ -113,14 +113,14 @@ def test_one_token_has_no_rate(run):
 
 def test_raw_leaves_the_template_out(run, make_checkpoint):
     _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", "--raw")
-    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    tokenizer = load_tokenizer(make_checkpoint())
     assert json.loads(out)["prompt_token_ids"] == tokenizer.encode("hi")
 
 
 def test_without_a_template_a_prompt_is_continued(run, make_checkpoint):
     folder = make_checkpoint(template=None)
     _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", model=folder)
-    expected = checkpoint_module.load_tokenizer(folder).encode("hi")
+    expected = load_tokenizer(folder).encode("hi")
     assert json.loads(out)["prompt_token_ids"] == expected
 
 
@@ -325,7 +325,7 @@ LONG_TEXT = 'naïve 日本語\n\n"quoted"  text\n'
 def test_prompts_from_a_file_and_from_standard_input(run, make_checkpoint, tmp_path, monkeypatch):
     """One line break at the end is the file's, not the prompt's."""
     (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" + LONG_TEXT.replace("\n", "\r\n").encode())
-    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    tokenizer = load_tokenizer(make_checkpoint())
     for flags, content, text in (
         (("--prompt", "-"), LONG_TEXT, LONG_TEXT[:-1]),
         (("--prompt-file", "-"), LONG_TEXT + "\n", LONG_TEXT),
@@ -383,14 +383,14 @@ def test_standard_input_that_is_closed(run, monkeypatch):
 
 def test_a_system_message(run, make_checkpoint):
     _, out, _ = run("--prompt", "hi", "--system", "Be brief.", "--n-tokens", "1", "--json")
-    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    tokenizer = load_tokenizer(make_checkpoint())
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert json.loads(out)["prompt_token_ids"] == tokenizer.encode_chat(messages)
 
 
 def test_control_tokens_in_a_prompt(run, make_checkpoint):
     """Text, unless --raw text is said to have them; a note tells whoever wrote a template by hand."""
-    tokenizer = checkpoint_module.load_tokenizer(make_checkpoint())
+    tokenizer = load_tokenizer(make_checkpoint())
     end = tokenizer.encode("<|end|>", control_tokens=True)[1]
     flags = ("--prompt", "a<|end|>b", "--n-tokens", "1", "--json")
 
@@ -623,7 +623,7 @@ def test_default_directory_is_in_the_project():
 
 def test_default_model_is_the_demo():
     assert build_parser().parse_args(["compile"]).model == "demo"
-    assert find_checkpoint("demo") == checkpoint_module.DEMO_FOLDER
+    assert find_checkpoint("demo") == DEMO_FOLDER
 
 
 def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):

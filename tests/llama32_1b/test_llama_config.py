@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from aerie.llama32_1b.config import Llama3Scaling, load_config
-from aerie.llama32_1b.errors import ConfigError
+from aerie.engine.config import Llama3Scaling, load_config
+from aerie.engine.errors import ConfigError
 
 MINIMAL = {
     "vocab_size": 512,

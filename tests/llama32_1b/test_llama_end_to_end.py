@@ -17,13 +17,14 @@ import time
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.generate import FinishReason, Sampler
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.generate import FinishReason, Sampler
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 
 QUESTION = "What is the capital of France?"

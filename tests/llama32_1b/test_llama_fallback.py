@@ -13,16 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.generate import Sampler, give_up
+from aerie.engine.model import assemble, preload
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.chat import Chat
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.generate import Sampler, give_up
-from aerie.llama32_1b.model import assemble, preload
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import Session, prepare_runtime
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import Backend, KernelCache, RunError, select_backend
 from aerie.runtime.npu.device import NpuAccess
 from aerie.runtime.toolchain import VirtualToolchain

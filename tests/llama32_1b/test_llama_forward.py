@@ -7,11 +7,11 @@ head's partitions. That the programs compute what their argument tables say is t
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.attention import KVCache
-from aerie.llama32_1b.errors import PromptError, PromptTooLongError
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.generate import Generation, Sampler
-from aerie.llama32_1b.numerics import bf16, rms_norm, widen
+from aerie.engine.attention import KVCache
+from aerie.engine.errors import PromptError, PromptTooLongError
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.generate import Generation, Sampler
+from aerie.engine.numerics import bf16, rms_norm, widen
 
 SHAPES = {
     "small": {},

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.errors import NotFiniteError, PromptTooLongError, UserError
-from aerie.llama32_1b.generate import Figures, FinishReason, Generation, Sampler
+from aerie.engine.errors import NotFiniteError, PromptTooLongError, UserError
+from aerie.engine.generate import Figures, FinishReason, Generation, Sampler
 
 PROMPT = [0, 17, 300, 41]
 

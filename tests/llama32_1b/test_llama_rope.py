@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.numerics import inverse_frequencies, rope_table
+from aerie.engine.config import load_config
+from aerie.engine.numerics import inverse_frequencies, rope_table
 
 LLAMA32 = {
     "rope_type": "llama3",

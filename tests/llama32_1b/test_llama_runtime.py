@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from aerie.llama32_1b import compiling
-from aerie.llama32_1b.compiling import RuntimeOptions, choose_seq_len, compile_programs
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.programs import program_flops
-from aerie.llama32_1b.progress import Reporter
+from aerie.engine import compiling
+from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine.config import load_config
+from aerie.engine.errors import UserError
+from aerie.engine.programs import program_flops
+from aerie.engine.progress import Reporter
 from aerie.multi_launch_builder import cached
 from aerie.runtime import Progress, Stage, select_backend
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.errors import NotFiniteError, UserError
-from aerie.llama32_1b.generate import Sampler
-from aerie.llama32_1b.numerics import bf16
+from aerie.engine.errors import NotFiniteError, UserError
+from aerie.engine.generate import Sampler
+from aerie.engine.numerics import bf16
 
 LOGITS = np.array([1.0, 4.0, 3.0, 4.0, -2.0, 0.5], np.float32)
 

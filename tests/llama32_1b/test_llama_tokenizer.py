@@ -6,10 +6,10 @@ import random
 import pytest
 from checkpoints import TEMPLATE
 
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER
-from aerie.llama32_1b.errors import CheckpointError, PromptError
+from aerie.engine.errors import CheckpointError, PromptError
+from aerie.engine.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
-from aerie.llama32_1b.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
 
 TEXTS = [
     "What is the capital of France?",
@@ -217,7 +217,7 @@ def test_a_lack_of_memory_is_no_damage(damaged, monkeypatch):
     def end(*_):
         raise MemoryError
 
-    monkeypatch.setattr("aerie.llama32_1b.tokenizer._load", end)
+    monkeypatch.setattr("aerie.engine.tokenizer._load", end)
     with pytest.raises(MemoryError):
         load_tokenizer(damaged)
 
@@ -294,7 +294,7 @@ def test_tokenizer_model_that_cannot_be_converted(damaged, monkeypatch):
 
     (damaged / "tokenizer.json").unlink()
     (damaged / "tokenizer.model").write_bytes(b"\0")
-    monkeypatch.setattr("aerie.llama32_1b.tokenizer._load", convert)
+    monkeypatch.setattr("aerie.engine.tokenizer._load", convert)
     with pytest.raises(CheckpointError, match=r"x{100} \.\.\.; fetch tokenizer\.json of the same") as caught:
         load_tokenizer(damaged)
     assert len(str(caught.value)) < 600

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aerie.engine import weights as weights_module
+from aerie.engine.config import load_config
+from aerie.engine.errors import WeightsError
+from aerie.engine.model import _lm_head_statics
+from aerie.engine.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS, sharing
+from aerie.engine.weights import EMBED, LAYER_TENSORS, Weights, expected_shapes
 from aerie.kernel_builder.arguments import Role
-from aerie.llama32_1b import weights as weights_module
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.errors import WeightsError
-from aerie.llama32_1b.model import _lm_head_statics
-from aerie.llama32_1b.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS, sharing
-from aerie.llama32_1b.weights import EMBED, LAYER_TENSORS, Weights, expected_shapes
 
 bf16 = ml_dtypes.bfloat16
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from aerie.llama32_1b import session as session_module
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.errors import PromptTooLongError, TooLittleMemoryError
-from aerie.llama32_1b.generate import Sampler
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.engine import session as session_module
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import PromptTooLongError, TooLittleMemoryError
+from aerie.engine.generate import Sampler
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.runtime import Profiler, RunError, select_backend
 
 SHORT, LONG = [0, 17, 300, 41], [*range(3, 140)]

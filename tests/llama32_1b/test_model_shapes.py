@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import ConfigError
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.generate import Generation, Sampler
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.errors import ConfigError
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
-from aerie.llama32_1b.generate import Generation, Sampler
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
 from aerie.runtime import select_backend
 
 PROMPT_TOKENS, FED_TOKENS, NEW_TOKENS = 37, 12, 16

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aerie.llama32_1b import AerieError, FinishReason, Model, load
-from aerie.llama32_1b.api import Stream
-from aerie.llama32_1b.errors import PromptError, UserError
-from aerie.llama32_1b.tokenizer import TextStream
+from aerie import AerieError, FinishReason, Model, load
+from aerie.api import Stream
+from aerie.engine.errors import PromptError, UserError
+from aerie.engine.tokenizer import TextStream
 
 FRANCE, EGYPT = "What is the capital of France?", "What is the capital of Egypt?"
 

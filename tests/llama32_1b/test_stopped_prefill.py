@@ -8,14 +8,15 @@ from functools import partial
 
 import pytest
 
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.forward import decode_step, prefill, prefill_steps
+from aerie.engine.generate import Generation, Sampler
+from aerie.engine.progress import Reporter, no_step
+from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.chat import Chat
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.forward import decode_step, prefill, prefill_steps
-from aerie.llama32_1b.generate import Generation, Sampler
-from aerie.llama32_1b.progress import Reporter, no_step
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.runtime.buffers import BufferSet
 

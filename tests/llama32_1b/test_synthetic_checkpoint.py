@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from aerie.llama32_1b.checkpoint import open_checkpoint
-from aerie.llama32_1b.config import load_config
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.config import load_config
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.weights import Weights
 from aerie.llama32_1b.synthetic import writer
 from aerie.llama32_1b.synthetic.__main__ import build_parser, chosen_config, main
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B, SHAPES, TINY, tensors
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY, make_tokenizer
-from aerie.llama32_1b.weights import Weights
 
 PROMPT = "What is the capital of France?"
 

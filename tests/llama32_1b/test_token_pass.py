@@ -6,14 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.forward import TokenPass, decode_step, prefill
+from aerie.engine.model import LoadedModel, preload
+from aerie.engine.numerics import bf16, widen
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.forward import TokenPass, decode_step, prefill
-from aerie.llama32_1b.model import LlamaModel, preload
-from aerie.llama32_1b.numerics import bf16, widen
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError, select_backend
 from aerie.virtual_npu.pyxrt.batch import Batch, StepError
 
@@ -164,7 +165,7 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
 
     def execute(batch):
         frame, depth = sys._getframe(), 1
-        while frame.f_code is not LlamaModel.run.__code__:
+        while frame.f_code is not LoadedModel.run.__code__:
             frame, depth = frame.f_back, depth + 1
         depths.append(depth)
         real(batch)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
 from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.session import prepare_runtime
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder import cached
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aerie.engine.attention import KVCache, reference_attention
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.generate import Generation
+from aerie.engine.model import LoadedModel, preload
+from aerie.engine.numerics import bf16, rope_table, widen
+from aerie.engine.session import Session
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
-from aerie.llama32_1b.attention import KVCache, reference_attention
-from aerie.llama32_1b.checkpoint import Checkpoint
-from aerie.llama32_1b.generate import Generation
-from aerie.llama32_1b.model import LlamaModel, preload
-from aerie.llama32_1b.numerics import bf16, rope_table, widen
-from aerie.llama32_1b.session import Session
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Swapping(KVCache):
 
 
 def cache_fault(cache_class):
-    class Faulty(LlamaModel):
+    class Faulty(LoadedModel):
         def new_cache(self, positions):
             return cache_class(self.config, positions + 1)
 

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER, open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.verify import __main__ as command
 from aerie.verify.__main__ import main
 from aerie.verify.diagnosis import Diagnosis, Row, diagnose

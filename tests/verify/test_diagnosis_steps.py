@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from aerie.engine.forward import prefill
 from aerie.kernel_builder.arguments import Role
-from aerie.llama32_1b.forward import prefill
 from aerie.verify.diagnosis import Theirs
 from aerie.verify.passes import CallRecorder, capture_reference
 from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, converted

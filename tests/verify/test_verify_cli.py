@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from faults import Passing
 
-from aerie.llama32_1b.checkpoint import DEMO_FOLDER
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.verify import __main__ as cli
 from aerie.verify.reference import Reference
 
@@ -117,7 +117,7 @@ def test_a_record_that_cannot_be_written(gate, tmp_path):
 
 def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
     """It has no weights."""
-    from aerie.llama32_1b.errors import CheckpointError
+    from aerie.engine.errors import CheckpointError
 
     shutil.copy(DEMO_FOLDER / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=f"transformers cannot load {tmp_path}: .*; fetch it again"):
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
 def test_a_reference_that_gives_no_numbers(write_llama):
     import torch
 
-    from aerie.llama32_1b.errors import CheckpointError
+    from aerie.engine.errors import CheckpointError
 
     reference = Reference.open(write_llama(num_hidden_layers=1))
     with torch.no_grad():

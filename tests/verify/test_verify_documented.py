@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from faults import FAULTS, Healthy
 
-from aerie.llama32_1b.forward import decode_step, next_token_logits, prefill
+from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import STEPS, verify
 from aerie.verify.prompts import choose_prompts

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from faults import Passing
 
-from aerie.llama32_1b.forward import decode_step
-from aerie.llama32_1b.generate import FinishReason
+from aerie.engine.forward import decode_step
+from aerie.engine.generate import FinishReason
 from aerie.runtime import RunError
 from aerie.verify.gate import STEPS, steps_of, verify
 from aerie.verify.identity import Case, Identity, compare, identities
@@ -148,7 +148,7 @@ def test_forced_tokens_are_fed_as_decode_feeds_them(demo_session):
     assert forced.logits.shape == (3, model.config.vocab_size)
     assert forced.rows.shape == (3, model.config.hidden_size)
     np.testing.assert_array_equal(subject.position_logits(forced.rows)[-1], forced.logits[0])
-    assert decode_step.__module__ == "aerie.llama32_1b.forward"
+    assert decode_step.__module__ == "aerie.engine.forward"
 
 
 def test_a_position_that_nothing_wrote_must_not_be_read(demo_session, demo_reference, prompts):
@@ -169,7 +169,7 @@ def test_a_conversation_is_heard_turn_by_turn(demo_session):
 
 def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
     monkeypatch.setattr(
-        "aerie.llama32_1b.generate.Generation._reason_to_finish", lambda *_: FinishReason.INTERRUPTED
+        "aerie.engine.generate.Generation._reason_to_finish", lambda *_: FinishReason.INTERRUPTED
     )
     with pytest.raises(KeyboardInterrupt):
         Subject(demo_session).chat(["Who are you?"], 4)

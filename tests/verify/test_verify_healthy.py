@@ -2,7 +2,7 @@
 
 import pytest
 
-from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
 from aerie.verify.prompts import choose_prompts

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aerie.llama32_1b.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint
 from aerie.verify.prompts import QUESTION, choose_prompts
 
 

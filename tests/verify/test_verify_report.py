@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aerie.llama32_1b.generate import FinishReason
+from aerie.engine.generate import FinishReason
 from aerie.verify.gate import Record, Trial
 from aerie.verify.identity import Identity
 from aerie.verify.prompts import Prompt

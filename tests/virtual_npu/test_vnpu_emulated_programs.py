@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from instruction_sets import SETS, InstructionSet
 
+from aerie import load
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import Parameters
 from aerie.kernel_builder.testing import compare, random_arrays, run
-from aerie.llama32_1b import load
 from aerie.virtual_npu import BuildOptions
 
 Array = np.ndarray[Any, Any]

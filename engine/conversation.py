@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.tokenizer import Message
+from aerie.engine.errors import UserError
+from aerie.engine.tokenizer import Message
 from aerie.virtual_npu.store import write_whole
 
 Turn = tuple[str, str]

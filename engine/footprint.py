@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import TooLittleMemoryError
-from aerie.llama32_1b.numerics import bf16
-from aerie.llama32_1b.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import TooLittleMemoryError
+from aerie.engine.numerics import bf16
+from aerie.engine.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
 from aerie.multi_launch_builder import legal_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.runtime.knobs import CHECK_MEMORY
@@ -52,7 +52,7 @@ class Footprint:
         return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
 
 
-def footprint(config: LlamaConfig, seq_len: int, copies: int = 1) -> Footprint:
+def footprint(config: ModelConfig, seq_len: int, copies: int = 1) -> Footprint:
     """What a session takes whose programs are compiled for prompts of `seq_len` tokens.
 
     copies: how often the device keeps a buffer (DeviceAccess.copies). Raises UnsupportedShapeError.
@@ -78,7 +78,7 @@ def footprint(config: LlamaConfig, seq_len: int, copies: int = 1) -> Footprint:
 
 
 def check_memory(
-    config: LlamaConfig, seq_len: int, copies: int = 1, prompt_tokens: int = 0, replaced: int = 0
+    config: ModelConfig, seq_len: int, copies: int = 1, prompt_tokens: int = 0, replaced: int = 0
 ) -> None:
     """Raises TooLittleMemoryError where a session takes more than this process could be given.
 
@@ -112,7 +112,7 @@ def _with_held(held: int) -> int | None:
     return None if available is None else available + held
 
 
-def _shorter(config: LlamaConfig, seq_len: int, copies: int, least: int) -> Sequence[str]:
+def _shorter(config: ModelConfig, seq_len: int, copies: int, least: int) -> Sequence[str]:
     """The longest of seq_len's halves that fits, and holds `least` tokens, as an advice."""
     half = seq_len // 2
     while half and least <= (length := legal_seq_len(half)) < seq_len:

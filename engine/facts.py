@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.llama32_1b.errors import ConfigError
+from aerie.engine.errors import ConfigError
 
 MODELS_THAT_RUN = "README.md, Models that run"
 SOME_THAT_RUN = "Llama-3.2-1B and 3B, Llama-3.1-8B, Llama-2-7B, Mistral-7B, TinyLlama and SmolLM2"

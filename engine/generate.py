@@ -11,12 +11,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.llama32_1b.attention import KVCache
-from aerie.llama32_1b.errors import NotFiniteError, UserError
-from aerie.llama32_1b.forward import check_prompt, decode_step, next_token_row, prefill, prefill_steps
-from aerie.llama32_1b.model import LlamaModel
-from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, widen
-from aerie.llama32_1b.progress import Bar, no_bar
+from aerie.engine.attention import KVCache
+from aerie.engine.errors import NotFiniteError, UserError
+from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill, prefill_steps
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+from aerie.engine.progress import Bar, no_bar
 from aerie.runtime import RunError
 
 Row = TypeVar("Row", bound=NDArray[Any])
@@ -125,11 +125,11 @@ class Figures:
         )
 
 
-Recover = Callable[[RunError, str], LlamaModel]
+Recover = Callable[[RunError, str], LoadedModel]
 """Called with a failure and where it happened: gives the model to go on with, or raises the failure."""
 
 
-def give_up(error: RunError, where: str) -> LlamaModel:  # noqa: ARG001
+def give_up(error: RunError, where: str) -> LoadedModel:  # noqa: ARG001
     """There is nothing to go on with."""
     raise error
 
@@ -149,7 +149,7 @@ class Generation:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: LoadedModel,
         prompt_ids: Sequence[int],
         max_new_tokens: int,
         sampler: Sampler,
@@ -183,7 +183,7 @@ class Generation:
             yield token
         self.finish_reason = reason
 
-    def go_on_with(self, model: LlamaModel) -> None:
+    def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left with another model's programs: the same model on others, say longer ones."""
         self._model = model
 
@@ -205,7 +205,7 @@ class Generation:
         rate = (count - 1) / (self._last - self._first) if count > 1 else None
         return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
 
-    def _read(self, model: LlamaModel, prompt_ids: Sequence[int], cache: KVCache) -> BF16Array:
+    def _read(self, model: LoadedModel, prompt_ids: Sequence[int], cache: KVCache) -> BF16Array:
         with self._bar(prefill_steps(model.config)) as step:
             return prefill(model, prompt_ids, cache, step)
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import ConfigError, UserError
-from aerie.llama32_1b.facts import MODELS_THAT_RUN, SOME_THAT_RUN
-from aerie.llama32_1b.native import prepare_native
-from aerie.llama32_1b.programs import program_flops, sharing
-from aerie.llama32_1b.progress import Reporter, Step
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import ConfigError, UserError
+from aerie.engine.facts import MODELS_THAT_RUN, SOME_THAT_RUN
+from aerie.engine.native import prepare_native
+from aerie.engine.programs import program_flops, sharing
+from aerie.engine.progress import Reporter, Step
 from aerie.multi_launch_builder import Program, UnsupportedShapeError, cached, legal_seq_len
 from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
 
@@ -32,7 +32,7 @@ class RuntimeOptions:
     fallback: Backend | None = None
     prompt_tokens: int = 0
 
-    def length(self, config: LlamaConfig) -> int:
+    def length(self, config: ModelConfig) -> int:
         """The prefill length to compile for (choose_seq_len)."""
         return choose_seq_len(config, self.seq_len, self.prompt_tokens)
 
@@ -47,7 +47,7 @@ CONFIG_NAMES = {
 IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
 
 
-def choose_seq_len(config: LlamaConfig, asked: int | None, prompt_tokens: int = 0) -> int:
+def choose_seq_len(config: ModelConfig, asked: int | None, prompt_tokens: int = 0) -> int:
     """The prefill length to compile for: as asked, or the model's default for such a prompt made legal.
 
     Raises UserError for more than the model's positions, ConfigError for a model that the kernels do not
@@ -63,7 +63,7 @@ def choose_seq_len(config: LlamaConfig, asked: int | None, prompt_tokens: int = 
     return asked or legal_seq_len(config.default_seq_len(prompt_tokens))
 
 
-def check_shape(config: LlamaConfig) -> None:
+def check_shape(config: ModelConfig) -> None:
     """Raises ConfigError for a model that the kernels do not accept."""
     try:
         cached.check_shape(config.shape)
@@ -76,7 +76,7 @@ def check_shape(config: LlamaConfig) -> None:
 
 
 def compile_programs(
-    config: LlamaConfig, options: RuntimeOptions, report: Reporter
+    config: ModelConfig, options: RuntimeOptions, report: Reporter
 ) -> tuple[dict[str, Program], KernelCache]:
     """The six programs, and the cache that holds each of them compiled.
 
@@ -103,7 +103,7 @@ def open_cache(
     folder: Path,
     backend: Backend,
     programs: Mapping[str, Program],
-    config: LlamaConfig,
+    config: ModelConfig,
     profiler: Profiler,
     report: Reporter,
 ) -> KernelCache:

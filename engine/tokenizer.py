@@ -9,13 +9,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aerie.llama32_1b.control_tokens import ControlTokens
-from aerie.llama32_1b.errors import CheckpointError, PromptError, own_command
+from aerie.engine.control_tokens import ControlTokens
+from aerie.engine.errors import CheckpointError, PromptError, own_command
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -371,3 +371,17 @@ def _are_special(inner: Any, tokens: Sequence[str]) -> bool:
     """Whether tokenizer.json has them all as special tokens, so that transformers need not add them."""
     special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
     return special.issuperset(tokens)
+
+
+def check_text(text: str, what: str) -> None:
+    """PromptError for a flag that was given in bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"{what} is not valid UTF-8; give it as UTF-8 text") from None
+
+
+def note_missing_template(tokenizer: Tokenizer, note: Callable[[str], None]) -> None:
+    """What is said, wherever messages are encoded, of a checkpoint that has no chat template for them."""
+    if not tokenizer.has_chat_template:
+        note("note: this checkpoint has no chat template; what you write is continued as plain text")

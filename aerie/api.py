@@ -1,6 +1,6 @@
 """The Python API: a model, opened once, that answers prompts.
 
-    from aerie.llama32_1b import load
+    from aerie import load
 
     with load("demo") as model:
         print(model.generate("What is the capital of France?"))
@@ -19,16 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from aerie.llama32_1b.checkpoint import find_checkpoint, open_checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions
-from aerie.llama32_1b.errors import PromptError, UserError
-from aerie.llama32_1b.forward import next_token_row, prefill
-from aerie.llama32_1b.generate import Figures, FinishReason, Generation, Sampler
-from aerie.llama32_1b.numerics import F32Array, widen
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.prompts import check_text, note_missing_template
-from aerie.llama32_1b.session import Session, prepare_runtime
-from aerie.llama32_1b.tokenizer import Message
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import PromptError, UserError
+from aerie.engine.forward import next_token_row, prefill
+from aerie.engine.generate import Figures, FinishReason, Generation, Sampler
+from aerie.engine.numerics import F32Array, widen
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.tokenizer import Message, check_text, note_missing_template
+from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import Profiler, select_backend
 from aerie.virtual_npu import folders
 

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from aerie.llama32_1b.config import Llama3Scaling, LlamaConfig
+from aerie.engine.config import Llama3Scaling, ModelConfig
 
 bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 BF16Array: TypeAlias = npt.NDArray[Any]  # numpy's types know no bfloat16
@@ -58,7 +58,7 @@ def _llama3(frequencies: F32Array, scaling: Llama3Scaling) -> F32Array:
     return np.where(long, stretched, np.where(short, frequencies, blended)).astype(np.float32)
 
 
-def rope_table(config: LlamaConfig, positions: int) -> BF16Array:
+def rope_table(config: ModelConfig, positions: int) -> BF16Array:
     """Row p holds the cosines of position p, then its sines: shape (positions, head_dim), bf16.
 
     This is the half-split convention of Hugging Face: pair i is elements i and i + head_dim / 2.

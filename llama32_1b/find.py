@@ -1,17 +1,13 @@
-"""A checkpoint: where it is, and everything in it, checked before anything is compiled."""
+"""Where a checkpoint is: the demo's, one in a folder, or one of Hugging Face by its id or by a short name."""
 
 from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.llama32_1b.config import LlamaConfig, load_config
-from aerie.llama32_1b.errors import CheckpointError, own_command
-from aerie.llama32_1b.progress import Reporter
-from aerie.llama32_1b.tokenizer import Tokenizer, load_tokenizer
-from aerie.llama32_1b.weights import Weights
+from aerie.engine.errors import CheckpointError, own_command
+from aerie.engine.progress import Reporter
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parent / "demo" / "checkpoint"
@@ -23,22 +19,6 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 HUB_OTHERS = ["consolidated*", "original/*", "onnx/*"]
 """The same weights once more, in formats of others: Mistral's and Meta's own, ONNX."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """An opened checkpoint folder. Weights stay on disk until they are asked for."""
-
-    folder: Path
-    config: LlamaConfig
-    tokenizer: Tokenizer
-    weights: Weights
-
-
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read config and tokenizer, and check every tensor's shape and type. Raises CheckpointError."""
-    config = load_config(folder)
-    return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config))
 
 
 def find_checkpoint(model: str) -> Path:

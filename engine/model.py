@@ -10,12 +10,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aerie.llama32_1b.attention import KVCache, MaskRule, causal
-from aerie.llama32_1b.checkpoint import Checkpoint
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.numerics import BF16Array, rope_table
-from aerie.llama32_1b.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
-from aerie.llama32_1b.weights import Rows, Tensor, Weights
+from aerie.engine.attention import KVCache, MaskRule, causal
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.config import ModelConfig
+from aerie.engine.numerics import BF16Array, rope_table
+from aerie.engine.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
+from aerie.engine.weights import Rows, Tensor, Weights
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import Static
@@ -29,7 +29,7 @@ def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
 
 
 @dataclass(frozen=True)
-class LlamaModel:
+class LoadedModel:
     """Everything the forward pass reads. Immutable: what a prompt leaves behind is in its KVCache.
 
     `seq_len` is the prefill length the programs were built for. `embed_table` has the rows of (vocab_size,
@@ -37,7 +37,7 @@ class LlamaModel:
     for every position of the model, and of the padding where that goes beyond.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
     programs: Mapping[str, Program]
     runner: ProgramRunner
     seq_len: int
@@ -74,10 +74,10 @@ def assemble(
     runner: ProgramRunner,
     seq_len: int,
     host_timer: HostTimer = untimed,
-) -> LlamaModel:
+) -> LoadedModel:
     """The model of `checkpoint`, its weights not yet preloaded."""
     config, weights = checkpoint.config, checkpoint.weights
-    return LlamaModel(
+    return LoadedModel(
         config=config,
         programs=programs,
         runner=runner,
@@ -89,7 +89,7 @@ def assemble(
     )
 
 
-def preload(model: LlamaModel, weights: Weights) -> Iterator[str]:
+def preload(model: LoadedModel, weights: Weights) -> Iterator[str]:
     """Fill every buffer-object set with its weights; yields what was filled, one step at a time.
 
     Tensors are read from their file into the buffer objects, and what sets share only once. There is one step
@@ -106,11 +106,11 @@ def preload(model: LlamaModel, weights: Weights) -> Iterator[str]:
     yield "LM head"
 
 
-def preload_steps(config: LlamaConfig) -> int:
+def preload_steps(config: ModelConfig) -> int:
     return config.num_hidden_layers + 1
 
 
-def _fill(model: LlamaModel, name: str, layer: int, statics: Mapping[str, Static]) -> None:
+def _fill(model: LoadedModel, name: str, layer: int, statics: Mapping[str, Static]) -> None:
     """Fill those weights and tables of a program that are not in a buffer which it shares and was filled."""
     program, bo_key = model.programs[name], buffer_set(name, layer)
     missing = model.runner.unfilled(program, bo_key=bo_key)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.llama32_1b.attention import CacheAttention, KVCache
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import PromptError, PromptTooLongError
-from aerie.llama32_1b.model import LlamaModel
-from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, rms_norm, widen
-from aerie.llama32_1b.programs import PREFILL_PROGRAMS, buffer_set
-from aerie.llama32_1b.progress import Step, no_step
+from aerie.engine.attention import CacheAttention, KVCache
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import PromptError, PromptTooLongError
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm, widen
+from aerie.engine.programs import PREFILL_PROGRAMS, buffer_set
+from aerie.engine.progress import Step, no_step
 from aerie.multi_launch_builder import Program, legal_seq_len
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import HostWork, Recording
@@ -23,7 +23,7 @@ from aerie.runtime import HostWork, Recording
 _PARTS = [f"logits_{part}" for part in range(LM_HEAD_PARTITIONS)]
 
 
-def check_prompt(token_ids: Sequence[int], config: LlamaConfig, seq_len: int | None = None) -> None:
+def check_prompt(token_ids: Sequence[int], config: ModelConfig, seq_len: int | None = None) -> None:
     """PromptError for a prompt that is empty, too long, or holds a token the model does not have.
 
     seq_len: the length that the programs are compiled for; None: whatever it takes.
@@ -43,12 +43,12 @@ def check_prompt(token_ids: Sequence[int], config: LlamaConfig, seq_len: int | N
         )
 
 
-def prefill_steps(config: LlamaConfig) -> int:
+def prefill_steps(config: ModelConfig) -> int:
     """How many programs `prefill` runs."""
     return config.num_hidden_layers * len(PREFILL_PROGRAMS)
 
 
-def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache, step: Step = no_step) -> BF16Array:
+def prefill(model: LoadedModel, token_ids: Sequence[int], cache: KVCache, step: Step = no_step) -> BF16Array:
     """Run the prompt through every layer and write its keys and values to `cache`, which must be empty.
 
     Returns the last layer's output for each real position, (len(token_ids), hidden_size). Padding
@@ -77,7 +77,7 @@ def prefill(model: LlamaModel, token_ids: Sequence[int], cache: KVCache, step: S
 
 
 def _prefill_block(
-    model: LlamaModel,
+    model: LoadedModel,
     layer: int,
     x: BF16Array,
     cache: KVCache,
@@ -101,7 +101,7 @@ def _prefill_block(
     return x_next
 
 
-def decode_step(model: LlamaModel, token_id: int, cache: KVCache) -> BF16Array:
+def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     """Run `token_id` through every layer, at the position after the last one in `cache`, which receives its
     keys and values.
 
@@ -124,7 +124,7 @@ class TokenPass:
     made layer by layer.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache, visible: Any) -> None:
+    def __init__(self, model: LoadedModel, cache: KVCache, visible: Any) -> None:
         config = model.config
         self._model = model
         self._x = np.empty(config.hidden_size, bf16)
@@ -134,7 +134,7 @@ class TokenPass:
         if self._recording:
             self._recorded = self._layers(self._recording)
 
-    def serves(self, model: LlamaModel, visible: Any) -> bool:
+    def serves(self, model: LoadedModel, visible: Any) -> bool:
         """Whether it is this model's, for a token that sees `visible`, and its buffers are there still."""
         is_current = self._recording is None or self._recording.is_current
         return model is self._model and is_current and self._attention.serves(visible)
@@ -176,7 +176,7 @@ class TokenPass:
 class _AtOnce:
     """Takes at once the steps that a Recording would note."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self._runner, self._timer = model.runner, model.host_timer
 
     def run(
@@ -189,7 +189,7 @@ class _AtOnce:
             work.do()
 
 
-def next_token_logits(model: LlamaModel, hidden: BF16Array) -> F32Array:
+def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
     """Logits after one position: `hidden` is that row of the last layer's output, (hidden_size,).
 
     Returns (vocab_size,) in float32 (values of bf16 precision); the padding of the vocabulary is cut.
@@ -197,7 +197,7 @@ def next_token_logits(model: LlamaModel, hidden: BF16Array) -> F32Array:
     return widen(next_token_row(model, hidden))
 
 
-def next_token_row(model: LlamaModel, hidden: BF16Array) -> BF16Array:
+def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array:
     """As next_token_logits, in bf16 as the program gives them: what a Sampler takes as well."""
     with model.host_timer("final RMSNorm"):
         x = rms_norm(hidden, model.final_norm, model.config.rms_norm_eps)

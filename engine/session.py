@@ -16,18 +16,18 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from aerie.llama32_1b.checkpoint import Checkpoint
-from aerie.llama32_1b.compiling import RuntimeOptions, compile_into, compile_programs, open_cache
-from aerie.llama32_1b.footprint import check_memory
-from aerie.llama32_1b.forward import check_prompt
-from aerie.llama32_1b.generate import FinishReason, Generation, Sampler, never
-from aerie.llama32_1b.model import LlamaModel, assemble, preload, preload_steps
-from aerie.llama32_1b.progress import Bar, Reporter, no_bar
-from aerie.llama32_1b.tokenizer import Tokenizer
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.compiling import RuntimeOptions, compile_into, compile_programs, open_cache
+from aerie.engine.footprint import check_memory
+from aerie.engine.forward import check_prompt
+from aerie.engine.generate import FinishReason, Generation, Sampler, never
+from aerie.engine.model import LoadedModel, assemble, preload, preload_steps
+from aerie.engine.progress import Bar, Reporter, no_bar
+from aerie.engine.tokenizer import Tokenizer
 from aerie.multi_launch_builder import Program
 from aerie.runtime import Backend, KernelCache, RunError
 
-Fallback = Callable[[], tuple[KernelCache, LlamaModel]]
+Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
 Compiled = tuple[dict[str, Program], KernelCache]
 Longer = Callable[["Session", int], Callable[[], "Session"]]
 """Compiles for a prompt of so many tokens, in place of a session; what it gives then loads the weights."""
@@ -43,7 +43,7 @@ class Session:
     prompt that the programs are too short for; None: it is refused. `bar` moves while a prompt is read.
     """
 
-    model: LlamaModel
+    model: LoadedModel
     tokenizer: Tokenizer
     cache: KernelCache
     note: Callable[[str], None]
@@ -89,7 +89,7 @@ class Session:
             self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar
         )
 
-    def recover(self, error: RunError, where: str) -> LlamaModel:
+    def recover(self, error: RunError, where: str) -> LoadedModel:
         """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
 
         The failed cache is closed first: its device is free, and views on its buffers are dead.
@@ -150,7 +150,7 @@ def _load(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter, com
     seq_len = options.length(checkpoint.config)
     model = assemble(checkpoint, programs, cache, seq_len, cache.profiler.span)
 
-    def fall_back(to: Backend) -> tuple[KernelCache, LlamaModel]:
+    def fall_back(to: Backend) -> tuple[KernelCache, LoadedModel]:
         other = open_cache(options.cache_dir, to, programs, checkpoint.config, cache.profiler, report)
         compile_into(other, programs, report)
         on_other = dataclasses.replace(model, runner=other)
@@ -182,7 +182,7 @@ def _longer(
     return partial(_load, checkpoint, options, report, compiled)
 
 
-def _preload(model: LlamaModel, checkpoint: Checkpoint, report: Reporter) -> None:
+def _preload(model: LoadedModel, checkpoint: Checkpoint, report: Reporter) -> None:
     started = time.perf_counter()
     total = preload_steps(model.config)
     with report.bar("loading weights", total) as step:

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.errors import WeightsError
-from aerie.llama32_1b.facts import MODELS_THAT_RUN
-from aerie.llama32_1b.numerics import BF16Array, bf16
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import WeightsError
+from aerie.engine.facts import MODELS_THAT_RUN
+from aerie.engine.numerics import BF16Array, bf16
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,7 +66,7 @@ def layer_tensor(layer: int, field: str) -> str:
     return f"model.layers.{layer}.{LAYER_TENSORS[field]}.weight"
 
 
-def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor the model needs, by name, with the shape the config implies."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_dim
@@ -93,7 +93,7 @@ def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 class Weights:
     """A checkpoint's tensors, read when they are asked for."""
 
-    def __init__(self, folder: Path, config: LlamaConfig) -> None:
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
         """Check all; WeightsError for a file or tensor that is missing, damaged, unfit or left over."""
         found, expected = _tensors(folder), expected_shapes(config)
         if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.llama32_1b.errors import ConfigError
-from aerie.llama32_1b.facts import FAMILIES, Entries, check_scale, check_supported, read_json
+from aerie.engine.errors import ConfigError
+from aerie.engine.facts import FAMILIES, Entries, check_scale, check_supported, read_json
 from aerie.multi_launch_builder import ModelShape
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
@@ -30,7 +30,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     `eos_token_ids` are all the ids that end an answer, in the checkpoint's order; it may be empty.
@@ -95,7 +95,7 @@ class LlamaConfig:
         return self.eos_token_ids[0] if self.eos_token_ids else 0
 
 
-def load_config(folder: Path) -> LlamaConfig:
+def load_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json, and generation_config.json where there is one.
 
     Raises ConfigError, naming the file and the entry, for anything missing, malformed or unsupported.
@@ -113,7 +113,7 @@ def load_config(folder: Path) -> LlamaConfig:
             f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}, "
             f"so query heads cannot share them evenly; this is not a Llama"
         )
-    return LlamaConfig(
+    return ModelConfig(
         vocab_size=config.count("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.count("intermediate_size"),

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aerie.llama32_1b.config import LlamaConfig
-from aerie.llama32_1b.native import LayerCode, NativeAttention, Place, native_attention
-from aerie.llama32_1b.numerics import BF16Array, F32Array, bf16, widen
+from aerie.engine.config import ModelConfig
+from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.runtime import HostWork
 from aerie.virtual_npu import knobs
 
@@ -30,7 +30,7 @@ class KVCache:
     same for all tokens.
     """
 
-    def __init__(self, config: LlamaConfig, capacity: int) -> None:
+    def __init__(self, config: ModelConfig, capacity: int) -> None:
         shape = (config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
         keys, values = np.zeros(shape, bf16), np.zeros(shape, bf16)
         self.layers: Layers = list(zip(keys, values, strict=True))

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aerie.llama32_1b.errors import UserError
-from aerie.llama32_1b.numerics import BF16Array, bf16
+from aerie.engine.errors import UserError
+from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostCode, HostWork
 from aerie.virtual_npu import VirtualNpuError
 from aerie.virtual_npu.errors import KnobError

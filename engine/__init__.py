@@ -1,0 +1,1 @@
+"""What is true of every model: config, weights, tokenizer, KV cache, the forward pass, sampling, sessions."""
