@@ -15,6 +15,7 @@ from typing import Any, overload
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from aerie.air_dialect.common import AerieError
 
@@ -63,6 +64,10 @@ i64 = DType("i64", np.int64, "i64")
 
 DTYPES: tuple[DType, ...] = (bf16, f16, f32, i8, i16, i32, i64)
 
+u8 = DType("u8", np.uint8, "ui8")
+u16 = DType("u16", np.uint16, "ui16")
+"""Of quantised results alone: no kernel of ours takes or makes them."""
+
 
 class Role(enum.Enum):
     """What an argument is to its caller.
@@ -84,17 +89,49 @@ OVERWRITTEN_ROLES = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: its name, shape in elements, element type and role."""
+    """One argument: its name, shape in elements, element type and role.
+
+    scale, offset: where it is quantised, an element q stands for (q + offset) * scale. None and 0: an element
+    is the number it stands for.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
     role: Role
+    scale: float | None = None
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scale is None and self.offset:
+            raise ArgumentError(
+                f"argument {self} has offset={self.offset} and no scale, so nothing says what its elements "
+                "stand for; give both, or neither"
+            )
+        if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
+            raise ArgumentError(
+                f"argument {self} has scale={self.scale}, and a step is a positive number; give that of its "
+                "quantisation"
+            )
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole argument."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def numbers(self, elements: NDArray[Any]) -> NDArray[np.float32]:
+        """What elements of this argument stand for, in f32: logits of any element type, quantised or not.
+
+        Raises ArgumentError for elements of another type.
+        """
+        if elements.dtype != np.dtype(self.dtype.numpy):
+            raise ArgumentError(
+                f"argument {self} was given elements of {elements.dtype}, which would be read as other "
+                f"numbers; give {np.dtype(self.dtype.numpy)}"
+            )
+        if self.scale is None:
+            return elements.astype(np.float32)
+        return ((elements.astype(np.float64) + self.offset) * self.scale).astype(np.float32)
 
     def __str__(self) -> str:
         return f"{self.name} ({'x'.join(map(str, self.shape))} {self.dtype})"

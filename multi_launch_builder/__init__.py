@@ -1,4 +1,5 @@
-"""Stitches kernel modules into multi-launch programs, and knows the six programs of a Llama-class model.
+"""Stitches kernel modules into multi-launch programs, and knows those of a Llama-class model: the six, and
+those of variants, which compute several tokens against a KV cache.
 
 What a program is, which arguments it has and what shapes a model has need no IR: only what builds does.
 """
@@ -14,9 +15,10 @@ from aerie.multi_launch_builder.shapes import (
     legal_seq_len,
     padded_vocab_size,
 )
+from aerie.multi_launch_builder.variants import GraphType, Variant, graph_type, plan_variant_programs
 
 if TYPE_CHECKING:
-    from aerie.multi_launch_builder.building import build_programs
+    from aerie.multi_launch_builder.building import build_programs, build_variant_programs
     from aerie.multi_launch_builder.limits import check_shape
     from aerie.multi_launch_builder.stitcher import Stitcher
     from aerie.multi_launch_builder.submodule import (
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     )
 else:
     _HOMES = {
-        "aerie.multi_launch_builder.building": ["build_programs"],
+        "aerie.multi_launch_builder.building": ["build_programs", "build_variant_programs"],
         "aerie.multi_launch_builder.limits": ["check_shape"],
         "aerie.multi_launch_builder.stitcher": ["Stitcher"],
         "aerie.multi_launch_builder.submodule": [
@@ -44,15 +46,20 @@ __all__ = [
     "ConfigError",
     "DataflowError",
     "ExternalObject",
+    "GraphType",
     "ModelShape",
     "Program",
     "StitchError",
     "Stitcher",
     "SymbolConflictError",
     "UnsupportedShapeError",
+    "Variant",
     "WiringError",
     "build_programs",
+    "build_variant_programs",
     "check_shape",
+    "graph_type",
     "legal_seq_len",
     "padded_vocab_size",
+    "plan_variant_programs",
 ]

@@ -17,6 +17,7 @@ from aerie.multi_launch_builder.shapes import (
     ModelShape,
     UnsupportedShapeError,
 )
+from aerie.multi_launch_builder.variants import Variant
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,6 +30,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     mlir.add_argument(
         "--seq-len", type=int, default=DEMO_SEQ_LEN, help=f"compiled prompt length (default {DEMO_SEQ_LEN})"
+    )
+    mlir.add_argument(
+        "--variants",
+        nargs="+",
+        default=(),
+        metavar="AR-nxCL-m",
+        help="write the programs of these variants too, such as AR-8xCL-512",
     )
     for field in dataclasses.fields(ModelShape):
         flag = "--" + field.name.replace("_", "-")
@@ -47,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; 0, or 2 with one line on standard error."""
     options = _parser().parse_args(arguments)
     try:
-        paths = write_mlir(_shape(options), options.seq_len, options.out)
+        variants = map(Variant.parse, options.variants)
+        paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
     except (UnsupportedShapeError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

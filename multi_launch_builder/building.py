@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from aerie.multi_launch_builder.program import CompileOption, Program, ProgramPl
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 from aerie.multi_launch_builder.stitcher import Stitcher
+from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 from aerie.virtual_npu.static.device import NPU2, Device
 
 
@@ -47,7 +48,7 @@ def build_program(plan: ProgramPlan, device: Device = NPU2) -> Program:
     for step in plan.steps:
         stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
     options = (stack_option(device), *plan.options)
-    return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options)
+    return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).of(plan)
 
 
 def build_programs(
@@ -64,16 +65,31 @@ def build_programs(
     return {name: build_program(plan, device) for name, plan in plans.items()}
 
 
-def write_mlir(shape: ModelShape, seq_len: int, out: Path) -> list[Path]:
+def build_variant_programs(
+    shape: ModelShape, variants: Iterable[Variant], device: Device = NPU2
+) -> dict[str, Program]:
+    """The programs of a model that these variants need, by name.
+
+    Raises UnsupportedShapeError, naming what does not fit, for a shape the kernels do not accept.
+    """
+    check_shape(shape, device)
+    plans = plan_variant_programs(shape, variants)
+    return {name: build_program(plan, device) for name, plan in plans.items()}
+
+
+def write_mlir(shape: ModelShape, seq_len: int, out: Path, variants: Iterable[Variant] = ()) -> list[Path]:
     """Writes kernels/NAME.mlir, programs/NAME.mlir and programs/NAME.args.json under `out`; their paths.
 
+    Beside the six programs, those of `variants`.
+
     A kernel used at several shapes gets kernels/NAME.mlir for the first one and
-    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one; one that no program uses is written at the
-    first shape that it is tested at. Everything is built before anything is written. Raises
-    UnsupportedShapeError, and OSError where `out` cannot be written.
+    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one; `kernel_uses` says at which shape one is written
+    that none of the six uses. Everything is built before anything is written. Raises UnsupportedShapeError,
+    and OSError where `out` cannot be written.
     """
     files = {}
-    for name, program in build_programs(shape, seq_len).items():
+    programs = build_programs(shape, seq_len) | build_variant_programs(shape, variants)
+    for name, program in programs.items():
         files[Path("programs") / f"{name}.mlir"] = program.text
         files[Path("programs") / f"{name}.args.json"] = json.dumps(describe(program), indent=2) + "\n"
     kernels = {name: use.build().text for name, use in kernel_uses(shape, seq_len).items()}
@@ -103,27 +119,43 @@ class KernelUse:
         return Program.from_module(kernel.module, kernel.arguments, name, options)
 
 
+SMALLEST = Variant(8, 512)
+"""The variant whose programs show a kernel that none of the six uses."""
+
+
 def kernel_uses(shape: ModelShape, seq_len: int) -> dict[str, KernelUse]:
-    """Every kernel at every shape the programs use it at, else at the first one it is tested at, by the name
-    of its file (`write_mlir`)."""
-    seen: set[tuple[Any, ...]] = set()
+    """Every kernel at every shape the six programs use it at, by the name of its file (`write_mlir`).
+
+    One that none of them uses is there once: as the smallest variant first uses it, else at the first shape
+    that it is tested at.
+    """
     uses: dict[str, KernelUse] = {}
-    for plan in plan_programs(shape, seq_len).values():
-        for step in plan.steps:
-            use = (step.kernel, *sorted(step.parameters.items()))
-            if use in seen:
-                continue
-            seen.add(use)
-            name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in uses else step.kernel
-            uses[name] = KernelUse(step, plan)
+    for step, plan in _uses(plan_programs(shape, seq_len).values()):
+        name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in uses else step.kernel
+        uses[name] = KernelUse(step, plan)
+    for step, plan in _uses(plan_variant_programs(shape, [SMALLEST]).values()):
+        uses.setdefault(step.kernel, KernelUse(step, plan))
     unused = {name: spec for name, spec in registry().items() if name not in uses}
     return uses | {name: KernelUse(Step(name, name, spec.cases[0], {})) for name, spec in unused.items()}
+
+
+def _uses(plans: Iterable[ProgramPlan]) -> Iterator[tuple[Step, ProgramPlan]]:
+    """The steps of these plans, each kernel at each shape once."""
+    seen: set[tuple[Any, ...]] = set()
+    for plan in plans:
+        for step in plan.steps:
+            if (use := (step.kernel, *sorted(step.parameters.items()))) not in seen:
+                seen.add(use)
+                yield step, plan
 
 
 def describe(program: Program) -> dict[str, Any]:
     """The program's argument table and build needs, ready for JSON."""
     return {
         "name": program.name,
+        "kind": program.kind,
+        "rows": program.rows,
+        "context": program.context,
         "arguments": _describe_arguments(program.arguments),
         "launches": list(program.launches),
         "objects": [asdict(external) for external in program.objects],
@@ -134,5 +166,6 @@ def describe(program: Program) -> dict[str, Any]:
 def _describe_arguments(arguments: ArgumentTable) -> list[dict[str, Any]]:
     return [
         {"slot": slot, "name": a.name, "shape": list(a.shape), "dtype": a.dtype.name, "role": a.role.value}
+        | ({} if a.scale is None else {"scale": a.scale, "offset": a.offset})
         for slot, a in enumerate(arguments)
     ]

@@ -1,7 +1,7 @@
 """A model's programs, as texts in the content store: a second start builds nothing and does not import xDSL.
 
-The keys are of the model's shape, the prompt length, xDSL's version, and all sources that a program's text
-depends on. Where VNPU_CACHE says that nothing is kept, or the store cannot be written, it is built each time.
+The keys are of a program's plan, xDSL's version, and all sources that a program's text depends on. Where
+VNPU_CACHE says that nothing is kept, or the store cannot be written, it is built each time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import ModelShape
+from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 from aerie.virtual_npu.fingerprint import key_of, own_digest, package_version
 from aerie.virtual_npu.store import kept_programs
 
@@ -27,14 +28,39 @@ SOURCES = ("air_dialect", "virtual_npu", "virtual_npu/static", "kernel_builder",
 def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
     """As `build_programs`, with its results and errors, from the store where they are in it."""
 
-    def build() -> dict[str, Any]:
-        from aerie.multi_launch_builder.building import build_programs  # xDSL comes with it
+    def check() -> None:
+        from aerie.multi_launch_builder import limits  # xDSL comes with it
 
-        return {name: _without_arguments(program) for name, program in build_programs(shape, seq_len).items()}
+        limits.check_shape(shape)
+        limits.check_seq_len(seq_len)
 
-    plans = plan_programs(shape, seq_len)
-    texts = _kept("texts", build, shape=asdict(shape), seq_len=seq_len)
-    return {name: _with_arguments(plan, texts[name]) for name, plan in plans.items()}
+    return _programs(plan_programs(shape, seq_len), check)
+
+
+def variant_programs(shape: ModelShape, variants: Iterable[Variant]) -> dict[str, Program]:
+    """As `build_variant_programs`, with its results and errors, from the store where they are in it."""
+    return _programs(plan_variant_programs(shape, variants), lambda: check_shape(shape))
+
+
+def _programs(plans: Mapping[str, ProgramPlan], check: Callable[[], None]) -> dict[str, Program]:
+    """The programs of these plans. Each is kept by itself, so that another set of them builds what is new in
+    it; `check`, which raises for what no program is built for, is asked where one is built."""
+
+    def build(plan: ProgramPlan) -> dict[str, Any]:
+        from aerie.multi_launch_builder.building import build_program  # xDSL comes with it
+
+        check()
+        return _without_arguments(build_program(plan))
+
+    return {name: _with_arguments(plan, _kept_text(plan, build)) for name, plan in plans.items()}
+
+
+def _kept_text(plan: ProgramPlan, build: Callable[[ProgramPlan], dict[str, Any]]) -> dict[str, Any]:
+    steps, options = map(asdict, plan.steps), map(asdict, plan.options)
+    arguments = [[a.name, a.shape, a.dtype.name, a.role.value] for a in plan.arguments]
+    of = {"name": plan.name, "arguments": arguments, "steps": [*steps], "options": [*options]}
+    kept: dict[str, Any] = _kept("text", lambda: build(plan), **of)
+    return kept
 
 
 def check_shape(shape: ModelShape) -> None:
@@ -61,7 +87,8 @@ def _with_arguments(plan: ProgramPlan, kept: dict[str, Any]) -> Program:
         for fields in kept["objects"]
     )
     options = tuple(CompileOption(**fields) for fields in kept["options"])
-    return Program(plan.name, kept["text"], plan.arguments, tuple(kept["launches"]), objects, options)
+    launches = tuple(kept["launches"])
+    return Program(plan.name, kept["text"], plan.arguments, launches, objects, options).of(plan)
 
 
 def _kept(kind: str, make: Callable[[], Any], **of: Any) -> Any:

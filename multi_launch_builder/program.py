@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aerie.kernel_builder.arguments import ArgumentTable
@@ -34,12 +34,19 @@ class Step:
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """The steps of a program, in launch order, between its arguments; `options` are its own, for aircc."""
+    """The steps of a program, in launch order, between its arguments; `options` are its own, for aircc.
+
+    kind: what it does, the same for programs of any number of rows. rows: tokens of a call. context:
+    positions of the KV cache that it is built for; 0 where it has none. Without a kind: one kernel alone.
+    """
 
     name: str
     arguments: ArgumentTable
     steps: tuple[Step, ...]
     options: tuple[CompileOption, ...] = ()
+    kind: str = ""
+    rows: int = 0
+    context: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class ExternalObject:
 class Program:
     """One `func.func` named `name` in `text`, called with `arguments` in table order.
 
-    `launches` are the names of its launches in the order they run.
+    `launches` are the names of its launches in the order they run. kind, rows, context: as in its plan.
     """
 
     name: str
@@ -69,6 +76,9 @@ class Program:
     launches: tuple[str, ...]
     objects: tuple[ExternalObject, ...]
     options: tuple[CompileOption, ...] = ()
+    kind: str = ""
+    rows: int = 0
+    context: int = 0
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -83,6 +93,10 @@ class Program:
         """The values of every flag of this name, empty for one that has none."""
         pairs = (flag.partition("=") for flag in self.flags)
         return [value for given, _, value in pairs if given == name]
+
+    def of(self, plan: ProgramPlan) -> Program:
+        """The same, told what it is: built from `plan`."""
+        return replace(self, kind=plan.kind, rows=plan.rows, context=plan.context)
 
     @staticmethod
     def from_module(

@@ -2,7 +2,8 @@
 
 Prefill works on the rows of a whole prompt, decode on one token. What a layer does before and after attention
 is the same in both, and described once: `rows` is the compiled prompt length (prefill, matrices, GEMMs) or
-None (decode, vectors, GEMVs). Attention is a program in prefill, and the host's work in decode.
+None (decode, vectors, GEMVs). Attention is a program in prefill, and the host's work in decode. The programs
+of other numbers of rows, which continue a KV cache, are made of the same tables (`variants.py`).
 
 Reading the tables needs no IR and no kernel. All buffers are bf16; weights are in Hugging Face's (out, in)
 layout in all programs, so that one copy serves prefill and decode.
@@ -55,6 +56,7 @@ ONE_COPY = CompileOption(
     "attention kernels are built this way",
     PREFILL,
 )
+ATTENTION_OPTIONS = (*ATTENTION_GRID, ONE_COPY)
 
 
 def bf16_table(*rows: tuple[str, tuple[int, ...], Role]) -> ArgumentTable:
@@ -67,12 +69,23 @@ def _activation(rows: int | None, width: int) -> tuple[int, ...]:
     return (width,) if rows is None else (rows, width)
 
 
-def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> Step:
-    """out = x @ weight.T, x k wide and out n wide: a GEMM of rows, or the GEMV of one token."""
+FEW_ROWS = 32
+"""A product of so many rows or fewer is one of `gemm_rows`: each core has all of them, and a weight is read
+once."""
+
+
+def _product(label: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> Step:
+    """out = x @ weight.T, x k wide and out n wide: of one token, of few rows, or of many."""
     if rows is None:
-        return Step(f"{name}_gemv", "gemv", {"m": n, "k": k}, {"weight": weight, "x": x, "out": out})
-    parameters = {"m": rows, "k": k, "n": n, "b_transposed": True}
-    return Step(f"{name}_gemm", "gemm", parameters, {"a": x, "b": weight, "c": out})
+        return Step(label, "gemv", {"m": n, "k": k}, {"weight": weight, "x": x, "out": out})
+    few = rows <= FEW_ROWS
+    parameters = {"m": rows, "k": k, "n": n} | ({} if few else {"b_transposed": True})
+    return Step(label, "gemm_rows" if few else "gemm", parameters, {"a": x, "b": weight, "c": out})
+
+
+def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> Step:
+    """As `_product`, labelled as a GEMM of rows, or the GEMV of one token."""
+    return _product(f"{name}_{'gemv' if rows is None else 'gemm'}", rows, k, n, x, weight, out)
 
 
 def _norm(label: str, rows: int | None, shape: ModelShape, x: str, weight: str) -> Step:
@@ -85,13 +98,16 @@ def _grid(rows: int | None) -> tuple[CompileOption, ...]:
     return () if rows is None else GEMM_GRID
 
 
-def _before_attention(name: str, shape: ModelShape, rows: int | None) -> ProgramPlan:
+def before_attention(
+    kind: str, shape: ModelShape, rows: int | None, rope: tuple[str, Role], name: str = ""
+) -> ProgramPlan:
     """RMSNorm, the Q, K and V projections, RoPE on Q and K, six launches: x -> q_roped, k_roped, v.
 
-    Prefill keeps the RoPE table of all positions on the device; decode is given the row of its position.
+    rope: what RoPE reads. Prefill keeps the table of all positions on the device; whoever starts elsewhere
+    than at position 0 is given the rows of its positions.
     """
     emb, q, kv = shape.emb_dim, shape.q_dim, shape.kv_dim
-    lut, lut_role = ("rope_row", Role.INPUT) if rows is None else ("rope_lut", Role.LUT)
+    lut, lut_role = rope
     arguments = bf16_table(
         ("x", _activation(rows, emb), Role.INPUT),
         ("attn_norm", (emb,), Role.WEIGHT),
@@ -107,7 +123,7 @@ def _before_attention(name: str, shape: ModelShape, rows: int | None) -> Program
         ("k_roped", _activation(rows, kv), Role.OUTPUT),
     )
 
-    def rope(of: str, heads: int) -> Step:
+    def rotated(of: str, heads: int) -> Step:
         parameters = {"rows": rows, "head_dim": shape.head_dim, "n_heads": heads}
         return Step(f"{of}_rope", "rope", parameters, {"x": of, "lut": lut, "out": f"{of}_roped"})
 
@@ -116,13 +132,13 @@ def _before_attention(name: str, shape: ModelShape, rows: int | None) -> Program
         _projection("q", rows, emb, q, "normed", "wq", "q"),
         _projection("k", rows, emb, kv, "normed", "wk", "k"),
         _projection("v", rows, emb, kv, "normed", "wv", "v"),
-        rope("q", shape.n_heads),
-        rope("k", shape.n_kv_heads),
+        rotated("q", shape.n_heads),
+        rotated("k", shape.n_kv_heads),
     )
-    return ProgramPlan(name, arguments, steps, _grid(rows))
+    return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
 
 
-def _after_attention(name: str, shape: ModelShape, rows: int | None) -> ProgramPlan:
+def after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
     """Output projection, residual, RMSNorm, SwiGLU FFN, residual, eight launches: attn_out, x -> x_next."""
     emb, hidden, q = shape.emb_dim, shape.hidden_dim, shape.q_dim
     arguments = bf16_table(
@@ -153,7 +169,7 @@ def _after_attention(name: str, shape: ModelShape, rows: int | None) -> ProgramP
         _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
         Step("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
     )
-    return ProgramPlan(name, arguments, steps, _grid(rows))
+    return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
 
 
 def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
@@ -177,33 +193,37 @@ def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
     }
     wiring = {"q": "q_roped", "k": "k_roped", "v": "v", "out": "attn_out"}
     step = Step("flash_attention", "flash_attention", parameters, wiring)
-    return ProgramPlan(name, arguments, (step,), (*ATTENTION_GRID, ONE_COPY))
+    return ProgramPlan(name, arguments, (step,), ATTENTION_OPTIONS, name, rows)
 
 
-def _lm_head(name: str, shape: ModelShape) -> ProgramPlan:
-    """The logits of one row: x (E), lm_head_i (Vp/8, E) -> logits_i (Vp/8), Vp the padded vocabulary.
+def lm_head(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
+    """The logits of a token, or of rows of them: x, lm_head_i (Vp/8, E) -> logits_i; Vp is V padded.
 
     Eight launches, as mlir-air runs its LM heads: one task of a shim DMA queue repeats at most 255 times.
     """
-    rows, partitions = padded_vocab_size(shape) // LM_HEAD_PARTITIONS, range(LM_HEAD_PARTITIONS)
+    emb, partitions = shape.emb_dim, range(LM_HEAD_PARTITIONS)
+    part = padded_vocab_size(shape) // LM_HEAD_PARTITIONS
     arguments = bf16_table(
-        ("x", (shape.emb_dim,), Role.INPUT),
-        *((f"lm_head_{i}", (rows, shape.emb_dim), Role.WEIGHT) for i in partitions),
-        *((f"logits_{i}", (rows,), Role.OUTPUT) for i in partitions),
+        ("x", _activation(rows, emb), Role.INPUT),
+        *((f"lm_head_{i}", (part, emb), Role.WEIGHT) for i in partitions),
+        *((f"logits_{i}", _activation(rows, part), Role.OUTPUT) for i in partitions),
     )
-    parameters = {"m": rows, "k": shape.emb_dim}
-    wirings = ({"weight": f"lm_head_{i}", "x": "x", "out": f"logits_{i}"} for i in partitions)
-    steps = tuple(Step(f"partition_{i}", "gemv", parameters, wiring) for i, wiring in enumerate(wirings))
-    return ProgramPlan(name, arguments, steps)
+    steps = tuple(
+        _product(f"partition_{i}", rows, emb, part, "x", f"lm_head_{i}", f"logits_{i}") for i in partitions
+    )
+    return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
+
+
+LUT, ROW = ("rope_lut", Role.LUT), ("rope_row", Role.INPUT)
 
 
 PLANS: dict[str, Callable[[ModelShape, int], ProgramPlan]] = {
-    "rms_gemms_rope": lambda shape, seq_len: _before_attention("rms_gemms_rope", shape, seq_len),
+    "rms_gemms_rope": lambda shape, seq_len: before_attention("rms_gemms_rope", shape, seq_len, LUT),
     "flash_attn": lambda shape, seq_len: _attention("flash_attn", shape, seq_len),
-    "o_ffn": lambda shape, seq_len: _after_attention("o_ffn", shape, seq_len),
-    "rms_gemv_rope": lambda shape, _: _before_attention("rms_gemv_rope", shape, None),
-    "o_gemv_ffn": lambda shape, _: _after_attention("o_gemv_ffn", shape, None),
-    "lm_head_gemv": lambda shape, _: _lm_head("lm_head_gemv", shape),
+    "o_ffn": lambda shape, seq_len: after_attention("o_ffn", shape, seq_len),
+    "rms_gemv_rope": lambda shape, _: before_attention("rms_gemv_rope", shape, None, ROW),
+    "o_gemv_ffn": lambda shape, _: after_attention("o_gemv_ffn", shape, None),
+    "lm_head_gemv": lambda shape, _: lm_head("lm_head_gemv", shape, None),
 }
 """Every program by name: from the model's shape and the compiled prompt length to its plan."""
 

@@ -30,9 +30,10 @@ class ConfigError(AerieError, ValueError):
 
 
 LM_HEAD_PARTITIONS = 8
-"""Launches of lm_head_gemv."""
-LM_HEAD_ROWS = 64
-"""A partition is whole rounds of eight cores with eight rows each, so that every tile is full."""
+"""Launches of an LM head."""
+LM_HEAD_ROWS = 256
+"""A partition has a block of eight rows for each of 32 cores, so that a product of several tokens finds cores
+to share it, whatever the vocabulary. For one token it is whole rounds of eight cores with eight rows each."""
 SEQ_LEN_STEP = 64
 """Rows of the highest K and V tile of flash_attn: whole tiles at every length, so padding changes no bit."""
 

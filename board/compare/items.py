@@ -1,4 +1,6 @@
-"""What is compared: every case of every kernel, and the six programs of the demo model; and on which numbers.
+"""What is compared: every case of every kernel, and the demo model's programs; and on which numbers.
+
+The programs are the six, and those of two variants: of few rows, and of many.
 
 A kernel's case is a program of one launch, compiled with the options that the programs give that kernel. The
 numbers are drawn from a seed, and like those of a model's layer: small random numbers would not show what
@@ -9,6 +11,7 @@ table holds cosines and sines.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +25,10 @@ from aerie.multi_launch_builder.building import build_kernel
 from aerie.multi_launch_builder.program import ProgramPlan, Step
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
+from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 
 KERNEL, PROGRAM = "kernel", "program"
+VARIANTS = (Variant(8, 512), Variant(64, 512))
 
 
 @dataclass(frozen=True, order=True)
@@ -38,7 +43,7 @@ class Item:
     def parameters(self) -> str:
         """What tells the cases of a kernel apart, in words."""
         if self.kind == PROGRAM:
-            return f"the demo's, {DEMO_SEQ_LEN} positions"
+            return f"the demo's, {DEMO_SEQ_LEN} positions" if self.name in PLANS else "the demo's"
         case = registry()[self.name].cases[self.case]
         return " ".join(f"{name}={value}" for name, value in case.items() if value is not None)
 
@@ -49,7 +54,7 @@ class Item:
 def all_items() -> tuple[Item, ...]:
     """Every case of every kernel, then every program."""
     cases = (Item(KERNEL, name, case) for name, spec in registry().items() for case in range(len(spec.cases)))
-    return (*cases, *(Item(PROGRAM, name) for name in PLANS))
+    return (*cases, *(Item(PROGRAM, name) for name in demo_plans()))
 
 
 def choose(names: Sequence[str], first_cases: bool = False) -> tuple[Item, ...]:
@@ -71,7 +76,7 @@ def _named(name: str, known: Iterable[Item]) -> list[Item]:
     found = found or [item for item in all_items() if str(item) == name]
     if found:
         return found
-    names = ", ".join((*registry(), *PLANS))
+    names = ", ".join((*registry(), *demo_plans()))
     raise UsageError(
         f"no kernel or program is called '{name}'; there are: {names} (gemm[2] is one case; "
         "kernels, programs: all of them)"
@@ -80,15 +85,20 @@ def _named(name: str, known: Iterable[Item]) -> list[Item]:
 
 def plan_of(item: Item) -> ProgramPlan:
     """The launches of an item."""
-    return plan_programs(DEMO, DEMO_SEQ_LEN)[item.name] if item.kind == PROGRAM else _of_one(item)
+    return demo_plans()[item.name] if item.kind == PROGRAM else _of_one(item)
+
+
+@functools.cache
+def demo_plans() -> Mapping[str, ProgramPlan]:
+    """The demo's programs that are compared, by name."""
+    return plan_programs(DEMO, DEMO_SEQ_LEN) | plan_variant_programs(DEMO, VARIANTS)
 
 
 def _of_one(item: Item) -> ProgramPlan:
     """A kernel alone, between its own arguments."""
     name, case = item.name, registry()[item.name].cases[item.case]
     table = build_kernel(Step(name, name, case, {}), name).arguments
-    plans = plan_programs(DEMO, DEMO_SEQ_LEN).values()
-    users = [plan for plan in plans if name in {step.kernel for step in plan.steps}]
+    users = [plan for plan in demo_plans().values() if name in {step.kernel for step in plan.steps}]
     options = {option.flag: option for plan in users for option in plan.options}
     step = Step(name, name, case, {argument: argument for argument in table.names})
     return ProgramPlan(name, table, (step,), tuple(options.values()))
@@ -110,7 +120,7 @@ def draw(plan: ProgramPlan, seed: int) -> dict[str, Array]:
 
 def _numbers(argument: Argument, rng: np.random.Generator) -> Array:
     shape = argument.shape
-    if "lut" in argument.name or argument.name == "rope_row":
+    if "lut" in argument.name or argument.name.startswith("rope_row"):
         return _rotations(shape, rng)
     if argument.role is Role.WEIGHT and len(shape) == 1:
         return rng.normal(1, 0.1, shape)

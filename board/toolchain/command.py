@@ -49,7 +49,8 @@ def add_toolchain(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a program, a kernel at all its shapes or at one; `programs`, `kernels` (default: all)",
+        help="a program, a kernel at all its shapes or at one; `programs`, `kernels` (default: both); a "
+        "variant, such as AR-8xCL-512, or one of its programs",
     )
     add_model(parser)
     parser.add_argument(

@@ -1,4 +1,6 @@
-"""What goes through the compilers: the six programs of a model, and each of their kernels alone."""
+"""What goes through the compilers: the six programs of a model, each of their kernels alone, and the programs
+of variants that are asked for by name.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from aerie.multi_launch_builder.limits import check_seq_len, check_shape
 from aerie.multi_launch_builder.program import Program, ProgramPlan, Step
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import ModelShape
+from aerie.multi_launch_builder.variants import Variant, plan_named, plan_variant_programs
 
 SEED = 1
 
@@ -54,19 +57,30 @@ def names(shape: ModelShape, seq_len: int) -> dict[str, str]:
 
 
 def choose(shape: ModelShape, seq_len: int, asked: Sequence[str]) -> list[str]:
-    """The names asked for, a kernel's for all its shapes, `kernels` and `programs` for all of a kind; none
-    asked: all. Raises UsageError for a name that is none."""
+    """The names asked for, a kernel's for all its shapes, `kernels` and `programs` for all of a kind, a
+    variant's (AR-8xCL-512) for its programs; none asked: the six programs and all kernels. Raises UsageError
+    for a name that is none, UnsupportedShapeError for a variant that is none."""
     known = names(shape, seq_len)
     chosen: dict[str, None] = {}
     for word in asked or ("programs", "kernels"):
         found = [name for name, kind in known.items() if word in (name, f"{kind}s", name.partition("-")[0])]
+        found = found or _of_variants(shape, word)
         if not found:
             raise UsageError(
                 f"no kernel or program is called '{word}'; there are: {', '.join(known)} "
-                "(kernels, programs: all of them)"
+                "(kernels, programs: all of them; AR-8xCL-512: those of a variant, such as "
+                "cached_attn_ar8_cl512)"
             )
         chosen |= dict.fromkeys(found)
-    return [name for name in known if name in chosen]
+    return [name for name in known if name in chosen] + [name for name in chosen if name not in known]
+
+
+def _of_variants(shape: ModelShape, word: str) -> list[str]:
+    """The programs of a variant, or the one program of variants, that is called so; none."""
+    if word.upper().startswith("AR-"):
+        return list(plan_variant_programs(shape, [Variant.parse(word)]))
+    plan = plan_named(shape, word)
+    return [plan.name] if plan else []
 
 
 def build(shape: ModelShape, seq_len: int, chosen: Sequence[str]) -> Iterator[Subject]:
@@ -75,8 +89,8 @@ def build(shape: ModelShape, seq_len: int, chosen: Sequence[str]) -> Iterator[Su
     check_shape(shape)
     check_seq_len(seq_len)
     for name in chosen:
-        if name in plans:
-            yield Subject(PROGRAM, plans[name], build_program(plans[name]))
+        if plan := plans.get(name) or plan_named(shape, name):
+            yield Subject(PROGRAM, plan, build_program(plan))
         else:
             yield _kernel(name, uses[name])
 

@@ -121,7 +121,7 @@ def build(
     heads: query heads of one KV head in a query tile; divides n_heads / n_kv_heads. positions: rows of n in a
     query tile; divides n, and heads * positions is a multiple of 8. num_stages: rows of cores that share the
     keys. m is a multiple of the K/V tile (64 rows, 32 where head_dim is above 64), and of one for each stage
-    where there are more. Raises IllegalShapeError.
+    where there are more; 255 of these at most. Raises IllegalShapeError.
     """
     check_heads(KERNEL.name, n_heads, n_kv_heads, head_dim)
     check_stages(KERNEL.name, num_stages, device)
@@ -139,6 +139,12 @@ def build(
             f"at most {device.repeat_limit} trips; use an n of at most {most}"
         )
     shape = Shape(n, m, n_heads, n_kv_heads, heads, tiles)
+    if shape.rounds > device.repeat_limit:
+        raise IllegalShapeError(
+            f"cached_attention: m={m} makes {shape.rounds} tiles of {lkp} keys for each of {stages} rows of "
+            f"cores, and a descriptor repeats at most {device.repeat_limit} times; use an m of at most "
+            f"{device.repeat_limit * stages * lkp}"
+        )
     return _CachedAttention(shape, device).module(blocks, n_heads // heads)
 
 

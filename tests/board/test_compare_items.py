@@ -11,13 +11,17 @@ from aerie.engine.errors import UsageError
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
 from aerie.kernel_builder.kernels import registry
 from aerie.multi_launch_builder.building import build_kernel
-from aerie.multi_launch_builder.programs import PLANS
+from aerie.multi_launch_builder.programs import PLANS as SIX
+
+VARIANTS = ["rms_gemms_rope_ar8", "cached_attn_ar8_cl512", "o_ffn_ar8", "lm_head_ar8"]
+VARIANTS += ["rms_gemms_rope_ar64", "cached_attn_ar64_cl512", "o_ffn_ar64"]
+PLANS = [*SIX, *VARIANTS]
 
 
 def test_all_of_them() -> None:
     items = all_items()
     assert {item.name for item in items if item.kind == "kernel"} == set(registry())
-    assert [item.name for item in items if item.kind == "program"] == list(PLANS)
+    assert [item.name for item in items if item.kind == "program"] == PLANS
     assert len(items) == sum(len(spec.cases) for spec in registry().values()) + len(PLANS)
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from aerie.board.toolchain import results
 from aerie.board.toolchain.command import MOST_MIB
+from aerie.engine.errors import UsageError
+from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.multi_launch_builder.shapes import DEMO
 
 Command = Callable[..., Any]
@@ -249,6 +251,24 @@ def test_a_name_that_is_none(stage_machine: Command, toolchain: Command) -> None
     done = toolchain("softmax")
     assert done.status == 2
     assert "no kernel or program is called 'softmax'; there are: rms_gemms_rope, " in done.err
+
+
+def test_variants_are_asked_for_by_name() -> None:
+    from aerie.board.toolchain.subjects import build, choose
+
+    asked = ["cached_attn_ar8_cl1024", "swiglu", "AR-8xCL-512"]
+    chosen = choose(DEMO, 128, asked)
+    assert [name for name in chosen if "_ar" not in name] == ["swiglu", "swiglu-o_gemv_ffn-swiglu"]
+    of_variant = ["rms_gemms_rope_ar8", "cached_attn_ar8_cl512", "o_ffn_ar8", "lm_head_ar8"]
+    assert [name for name in chosen if "_ar" in name] == ["cached_attn_ar8_cl1024", *of_variant]
+    (attention,) = build(DEMO, 128, ["cached_attn_ar8_cl1024"])
+    assert (attention.kind, attention.plan.context) == ("program", 1024)
+    with pytest.raises(UnsupportedShapeError, match=r"no programs for rows \(AR\)=9"):
+        choose(DEMO, 128, ["AR-9xCL-512"])
+    with pytest.raises(
+        UsageError, match=r"'softmax'; .* AR-8xCL-512: those of a variant, such as cached_attn_"
+    ):
+        choose(DEMO, 128, ["softmax"])
 
 
 def test_the_demos_arguments_are_within_the_limit() -> None:

@@ -13,7 +13,10 @@ from aerie.kernel_builder.arguments import (
     DType,
     Role,
     bf16,
+    f16,
     f32,
+    u8,
+    u16,
 )
 
 TABLE = ArgumentTable(
@@ -56,3 +59,41 @@ def test_a_name_stands_once() -> None:
 def test_dtypes_agree_with_numpy(dtype: DType) -> None:
     assert np.zeros(1, dtype.numpy).nbytes == dtype.itemsize
     assert str(dtype) == dtype.name == dtype.mlir
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantised", "elements", "numbers"),
+    [
+        (u8, {"scale": 0.5, "offset": -128}, [0, 128, 255], [-64.0, 0.0, 63.5]),
+        (u16, {"scale": 2.0**-10, "offset": -32768}, [0, 32769, 65535], [-32.0, 2.0**-10, 32 - 2.0**-10]),
+        (u8, {"scale": 2.0}, [0, 3, 255], [0.0, 6.0, 510.0]),
+        (f16, {}, [0.5, -65504, 1], [0.5, -65504, 1]),
+        (bf16, {}, [0.5, 3.0e38, 1], [0.5, float(bf16.numpy(3.0e38)), 1]),
+        (f32, {}, [0.1, -1, 1], [np.float32(0.1), -1, 1]),
+    ],
+)
+def test_what_elements_stand_for(
+    dtype: DType, quantised: dict[str, float], elements: list[float], numbers: list[float]
+) -> None:
+    logits = Argument("logits", (3,), dtype, Role.OUTPUT, **quantised)  # type: ignore[arg-type]
+    found = logits.numbers(np.array(elements, dtype.numpy))
+    assert found.dtype == np.float32
+    assert found.tolist() == numbers
+
+
+def test_elements_of_another_type_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"logits \(3 u8\) was given elements of float16, .* give uint8"):
+        Argument("logits", (3,), u8, Role.OUTPUT, 0.5).numbers(np.zeros(3, np.float16))
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "message"),
+    [
+        (None, -3, "logits .3 u8. has offset=-3 and no scale"),
+        (0.0, 0, "logits .3 u8. has scale=0.0, and a step is a positive number"),
+        (float("nan"), 0, "has scale=nan"),
+    ],
+)
+def test_a_quantisation_that_says_nothing(scale: float | None, offset: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Argument("logits", (3,), u8, Role.OUTPUT, scale, offset)

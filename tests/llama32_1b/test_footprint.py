@@ -36,11 +36,15 @@ def have(monkeypatch):
     return have
 
 
+PADDING = (129024 - 128256) * 2048 * 2
+"""Bytes of the rows that make the vocabulary eight whole partitions."""
+
+
 def test_full_size():
     """One copy of every weight; nothing of it depends on how many layers share the activations."""
     config = LLAMA_3_2_1B
     needed = footprint(config, 2048)
-    assert needed.weights == pytest.approx(2_471_628_800, rel=0.001)
+    assert needed.weights == pytest.approx(2_471_628_800 + PADDING, rel=0.001)
     assert needed.kv_cache == 16 * (2048 + 128) * 2 * 512 * 2
     fewer = footprint(replace(config, num_hidden_layers=1), 2048)
     assert fewer.activations == pytest.approx(needed.activations, rel=0.1)

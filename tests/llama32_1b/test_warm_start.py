@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from aerie.multi_launch_builder import Program, UnsupportedShapeError, build_programs, cached
+from aerie.multi_launch_builder import (
+    Program,
+    UnsupportedShapeError,
+    Variant,
+    build_programs,
+    build_variant_programs,
+    building,
+    cached,
+)
 from aerie.multi_launch_builder.shapes import DEMO
 from aerie.virtual_npu.fingerprint import NOT_BUILT_IN
 
@@ -91,9 +99,8 @@ def test_programs_from_the_store_are_those_that_are_built(own_store, request):
 
 @pytest.mark.parametrize("changed", ["shape", "length", "sources", "damage"])
 def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed):
-    cached.programs(DEMO, 64)
-    count = len(list(own_store.glob("texts-*")))
-    assert count == 1
+    before = cached.programs(DEMO, 64)
+    assert len(list(own_store.glob("text-*"))) == len(before)
     shape, seq_len = DEMO, 64
     if changed == "shape":
         shape = DEMO.__class__(**{**vars(DEMO), "rms_norm_eps": 1e-6})
@@ -102,9 +109,28 @@ def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed
     elif changed == "sources":
         monkeypatch.setattr(cached, "_sources", lambda: {"kernel_builder": "edited"})
     else:
-        next(own_store.glob("texts-*")).write_text("{")
+        next(own_store.glob("text-*")).write_text("{")
     assert fields(cached.programs(shape, seq_len)) == fields(build_programs(shape, seq_len))
-    assert len(list(own_store.glob("texts-*"))) == (1 if changed == "damage" else 2)
+    new = {"shape": 4, "length": 3, "sources": 6, "damage": 0}[
+        changed
+    ]  # decode has no length, attention no eps
+    assert len(list(own_store.glob("text-*"))) == len(before) + new
+
+
+def test_another_set_of_variants_builds_what_is_new_in_it(own_store, monkeypatch):
+    some, more = [Variant(8, 512)], [Variant(8, 512), Variant(8, 1024)]
+    kept = fields(cached.variant_programs(DEMO, some))
+    real, built = building.build_program, []
+
+    def noted(plan, *rest):
+        built.append(plan.name)
+        return real(plan, *rest)
+
+    monkeypatch.setattr(building, "build_program", noted)
+    again = fields(cached.variant_programs(DEMO, more))
+    assert built == ["cached_attn_ar8_cl1024"]
+    assert again.items() >= kept.items()
+    assert again == fields(build_variant_programs(DEMO, more))
 
 
 def test_every_source_that_builds_counts():
@@ -148,10 +174,10 @@ def test_a_full_disk_does_not_matter_yet(own_store, monkeypatch):
     real = os.replace
 
     def full(made, target):
-        if Path(target).name.startswith("texts-"):
+        if Path(target).name.startswith("text-"):
             raise OSError(28, "No space left on device")
         real(made, target)
 
     monkeypatch.setattr("aerie.virtual_npu.store.os.replace", full)
     assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
-    assert not list(own_store.glob("texts-*"))
+    assert not list(own_store.glob("text-*"))

@@ -31,10 +31,20 @@ def test_every_program_is_there_with_its_arguments(out):
     assert table["arguments"][1] == {
         "slot": 1,
         "name": "lm_head_0",
-        "shape": [64, 64],
+        "shape": [256, 64],
         "dtype": "bf16",
         "role": "weight",
     }
+
+
+def test_programs_of_variants_are_written_too(tmp_path):
+    assert main(["mlir", str(tmp_path), *SMALL, "--variants", "AR-8xCL-512", "AR-8xCL-1024"]) == 0
+    names = {path.stem for path in (tmp_path / "programs").glob("*_ar8*.mlir")}
+    attentions = {"cached_attn_ar8_cl512", "cached_attn_ar8_cl1024"}
+    assert names == {"rms_gemms_rope_ar8", "o_ffn_ar8", "lm_head_ar8", *attentions}
+    table = json.loads((tmp_path / "programs" / "cached_attn_ar8_cl1024.args.json").read_text())
+    assert (table["kind"], table["rows"], table["context"]) == ("cached_attn", 8, 1024)
+    assert table["arguments"][3]["shape"] == [8, 32]
 
 
 def test_how_it_is_built_is_there_with_the_reasons(out):
@@ -57,6 +67,14 @@ def test_every_kernel_is_there_at_every_shape(out):
     [
         (["--emb-dim", "100"], "error: emb_dim=100 is not a positive multiple of 64"),
         (["--seq-len", "7"], "error: seq_len=7 is not a positive multiple of 64"),
+        (
+            ["--variants", "AR-9xCL-512"],
+            "error: AR-9xCL-512: there are no programs for rows (AR)=9, only for 1, 8",
+        ),
+        (
+            ["--variants", "8"],
+            "error: '8' is no variant: tokens of a call and positions of the cache; write AR-8xCL",
+        ),
         (["--config", "nowhere.json"], "error: cannot read nowhere.json: No such file or directory"),
     ],
 )

@@ -141,8 +141,8 @@ def test_decode_takes_vectors_and_hugging_face_weights(demo_programs):
 
 def test_the_lm_head_is_padded_to_eight_partitions():
     program = build_programs(NARROW, 64, only=["lm_head_gemv"])["lm_head_gemv"]
-    assert signature(program, Role.WEIGHT) == {f"lm_head_{i}": (64, 64) for i in range(8)}
-    assert signature(program, Role.OUTPUT) == {f"logits_{i}": (64,) for i in range(8)}
+    assert signature(program, Role.WEIGHT) == {f"lm_head_{i}": (256, 64) for i in range(8)}
+    assert signature(program, Role.OUTPUT) == {f"logits_{i}": (256,) for i in range(8)}
 
 
 def test_the_down_projection_has_an_object_of_its_own(demo_programs):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from aerie.air_dialect import parse
+from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
-from aerie.kernel_builder.kernels import flash_attention, gemv, registry
+from aerie.kernel_builder.kernels import cached_attention, flash_attention, gemv, registry
 from aerie.multi_launch_builder import (
     ConfigError,
     ModelShape,
@@ -21,7 +22,9 @@ from aerie.multi_launch_builder import (
     padded_vocab_size,
 )
 from aerie.multi_launch_builder.limits import check_seq_len, check_shape, rules
+from aerie.multi_launch_builder.programs import FEW_ROWS
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
+from aerie.multi_launch_builder.variants import MASK_WORD
 from aerie.virtual_npu.static import NPU2, check
 
 AT_MOST = {
@@ -159,7 +162,10 @@ def test_numbers_that_tables_need_without_a_kernel_are_those_of_the_kernels():
     heads = range(flash_attention.BLOCK, flash_attention.widest_head() + 1, flash_attention.BLOCK)
     assert max(flash_attention.kv_rows(head) for head in heads) == SEQ_LEN_STEP
     assert all(SEQ_LEN_STEP % flash_attention.kv_rows(head) == 0 for head in heads)
-    assert gemv.TILE_M * NPU2.columns == LM_HEAD_ROWS
+    assert LM_HEAD_ROWS % (gemv.TILE_M * NPU2.columns) == 0
+    assert gemm_tiles.BLOCK * NPU2.columns * NPU2.rows == LM_HEAD_ROWS
+    assert gemm_tiles.MAX_ROWS == FEW_ROWS
+    assert cached_attention.WORD == MASK_WORD
 
 
 def test_limits_are_those_of_the_device():
@@ -223,7 +229,7 @@ def test_the_smallest_compiled_length_that_holds_a_prompt(tokens, length):
     check_seq_len(length)
 
 
-@pytest.mark.parametrize(("vocab", "padded"), [(1, 512), (2048, 2048), (2049, 2560), (128256, 128512)])
+@pytest.mark.parametrize(("vocab", "padded"), [(1, 2048), (2048, 2048), (2049, 4096), (128256, 129024)])
 def test_the_vocabulary_is_padded_to_whole_partitions(vocab, padded):
     assert padded_vocab_size(dataclasses.replace(DEMO, vocab_size=vocab)) == padded
 

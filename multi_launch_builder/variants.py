@@ -1,0 +1,215 @@
+"""The programs of graph variants: AR-n x CL-m computes n tokens at once against a KV cache of m positions.
+
+    rms_gemms_rope_ar{n}      x, rope_rows -> q_roped, k_roped, v       as rms_gemms_rope, at any positions
+    cached_attn_ar{n}_cl{m}   q_roped, keys, values, mask -> attn_out
+    o_ffn_ar{n}               attn_out, x -> x_next                     as o_ffn
+    lm_head_ar{n}             x -> logits_0..7                          as lm_head_gemv, of 8, 16 or 32 rows
+
+Between the first and the second the host writes k_roped and v into the cache, at the positions of their rows.
+Only attention knows of the context, so the other programs of n rows are shared by all contexts; and weights
+have the names and shapes that they have in the six programs, so that one copy serves all.
+
+Everything that varies from call to call is an input: the rows of RoPE's table, the cache, and a mask that
+says which positions each row sees. So a row that is not needed, or not there, is computed and not looked at.
+
+AR-1 is the programs of decode (`rms_gemv_rope`, `o_gemv_ffn`, `lm_head_gemv`), whose attention is the host's.
+Whoever wants the bits of the programs here for a single token calls those of 8 rows with one of them filled.
+
+Reading the tables needs no IR and no kernel.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, i32
+from aerie.multi_launch_builder import programs
+from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
+
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of a call that there are programs for."""
+LM_HEAD_ROWS = tuple(n for n in ROWS if 1 < n <= programs.FEW_ROWS)
+"""Rows of the LM head's programs beside the one of `lm_head_gemv`."""
+CONTEXTS = tuple(512 << doubled for doubled in range(7))
+"""Positions of a KV cache that there are programs for: 512 to 32768, with heads wider than 64 to 16384."""
+MASK_WORD = 32
+"""Positions of a word of the mask, the lowest in its lowest bit."""
+
+
+@dataclass(frozen=True, order=True)
+class Variant:
+    """AR-rows x CL-context: tokens of a call, and positions of the KV cache that they are part of.
+
+    Raises UnsupportedShapeError, naming the nearest legal one, for a variant that there are no programs for.
+    """
+
+    rows: int
+    context: int
+
+    def __post_init__(self) -> None:
+        _check_among("rows (AR)", self.rows, ROWS, self)
+        _check_among("context (CL)", self.context, CONTEXTS, self)
+        if self.rows > self.context:
+            raise UnsupportedShapeError(
+                f"{self}: the {self.rows} tokens of a call do not fit its cache of {self.context} positions",
+                f"the nearest legal one is AR-{self.rows}xCL-{_nearest(self.rows, CONTEXTS)}",
+            )
+
+    def __str__(self) -> str:
+        return f"AR-{self.rows}xCL-{self.context}"
+
+    @staticmethod
+    def parse(text: str) -> Variant:
+        """The variant that is written so. Raises UnsupportedShapeError where it is none."""
+        found = re.fullmatch(r"AR-(\d+)x?_?CL-(\d+)", text.strip(), re.IGNORECASE)
+        if not found:
+            raise UnsupportedShapeError(
+                f"'{text}' is no variant: tokens of a call and positions of the cache",
+                "write AR-8xCL-512 for 8 and 512",
+            )
+        return Variant(*map(int, found.groups()))
+
+
+def _nearest(number: int, legal: Sequence[int]) -> int:
+    return min(legal, key=lambda one: abs(one - number))
+
+
+def _check_among(name: str, number: int, legal: Sequence[int], variant: Variant) -> None:
+    if number not in legal:
+        raise UnsupportedShapeError(
+            f"{variant}: there are no programs for {name}={number}, only for {', '.join(map(str, legal))}",
+            f"the nearest legal value is {_nearest(number, legal)}",
+        )
+
+
+ROPE_ROWS = ("rope_rows", Role.INPUT)
+"""A row (D) of RoPE's table for each token, as in `rope_lut`: tokens may stand anywhere."""
+
+
+def _cached_attention(shape: ModelShape, rows: int, context: int) -> ProgramPlan:
+    """Attention of rows to a cache, each over what its mask shows: q_roped, keys, values, mask -> attn_out.
+
+    The cache lies heads first, as the kernel reads it: a head's K/V tile is one run of memory.
+    """
+    cache = (shape.n_kv_heads, context, shape.head_dim)
+    arguments = ArgumentTable(
+        [
+            Argument("q_roped", (rows, shape.q_dim), bf16, Role.INPUT),
+            Argument("keys", cache, bf16, Role.INPUT),
+            Argument("values", cache, bf16, Role.INPUT),
+            Argument("mask", (rows, context // MASK_WORD), i32, Role.INPUT),
+            Argument("attn_out", (rows, shape.q_dim), bf16, Role.OUTPUT),
+        ]
+    )
+    heads = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
+    wiring = {"q": "q_roped", "k": "keys", "v": "values", "mask": "mask", "out": "attn_out"}
+    step = Step("cached_attention", "cached_attention", {"n": rows, "m": context, **heads}, wiring)
+    name, options = program_name("cached_attn", rows, context), programs.ATTENTION_OPTIONS
+    return ProgramPlan(name, arguments, (step,), options, "cached_attn", rows, context)
+
+
+PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
+    "rms_gemms_rope": lambda shape, rows, _: programs.before_attention(
+        "rms_gemms_rope", shape, rows, ROPE_ROWS, program_name("rms_gemms_rope", rows)
+    ),
+    "cached_attn": _cached_attention,
+    "o_ffn": lambda shape, rows, _: programs.after_attention(
+        "o_ffn", shape, rows, program_name("o_ffn", rows)
+    ),
+    "lm_head": lambda shape, rows, _: programs.lm_head("lm_head", shape, rows, program_name("lm_head", rows)),
+}
+"""Every kind of program of several rows: from the model's shape, rows and context to its plan."""
+WITH_CONTEXT = frozenset({"cached_attn"})
+"""Kinds that are built for a context; the others serve all of them."""
+ONE_ROW = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
+"""The programs of AR-1."""
+
+
+def program_name(kind: str, rows: int, context: int = 0) -> str:
+    """What a program of several rows is called."""
+    return f"{kind}_ar{rows}_cl{context}" if kind in WITH_CONTEXT else f"{kind}_ar{rows}"
+
+
+def plan_named(shape: ModelShape, name: str) -> ProgramPlan | None:
+    """The plan of a variants' program called `name`; None where no program has such a name.
+
+    Raises UnsupportedShapeError for a number of rows, or a context, that there are no programs for.
+    """
+    found = re.fullmatch(r"([a-z_]+)_ar(\d+)(?:_cl(\d+))?", name)
+    if not found or found[1] not in PLANS or (found[3] is not None) != (found[1] in WITH_CONTEXT):
+        return None
+    kind, rows = found[1], int(found[2])
+    variant = Variant(rows, int(found[3] or CONTEXTS[-1]))
+    legal = LM_HEAD_ROWS if kind == "lm_head" else ROWS[1:]
+    if rows not in legal:
+        raise UnsupportedShapeError(
+            f"{name}: {kind} has programs of {', '.join(map(str, legal))} rows alone",
+            f"the nearest legal one is {program_name(kind, _nearest(rows, legal), variant.context)}",
+        )
+    return PLANS[kind](shape, rows, variant.context)
+
+
+def plan_variant_programs(shape: ModelShape, variants: Iterable[Variant]) -> dict[str, ProgramPlan]:
+    """The plans of all programs that these variants need, by name, each once.
+
+    An LM head of 8 rows comes with any variant of several rows, as whatever was prefilled goes on from its
+    last row; those of 16 and 32 with variants of as many. Whether the kernels accept the shape is not asked
+    here (`limits`).
+    """
+    plans = (plan for variant in sorted(set(variants)) for plan in _plans_of(shape, variant))
+    return {plan.name: plan for plan in plans}
+
+
+def _plans_of(shape: ModelShape, variant: Variant) -> Iterator[ProgramPlan]:
+    if variant.rows == 1:
+        yield from programs.plan_programs(shape, variant.context, ONE_ROW).values()
+        return
+    for kind in ("rms_gemms_rope", "cached_attn", "o_ffn"):
+        yield PLANS[kind](shape, variant.rows, variant.context)
+    for rows in dict.fromkeys((LM_HEAD_ROWS[0], variant.rows)):
+        if rows in LM_HEAD_ROWS:
+            yield PLANS["lm_head"](shape, rows, variant.context)
+
+
+class GraphType(enum.Enum):
+    """What a program is for, as far as its argument table tells."""
+
+    LUT = "lut"
+    DECODER = "decoder"
+    DECODER_PREFILL = "decoder_prefill"
+    LMHEAD = "lmhead"
+    DEFAULT = "default"
+
+
+TOKEN_IDS = re.compile(r"input_ids")
+NEW_KEYS_OR_VALUES = re.compile(r"k_roped|v|(past|present)_(key|value).*")
+LOGITS = re.compile(r"logits(_\d+)?")
+IMAGE = re.compile(r"pixel_values|image_features|vision_embedding.*")
+
+
+def graph_type(arguments: ArgumentTable) -> GraphType:
+    """What a program with these arguments is for.
+
+    LUT: token ids go in, and neither keys and values nor logits come out. DECODER: keys and values come out,
+    among other things; DECODER_PREFILL: nothing else does. LMHEAD: logits come out, and no keys and values.
+    DEFAULT: all else, such as attention, or a whole model. Raises UnsupportedShapeError for an encoder of
+    images.
+    """
+    taken = [a.name for a in arguments if a.role is Role.INPUT]
+    made = [a.name for a in arguments if a.role is Role.OUTPUT]
+    if image := next(filter(IMAGE.fullmatch, (*taken, *made)), None):
+        raise UnsupportedShapeError(
+            f"IMAGE_ENCODER: a program with an argument '{image}' encodes images, and only decoders of text "
+            "are built and run here"
+        )
+    ids, logits = any(map(TOKEN_IDS.fullmatch, taken)), any(map(LOGITS.fullmatch, made))
+    kept = [name for name in made if NEW_KEYS_OR_VALUES.fullmatch(name)]
+    if ids and not kept and not logits:
+        return GraphType.LUT
+    if kept and not ids and not logits:
+        return GraphType.DECODER_PREFILL if kept == made else GraphType.DECODER
+    return GraphType.LMHEAD if logits and not ids and not kept else GraphType.DEFAULT
