@@ -76,6 +76,19 @@ class PromptTooLongError(PromptError):
         self.enough = enough
 
 
+class NoVariantError(PromptError):
+    """More tokens, past and new, than any variant has a context for; `length` and `limit` count them."""
+
+    def __init__(self, tokens: int, past: int, limit: int) -> None:
+        end = past + tokens
+        super().__init__(
+            f"{tokens} tokens after {past} end at position {end}, and the largest context of the variants "
+            f"(VARIANTS) has {limit}; shorten the prompt, or add a context of {end} or more"
+        )
+        self.length = end
+        self.limit = limit
+
+
 def reason_of(limit: int, enough: int | None) -> str:
     """Why no more than `limit` tokens are taken, and what to do."""
     if enough is None:
