@@ -13,7 +13,9 @@ NUMERICS    ?=
 TEMPERATURE ?=
 TOP_K       ?=
 TOP_P       ?=
+MIN_P       ?=
 SEED        ?=
+REPETITION_PENALTY ?=
 OUT         ?=
 REFRESH     ?=
 JSON        ?=
@@ -24,7 +26,7 @@ PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K TOP_P \
-                  SEED OUT REFRESH JSON KEEP WHEELS ISA PYTHON
+                  MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -56,7 +58,8 @@ override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND
                     $(call option,--numerics,NUMERICS)
 override fallback = $(call option,--fallback,FALLBACK)
 override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperature,TEMPERATURE) \
-                    $(call option,--top-k,TOP_K) $(call option,--top-p,TOP_P) $(call option,--seed,SEED)
+                    $(call option,--top-k,TOP_K) $(call option,--top-p,TOP_P) $(call option,--min-p,MIN_P) \
+                    $(call option,--seed,SEED) $(call option,--repetition-penalty,REPETITION_PENALTY)
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
@@ -76,7 +79,8 @@ help: ## list targets and variables
 	$(DO)echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
 	$(DO)echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"
 	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
-	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, SEED shape the sampling above 0"
+	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, MIN_P, SEED shape the sampling above 0"
+	$(DO)echo "  REPETITION_PENALTY  above 1: what prompt and answer said already becomes less likely"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
 	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"

@@ -23,9 +23,10 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import next_token_row, prefill
-from aerie.engine.generate import Figures, FinishReason, Generation, Sampler
+from aerie.engine.generate import Figures, FinishReason, Generation
 from aerie.engine.numerics import F32Array, widen
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import Message, check_text, note_missing_template
 from aerie.llama32_1b.find import find_checkpoint

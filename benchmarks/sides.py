@@ -18,9 +18,9 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, next_token_row, prefill
-from aerie.engine.generate import Sampler
 from aerie.engine.native import native_attention
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.kernel_builder.kernels import eltwise_add
 from aerie.multi_launch_builder import Program

@@ -20,9 +20,10 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_into, compile_programs, open_cache
 from aerie.engine.footprint import check_memory
 from aerie.engine.forward import check_prompt
-from aerie.engine.generate import FinishReason, Generation, Sampler, never
+from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.model import LoadedModel, assemble, preload, preload_steps
 from aerie.engine.progress import Bar, Reporter, no_bar
+from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer
 from aerie.multi_launch_builder import Program
 from aerie.runtime import Backend, KernelCache, RunError

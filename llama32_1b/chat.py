@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol, TextIO
 
 from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError, UserError
-from aerie.engine.generate import FinishReason, Generation, Sampler
+from aerie.engine.generate import FinishReason, Generation
 from aerie.engine.progress import stop_on_interrupt
+from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.lines import Entry, Read, next_entry
 

@@ -192,7 +192,55 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="draw from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
     )
+    parser.add_argument(
+        "--min-p",
+        type=real_number,
+        default=0.0,
+        help="draw from tokens at least p times as likely as the likeliest; 0: all (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=whole_number(0), help="makes drawing repeatable (default: none)")
+    _add_penalties(parser)
+
+
+def _add_penalties(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--repetition-penalty",
+        type=real_number,
+        default=1.0,
+        help="makes every token of prompt and answer less likely, the more the larger; 1: none (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--presence-penalty",
+        type=real_number,
+        default=0.0,
+        help="taken from the logit of every token of the answer, from -2 to 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--frequency-penalty",
+        type=real_number,
+        default=0.0,
+        help="the same, as often as the token was made, from -2 to 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=VALUE",
+        help="added to the logit of a token, from -100 to 100; for several tokens several times",
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """An argument type: a token id and what is added to its logit."""
+    token, _, value = text.partition("=")
+    try:
+        return whole_number(0)(token), real_number(value)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a token id, = and a number, such as 13=-5"
+        ) from None
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

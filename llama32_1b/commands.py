@@ -14,8 +14,9 @@ from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_progr
 from aerie.engine.config import load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import UserError
-from aerie.engine.generate import FinishReason, Generation, Sampler
+from aerie.engine.generate import FinishReason, Generation
 from aerie.engine.progress import Reporter, stop_on_interrupt
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
@@ -54,6 +55,7 @@ def chat(arguments: argparse.Namespace) -> int:
     report = Reporter()
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    sampler.check_vocabulary(checkpoint.config.vocab_size)
     check_text(arguments.system or "", "the system message")
     note_missing_template(checkpoint.tokenizer, report.note)
     if arguments.system is not None:  # which a template may refuse
@@ -103,6 +105,7 @@ def _answer(
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    sampler.check_vocabulary(checkpoint.config.vocab_size)
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)
     with stop_on_interrupt() as interrupted:
@@ -131,9 +134,19 @@ def _record(session: Session, generation: Generation, text: str) -> dict[str, ob
 
 
 def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
-    sampler = Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
-    if sampler.greedy and (sampler.top_k or sampler.top_p < 1):
-        report.note("note: --top-k and --top-p change nothing at --temperature 0, which is greedy")
+    sampler = Sampler(
+        arguments.temperature,
+        arguments.top_k,
+        arguments.top_p,
+        arguments.seed,
+        arguments.min_p,
+        arguments.repetition_penalty,
+        arguments.presence_penalty,
+        arguments.frequency_penalty,
+        dict(arguments.logit_bias),
+    )
+    if sampler.greedy and (sampler.top_k or sampler.top_p < 1 or sampler.min_p):
+        report.note("note: --top-k, --top-p and --min-p change nothing at --temperature 0, which is greedy")
     return sampler
 
 

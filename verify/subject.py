@@ -11,9 +11,10 @@ import numpy as np
 
 from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import FinishReason, Generation, Sampler, never
+from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.chat import Chat
@@ -37,9 +38,11 @@ class Recorder(Sampler):
 
     sampled: list[F32Array] = field(default_factory=list, repr=False, compare=False)
 
-    def __call__(self, logits: F32Array | BF16Array) -> int:
+    def __call__(
+        self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
+    ) -> int:
         self.sampled.append(logits.astype(np.float32))
-        return super().__call__(logits)
+        return super().__call__(logits, prompt_ids, token_ids)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from aerie.engine import native
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.generate import Sampler
 from aerie.engine.native import LayerCode, NativeAttention, Place
 from aerie.engine.numerics import bf16, widen
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.testing import compare

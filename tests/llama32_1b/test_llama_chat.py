@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.generate import Figures, FinishReason, Generation, Sampler
+from aerie.engine.generate import Figures, FinishReason, Generation
+from aerie.engine.sampler import Sampler
 from aerie.llama32_1b.chat import COMMANDS, HELP, Chat
 
 

@@ -133,10 +133,21 @@ def test_seed_repeats(run):
 
 
 def test_sampling_flags_without_temperature_are_remarked(run):
-    for flags in (("--top-k", "5"), ("--top-p", "0.5")):
+    for flags in (("--top-k", "5"), ("--top-p", "0.5"), ("--min-p", "0.5")):
         _, _, err = run("--prompt", "hi", "--n-tokens", "1", *flags)
-        assert "note: --top-k and --top-p change nothing at --temperature 0" in err
+        assert "note: --top-k, --top-p and --min-p change nothing at --temperature 0" in err
     assert "note:" not in run("--prompt", "hi", "--n-tokens", "1", "--seed", "4")[2]
+
+
+def test_penalties_and_bias_change_what_is_likeliest(run):
+    def tokens(*flags):
+        return json.loads(run("--prompt", "hi", "--n-tokens", "6", "--json", *flags)[1])["token_ids"]
+
+    likeliest, favoured = tokens()[0], ("--logit-bias", "7=12")
+    assert tokens("--logit-bias", f"{likeliest}=-100")[0] != likeliest
+    assert tokens(*favoured).count(7) == 5
+    for penalty in ("--frequency-penalty", "--presence-penalty", "--repetition-penalty"):
+        assert 0 < tokens(*favoured, penalty, "2").count(7) < 5
 
 
 def test_end_of_context_is_stated(run, make_checkpoint):
@@ -209,6 +220,17 @@ BAD_NUMBERS = [
     (("--temperature", "-1"), "temperature is -1.0; it must be 0 (greedy) or more"),
     (("--top-p", "0"), "top-p is 0.0; it must be above 0 and at most 1"),
     (("--top-p", ""), "argument --top-p: '' is not a number"),
+    (("--min-p", "2"), "min-p is 2.0; it must be from 0 (all tokens) to 1"),
+    (("--repetition-penalty", "0"), "repetition-penalty is 0.0; it must be from 0.01 to 100; 1 is none"),
+    (("--presence-penalty", "3"), "presence-penalty is 3.0; it must be from -2 to 2, and 0 is none"),
+    (("--frequency-penalty", "-3"), "frequency-penalty is -3.0; it must be from -2 to 2, and 0 is none"),
+    (
+        ("--logit-bias", "x=1"),
+        "argument --logit-bias: 'x=1' is not a token id, = and a number, such as 13=-5",
+    ),
+    (("--logit-bias", "7"), "argument --logit-bias: '7' is not a token id, = and a number, such as 13=-5"),
+    (("--logit-bias", "7=101"), "logit-bias of token 7 is 101.0; it must be from -100 to 100"),
+    (("--logit-bias", "99999=1"), "logit-bias names token 99999, and the model's vocabulary has 0 to"),
     (
         ("--seq-len", "257"),
         "--seq-len 257 (SEQ_LEN) is more than the model's 256 positions (max_position_embeddings); ask for "

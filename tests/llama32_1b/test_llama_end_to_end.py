@@ -20,8 +20,9 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import FinishReason, Sampler
+from aerie.engine.generate import FinishReason
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER

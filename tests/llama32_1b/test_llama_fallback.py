@@ -16,9 +16,10 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import Sampler, give_up
+from aerie.engine.generate import give_up
 from aerie.engine.model import assemble, preload
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.chat import Chat
@@ -138,9 +139,9 @@ class Seeing(Sampler):
         super().__init__()
         self.logits = []
 
-    def __call__(self, logits):
+    def __call__(self, logits, *said):
         self.logits.append(logits.copy())
-        return super().__call__(logits)
+        return super().__call__(logits, *said)
 
 
 def by_hand(first, second, made, call):

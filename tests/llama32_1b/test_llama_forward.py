@@ -10,8 +10,9 @@ import pytest
 from aerie.engine.attention import KVCache
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import Generation, Sampler
+from aerie.engine.generate import Generation
 from aerie.engine.numerics import bf16, rms_norm, widen
+from aerie.engine.sampler import Sampler
 
 SHAPES = {
     "small": {},

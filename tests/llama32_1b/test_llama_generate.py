@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from aerie.engine.errors import NotFiniteError, PromptTooLongError, UserError
-from aerie.engine.generate import Figures, FinishReason, Generation, Sampler
+from aerie.engine.generate import Figures, FinishReason, Generation
+from aerie.engine.sampler import Sampler
 
 PROMPT = [0, 17, 300, 41]
 

@@ -9,8 +9,8 @@ from aerie.engine import session as session_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import PromptTooLongError, TooLittleMemoryError
-from aerie.engine.generate import Sampler
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import Profiler, RunError, select_backend
 

@@ -7,8 +7,9 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import ConfigError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import Generation, Sampler
+from aerie.engine.generate import Generation
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend

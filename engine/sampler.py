@@ -1,0 +1,219 @@
+"""From logits to a token: penalties and bias, then the likeliest token, or one that is drawn.
+
+In this order, with the rules of transformers' logits processors (generation/logits_process.py) where it has
+them:
+
+1. logit bias: added to the logits of the tokens it names.
+2. repetition penalty: of every token in the prompt or the answer, a positive logit is divided by it and a
+   negative one multiplied.
+3. frequency and presence penalty, which transformers does not have, as OpenAI's API defines them and vLLM has
+   them (model_executor/layers/utils.py, apply_penalties): of every token of the answer, the one as often as
+   it was made, and the other once, taken from its logit. The prompt does not count.
+4. At temperature 0 the likeliest token is taken. Above it logits are divided by the temperature;
+5. top-k: tokens less likely than the k-th are left out; those as likely as it stay, as in transformers.
+6. top-p: the fewest tokens, the likeliest first, whose probabilities reach p.
+7. min-p: tokens whose probability is less than this share of the likeliest one's are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.errors import NotFiniteError, UserError
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+
+Tokens: TypeAlias = NDArray[np.intp]
+F64Array: TypeAlias = NDArray[np.float64]
+
+INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
+"""Of bf16: the bits of +infinity, and the sign."""
+MOST_BIAS, MOST_PENALTY = 100.0, 2.0
+"""On either side of 0: what OpenAI's API takes."""
+
+
+class Sampling(TypedDict, total=False):
+    """The settings of a Sampler, by name, where they are passed on."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How tokens are chosen. The defaults are greedy, and change no logit.
+
+    temperature: 0 is greedy, above 0 flatter the higher. top_k: 0 is all tokens. top_p: 1 is all tokens.
+    seed: the same draws the same tokens; None: others each time. min_p: 0 is all tokens. repetition_penalty:
+    1 is none. presence_penalty, frequency_penalty: 0 is none. logit_bias: by token id. Raises UserError for
+    a value out of range.
+
+    What it remembers from token to token is its random generator alone (`state`, `restore`): what was
+    said before comes with every call.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    _random: np.random.Generator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if wrong := next(self._out_of_range(), None):
+            raise UserError(wrong)
+        object.__setattr__(self, "_random", np.random.default_rng(self.seed))
+
+    def _out_of_range(self) -> Iterator[str]:
+        """What is wrong with the values, each as a line."""
+        if not 0 <= self.temperature < math.inf:
+            yield f"temperature is {self.temperature}; it must be 0 (greedy) or more"
+        if self.top_k < 0:
+            yield f"top-k is {self.top_k}; it must be 0 (all tokens) or more"
+        if not 0 < self.top_p <= 1:
+            yield f"top-p is {self.top_p}; it must be above 0 and at most 1 (all tokens)"
+        if self.seed is not None and self.seed < 0:
+            yield f"seed is {self.seed}; it must be 0 or more"
+        if not 0 <= self.min_p <= 1:
+            yield f"min-p is {self.min_p}; it must be from 0 (all tokens) to 1"
+        if not 0.01 <= self.repetition_penalty <= 100:
+            yield f"repetition-penalty is {self.repetition_penalty}; it must be from 0.01 to 100; 1 is none"
+        for name in ("presence", "frequency"):
+            if not abs(given := getattr(self, f"{name}_penalty")) <= MOST_PENALTY:
+                yield f"{name}-penalty is {given}; it must be from -2 to 2, and 0 is none"
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, Integral):
+                yield f"logit-bias names {token!r}; name a token by its id, a whole number"
+            if not abs(bias) <= MOST_BIAS:
+                yield f"logit-bias of token {token} is {bias}; it must be from -100 to 100"
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """UserError where the bias is of a token that a model with so many does not have."""
+        if (token := next((one for one in self.logit_bias if not 0 <= one < vocab_size), None)) is not None:
+            raise UserError(
+                f"logit-bias names token {token}, and the model's vocabulary has 0 to {vocab_size - 1}; "
+                "name one of these"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether bias or penalties are set."""
+        return bool(
+            self.logit_bias or self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        )
+
+    def __call__(
+        self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
+    ) -> int:
+        """The next token for logits of shape (vocab_size,), float32 or bf16, after a prompt and the tokens
+        made so far.
+
+        Equal logits: the lowest id, when greedy. NotFiniteError where one is not finite.
+        """
+        if self.greedy and logits.dtype == bf16 and not self.changes_logits:
+            token = _most_likely(logits.view(np.uint16))
+            if token is not None:
+                return token
+        if self.greedy:
+            return int(np.argmax(self._changed(logits, prompt_ids, token_ids)))
+        tokens, probabilities = self.distribution(logits, prompt_ids, token_ids)
+        return int(self._random.choice(tokens, p=probabilities))
+
+    def distribution(
+        self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
+    ) -> tuple[Tokens, F64Array]:
+        """The tokens that may be drawn, the likeliest first, and their probabilities, which add up to 1.
+
+        Takes and raises what a call does; draws nothing. Greedy: one token.
+        """
+        scores = self._changed(logits, prompt_ids, token_ids)
+        if self.greedy:
+            return np.array([np.argmax(scores)]), np.ones(1)
+        likely = _order(scores, self.top_k)
+        probabilities = _softmax(scores[likely].astype(np.float64) / self.temperature)
+        # A token stays while those before it have not yet reached top_p, so the first always stays.
+        kept = np.cumsum(probabilities) - probabilities < self.top_p
+        kept &= probabilities >= self.min_p * probabilities[0]
+        return likely[kept], _normalised(probabilities[kept])
+
+    def state(self) -> str:
+        """The state of the random generator, as JSON: a Sampler with it draws what this one would next."""
+        return json.dumps(self._random.bit_generator.state)
+
+    def restore(self, state: str) -> None:
+        """Go on from what `state` gave. UserError for anything else, which changes nothing."""
+        try:
+            self._random.bit_generator.state = json.loads(state)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise UserError(
+                f"{state[:40]!r} is no state of a sampler ({error}); give what Sampler.state gave"
+            ) from None
+
+    def _changed(
+        self, logits: F32Array | BF16Array, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> F32Array:
+        """The logits with bias and penalties, (vocab_size,) float32. NotFiniteError where one is none."""
+        scores: F32Array = widen(logits) if logits.dtype == bf16 else logits
+        if not np.isfinite(scores).all():
+            raise NotFiniteError
+        if not self.changes_logits:
+            return scores
+        scores = scores.copy()
+        for token, bias in self.logit_bias.items():
+            scores[token] += np.float32(bias)
+        if self.repetition_penalty != 1:
+            seen, penalty = np.unique([*prompt_ids, *token_ids]).astype(np.intp), self.repetition_penalty
+            scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
+        made, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
+        scores[made] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)
+        scores[made] -= np.float32(self.presence_penalty)
+        return scores
+
+
+def _order(scores: F32Array, top_k: int) -> Tokens:
+    """Tokens, the likeliest first, equal ones by their ids: all, or the k likeliest and those as likely."""
+    if not 0 < top_k < len(scores):
+        return np.argsort(-scores, kind="stable")
+    likely = np.flatnonzero(scores >= np.partition(scores, -top_k)[-top_k])
+    return likely[np.argsort(-scores[likely], kind="stable")]
+
+
+def _most_likely(bits: NDArray[np.uint16]) -> int | None:
+    """The place of the largest of bf16 values, from their bits; None where these do not tell.
+
+    Without their sign the bits of floats are in the order of their values, and infinities and NaN come last.
+    """
+    token = int(np.argmax(bits.view(np.int16)))
+    is_positive = 0 < bits[token] < INFINITY_BITS
+    return token if is_positive and np.max(bits) < NEGATIVE + INFINITY_BITS else None
+
+
+def _softmax(values: F64Array) -> F64Array:
+    return _normalised(np.exp(values - values.max()))
+
+
+def _normalised(values: F64Array) -> F64Array:
+    normalised: F64Array = values / values.sum()
+    return normalised
