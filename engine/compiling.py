@@ -10,7 +10,8 @@ from pathlib import Path
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import ConfigError, UserError
-from aerie.engine.facts import MODELS_THAT_RUN, SOME_THAT_RUN
+from aerie.engine.facts import MODELS_THAT_RUN
+from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.native import prepare_native
 from aerie.engine.programs import program_flops, sharing
 from aerie.engine.progress import Reporter, Step
@@ -89,8 +90,8 @@ def compile_programs(
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
         report.note(
-            f"context: {config.context} of the model's {config.max_position_embeddings} positions, as many "
-            "as its sliding window holds; attention that forgets earlier ones is not supported"
+            f"context: {config.context} of the model's {config.max_position_embeddings} positions, "
+            f"{config.context_reason}"
         )
     if remark := prepare_native():
         report.note(remark)

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import FAMILIES, Entries, check_scale, check_supported, read_json
+from aerie.engine.facts import Entries, read_json
+from aerie.engine.families import FAMILIES
+from aerie.engine.family import Family
+from aerie.engine.refused import check_scale, check_supported
+from aerie.engine.rope import RopeRule, read_rule
 from aerie.multi_launch_builder import ModelShape
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
@@ -16,17 +20,14 @@ DEFAULT_SEQ_LEN = 2048  # default prefill length of any other, in tokens
 MOST_LAYERS = 1000  # several times those of any Llama; a config with more is damaged
 
 
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """The `llama3` RoPE rule: long wavelengths are stretched by `factor`, short ones kept, the rest blended.
-
-    Lengths are in tokens. Llama-3.2-1B: factor 32, low 1, high 4, original 8192.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+LIMITS = {
+    "max_position_embeddings": "",
+    "sliding_window": "as many as its sliding window holds; attention that forgets earlier ones is not "
+    "supported",
+    "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; longer "
+    "texts would be turned by others, and keys in the cache with them",
+}
+"""Entries that may end the context, and why they do."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     `eos_token_ids` are all the ids that end an answer, in the checkpoint's order; it may be empty.
-    `rope_scaling` is None for plain RoPE. `sliding_window` is how many positions a token attends to, itself
-    among them; None for all. `architecture` is the class of transformers that computes the same.
+    `rope_scaling` is None for plain RoPE. `sliding_window` is how many positions a token attends to in some
+    layer, itself among them; None for all.
     """
 
     vocab_size: int
@@ -48,22 +49,39 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3Scaling | None
+    rope_scaling: RopeRule | None
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     sliding_window: int | None = None
-    architecture: str = FAMILIES["llama"].architecture
+    family: Family = FAMILIES["llama"]
+
+    @property
+    def architecture(self) -> str:
+        """The class of transformers that computes the same."""
+        return self.family.architecture
 
     @property
     def context(self) -> int:
-        """The most positions that can be run: up to the length of its sliding window, attention is causal
-        attention and no other."""
-        return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
+        """The most positions that can be run: as far as attention is causal attention and no other, and RoPE
+        turns by one set of frequencies."""
+        return min(self._limits.values())
 
     @property
     def context_entry(self) -> str:
         """The entry of config.json that says how many positions these are."""
-        return "sliding_window" if self.context < self.max_position_embeddings else "max_position_embeddings"
+        return min(self._limits, key=lambda name: self._limits[name])
+
+    @property
+    def context_reason(self) -> str:
+        """Why the context is shorter than the model's positions; empty where it is not."""
+        return LIMITS[self.context_entry]
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        """Positions by the entry that limits them; of equal ones the first counts."""
+        turned = self.rope_scaling.positions if self.rope_scaling else None
+        given = (self.max_position_embeddings, self.sliding_window, turned)
+        return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
     def shape(self) -> ModelShape:
@@ -103,46 +121,63 @@ def load_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     config = Entries(path, read_json(path))
     family = check_supported(config)
-    heads = config.count("num_attention_heads")
-    hidden = config.count("hidden_size")
-    head_dim = _head_dim(config, hidden, heads)
-    check_scale(config, head_dim)
-    kv_heads = config.count_or_none("num_key_value_heads", if_absent=family.kv_heads) or heads
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}, "
-            f"so query heads cannot share them evenly; this is not a Llama"
-        )
+    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
+    head_dim = _head_dim(config, family.head_dim or max(1, hidden // heads))
+    layers = config.count("num_hidden_layers", most=MOST_LAYERS)
+    positions = config.count("max_position_embeddings", default=family.positions)
+    rope = _rope(config)
     return ModelConfig(
         vocab_size=config.count("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.count("intermediate_size"),
-        num_hidden_layers=config.count("num_hidden_layers", most=MOST_LAYERS),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_key_value_heads=_kv_heads(config, family, heads),
         head_dim=head_dim,
-        max_position_embeddings=config.count("max_position_embeddings", default=family.positions),
+        max_position_embeddings=positions,
         rms_norm_eps=config.number("rms_norm_eps", default=1e-6),
-        rope_theta=_rope(config).number("rope_theta", default=10000.0),
-        rope_scaling=_llama3_scaling(config),
+        rope_theta=rope.number("rope_theta", default=10000.0),
+        rope_scaling=read_rule(rope, head_dim, positions),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         eos_token_ids=_eos_token_ids(folder, config),
-        sliding_window=config.count_or_none("sliding_window", if_absent=family.sliding_window),
-        architecture=family.architecture,
+        sliding_window=_window(config, family, layers),
+        family=family,
     )
 
 
-def _head_dim(config: Entries, hidden: int, heads: int) -> int:
-    head_dim = config.count("head_dim", default=max(1, hidden // heads))
+def _head_dim(config: Entries, default: int) -> int:
+    head_dim = config.count("head_dim", default)
     if head_dim % 2:
         raise ConfigError(f"{config.path}: head_dim is {head_dim}; RoPE turns pairs, so it must be even")
+    check_scale(config, head_dim)
     return head_dim
 
 
-ROPE_ENTRIES = {"rope_theta", "rope_type", "type"}
-LLAMA3_ENTRIES = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-ROPE_NEUTRAL = {"partial_rotary_factor": 1.0, "attention_factor": 1.0}
-"""Entries of RoPE that change nothing at these values."""
+def _kv_heads(config: Entries, family: Family, heads: int) -> int:
+    kv_heads = config.count_or_none("num_key_value_heads", if_absent=family.kv_heads) or heads
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{config.path}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
+            f"{kv_heads}, so query heads cannot share them evenly; fetch it again"
+        )
+    return kv_heads
+
+
+def _window(config: Entries, family: Family, layers: int) -> int | None:
+    """How far back the layers see that forget, by transformers' rules; None where none forgets."""
+    window = config.count_or_none("sliding_window", if_absent=family.sliding_window)
+    if family.window_is_optional and not config.flag("use_sliding_window", default=False):
+        window = None
+    kinds = config.items("layer_types")
+    if window is None and "sliding_attention" in kinds:
+        raise ConfigError(
+            f"{config.path}: layer_types has 'sliding_attention' and sliding_window does not say how far it "
+            "reaches; fetch it again"
+        )
+    if not family.window_is_optional:
+        return window
+    first = config.count("max_window_layers", default=family.window_layers, least=0)
+    return window if "sliding_attention" in kinds or (not kinds and first < layers) else None
 
 
 def _rope(config: Entries) -> Entries:
@@ -162,41 +197,6 @@ def _rope(config: Entries) -> Entries:
                 )
     merged.setdefault("rope_type", merged.get("type", "default"))
     return Entries(config.path, merged)
-
-
-def _llama3_scaling(config: Entries) -> Llama3Scaling | None:
-    rope = _rope(config)
-    _check_rope(rope)
-    if rope.get("rope_type") == "default":
-        return None
-    scaling = Llama3Scaling(
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position_embeddings=rope.count("original_max_position_embeddings"),
-    )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        raise ConfigError(
-            f"{config.path}: high_freq_factor {scaling.high_freq_factor} must be above "
-            f"low_freq_factor {scaling.low_freq_factor}"
-        )
-    return scaling
-
-
-def _check_rope(rope: Entries) -> None:
-    """Refuse a rule of RoPE, and an entry beside it, that would not be followed."""
-    kind = rope.get("rope_type")
-    known = {"default": {"original_max_position_embeddings"}, "llama3": LLAMA3_ENTRIES}.get(str(kind))
-    if known is None:
-        raise ConfigError(f"{rope.path}: RoPE rule {kind!r} is not supported; 'default' and 'llama3' are")
-    for name, value in rope.entries.items():
-        if name in ROPE_NEUTRAL and value == ROPE_NEUTRAL[name]:
-            continue
-        if name not in known | ROPE_ENTRIES:
-            raise ConfigError(
-                f"{rope.path}: RoPE has {name} {value!r}, which the rule {kind!r} knows nothing of; models "
-                "whose positions are turned otherwise are not supported"
-            )
 
 
 def _eos_token_ids(folder: Path, config: Entries) -> tuple[int, ...]:

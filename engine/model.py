@@ -15,7 +15,8 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.numerics import BF16Array, rope_table
 from aerie.engine.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
-from aerie.engine.weights import Rows, Tensor, Weights
+from aerie.engine.tensors import Rows, Tensor
+from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import Static

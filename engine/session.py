@@ -191,3 +191,5 @@ def _preload(model: LoadedModel, checkpoint: Checkpoint, report: Reporter) -> No
             step(what, done)
     spent = time.perf_counter() - started
     report.note(f"weights: {model.config.num_hidden_layers} layers loaded, {spent:.1f} s")
+    if lost := str(checkpoint.weights.rounding):
+        report.note(lost)

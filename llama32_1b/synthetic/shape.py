@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.engine.config import Llama3Scaling, ModelConfig
+from aerie.engine.config import ModelConfig
+from aerie.engine.rope import Llama3
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids
 
@@ -24,7 +25,7 @@ LLAMA_3_2_1B = ModelConfig(
     max_position_embeddings=131072,
     rms_norm_eps=1e-5,
     rope_theta=500000.0,
-    rope_scaling=Llama3Scaling(32.0, 1.0, 4.0, 8192),
+    rope_scaling=Llama3(32.0, 1.0, 4.0, 8192),
     tie_word_embeddings=True,
     eos_token_ids=end_ids(128256),
 )
@@ -41,7 +42,7 @@ TINY = ModelConfig(
     max_position_embeddings=512,
     rms_norm_eps=1e-5,
     rope_theta=500000.0,
-    rope_scaling=Llama3Scaling(32.0, 1.0, 4.0, 128),
+    rope_scaling=Llama3(32.0, 1.0, 4.0, 128),
     tie_word_embeddings=True,
     eos_token_ids=end_ids(1024),
 )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from aerie.engine import weights as weights_module
+from aerie.engine import tensors as tensors_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import compile_into, open_cache
 from aerie.engine.forward import decode_step, next_token_logits, prefill
@@ -181,16 +181,16 @@ def test_attention_in_numpy_at_full_width(wide):
 
 def interrupt_reading(monkeypatch, after):
     """Ctrl-C once so many pieces of tensors are read, in the middle of one."""
-    real, pieces = weights_module._File.read_rows, []
+    real, pieces = tensors_module._File.read_rows, []
 
-    def read(self, out, first):
-        pieces.append(first)
+    def read(self, out, rows):
+        pieces.append(rows)
         if len(pieces) == after:
-            real(self, out[: len(out) // 2], first)
+            real(self, out, slice(rows.start, (rows.start + rows.stop) // 2))
             raise KeyboardInterrupt
-        real(self, out, first)
+        real(self, out, rows)
 
-    monkeypatch.setattr(weights_module._File, "read_rows", read)
+    monkeypatch.setattr(tensors_module._File, "read_rows", read)
 
 
 def check_load_again(case, monkeypatch):

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from aerie.engine.config import Llama3Scaling, load_config
+from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError
+from aerie.engine.rope import Llama3
 
 MINIMAL = {
     "vocab_size": 512,
@@ -51,7 +52,7 @@ def test_both_spellings_of_rope_read_the_same(load):
     new = load(rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3})
     assert old == oldest == new
     assert new.rope_theta == 500000.0
-    assert new.rope_scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
+    assert new.rope_scaling == Llama3(32.0, 1.0, 4.0, 8192)
 
 
 def test_what_transformers_saves_is_read(load, make_checkpoint):
@@ -115,10 +116,11 @@ def test_shape_for_the_builders(load):
     [
         (
             {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
-            r"the architecture is MixtralForCausalLM \(model_type 'mixtral'\); only LlamaForCausalLM and "
-            r"MistralForCausalLM are supported \(README\.md, Models that run\)$",
+            r"the architecture is MixtralForCausalLM \(model_type 'mixtral'\): it is a mixture of experts, "
+            r"in which each token takes weights of its own; only LlamaForCausalLM.* and \w+ForCausalLM are "
+            r"supported \(README\.md, Models that run\)$",
         ),
-        ({"model_type": "qwen3"}, r"architecture is not named \(model_type 'qwen3'\); only LlamaForCausalLM"),
+        ({"model_type": "arcee"}, r"architecture is not named \(model_type 'arcee'\); only LlamaForCausalLM"),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
             "the architecture is LlamaForSequenceClassification",
@@ -165,7 +167,7 @@ def test_shape_for_the_builders(load):
         ({"rope_scaling": {"rope_type": ["llama3"]}}, r"RoPE rule \['llama3'\] is not supported"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "RoPE rule 'yarn' is not supported; 'default' and",
+            "RoPE rule 'yarn' is not supported: its blend .*; 'default', 'linear', 'llama3' and 'longrope'",
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "there is no factor; the checkpoint is incomplete"),
         (
@@ -218,7 +220,7 @@ def test_refused(load, changes, message):
         ({"embedding_multiplier": 12}, "only embedding_multiplier 1.0 is supported"),
         ({"residual_multiplier": 0.22}, "only residual_multiplier 1.0 is supported"),
         ({"logits_scaling": 8.0}, "only logits_scaling 1.0 is supported"),
-        ({"scale_depth": 1.4}, "a model with scale_depth is no Llama, and is not supported"),
+        ({"scale_depth": 1.4}, "no model with scale_depth is supported (README.md, Models"),
         ({"num_local_experts": 8}, "only num_local_experts 0 is supported"),
         ({"kv_lora_rank": 512}, "only kv_lora_rank 0 is supported"),
         ({"use_alibi": True}, "only use_alibi False is supported"),
@@ -227,7 +229,7 @@ def test_refused(load, changes, message):
         ({"attention_chunk_size": 8192}, "only attention_chunk_size 0 is supported"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "only 'full_attention' and 'sliding"),
         ({"layer_types": ["sliding_attention"]}, "sliding_window does not say how far it reaches"),
-        ({"vision_config": {"depth": 32}}, "a model with vision_config is no Llama"),
+        ({"vision_config": {"depth": 32}}, "no model with vision_config is supported"),
         ({"is_encoder_decoder": True}, "only is_encoder_decoder False is supported"),
         ({"sliding_window": 0}, "it must be a whole number, 1 or more"),
     ],

@@ -1,10 +1,12 @@
-"""The RoPE table against transformers."""
+"""The RoPE table by every rule against transformers' own module, bit by bit."""
 
 import numpy as np
 import pytest
 
 from aerie.engine.config import load_config
-from aerie.engine.numerics import inverse_frequencies, rope_table
+from aerie.engine.errors import ConfigError
+from aerie.engine.numerics import rope_table
+from aerie.engine.rope import REFUSED, RULES, inverse_frequencies
 
 LLAMA32 = {
     "rope_type": "llama3",
@@ -15,37 +17,68 @@ LLAMA32 = {
     "original_max_position_embeddings": 8192,
 }
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 1024,
+    "short_factor": [1 + 0.01 * pair for pair in range(32)],
+    "long_factor": [1.5 + 0.7 * pair for pair in range(32)],
+}
+CASES = {
+    "llama3": (LLAMA32, 64),
+    "llama3, heads of 128": ({**LLAMA32, "factor": 8.0}, 128),
+    "default": (DEFAULT, 64),
+    "default, heads of 128": ({"rope_type": "default", "rope_theta": 1e6}, 128),
+    "default, heads of 96": (DEFAULT, 96),
+    "linear": (LINEAR, 64),
+    "longrope": (LONG, 64),
+    "longrope, factor and magnitude given": ({**LONG, "factor": 4.0, "attention_factor": 1.3}, 64),
+}
+POSITIONS = 8192
 
 
-@pytest.fixture(params=[LLAMA32, DEFAULT], ids=["llama3", "default"])
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
 def both(request, make_checkpoint):
-    """Our config and transformers' RoPE module for the same checkpoint."""
-    import torch
+    """Our config and transformers' RoPE module for the same checkpoint, and how many positions to compare."""
     from transformers import AutoConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    folder = make_checkpoint(rope_parameters=request.param, max_position_embeddings=2048)
-    module = LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
-    cos, sin = module(torch.zeros(1, dtype=torch.bfloat16), torch.arange(2048)[None])
-    return load_config(folder), module.inv_freq.numpy(), cos[0].float().numpy(), sin[0].float().numpy()
+    rope, head_dim = request.param
+    folder = make_checkpoint(rope_parameters=rope, head_dim=head_dim, max_position_embeddings=POSITIONS)
+    config = load_config(folder)
+    return config, LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder)), config.context
 
 
-def test_frequencies(both):
-    config, frequencies, _, _ = both
+def theirs(module, positions):
+    """Their cosines and sines in bf16, as our table has them."""
+    import torch
+
+    halves = module(torch.zeros(1, dtype=torch.bfloat16), torch.arange(positions)[None])
+    return np.concatenate([half[0, :, : half.shape[-1] // 2].float().numpy() for half in halves], axis=1)
+
+
+def test_frequencies_are_theirs(both):
+    config, module, positions = both
+    theirs(module, positions)  # longrope makes its choice in the forward pass
     ours = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     assert ours.dtype == np.float32
-    np.testing.assert_allclose(ours, frequencies, rtol=3e-7)
+    expected = module.inv_freq.numpy()
+    assert (ours != expected).sum() <= 1
+    np.testing.assert_allclose(ours, expected, rtol=2e-7)
 
 
-def test_table_after_rounding(both):
-    """cos and sin of two libraries may differ in the last float32 bit: rarely one step of bf16."""
-    config, _, cos, sin = both
-    table = rope_table(config, 2048).astype(np.float32)
-    half = config.head_dim // 2
-    expected = np.concatenate([cos[:, :half], sin[:, :half]], axis=1)
-    assert table.shape == (2048, config.head_dim)
-    assert (table == expected).mean() > 0.995
-    np.testing.assert_allclose(table, expected, atol=2**-8)
+def test_table_after_rounding_is_theirs(both):
+    """The cosines of two libraries differ in the last bit of float32: rarely one step of bf16."""
+    config, module, positions = both
+    table, expected = rope_table(config, positions).astype(np.float32), theirs(module, positions)
+    assert table.shape == (positions, config.head_dim)
+    assert (table != expected).mean() < 2e-4
+    np.testing.assert_allclose(table, expected, rtol=2**-7, atol=2**-8)
+
+
+def test_every_rule_is_compared():
+    assert {rope["rope_type"] for rope, _ in CASES.values()} == set(RULES)
 
 
 def test_rows_do_not_depend_on_the_length(both):
@@ -53,9 +86,77 @@ def test_rows_do_not_depend_on_the_length(both):
     np.testing.assert_array_equal(rope_table(config, 2048)[:100], rope_table(config, 100))
 
 
-def test_llama3_rule_matters(both):
-    """The longest wavelengths are stretched 32 times; without the rule they would not be."""
-    config, frequencies, _, _ = both
-    plain = inverse_frequencies(config.head_dim, config.rope_theta, None)
-    ratio = plain[-1] / frequencies[-1]
-    assert ratio == pytest.approx(32.0 if config.rope_scaling else 1.0, rel=1e-6)
+@pytest.mark.parametrize("rope", [LLAMA32, LINEAR, LONG], ids=lambda rope: rope["rope_type"])
+def test_the_rule_matters(rope, make_checkpoint):
+    config = load_config(make_checkpoint(rope_parameters=rope, max_position_embeddings=POSITIONS))
+    plain = inverse_frequencies(64, config.rope_theta, None)
+    ratio = plain / inverse_frequencies(64, config.rope_theta, config.rope_scaling)
+    wanted = {"llama3": 32.0, "linear": 3.0, "longrope": 1.31}[rope["rope_type"]]
+    assert ratio[-1] == pytest.approx(wanted, rel=1e-6)
+
+
+def load_long(make_checkpoint, checkpoints, tmp_path, **changes):
+    """A copy of a checkpoint with LongRoPE, changed after transformers wrote it."""
+    import shutil
+
+    folder = make_checkpoint(rope_parameters=LONG, head_dim=64, max_position_embeddings=POSITIONS)
+    copy = shutil.copytree(folder, tmp_path / "long")
+    checkpoints.edit_json(copy / "config.json", rope_parameters={**LONG, **changes})
+    return load_config(copy)
+
+
+def test_longrope_ends_where_its_frequencies_change(make_checkpoint, checkpoints, tmp_path):
+    """transformers takes others for every text that is longer, and keys in its cache stay as they were."""
+    import torch
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = load_long(make_checkpoint, checkpoints, tmp_path)
+    assert (config.context, config.context_entry) == (1024, "original_max_position_embeddings")
+    assert "longrope" in config.context_reason
+    module = LlamaRotaryEmbedding(AutoConfig.from_pretrained(tmp_path / "long"))
+    within, beyond = (
+        module(torch.zeros(1), torch.arange(length)[None])[0][0, 1000] for length in (1024, 1025)
+    )
+    assert not torch.equal(within, beyond)
+
+
+def test_longrope_with_one_set_of_frequencies_has_all_positions(make_checkpoint, checkpoints, tmp_path):
+    config = load_long(make_checkpoint, checkpoints, tmp_path, long_factor=LONG["short_factor"])
+    assert config.context == POSITIONS
+    assert config.context_reason == ""
+
+
+def test_magnitude_of_longrope(make_checkpoint, checkpoints, tmp_path):
+    """sqrt(1 + ln(8192 / 1024) / ln(1024)), and 1 where the context was not stretched."""
+    rule = load_long(make_checkpoint, checkpoints, tmp_path).rope_scaling
+    assert rule.magnitude == pytest.approx(1.14017542)
+    config = load_long(make_checkpoint, checkpoints, tmp_path / "other", factor=1.0)
+    assert config.rope_scaling.magnitude == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"short_factor": [1.0] * 31},
+            "short_factor has 31 factors and a head has 32 pairs to turn; fetch it again",
+        ),
+        ({"long_factor": [0.0] * 32}, "long_factor is 0.0; it must be a finite number above 0"),
+        ({"long_factor": 4}, "long_factor is 4; it must be a list"),
+        ({"beta_fast": 32}, "RoPE has beta_fast 32, which the rule 'longrope' knows nothing of"),
+    ],
+)
+def test_a_longrope_that_makes_no_sense(changes, message, make_checkpoint, checkpoints, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        load_long(make_checkpoint, checkpoints, tmp_path, **changes)
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_a_rule_that_is_not_followed_is_refused_with_the_reason(rule, damaged, checkpoints):
+    checkpoints.edit_json(damaged / "config.json", rope_parameters={**DEFAULT, "rope_type": rule})
+    wanted = (
+        f"RoPE rule '{rule}' is not supported: {REFUSED[rule]}; 'default', 'linear', 'llama3' and 'longrope'"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        load_config(damaged)

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aerie.engine import weights as weights_module
+from aerie.engine import tensors as tensors_module
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
+from aerie.engine.family import LAYER_TENSORS
 from aerie.engine.model import _lm_head_statics
 from aerie.engine.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS, sharing
-from aerie.engine.weights import EMBED, LAYER_TENSORS, Weights, expected_shapes
+from aerie.engine.weights import EMBED, Weights, expected_shapes
 from aerie.kernel_builder.arguments import Role
 
 bf16 = ml_dtypes.bfloat16
@@ -137,7 +138,7 @@ def test_tensors_are_read_in_chunks(make_checkpoint, monkeypatch, dtype, chunk_b
     """A row at a time, also where a row is more than a chunk, or all at once: the same bits."""
     weights = open_weights(make_checkpoint(dtype=dtype))
     wanted = load_file(weights.final_norm.path)
-    monkeypatch.setattr(weights_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tensors_module, "CHUNK_BYTES", chunk_bytes)
     for tensor in weights.layer(1).values():
         np.testing.assert_array_equal(tensor.read(), wanted[tensor.name].astype(bf16))
     part = np.empty((3, 256), bf16)

@@ -1,0 +1,22 @@
+"""The families of models, one file each: a file more is a family more (docs/add_a_model.md)."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from types import MappingProxyType
+
+from aerie.engine.family import Family
+
+
+def _families() -> dict[str, Family]:
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    found: list[Family] = [import_module(f"{__name__}.{name}").FAMILY for name in names]
+    return {family.model_type: family for family in found}
+
+
+FAMILIES = MappingProxyType(_families())
+"""By model_type, in the order of the files' names."""
+
+SOME_THAT_RUN = ", ".join(family.examples for family in FAMILIES.values())
+"""Whose shapes the kernels accept, as tests/multi_launch_builder/test_mlb_shapes.py has them."""

@@ -1,0 +1,13 @@
+"""Llama 2, 3, 3.1, 3.2, and what was trained in their shape: TinyLlama, SmolLM2 and many more.
+
+Defaults: transformers' configuration_llama.py.
+"""
+
+from aerie.engine.family import Family
+
+FAMILY = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    positions=2048,
+    examples="Llama-3.2-1B and 3B, Llama-3.1-8B, Llama-2-7B, TinyLlama, SmolLM2",
+)

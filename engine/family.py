@@ -1,0 +1,70 @@
+"""What a family of models is: the data that tells its decoder from the others'.
+
+All families share one decoder: RMSNorm, grouped-query attention with RoPE, SwiGLU, residuals. What differs is
+data, and a file of `families/` holds it: what config.json calls the family, the entries that may be absent,
+which tensors a layer has. Whether there is a bias or a norm more follows from the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm.weight",
+    "wq": "self_attn.q_proj.weight",
+    "wk": "self_attn.k_proj.weight",
+    "wv": "self_attn.v_proj.weight",
+    "wo": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "w_gate": "mlp.gate_proj.weight",
+    "w_up": "mlp.up_proj.weight",
+    "w_down": "mlp.down_proj.weight",
+}
+"""What a layer of every family has: the checkpoint's words by the names that the programs' arguments have."""
+
+QKV_BIAS = {"bq": "self_attn.q_proj.bias", "bk": "self_attn.k_proj.bias", "bv": "self_attn.v_proj.bias"}
+"""Vectors added to queries, keys and values."""
+
+QK_NORM = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
+"""Weights of an RMSNorm over each head of queries and of keys, before RoPE."""
+
+FUSED = {
+    ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
+    ("bq", "bk", "bv"): ("self_attn.qkv_proj.bias", "self_attn.attn_qkv.bias"),
+    ("w_gate", "w_up"): ("mlp.gate_up_proj.weight", "mlp.ffn_gate_up.weight"),
+}
+"""Tensors that may lie in a file as one, one below the other in this order, and what that one is called."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family, and what transformers takes for entries that its config.json lacks.
+
+    model_type, architecture: what config.json calls it; `architecture` is the class of transformers that
+    computes the same. positions, sliding_window: in tokens. kv_heads: None for as many as there are query
+    heads. head_dim: None for hidden_size / num_attention_heads. window_is_optional: the window counts only
+    where `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers` name.
+    tensors: of a layer, as LAYER_TENSORS. examples: published sizes, for messages.
+    """
+
+    model_type: str
+    architecture: str
+    positions: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    sliding_window: int | None = None
+    window_is_optional: bool = False
+    window_layers: int = 0
+    tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
+    examples: str = ""
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections of queries, keys and values have a bias."""
+        return "bq" in self.tensors
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head of queries and keys is normalised before RoPE."""
+        return "q_norm" in self.tensors

@@ -1,0 +1,206 @@
+"""The rules of RoPE: what is made of the frequencies of the plain one, and up to which length that holds.
+
+Formulas, defaults and their order of operations: transformers' modeling_rope_utils. Powers are rounded to
+float32 from float64, as torch's are in all but rare cases, and all else is float32 in the same order: so the
+table in bf16 is transformers' own, but for a few elements in 100,000 whose cosine rounds the other way.
+
+A rule whose frequencies depend on the length of a text does not fit a cache of keys, which are turned once.
+LongRoPE has two sets, one for texts within the original length: that one is computed, and the context ends
+there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.engine.errors import ConfigError
+from aerie.engine.facts import Entries
+
+Frequencies = npt.NDArray[np.float32]
+"""Radians per position for each of the head_dim / 2 pairs, (head_dim // 2,)."""
+
+
+ONE = np.float32(1)
+
+
+class RopeRule(Protocol):
+    """What a rule does to plain RoPE."""
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied with, in queries and keys alike."""
+
+    @property
+    def positions(self) -> int | None:
+        """The length in tokens up to which these frequencies hold; None: any."""
+
+    def frequencies(self, powers: Frequencies) -> Frequencies:
+        """From theta ** (2 i / head_dim), the inverse of plain RoPE's frequencies."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Positions `factor` times as dense."""
+
+    factor: float
+    magnitude = 1.0
+    positions = None
+
+    def frequencies(self, powers: Frequencies) -> Frequencies:
+        return ONE / powers / np.float32(self.factor)
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Long wavelengths are stretched by `factor`, short ones kept, the rest blended.
+
+    Lengths are in tokens. Llama-3.2-1B: factor 32, low 1, high 4, original 8192.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+    magnitude = 1.0
+    positions = None
+
+    def frequencies(self, powers: Frequencies) -> Frequencies:
+        """Wavelengths well inside the original context are kept, those beyond it stretched."""
+        plain, factor = ONE / powers, np.float32(self.factor)
+        original, low, high = (
+            np.float32(value)
+            for value in (self.original_max_position_embeddings, self.low_freq_factor, self.high_freq_factor)
+        )
+        wavelengths = ONE / plain * np.float32(2 * math.pi)  # in tokens per turn
+        share_kept = (ONE / wavelengths * original - low) / (high - low)
+        blended = (ONE - share_kept) * plain / factor + share_kept * plain
+        long, short = wavelengths > original / low, wavelengths < original / high
+        return np.where(long, plain / factor, np.where(short, plain, blended))
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """Each frequency divided by a factor of its own: `short_factor` for texts of up to the original length,
+    in tokens, `long_factor` for longer ones."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    @property
+    def positions(self) -> int | None:
+        return None if self.short_factor == self.long_factor else self.original_max_position_embeddings
+
+    def frequencies(self, powers: Frequencies) -> Frequencies:
+        return ONE / (np.array(self.short_factor, np.float32) * powers)
+
+
+def inverse_frequencies(head_dim: int, theta: float, rule: RopeRule | None) -> Frequencies:
+    """The frequencies by a rule, None for plain RoPE."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
+    return rule.frequencies(powers) if rule else ONE / powers
+
+
+def read_rule(rope: Entries, head_dim: int, positions: int) -> RopeRule | None:
+    """The rule that RoPE's entries name, None for plain RoPE, in a model of so many positions.
+
+    Raises ConfigError for a rule, and for an entry beside it, that would not be followed.
+    """
+    kind = str(rope.get("rope_type"))
+    if kind not in RULES:
+        *first, last = map(repr, RULES)
+        why = f": {REFUSED[kind]}" if kind in REFUSED else ""
+        raise ConfigError(
+            f"{rope.path}: RoPE rule {rope.get('rope_type')!r} is not supported{why}; {', '.join(first)} and "
+            f"{last} are"
+        )
+    known, read = RULES[kind]
+    for name, value in rope.entries.items():
+        if name not in {*known, *BESIDE} and value != NEUTRAL.get(name):
+            raise ConfigError(
+                f"{rope.path}: RoPE has {name} {value!r}, which the rule {kind!r} knows nothing of; models "
+                "whose positions are turned otherwise are not supported"
+            )
+    return read(rope, head_dim, positions)
+
+
+def _plain(rope: Entries, head_dim: int, positions: int) -> None:  # noqa: ARG001
+    return None
+
+
+def _linear(rope: Entries, head_dim: int, positions: int) -> Linear:  # noqa: ARG001
+    return Linear(rope.number("factor"))
+
+
+def _llama3(rope: Entries, head_dim: int, positions: int) -> Llama3:  # noqa: ARG001
+    rule = Llama3(
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_position_embeddings=rope.count("original_max_position_embeddings"),
+    )
+    if rule.high_freq_factor <= rule.low_freq_factor:
+        raise ConfigError(
+            f"{rope.path}: high_freq_factor {rule.high_freq_factor} must be above "
+            f"low_freq_factor {rule.low_freq_factor}"
+        )
+    return rule
+
+
+def _longrope(rope: Entries, head_dim: int, positions: int) -> LongRope:
+    original = rope.count("original_max_position_embeddings", default=positions)
+    factor = rope.number("factor", default=positions / original)
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRope(
+        short_factor=_factors(rope, "short_factor", head_dim // 2),
+        long_factor=_factors(rope, "long_factor", head_dim // 2),
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("attention_factor", default=magnitude),
+    )
+
+
+def _factors(rope: Entries, name: str, pairs: int) -> tuple[float, ...]:
+    given = rope.items(name)
+    if len(given) != pairs:
+        raise ConfigError(
+            f"{rope.path}: {name} has {len(given)} factors and a head has {pairs} pairs to turn; fetch it "
+            "again"
+        )
+    return tuple(Entries(rope.path, {name: value}).number(name) for value in given)
+
+
+Reader = Callable[[Entries, int, int], RopeRule | None]
+"""From RoPE's entries, head_dim and the model's positions."""
+
+ORIGINAL = "original_max_position_embeddings"
+RULES: dict[str, tuple[tuple[str, ...], Reader]] = {
+    "default": ((ORIGINAL,), _plain),
+    "linear": (("factor", ORIGINAL), _linear),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", ORIGINAL), _llama3),
+    "longrope": (("short_factor", "long_factor", "factor", "attention_factor", ORIGINAL), _longrope),
+}
+"""Every rule: the entries that it knows, and what reads them."""
+
+REFUSED = {
+    "dynamic": "its frequencies change with the length of the text, so that keys in the cache, turned "
+    "earlier, would no longer fit",
+    "yarn": "its blend of frequencies and its scaled scores are not built; without this entry the model is "
+    "the one that was trained, up to its original length",
+}
+"""Rules by name that are not followed, and why."""
+
+BESIDE = ("rope_theta", "rope_type", "type")
+NEUTRAL: dict[str, Any] = {"partial_rotary_factor": 1.0, "attention_factor": 1.0}
+"""Entries of RoPE that change nothing at these values."""

@@ -1,0 +1,295 @@
+"""Tensors of safetensors files, read straight into the memory that they are wanted in, whole or by rows.
+
+What comes out is bf16 in Hugging Face's (out, in) layout, however it lies in the file: as a part of a larger
+tensor, transposed, in F16 or F32. Nothing is kept here and no file stays mapped, so that a model takes little
+more than its buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from aerie.engine.errors import WeightsError
+from aerie.engine.numerics import BF16Array, bf16, widen
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+DTYPES = {"BF16": bf16, "F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}
+"""What is read, by safetensors' names; all but bf16 is rounded to bf16."""
+CHUNK_BYTES = 4 << 20
+"""Read at a time by one thread, and converted or transposed at a time where that has to be done."""
+CONVERTED = 1 << 16
+"""Elements converted at a time, which a core's cache holds in all their forms."""
+READERS = 2
+"""Threads that read a tensor: one copies while another waits for the disk, or for new pages of memory."""
+LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+"""Of float32 and of bf16: below it both have fewer digits."""
+
+
+class Rounding:
+    """What was lost where values of F16 and F32 were rounded to bf16: in how many of how many values, and the
+    largest loss, relative to the value. Threads may count at once."""
+
+    def __init__(self) -> None:
+        self.types: set[str] = set()
+        self.values = self.rounded = 0
+        self.largest = 0.0
+        self._lock = threading.Lock()
+
+    def count(self, dtype: str, given: npt.NDArray[np.float32], kept: npt.NDArray[np.float32]) -> None:
+        """`kept` is what became of the values `given`; values that are not finite count as lost."""
+        with np.errstate(invalid="ignore"):
+            lost = given - kept
+            rounded = int(np.count_nonzero(lost))
+            lost /= np.maximum(np.abs(given), np.float32(LEAST_NORMAL))
+        largest = float(np.fmax.reduce(np.abs(lost), axis=None, initial=0.0))
+        with self._lock:
+            self.types.add(dtype)
+            self.values += given.size
+            self.rounded += rounded
+            self.largest = max(self.largest, largest)
+
+    def __str__(self) -> str:
+        """For a note; empty where nothing was converted."""
+        if not self.values:
+            return ""
+        types = " and ".join(sorted(self.types))
+        if not self.rounded:
+            return f"weights were {types} and are the same in bf16: no value was rounded"
+        share = 100 * self.rounded / self.values
+        return (
+            f"weights were {types} and are rounded to bf16: {share:.3g} % of the values changed, by at most "
+            f"{100 * self.largest:.3f} % of themselves; none overflowed"
+        )
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A matrix or vector in the file `path`; `dtype` in safetensors' words.
+
+    shape: as it is wanted, (out, in). Its first element is at byte `start` of the file, and a row of the file
+    has `pitch` elements. is_transposed: rows of the file are columns of this one. rounding: counts what is
+    lost where it is converted.
+    """
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    pitch: int
+    is_transposed: bool = False
+    rounding: Rounding = field(default_factory=Rounding, compare=False)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from row to row of the file, of one element where it is a vector."""
+        return self.pitch * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        return int(DTYPES[self.dtype].itemsize)
+
+    def __call__(self, out: BF16Array) -> None:
+        """Read all of it into `out`, which is bf16, contiguous and of this shape. Raises WeightsError."""
+        self.rows_into(out, 0)
+
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        out = np.empty(self.shape, bf16)
+        self(out)
+        return out
+
+    def transposed(self) -> Tensor:
+        """The same for one who wants it the other way round."""
+        return replace(self, shape=self.shape[::-1], is_transposed=not self.is_transposed)
+
+    def part(self, first: int, rows: int) -> Tensor:
+        """`rows` of its rows from `first` on."""
+        start = self.start + first * (self.itemsize if self.is_transposed else self.row_bytes)
+        return replace(self, shape=(rows, *self.shape[1:]), start=start)
+
+    def rows_into(self, out: BF16Array, first: int) -> None:
+        """Read as many rows as `out` has, from row `first` on, into it. Raises WeightsError."""
+        part = self.part(first, len(out))
+        read = _File.read_columns if self.is_transposed else _File.read_rows
+        at_once = max(1, CHUNK_BYTES // (len(out) * self.itemsize if self.is_transposed else self.row_bytes))
+        length = out.shape[1] if self.is_transposed else len(out)
+        with _File(part) as file, ThreadPoolExecutor(READERS) as readers:
+            pieces = (slice(at, min(at + at_once, length)) for at in range(0, length, at_once))
+            list(readers.map(lambda piece: read(file, out, piece), pieces))
+
+
+class Rows:
+    """A table in a file, of which single rows are read: `rows[3]`, `rows[[3, 1, 3]]`."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self._file = table, _File(table)
+
+    def __getitem__(self, ids: int | Sequence[int]) -> BF16Array:
+        """One row, (width,), or as many as there are ids, (ids, width). Raises WeightsError."""
+        if isinstance(ids, int | np.integer):
+            out = np.empty(self.table.shape[1], bf16)
+            self._file.read(out, int(ids) * self.table.row_bytes)
+            return out
+        once = {token: self[token] for token in set(ids)}  # a prompt is mostly padding
+        return np.stack([once[token] for token in ids])
+
+
+class _File:
+    """The open file of a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._dtype = tensor, DTYPES[tensor.dtype]
+        try:
+            self._number = os.open(tensor.path, os.O_RDONLY)
+        except OSError as error:
+            raise self._unreadable(error.strerror) from None
+        self._close = weakref.finalize(self, os.close, self._number)
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def read_rows(self, out: BF16Array, rows: slice) -> None:
+        """Some rows of the tensor into those of `out`, bf16 straight into it."""
+        self.read(out[rows], rows.start * self._tensor.row_bytes)
+
+    def read_columns(self, out: BF16Array, columns: slice) -> None:
+        """Some columns of a transposed tensor into those of `out`, through as many rows of the file."""
+        tensor = self._tensor
+        held = np.empty((columns.stop - columns.start, len(out)), bf16)
+        first = columns.start * tensor.row_bytes
+        if tensor.pitch == len(out):
+            self.read(held, first)
+        else:
+            for number, row in enumerate(held):
+                self.read(row, first + number * tensor.row_bytes)
+        out[:, columns] = held.T
+
+    def read(self, out: BF16Array, at: int) -> None:
+        """As many elements as the contiguous `out` has, from byte `at` of the tensor on."""
+        flat = out.reshape(-1)
+        raw = flat if self._dtype == bf16 else np.empty(flat.shape, self._dtype)
+        self._bytes(memoryview(raw.view(np.uint8).data), self._tensor.start + at)
+        if raw is not flat:
+            for first in range(0, len(flat), CONVERTED):
+                piece = slice(first, first + CONVERTED)
+                self._convert(raw[piece].astype(np.float32, copy=False), flat[piece])
+
+    def _convert(self, given: npt.NDArray[np.float32], out: BF16Array) -> None:
+        tensor = self._tensor
+        with np.errstate(over="ignore"):
+            out[...] = given.astype(bf16)
+        kept = widen(out)
+        overflown = given[np.isinf(kept) & np.isfinite(given)]
+        if overflown.size:
+            raise WeightsError(
+                f"tensor {tensor.name} in {tensor.path} holds {overflown[0]:.4g}, and bf16, which is "
+                "computed with, ends at 3.39e+38; the file is damaged: fetch it again"
+            )
+        tensor.rounding.count(tensor.dtype, given, kept)
+
+    def _bytes(self, into: memoryview, at: int) -> None:
+        while into:
+            try:
+                got = os.preadv(self._number, [into], at)
+            except OSError as error:
+                raise self._unreadable(error.strerror) from None
+            if not got:
+                raise self._unreadable(f"it ends at byte {at}")
+            into, at = into[got:], at + got
+
+    def _unreadable(self, reason: str | None) -> WeightsError:
+        tensor = self._tensor
+        return WeightsError(f"cannot read tensor {tensor.name} from {tensor.path}: {reason}; fetch it again")
+
+
+@contextmanager
+def reading_ahead(paths: Sequence[Path]) -> Iterator[None]:
+    """While this is open, a thread reads the files, so that the system has them in its cache when wanted.
+
+    What cannot be read is left for who wants it to find. The thread has the lowest priority: at that of the
+    compilers beside it they took twice as long (2 cores, 2.5 GB from a disk of 280 MB/s). Advice to the
+    system alone would fetch one request's worth of a file (Linux mm/readahead.c, force_page_cache_ra).
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_read_through, args=(paths, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _read_through(paths: Sequence[Path], ended: threading.Event) -> None:
+    chunk = bytearray(CHUNK_BYTES)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                while not ended.is_set() and file.readinto(chunk):
+                    pass
+
+
+def find_tensors(folder: Path) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint is, by name."""
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return _tensors_in(folder / SINGLE_FILE)
+    where = _read_index(index)
+    held = {file: _tensors_in(folder / file) for file in sorted(set(where.values()))}
+    return {name: held[file][name] for name, file in where.items() if name in held[file]}
+
+
+def _read_index(path: Path) -> Mapping[str, str]:
+    try:
+        where = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(tensor): str(file) for tensor, file in where.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{path} is not a safetensors index ({error!r}); fetch it again") from None
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file: the length of a JSON header in 8 bytes, the header, the bytes of all tensors.
+
+    That all of it is there and in order is for the safetensors library to check, which maps it meanwhile.
+    """
+    if path.exists() and not path.is_file():
+        raise WeightsError(f"{path} is no file; fetch the checkpoint again")
+    try:
+        with safe_open(path, framework="np"), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise WeightsError(
+            f"there is no {path}; a checkpoint needs {SINGLE_FILE}, or {INDEX_FILE} and every file it names"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+    header.pop("__metadata__", None)
+    return {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
+
+
+def _tensor(path: Path, name: str, entry: dict[str, Any], start: int) -> Tensor:
+    """A tensor by its entry in the header of a file whose data begin at byte `start`."""
+    shape = tuple(entry["shape"])
+    return Tensor(path, name, entry["dtype"], shape, start + entry["data_offsets"][0], math.prod(shape[1:]))
