@@ -86,6 +86,11 @@ def scattered(m: int, n: int, k: int) -> list[list[Axis]]:
     return [[(m, 1, 1)], [(n, 2, m)], [(k, m, 2 * n)]]
 
 
+def few_rows(m: int, n: int, k: int) -> list[list[Axis]]:
+    """Axes of a product of few rows by a weight (n, k), whose sums are in blocks of 8x8."""
+    return [[(m // 8, 8 * k, 64), (8, k, 8)], [(n // 8, 8 * k, 8 * m), (8, k, 1)], [(k, 1, 1)]]
+
+
 def extents(indices: list[list[Axis]]) -> list[int]:
     return [int(np.prod([axis[0] for axis in index])) for index in indices]
 
@@ -107,12 +112,17 @@ FORMS = {
     "rows, deep": plain(8, 32, 600, False),
     "rows transposed": plain(24, 64, 288, True),
     "rows transposed, odd": plain(5, 37, 77, True),
+    "few rows": few_rows(16, 96, 160),
+    "few rows, no whole panel": few_rows(8, 40, 32),
+    "few rows, some of eight": plain(3, 72, 288, True),
     "scattered": scattered(13, 50, 31),
     "one element": plain(1, 1, 1, False),
 }
 LARGE = {
     "rows, packed in pieces": plain(600, 160, 800, False),
     "rows transposed, packed in pieces": plain(530, 200, 500, True),
+    "few rows, packed in pieces": plain(18, 56, 4448, True),
+    "few rows, many threads": few_rows(32, 136, 416),
 }
 """More rows and steps than are packed at once; too large for what is emulated."""
 

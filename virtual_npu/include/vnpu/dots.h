@@ -83,7 +83,8 @@ namespace vnpu::dots {
 // Width columns of c += a b. a: M x K, row by row; b: K rows, N apart, from its first column of these; both bf16 by
 // their bits. c: M vectors of `width` f32, `step` apart.
 template <int M, int N, int K, class Row>
-__attribute__((always_inline)) inline void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
+__attribute__((always_inline)) inline void multiply_add([[maybe_unused]] const uint16_t *a, [[maybe_unused]] const uint16_t *b,
+                                                        [[maybe_unused]] Row *c, [[maybe_unused]] int step) {
   constexpr Order order = order_of(K, N);
   static_assert(order != Order::kOneByOne, "look at can_multiply first");
 #if defined(VNPU_BF16_TILES)

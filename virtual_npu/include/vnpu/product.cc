@@ -6,15 +6,15 @@ namespace vnpu {
 void multiply_add(const Product &product) {
   switch (dots::order_of(product.block_steps, product.block_columns)) {
 #if defined(VNPU_BF16_TILES)
-    case dots::Order::kEights: return product::Driver<product::Tiles>(product).run();
+    case dots::Order::kEights: return product::multiply<product::Tiles>(product);
 #endif
 #if defined(VNPU_BF16_DOTS)
-    case dots::Order::kPairs: return product::Driver<product::Pairs>(product).run();
+    case dots::Order::kPairs: return product::multiply<product::Pairs, product::FewPairs>(product);
 #endif
 #if defined(VNPU_BF16_ARM)
-    case dots::Order::kOddPairs: return product::Driver<product::OddPairs>(product).run();
+    case dots::Order::kOddPairs: return product::multiply<product::OddPairs>(product);
 #endif
-    default: return product::Driver<product::Plain>(product).run();
+    default: return product::multiply<product::Plain, product::FewPlain>(product);
   }
 }
 

@@ -3,11 +3,11 @@
 // kDepth steps of k at a time: the rows of a are packed, one after the other, to stay in L2 of the CPU; then panels of
 // kColumns columns of b are packed, each to stay in L1 while all rows pass by. Meanwhile what comes next is fetched, but for
 // what the CPU foresees by itself.
-// Panels are independent of each other and go to all threads.
+// Panels are independent of each other and go to all threads. Few rows are cut in another way (product_few_rows.h).
 #pragma once
 
-#include "vnpu/product.h"
-#include "vnpu/product_kernels.h"
+#include "vnpu/product_few_rows.h"
+#include "vnpu/product_operands.h"
 #include "vnpu/product_plain.h"
 #if defined(VNPU_BF16_DOTS)
 #include "vnpu/product_pairs.h"
@@ -20,42 +20,6 @@
 #endif
 
 namespace vnpu::product {
-
-// Where every value of an index lies in one operand, in elements.
-class Offsets {
- public:
-  Offsets(Blocks &blocks, const Axes &axes, i64 Axis::*step) {
-    for (int i = 0; i < axes.count; ++i) count *= axes.list[i].extent;
-    at_ = blocks.alloc<i64>(count);
-    at_[0] = 0;
-    i64 inner = 1;
-    for (int i = axes.count - 1; i >= 0; --i) {
-      const Axis &axis = axes.list[i];
-      for (i64 outer = 1; outer < axis.extent; ++outer) {
-        for (i64 j = 0; j < inner; ++j) at_[outer * inner + j] = at_[j] + outer * (axis.*step);
-      }
-      inner *= axis.extent;
-    }
-    while (run_ > 1 && !are_runs_of(run_)) run_ = run_ > 8 ? run_ / 2 : 1;
-  }
-  i64 operator[](i64 i) const { return at_[i]; }
-  bool is_run() const { return are_runs_of(count); }
-  bool lie_in_lines() const { return run_ == 32; }
-  // At most so many from the value `first` on, a multiple of them.
-  Places some(i64 first, i64 most) const { return {at_ + first, int(most < count - first ? most : count - first), run_}; }
-
-  i64 count = 1;
-
- private:
-  bool are_runs_of(i64 length) const {
-    for (i64 i = 1; i < count; ++i) {
-      if (i % length != 0 && at_[i] != at_[i - 1] + 1) return false;
-    }
-    return true;
-  }
-  i64 *at_;
-  int run_ = 32;
-};
 
 // What will be packed next, fetched piece by piece while something else is multiplied.
 class Ahead {
@@ -88,15 +52,10 @@ class Ahead {
 };
 
 template <class Kernel>
-class Driver {
+class Driver : Operands {
  public:
   explicit Driver(const Product &product)
-      : product_(product),
-        a_rows_(blocks_, product.m, &Axis::first), a_steps_(blocks_, product.k, &Axis::first),
-        b_steps_(blocks_, product.k, &Axis::second), b_columns_(blocks_, product.n, &Axis::first),
-        c_rows_(blocks_, product.m, &Axis::second), c_columns_(blocks_, product.n, &Axis::second),
-        m_(a_rows_.count), n_(b_columns_.count), k_(a_steps_.count),
-        is_run_(a_steps_.is_run() && k_ % Kernel::kGroup == 0) {}
+      : Operands(product), is_run_(a_steps_.is_run() && k_ % Kernel::kGroup == 0) {}
 
   void run() {
     Kernel::prepare();
@@ -209,11 +168,19 @@ class Driver {
     }
   }
 
-  const Product &product_;
-  Blocks blocks_;
-  const Offsets a_rows_, a_steps_, b_steps_, b_columns_, c_rows_, c_columns_;
-  const i64 m_, n_, k_;
   const bool is_run_;
 };
+
+// With the micro-kernel of many rows, or that of few where the operands lie as it wants them.
+template <class Kernel, class Few = Unserved>
+void multiply(const Product &product) {
+  if constexpr (!same_type<Few, Unserved>) {
+    if (FewRows<Few>::may_serve(product)) {
+      FewRows<Few> few(product);
+      if (few.serves()) return few.run();
+    }
+  }
+  Driver<Kernel>(product).run();
+}
 
 }  // namespace vnpu::product

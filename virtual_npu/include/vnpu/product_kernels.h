@@ -8,7 +8,8 @@
 //   OddPairs    odd pairs    product_arm.h: BFMMLA, 8 x 12
 //   Tiles       eights       product_tiles.h: AMX-BF16, 32 x 32 in four tiles
 //
-// Each gives the bits that vector.contract gives by itself in that order (contract.h).
+// Each gives the bits that vector.contract gives by itself in that order (contract.h). Few rows have micro-kernels of their
+// own on some of these sets (product_few.h), with the same bits.
 #pragma once
 
 #include "vnpu/arith.h"
