@@ -16,19 +16,26 @@ from typing import TYPE_CHECKING
 from aerie.air_dialect.common import AerieError, on_first_use
 
 if TYPE_CHECKING:
-    from aerie.api import Answer, Model, Stream, load
-    from aerie.engine.generate import Figures, FinishReason
+    from aerie.api import Model, Result, Stream, Usage, load
+    from aerie.engine.generate import FinishReason
+    from aerie.engine.kpis import Event, EventKind, Kpis
 else:
-    __getattr__ = on_first_use(
-        __name__,
-        {
-            "Answer": "aerie.api",
-            "Model": "aerie.api",
-            "Stream": "aerie.api",
-            "load": "aerie.api",
-            "Figures": "aerie.engine.generate",
-            "FinishReason": "aerie.engine.generate",
-        },
-    )
+    _HOMES = {
+        "aerie.api": ["Model", "Result", "Stream", "Usage", "load"],
+        "aerie.engine.generate": ["FinishReason"],
+        "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
+    }
+    __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
-__all__ = ["AerieError", "Answer", "Figures", "FinishReason", "Model", "Stream", "load"]
+__all__ = [
+    "AerieError",
+    "Event",
+    "EventKind",
+    "FinishReason",
+    "Kpis",
+    "Model",
+    "Result",
+    "Stream",
+    "Usage",
+    "load",
+]

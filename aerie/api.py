@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import PromptError, UserError
-from aerie.engine.forward import next_token_row, prefill
-from aerie.engine.generate import Figures, FinishReason, Generation
-from aerie.engine.numerics import F32Array, widen
+from aerie.engine.forward import all_logits, prefill
+from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.kpis import Event, EventKind, Kpis
+from aerie.engine.numerics import F32Array
 from aerie.engine.progress import Reporter
-from aerie.engine.sampler import Sampler
+from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.stopping import StopStrings
 from aerie.engine.tokenizer import Message, check_text, note_missing_template
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import Profiler, select_backend
@@ -39,6 +41,13 @@ token ids, which are taken as they are."""
 
 MAX_TOKENS = 128
 """The most tokens of an answer where nobody says how many."""
+
+
+class Options(Sampling, total=False):
+    """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
+
+    stop: str | int | Iterable[str | int]
+    raw: bool
 
 
 class Told(Reporter):
@@ -53,18 +62,36 @@ class Told(Reporter):
             self._progress(message)
 
 
+OnEvent: TypeAlias = "Callable[[Event], object]"
+"""Told what happens to an answer, while nothing is computed; False stops it."""
+
+
 @dataclass(frozen=True)
-class Answer:
+class Usage:
+    """Counts of tokens, by the names of OpenAI's API."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Result:
     """What a model answered, and how fast. `str()` of it is its text.
 
-    token_ids: what it generated, a token that ended it included. prompt_ids: what it was given.
+    token_ids: what it generated, a token that ended it included. prompt_token_ids: what it was given. kpis:
+    of this answer alone.
     """
 
     text: str
     token_ids: tuple[int, ...]
-    prompt_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    figures: Figures
+    usage: Usage
+    kpis: Kpis
 
     def __str__(self) -> str:
         return self.text
@@ -76,34 +103,47 @@ class Stream(Iterator[str]):
     `text` is what has come so far. `close()`, or leaving a `with`, ends the answer where it is.
     """
 
-    def __init__(self, model: Model, generation: Generation, stop: Sequence[str | int]) -> None:
+    def __init__(
+        self, model: Model, generation: Generation, stop: Sequence[str | int], on_event: OnEvent | None
+    ) -> None:
         self._model = model
         self._generation = generation
+        self._on_event = on_event
         self._ended: FinishReason | None = None
+        self._is_begun = self._is_over = False
+        self._told_tokens = 0
         ids = frozenset(one for one in stop if isinstance(one, int))
-        texts = [one for one in stop if isinstance(one, str)]
-        pieces = model._open().text(generation, ids)
-        self._pieces = self._until(pieces, texts) if texts else pieces
+        self._stop = StopStrings([one for one in stop if isinstance(one, str)])
+        self._pieces = model._open().text(generation, ids)
+        self._text = self._stop.cut(self._pieces)
         self.text = ""
 
     def __next__(self) -> str:
+        if not self._is_begun:
+            self._is_begun = True
+            self._tell(EventKind.BEGIN)
         try:
             with self._model._turn:
                 self._generation.go_on_with(self._model._open().model)
-                piece = next(self._pieces)
+                piece = next(self._text)
         except StopIteration:
+            self._finish(EventKind.END)
             raise
         except BaseException:
             self._ended = FinishReason.INTERRUPTED
+            self._finish(EventKind.ABORT)
             raise
         self.text += piece
+        self._tell(EventKind.CONTINUE, piece)
         return piece
 
     def close(self) -> None:
         """End the answer. What has come of it stays; the model answers the next prompt as if nothing was."""
         self._pieces.close()
+        self._text = iter(())
         if self.finish_reason is None:
             self._ended = FinishReason.INTERRUPTED
+        self._finish(EventKind.ABORT if self._ended else EventKind.END)
 
     def __enter__(self) -> Stream:
         return self
@@ -121,41 +161,50 @@ class Stream(Iterator[str]):
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None while it has not."""
-        return self._ended or self._generation.finish_reason
+        by_text = None if self._stop.found is None else FinishReason.STOP
+        return self._ended or by_text or self._generation.finish_reason
 
     @property
-    def figures(self) -> Figures:
-        """Counts and times so far."""
-        return self._generation.figures
+    def usage(self) -> Usage:
+        """Counts so far."""
+        return Usage(len(self._generation.prompt_ids), len(self._generation.token_ids))
 
-    def answer(self) -> Answer:
+    @property
+    def kpis(self) -> Kpis:
+        """Figures of this answer, so far."""
+        return self._fed(Kpis())
+
+    def result(self) -> Result:
         """What has come, after making what is left of it."""
         for _ in self:
             pass
         reason = self.finish_reason or FinishReason.INTERRUPTED
-        return Answer(self.text, self.token_ids, self._generation.prompt_ids, reason, self.figures)
+        prompt = self._generation.prompt_ids
+        return Result(self.text, self.token_ids, prompt, reason, self.usage, self.kpis)
 
-    def _until(self, pieces: Iterator[str], stops: Sequence[str]) -> Generator[str, None, None]:
-        """The pieces up to where one of `stops` begins. What may be the beginning of one is held back."""
-        held = ""
-        for piece in pieces:
-            held += piece
-            found = [at for at in map(held.find, stops) if at >= 0]
-            if found:
-                self._ended = FinishReason.STOP
-                held = held[: min(found)]
-                break
-            safe = len(held) - max(_overlap(held, stop) for stop in stops)
-            if safe:
-                yield held[:safe]
-            held = held[safe:]
-        if held:
-            yield held
+    def _finish(self, kind: EventKind) -> None:
+        """Once, when nothing more comes; told to who was told of the beginning."""
+        if not self._is_over:
+            self._is_over = True
+            with self._model._turn:
+                self._fed(self._model.kpis)
+            if self._is_begun:
+                self._tell(kind)
 
+    def _tell(self, kind: EventKind, text: str = "") -> None:
+        """Tell of what happened; an answer that is under way is stopped where the listener says False."""
+        made = self.token_ids[self._told_tokens :]
+        self._told_tokens += len(made)
+        if self._on_event and self._on_event(Event(kind, text, made)) is False and not self._is_over:
+            self.close()
 
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are a beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    def _fed(self, kpis: Kpis) -> Kpis:
+        figures = self._generation.figures
+        if figures.new_tokens:
+            kpis.prompted(figures.prompt_tokens, figures.ttft_s)
+        if figures.tokens_per_s:
+            kpis.generated(figures.new_tokens - 1, (figures.new_tokens - 1) / figures.tokens_per_s)
+        return kpis
 
 
 def _stops(stop: str | int | Iterable[str | int]) -> list[str | int]:
@@ -191,54 +240,56 @@ class Model:
     def __init__(self, session: Session) -> None:
         self._session: Session | None = session
         self._turn = threading.Lock()
+        self.kpis = Kpis()
+        """Figures of all its answers that have ended."""
 
     def stream(
         self,
         prompt: Prompt,
         max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | int | Iterable[str | int] = (),
-        raw: bool = False,
+        *,
+        on_event: OnEvent | None = None,
+        **options: Unpack[Options],
     ) -> Stream:
         """The answer to a prompt, piece by piece.
 
-        temperature, top_k, top_p, seed: see Sampler. stop: texts and token ids at which the answer ends
-        besides the model's own; they are no part of its text. raw: `prompt` is continued as it is, without
-        the chat template. Raises PromptError for a prompt that cannot be run, UserError for a value out of
-        range, before anything is computed; pulling pieces raises RunError where a device fails.
+        options: those of a Sampler, such as `temperature` and `seed`. `stop`: texts and token ids at which
+        the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
+        as it is, without the chat template. on_event: is told what happens, and stops the answer by giving
+        False.
+
+        Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
+        anything is computed; pulling pieces raises RunError where a device fails.
         """
-        stops = _stops(stop)
-        session, sampler = self._open(), Sampler(temperature, top_k, top_p, seed)
+        stops, raw = _stops(options.pop("stop", ())), options.pop("raw", False)
+        sampling: Sampling = options
+        session, sampler = self._open(), Sampler(**sampling)
         ids = self.encode(prompt, raw)
         with self._turn:
             generation = session.generate(ids, max_tokens, sampler)
-        return Stream(self, generation, stops)
+        return Stream(self, generation, stops, on_event)
 
     def generate(
         self,
         prompt: Prompt,
         max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | int | Iterable[str | int] = (),
-        raw: bool = False,
-    ) -> Answer:
+        *,
+        on_event: OnEvent | None = None,
+        **options: Unpack[Options],
+    ) -> Result:
         """The whole answer; see stream."""
-        return self.stream(prompt, max_tokens, temperature, top_k, top_p, seed, stop, raw).answer()
+        return self.stream(prompt, max_tokens, on_event=on_event, **options).result()
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
-        """What the model says of the token after a prompt, (vocab_size,) float32. Raises as stream."""
+        """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32.
+
+        Nothing is sampled. Raises as stream.
+        """
         session, ids = self._open(), self.encode(prompt, raw)
         with self._turn:
             session.make_room(ids)
             model = session.model
-            last = prefill(model, ids, model.new_cache(len(ids)))[-1]
-            return widen(next_token_row(model, last))
+            return all_logits(model, prefill(model, ids, model.new_cache(len(ids))))
 
     def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
         """The token ids of a prompt, with the chat template around it unless `raw` or there is none.

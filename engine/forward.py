@@ -197,6 +197,11 @@ def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
     return widen(next_token_row(model, hidden))
 
 
+def all_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
+    """As next_token_logits for rows of the last layer's output, (rows, hidden_size): (rows, vocab_size)."""
+    return np.stack([next_token_logits(model, row) for row in hidden])
+
+
 def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array:
     """As next_token_logits, in bf16 as the program gives them: what a Sampler takes as well."""
     with model.host_timer("final RMSNorm"):

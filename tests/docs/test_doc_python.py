@@ -12,7 +12,7 @@ import pytest
 from doc_transcripts import DOCS, FENCE, blocks, matches, table
 
 import aerie
-from aerie.api import MAX_TOKENS, Model, load
+from aerie.api import MAX_TOKENS, Model, Options, load
 
 PAGE = "python.md"
 BLOCKS = blocks(PAGE)
@@ -46,7 +46,9 @@ def test_the_parameters_of_the_page() -> None:
     assert of_load == list(inspect.signature(load).parameters)
     text = (DOCS / PAGE).read_text()
     asked = text[text.rindex("| parameter |") :].partition("\n\n")[0]
-    for name in list(inspect.signature(Model.stream).parameters)[1:]:
+    parameters = {*inspect.signature(Model.stream).parameters, *Options.__annotations__} - {"self", "options"}
+    assert len(parameters) > 10
+    for name in parameters:
         assert f"`{name}`" in asked
     assert f"| `max_tokens` | `{MAX_TOKENS}` |" in asked
     assert inspect.signature(Model.generate).parameters == inspect.signature(Model.stream).parameters
@@ -56,4 +58,4 @@ def test_every_public_name_is_on_the_page() -> None:
     text = (DOCS / PAGE).read_text()
     methods = [name for name in vars(Model) if not name.startswith("_")]
     assert [name for name in methods if f"{name}" not in text] == []
-    assert {"AerieError", "Answer", "FinishReason", "Model", "Stream", "load"} <= set(aerie.__all__)
+    assert {"AerieError", "Result", "FinishReason", "Model", "Stream", "load"} <= set(aerie.__all__)

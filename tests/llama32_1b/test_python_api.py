@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aerie import AerieError, FinishReason, Model, load
-from aerie.api import Stream
+from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.tokenizer import TextStream
 
@@ -46,8 +45,8 @@ def test_a_stream_and_the_whole_are_the_same(model: Model) -> None:
     assert "".join(pieces) == answer.text == stream.text
     assert stream.token_ids == answer.token_ids
     assert answer.finish_reason is stream.finish_reason is FinishReason.STOP
-    assert answer.prompt_ids == tuple(model.encode(FRANCE))
-    assert stream.answer().text == answer.text
+    assert answer.prompt_token_ids == tuple(model.encode(FRANCE))
+    assert stream.result().text == answer.text
 
 
 @pytest.mark.parametrize(
@@ -85,10 +84,10 @@ def test_an_answer_cut_or_closed(model: Model) -> None:
     stream.close()
     assert stream.finish_reason is FinishReason.INTERRUPTED
     assert list(stream) == []
-    assert stream.answer().text == "The"
+    assert stream.result().text == "The"
     unbegun = model.stream(FRANCE)
     unbegun.close()
-    assert unbegun.answer().text == ""
+    assert unbegun.result().text == ""
     assert model.generate(FRANCE).text == "The capital of France is Paris."
 
 
@@ -131,12 +130,106 @@ def test_threads_take_turns(model: Model) -> None:
 
 
 def test_logits_are_those_that_the_answer_is_taken_from(model: Model) -> None:
-    logits = model.logits(FRANCE)
-    assert (logits.shape, logits.dtype) == ((1500,), np.float32)
-    assert int(np.argmax(logits)) == model.generate(FRANCE, max_tokens=1).token_ids[0]
+    ids = model.encode(FRANCE)
+    logits = model.logits(ids)
+    assert (logits.shape, logits.dtype) == ((len(ids), 1500), np.float32)
+    assert int(np.argmax(logits[-1])) == model.generate(FRANCE, max_tokens=1).token_ids[0]
+    assert int(np.argmax(logits[7])) == model.generate(ids[:8], max_tokens=1).token_ids[0]
     kept = logits.copy()
     model.generate(EGYPT)
     np.testing.assert_array_equal(logits, kept)
+
+
+def test_the_fields_of_a_result(model: Model) -> None:
+    before = model.kpis.prompt.samples
+    result = model.generate(FRANCE, seed=None)
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.total_tokens) == (
+        22,
+        9,
+        31,
+    )
+    assert result.prompt_token_ids == tuple(model.encode(FRANCE))
+    tps = result.kpis.tps
+    assert (tps.n_prompt, tps.n_generate, tps.tokenAcceptance) == (22, 9, 1.0)
+    assert tps.prompt == pytest.approx(22e6 / result.kpis.prompt.last)
+    assert tps.generate == pytest.approx(8e6 / result.kpis.generate.last)
+    assert (result.kpis.prompt.samples, result.kpis.generate.samples) == (1, 1)
+    assert model.kpis.prompt.samples == before + 1
+    assert model.kpis.tps == tps
+
+
+def events_of(model: Model, stops_at: Any = None, **options: Any) -> tuple[list[Event], Result]:
+    events: list[Event] = []
+    result = model.generate(
+        FRANCE, on_event=lambda event: events.append(event) or event.kind is not stops_at, **options
+    )
+    return events, result
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 2}, {"stop": "of"}], ids=str)
+def test_events_of_an_answer(model: Model, options: Any) -> None:
+    events, result = events_of(model, **options)
+    assert [event.kind for event in events[:2]] == [EventKind.BEGIN, EventKind.CONTINUE]
+    assert {event.kind for event in events[1:-1]} == {EventKind.CONTINUE}
+    assert events[-1].kind is EventKind.END
+    assert "".join(event.text for event in events) == result.text
+    assert sum((event.token_ids for event in events), ()) == result.token_ids
+    assert result.token_ids == model.generate(FRANCE, **options).token_ids
+
+
+@pytest.mark.parametrize(("kind", "text"), [(EventKind.BEGIN, ""), (EventKind.CONTINUE, "The")])
+def test_a_callback_that_gives_false_stops_the_answer(model: Model, kind: EventKind, text: str) -> None:
+    events, result = events_of(model, kind)
+    assert (result.text, result.finish_reason) == (text, FinishReason.INTERRUPTED)
+    assert len(result.token_ids) == len(text) // 3
+    assert [event.kind for event in events][-2:] == [kind, EventKind.ABORT]
+    assert model.generate(FRANCE).text == "The capital of France is Paris."
+
+
+def test_false_at_the_end_changes_nothing(model: Model) -> None:
+    events, result = events_of(model, EventKind.END)
+    assert (events[-1].kind, result.finish_reason) == (EventKind.END, FinishReason.STOP)
+
+
+def test_one_end_for_every_beginning(model: Model) -> None:
+    """Whether a stream is closed in its middle, after its last piece, twice, before it begins, or fails."""
+    kinds: list[EventKind] = []
+
+    def stream(**options: Any) -> Stream:
+        kinds.clear()
+        return model.stream(FRANCE, on_event=lambda event: kinds.append(event.kind), **options)
+
+    with stream() as unbegun:
+        pass
+    assert (kinds, unbegun.finish_reason) == ([], FinishReason.INTERRUPTED)
+    with stream() as begun:
+        next(begun)
+    begun.close()
+    assert kinds == [EventKind.BEGIN, EventKind.CONTINUE, EventKind.ABORT]
+    with stream(stop=" capital") as stopped:
+        assert next(stopped) == "The"
+        assert next(stopped, None) is None
+    assert (kinds[-1], stopped.finish_reason) == (EventKind.END, FinishReason.STOP)
+    with stream(max_tokens=1) as whole:
+        assert list(whole) == ["The"]
+    assert kinds == [EventKind.BEGIN, EventKind.CONTINUE, EventKind.END]
+    failing = stream()
+    next(failing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextStream, "feed", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(failing)
+    failing.close()
+    assert kinds == [EventKind.BEGIN, EventKind.CONTINUE, EventKind.ABORT]
+
+
+def test_penalties_and_bias_reach_the_sampler(model: Model) -> None:
+    first = model.generate(FRANCE).token_ids[0]
+    assert model.generate(FRANCE, max_tokens=1, logit_bias={first: -100}).token_ids != (first,)
+    twice: Any = {"max_tokens": 2, "logit_bias": {13: 100}}
+    assert model.generate(FRANCE, **twice).token_ids == (13, 13)
+    assert model.generate(FRANCE, **twice, repetition_penalty=100.0).token_ids[1] != 13
+    assert model.generate(FRANCE, temperature=3.0, min_p=1.0, seed=1).text == model.generate(FRANCE).text
 
 
 def test_prompts_of_each_kind(model: Model) -> None:
@@ -165,6 +258,8 @@ def test_a_prompt_that_is_none(model: Model, prompt: Any) -> None:
         ({"stop": ["a", ""]}, "stop holds an empty text, at which every answer would end; leave it out"),
         ({"max_tokens": 0}, "0 tokens were asked for; ask for 1 or more"),
         ({"temperature": -1}, "temperature is -1; it must be 0"),
+        ({"min_p": 2}, "min-p is 2; it must be from 0"),
+        ({"logit_bias": {1500: 1}}, "logit-bias names token 1500, and the model's vocabulary has 0 to 1499"),
     ],
 )
 def test_a_value_out_of_range_is_refused_at_once(model: Model, options: Any, message: str) -> None:
@@ -179,8 +274,8 @@ def test_an_answer_goes_on_when_another_prompt_has_longer_programs_compiled() ->
         long = [{"role": "user", "content": f"{'Hello! ' * 60}{FRANCE}"}]
         assert len(opened.encode(long)) > 128
         opened.generate(long, max_tokens=1)
-        assert begun.answer().text == "The capital of France is Paris."
-        assert unbegun.answer().text == "The capital of Egypt is Cairo."
+        assert begun.result().text == "The capital of France is Paris."
+        assert unbegun.result().text == "The capital of Egypt is Cairo."
 
 
 def test_a_closed_model() -> None:

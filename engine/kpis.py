@@ -1,0 +1,99 @@
+"""How fast answers were, and what is told of one while it is made: figures and events as in the seed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+MICROSECONDS = 1e6
+"""In a second."""
+
+
+@dataclass
+class Kpi:
+    """Times of one phase, in microseconds: how many there were, their mean, and the last one."""
+
+    samples: int = 0
+    mean: float = 0.0
+    last: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.last = seconds * MICROSECONDS
+        self.samples += 1
+        self.mean += (self.last - self.mean) / self.samples
+
+
+@dataclass
+class Tps:
+    """Tokens of the last answer, and rates in tokens/s.
+
+    n_prompt: computed of its prompt. n_generate: made, the first one included. prompt: of n_prompt. generate:
+    of the tokens after the first, which comes with the prompt; 0 where there were none. tokenAcceptance:
+    tokens after the first per step that made some: 1 where each takes a step, more where drafts are accepted.
+    """
+
+    n_prompt: int = 0
+    n_generate: int = 0
+    prompt: float = 0.0
+    generate: float = 0.0
+    tokenAcceptance: float = 0.0  # noqa: N815 (the seed's name)
+
+
+@dataclass
+class Kpis:
+    """Fed with what happened, answer by answer.
+
+    prompt: from an answer's start to its first token. generate: from there to its last; no sample where there
+    is one token.
+    """
+
+    prompt: Kpi = field(default_factory=Kpi)
+    generate: Kpi = field(default_factory=Kpi)
+    tps: Tps = field(default_factory=Tps)
+
+    def prompted(self, tokens: int, seconds: float) -> None:
+        """A prompt of which so many tokens were computed has its first token."""
+        self.prompt.add(seconds)
+        self.tps = Tps(n_prompt=tokens, n_generate=1, prompt=_rate(tokens, seconds))
+
+    def generated(self, tokens: int, seconds: float, steps: int | None = None) -> None:
+        """After it came so many more, in so many steps (None: a step each)."""
+        if tokens:
+            self.generate.add(seconds)
+            self.tps.n_generate += tokens
+            self.tps.generate = _rate(tokens, seconds)
+            self.tps.tokenAcceptance = tokens / (tokens if steps is None else steps)
+
+    def dump(self, sep: str = " ") -> str:
+        """The last answer on a line: times in milliseconds, rates in tokens/s."""
+        return sep.join(
+            (
+                f"prompt:{self.prompt.last / 1000:.2f}ms",
+                f"generate:{self.generate.last / 1000:.2f}ms",
+                f"tps:prompt={self.tps.prompt:.2f}",
+                f"tps:generate={self.tps.generate:.2f}",
+            )
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+class EventKind(enum.Enum):
+    """What happened to an answer. Every BEGIN is followed by one END or one ABORT."""
+
+    BEGIN = "begin"  # it is about to be computed
+    CONTINUE = "continue"  # a piece of its text has come
+    END = "end"  # it is complete, for whatever reason
+    ABORT = "abort"  # it was stopped: by the caller, or by an error
+
+
+@dataclass(frozen=True)
+class Event:
+    """text: the piece that has come, empty unless `kind` is CONTINUE. token_ids: those made since the event
+    before."""
+
+    kind: EventKind
+    text: str = ""
+    token_ids: tuple[int, ...] = ()

@@ -1,0 +1,40 @@
+"""Figures of answers, against the numbers of the seed's example."""
+
+import pytest
+
+from aerie.engine.kpis import Kpi, Kpis, Tps
+
+
+def test_the_seeds_line():
+    kpis = Kpis()
+    kpis.prompted(50, 0.2505)
+    kpis.generated(45, 1.85025)
+    line = "prompt:250.50ms generate:1850.25ms tps:prompt=199.60 tps:generate=24.32"
+    assert kpis.dump(" ") == kpis.dump() == line
+    assert kpis.dump(" | ") == line.replace(" ", " | ")
+
+
+def test_samples_mean_and_last_are_of_all_answers_and_rates_of_the_last():
+    kpis = Kpis()
+    kpis.prompted(100, 0.5)
+    kpis.generated(10, 2.0)
+    kpis.prompted(30, 0.1)
+    kpis.generated(8, 1.0, steps=4)
+    assert kpis.prompt == Kpi(2, pytest.approx(300_000), pytest.approx(100_000))
+    assert kpis.generate == Kpi(2, pytest.approx(1_500_000), pytest.approx(1_000_000))
+    assert kpis.tps == Tps(30, 9, pytest.approx(300), pytest.approx(8), 2.0)
+
+
+def test_an_answer_of_one_token_has_no_second_phase():
+    kpis = Kpis()
+    kpis.prompted(10, 0.1)
+    kpis.generated(5, 0.5)
+    assert kpis.tps.tokenAcceptance == 1.0
+    kpis.prompted(10, 0.1)
+    kpis.generated(0, 0.0)
+    assert kpis.generate.samples == 1
+    assert kpis.tps == Tps(10, 1, pytest.approx(100), 0.0, 0.0)
+
+
+def test_nothing_yet():
+    assert Kpis().dump() == "prompt:0.00ms generate:0.00ms tps:prompt=0.00 tps:generate=0.00"
