@@ -40,7 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     for field in dataclasses.fields(ModelShape):
         flag = "--" + field.name.replace("_", "-")
-        mlir.add_argument(flag, type=float if field.name == "rms_norm_eps" else int)
+        if field.type == "bool":
+            mlir.add_argument(flag, action=argparse.BooleanOptionalAction)
+        else:
+            mlir.add_argument(flag, type=float if field.type == "float" else int)
     return parser
 
 

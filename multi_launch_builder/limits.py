@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aerie.kernel_builder import gemm_tiles
-from aerie.kernel_builder.kernels import flash_attention, gemv, rms_norm, rope
+from aerie.kernel_builder.kernels import bias_add, flash_attention, gemv, rms_norm, rope
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
 from aerie.virtual_npu.static.device import NPU2, Device
 
@@ -85,11 +85,24 @@ def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
     _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm_tiles.serves_columns, device)
     _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm_tiles.serves_columns, device)
     _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm_tiles.serves_columns, device)
+    if shape.qkv_bias:
+        _check_bias(shape, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero",
             "Llama's is 1e-5",
         )
+
+
+def _check_bias(shape: ModelShape, device: Device) -> None:
+    for name, width in (("n_heads", shape.q_dim), ("n_kv_heads", shape.kv_dim)):
+        share, most = bias_add.share(width, device), bias_add.widest_share(device)
+        if share > most:
+            raise UnsupportedShapeError(
+                f"{name} * head_dim={width} divides into shares of {share} for the cores that add its bias, "
+                f"and a core holds {most}",
+                f"legal is what {device.columns} cores share, up to {most * device.columns}",
+            )
 
 
 def check_seq_len(seq_len: int, device: Device = NPU2) -> None:

@@ -26,6 +26,7 @@ air-opt-shim-dma-bds).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
 from aerie.multi_launch_builder.program import CompileOption, ProgramPlan, Step
@@ -103,39 +104,100 @@ def before_attention(
 ) -> ProgramPlan:
     """RMSNorm, the Q, K and V projections, RoPE on Q and K, six launches: x -> q_roped, k_roped, v.
 
-    rope: what RoPE reads. Prefill keeps the table of all positions on the device; whoever starts elsewhere
-    than at position 0 is given the rows of its positions.
+    Where the model has biases of these, three launches more add them; where it normalizes queries and keys,
+    two. rope: what RoPE reads. Prefill keeps the table of all positions on the device; whoever starts
+    elsewhere than at position 0 is given the rows of its positions.
     """
-    emb, q, kv = shape.emb_dim, shape.q_dim, shape.kv_dim
+    emb = shape.emb_dim
     lut, lut_role = rope
+    projections = (
+        _Projection("q", shape, rows, shape.n_heads),
+        _Projection("k", shape, rows, shape.n_kv_heads),
+        _Projection("v", shape, rows, shape.n_kv_heads),
+    )
+    rotated = projections[:2]
     arguments = bf16_table(
         ("x", _activation(rows, emb), Role.INPUT),
         ("attn_norm", (emb,), Role.WEIGHT),
         ("normed", _activation(rows, emb), Role.INTERMEDIATE),
-        ("wq", (q, emb), Role.WEIGHT),
-        ("q", _activation(rows, q), Role.INTERMEDIATE),
-        ("wk", (kv, emb), Role.WEIGHT),
-        ("k", _activation(rows, kv), Role.INTERMEDIATE),
-        ("wv", (kv, emb), Role.WEIGHT),
-        ("v", _activation(rows, kv), Role.OUTPUT),
+        *(row for each in projections for row in each.arguments),
         (lut, _activation(rows, shape.head_dim), lut_role),
-        ("q_roped", _activation(rows, q), Role.OUTPUT),
-        ("k_roped", _activation(rows, kv), Role.OUTPUT),
+        *((f"{each.of}_roped", each.activation, Role.OUTPUT) for each in rotated),
     )
-
-    def rotated(of: str, heads: int) -> Step:
-        parameters = {"rows": rows, "head_dim": shape.head_dim, "n_heads": heads}
-        return Step(f"{of}_rope", "rope", parameters, {"x": of, "lut": lut, "out": f"{of}_roped"})
-
     steps = (
         _norm("rms_norm", rows, shape, "x", "attn_norm"),
-        _projection("q", rows, emb, q, "normed", "wq", "q"),
-        _projection("k", rows, emb, kv, "normed", "wk", "k"),
-        _projection("v", rows, emb, kv, "normed", "wv", "v"),
-        rotated("q", shape.n_heads),
-        rotated("k", shape.n_kv_heads),
+        *(each.product for each in projections),
+        *(each.bias for each in projections if shape.qkv_bias),
+        *(each.norm for each in rotated if shape.qk_norm),
+        *(each.rope(lut) for each in rotated),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """The way of queries, keys or values (`of`: q, k, v) from the normed rows on, through what the model has.
+
+    q_product -> q -> q_normed -> q_roped: the first where there is a bias, the third where there is QK-norm.
+    """
+
+    of: str
+    shape: ModelShape
+    rows: int | None
+    heads: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.shape.head_dim
+
+    @property
+    def activation(self) -> tuple[int, ...]:
+        return _activation(self.rows, self.width)
+
+    @property
+    def has_norm(self) -> bool:
+        return self.shape.qk_norm and self.of != "v"
+
+    @property
+    def made(self) -> str:
+        """The argument that the product writes."""
+        return f"{self.of}_product" if self.shape.qkv_bias else self.of
+
+    @property
+    def arguments(self) -> list[tuple[str, tuple[int, ...], Role]]:
+        of, scratch = self.of, Role.INTERMEDIATE
+        table: list[tuple[str, tuple[int, ...], Role]]
+        table = [(f"w{of}", (self.width, self.shape.emb_dim), Role.WEIGHT)]
+        if self.shape.qkv_bias:
+            table += [(self.made, self.activation, scratch), (f"b{of}", (self.width,), Role.WEIGHT)]
+        table.append((of, self.activation, Role.OUTPUT if of == "v" else scratch))
+        if self.has_norm:
+            weight = (f"{of}_norm", (self.shape.head_dim,), Role.WEIGHT)
+            table += [weight, (f"{of}_normed", self.activation, scratch)]
+        return table
+
+    @property
+    def product(self) -> Step:
+        emb = self.shape.emb_dim
+        return _projection(self.of, self.rows, emb, self.width, "normed", f"w{self.of}", self.made)
+
+    @property
+    def bias(self) -> Step:
+        parameters = {"rows": self.rows, "cols": self.width}
+        wiring = {"x": self.made, "bias": f"b{self.of}", "out": self.of}
+        return Step(f"{self.of}_bias", "bias_add", parameters, wiring)
+
+    @property
+    def norm(self) -> Step:
+        """RMSNorm of each head."""
+        head = {"cols": self.shape.head_dim, "heads": self.heads, "eps": self.shape.rms_norm_eps}
+        wiring = {"x": self.of, "weight": f"{self.of}_norm", "out": f"{self.of}_normed"}
+        return Step(f"{self.of}_norm", "rms_norm", {"rows": self.rows, **head}, wiring)
+
+    def rope(self, lut: str) -> Step:
+        parameters = {"rows": self.rows, "head_dim": self.shape.head_dim, "n_heads": self.heads}
+        read = f"{self.of}_normed" if self.has_norm else self.of
+        return Step(f"{self.of}_rope", "rope", parameters, {"x": read, "lut": lut, "out": f"{self.of}_roped"})
 
 
 def after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:

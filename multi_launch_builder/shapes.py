@@ -44,6 +44,9 @@ class ModelShape:
 
     Symbols as used in the argument tables: E = emb_dim, H = n_heads, KV = n_kv_heads, D = head_dim,
     F = hidden_dim (of the FFN), V = vocab_size.
+
+    qkv_bias: queries, keys and values have biases (Qwen2). qk_norm: each head of queries and keys goes
+    through an RMSNorm with weights of its own (D), before RoPE (Qwen3).
     """
 
     emb_dim: int
@@ -53,6 +56,8 @@ class ModelShape:
     hidden_dim: int
     vocab_size: int
     rms_norm_eps: float
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def q_dim(self) -> int:
@@ -66,9 +71,11 @@ class ModelShape:
 
     @staticmethod
     def from_config(config: Mapping[str, Any], source: str = "config.json") -> ModelShape:
-        """The shape in a Hugging Face Llama configuration.
+        """The shape in the Hugging Face configuration of a Llama, or of a family made of it.
 
-        Raises ConfigError for a key that is missing or no number; `source` names the file in it.
+        As transformers has them, a Qwen2 always has biases of queries, keys and values, and a Qwen3 norms of
+        heads. Raises ConfigError for a key that is missing or no number, and for other biases; `source`
+        names the file in it.
         """
         sizes = {field: _number(config, key, source) for field, key in _CONFIG_KEYS.items()}
         kv_heads = _number(config, "num_key_value_heads", source, default=sizes["n_heads"])
@@ -76,7 +83,21 @@ class ModelShape:
         eps = config.get("rms_norm_eps", 1e-6)  # the default of transformers' LlamaConfig
         if isinstance(eps, bool) or not isinstance(eps, (int, float)):
             raise ConfigError(f"{source}: 'rms_norm_eps' is {eps!r}, and must be a number, such as 1e-5")
-        return ModelShape(n_kv_heads=kv_heads, head_dim=head_dim, rms_norm_eps=float(eps), **sizes)
+        family = config.get("model_type")
+        if family != "qwen2" and config.get("attention_bias"):
+            raise ConfigError(
+                f"{source}: 'attention_bias' is {config['attention_bias']!r}, which also gives the output "
+                "projection a bias, and no program adds one; use a model without, or a Qwen2, whose biases "
+                "are those of queries, keys and values"
+            )
+        return ModelShape(
+            n_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=float(eps),
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
+            **sizes,
+        )
 
     @staticmethod
     def from_config_file(path: Path) -> ModelShape:

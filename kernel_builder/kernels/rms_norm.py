@@ -19,6 +19,9 @@ aligned to their vector of 512 bits.
 Vector (decode, rows=None): every core reads the whole vector, because each needs its mean, and writes its own
 slice.
 
+Heads (QK-norm): a row is as many parts as there are heads, each normalized by itself with the one weight. The
+parts of all rows are then what the cores share, as rows are.
+
 The weight comes in over the second input channel of a core, so two L3 streams in and one out.
 
 The mean is a product with 1/cols: a scalar division costs more stack than a core has by default (about 1152
@@ -51,6 +54,8 @@ from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""
+MOST_ROWS, RUN = 8, 2048
+"""Most rows of one DMA, or elements where these are more rows."""
 PARTS = 3
 """bf16 numbers that make an f32: 8 bits of its 24 each, however the core rounds."""
 
@@ -66,15 +71,24 @@ def longest_row(device: Device = NPU2) -> int:
 
 
 def build(
-    rows: int | None, cols: int, eps: float = 1e-5, herd_x: int | None = None, *, device: Device = NPU2
+    rows: int | None,
+    cols: int,
+    eps: float = 1e-5,
+    herd_x: int | None = None,
+    heads: int = 1,
+    *,
+    device: Device = NPU2,
 ) -> KernelModule:
-    """x and out are (rows, cols) bf16, or (cols,) where rows is None; weight is (cols,) bf16.
+    """x and out are (rows, heads * cols) bf16, or (heads * cols,) where rows is None; weight is (cols,) bf16.
 
-    cols is a multiple of 32 (vector form: 16), at most `longest_row`. herd_x, the number of cores, divides
-    the rows (vector form: cols / 16) and is by default the largest such number a row has. Raises
-    IllegalShapeError.
+    cols, what is normalized together, is a multiple of 32 (16 where it is all there is), at most
+    `longest_row`. herd_x, the number of cores, divides rows * heads (or then cols / 16) and is by default the
+    largest such number a row of cores has. Raises IllegalShapeError.
     """
-    if rows is None:
+    require_multiple("rms_norm", "heads", heads, 1, "there must be a head")
+    parts = heads if rows is None else rows * heads
+    alone = rows is None and heads == 1
+    if alone:
         require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
     else:
         require_multiple("rms_norm", "cols", cols, 2 * LANES, "a row fills whole vectors of 512 bits")
@@ -82,25 +96,27 @@ def build(
         raise IllegalShapeError(
             f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {most}"
         )
-    work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
+    work, unit = (cols // LANES, "blocks of 16 elements") if alone else (parts, "rows")
     herd_x = cores("rms_norm", unit, work, herd_x, device)
-    shape = (cols,) if rows is None else (rows, cols)
+    shape = (heads * cols,) if rows is None else (rows, heads * cols)
     k = Kernel("rms_norm", device)
     x = k.argument("x", shape, bf16, Role.INPUT)
     weight = k.argument("weight", (cols,), bf16, Role.WEIGHT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
+    x_parts, out_parts = (x, out) if heads == 1 else (each.reshape(parts, cols) for each in (x, out))
     with k.launch(), k.segment("rms_norm_segment"), k.herd(herd_x, 1, name="rms_norm_herd") as (tx, _):
         # Rows that fit five times go whole: x and out doubled, and the weight.
-        form = _vector if rows is None else _rows if 5 * cols <= l1_elements(device) else _long_rows
-        form(k, x, weight, out, eps, herd_x, tx)
+        form = _vector if alone else _rows if 5 * cols <= l1_elements(device) else _long_rows
+        form(k, x_parts, weight, out_parts, eps, herd_x, tx)
     return k.finish()
 
 
-def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
+def _rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
     """Each core normalizes its own rows, `group` of them per DMA."""
     rows, cols = x.shape
     share = rows // herd_x
-    group = largest_divisor(share, max(1, min(8, (l1_elements(k.device) - cols) // (4 * cols))))
+    most = max(MOST_ROWS, RUN // cols)
+    group = largest_divisor(share, max(1, min(most, (l1_elements(k.device) - cols) // (4 * cols))))
     l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
     l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
     held = _held(k)
@@ -116,7 +132,7 @@ def _rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x:
         k.dma(out[window, :], l1_out)
 
 
-def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
+def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
     """Each core normalizes its own rows where they lie, one per DMA."""
     rows, cols = x.shape
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
@@ -132,7 +148,7 @@ def _long_rows(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, he
         k.dma(out[row, :], l1_x)
 
 
-def _vector(k: Kernel, x: Buffer, weight: Buffer, out: Buffer, eps: float, herd_x: int, tx: Index) -> None:
+def _vector(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
     """Each core reads all of x for the mean, and writes its slice of the result."""
     (cols,) = x.shape
     share = cols // herd_x
@@ -205,20 +221,19 @@ def _scaled(k: Kernel, x: View, scale: list[Value], weight: View) -> Value:
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """LlamaRMSNorm in bf16, with the mean in f32 by numpy's own order of summation."""
-    x, weight = arrays["x"].astype(np.float32), arrays["weight"].astype(np.float32)
+    weight = arrays["weight"].astype(np.float32)
+    x = arrays["x"].astype(np.float32).reshape(-1, weight.size)
     mean = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
     normed = (x * (np.float32(1) / np.sqrt(mean + np.float32(parameters["eps"])))).astype(bf16.numpy)
-    return {"out": (normed.astype(np.float32) * weight).astype(bf16.numpy)}
+    return {"out": (normed.astype(np.float32) * weight).astype(bf16.numpy).reshape(arrays["x"].shape)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
-    """Up to 64 rows (or a vector) of up to 1024 columns."""
+    """Up to 64 rows (or a vector) of up to 1024 columns, or of up to 8 heads of up to 160."""
     rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
-    return {
-        "rows": rows,
-        "cols": 2 * LANES * int(rng.integers(1, 33)),
-        "eps": float(rng.choice([1e-5, 1e-6])),
-    }
+    heads = int(rng.integers(2, 9)) if rng.random() < 0.25 else 1
+    cols = 2 * LANES * int(rng.integers(1, 33 if heads == 1 else 6))
+    return {"rows": rows, "cols": cols, "eps": float(rng.choice([1e-5, 1e-6])), "heads": heads}
 
 
 KERNEL = KernelSpec(
@@ -233,6 +248,8 @@ KERNEL = KernelSpec(
         {"rows": 5, "cols": 96, "eps": 1e-6},
         {"rows": 16, "cols": 8192, "eps": 1e-5},
         {"rows": None, "cols": 8192, "eps": 1e-5},
+        {"rows": 16, "cols": 128, "eps": 1e-6, "heads": 16},
+        {"rows": None, "cols": 128, "eps": 1e-6, "heads": 8},
     ),
     tolerance=Tolerance(
         2**-6,

@@ -116,7 +116,7 @@ def test_a_new_file_is_a_kernel(folder: Callable[[str, str], None]) -> None:
     folder("new_kernel_of_a_test.py", text.replace('"eltwise_add"', '"new_kernel"'))
     assert registry()["new_kernel"].build(8, 32).name == "new_kernel"
     assert registry()["eltwise_add"] is eltwise_add.KERNEL
-    assert rms_norm.KERNEL.parameters == ("rows", "cols", "eps", "herd_x")
+    assert rms_norm.KERNEL.parameters == ("rows", "cols", "eps", "herd_x", "heads")
 
 
 @pytest.mark.parametrize(

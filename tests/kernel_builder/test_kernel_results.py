@@ -104,6 +104,7 @@ def swap(array: Any, axis: int, parts: int) -> Any:
 
 WRONG: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "eltwise_add": lambda x: {"b": x["b"] * 1.01},
+    "bias_add": lambda x: {"bias": np.roll(x["bias"], 16)},
     "rms_norm": lambda x: {"x": np.concatenate([x["x"][:, :-1], x["x"][:, :1]], axis=1)},
     "gemm": lambda x: {"b": np.concatenate([x["b"][:-1], np.zeros_like(x["b"][:1])])},
     "gemv": lambda x: {"weight": swap(x["weight"], 0, len(x["weight"]))},

@@ -34,6 +34,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"rows": None, "cols": 48, "herd_x": 8}, "cannot share 3 blocks of 16 elements .*; use 3"),
         ({"rows": 16, "cols": 16, "herd_x": 16}, r"16 cores \(herd_x\) .* in 8 columns; use 8"),
     ],
+    "bias_add": [
+        ({"rows": 8, "cols": 40}, r"cols=40 is no positive multiple of 16 .*; use 32 or 48"),
+        ({"rows": 0, "cols": 16}, "rows=0 is no positive multiple of 1 .there must be a row.; use 1"),
+        ({"rows": 8, "cols": 48, "herd_x": 8}, "cannot share 3 blocks of 16 elements .*; use 3"),
+        (
+            {"rows": 8, "cols": 16 * 487},
+            "cols=7792 leaves 7792 for each of 1 cores, and L1 holds 6336 five times; use at most 50688",
+        ),
+    ],
     "swiglu": [
         ({"rows": 8, "cols": 100}, r"cols=100 is no positive multiple of 16 .*; use 96 or 112"),
         ({"rows": 20, "cols": 64, "herd_x": 8}, r"8 cores \(herd_x\) cannot share 20 rows .*; use 5"),
@@ -44,6 +53,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"rows": 8, "cols": 100}, r"cols=100 is no positive multiple of 32 .*; use 96 or 128"),
         ({"rows": 8, "cols": 10752}, "cols=10752 does not fit L1, .* use at most 10560"),
         ({"rows": 9, "cols": 64, "herd_x": 8}, "8 cores .* cannot share 9 rows .*; use 3"),
+        ({"rows": 9, "cols": 64, "herd_x": 8, "heads": 3}, "8 cores .* cannot share 27 rows .*; use 3"),
+        ({"rows": 9, "cols": 64, "heads": 0}, "heads=0 is no positive multiple of 1 .there must be a head"),
+        ({"rows": None, "cols": 48, "heads": 2}, r"cols=48 is no positive multiple of 32 .*; use 32 or 64"),
     ],
     "rope": [
         ({**HEADS, "head_dim": 48}, r"head_dim=48 is no positive multiple of 32 .*; use 32 or 64"),
@@ -211,6 +223,14 @@ MODELS_SHAPES = {
     # The longest row that goes whole, the next longer one, and the longest of all.
     "rms_norm": [
         {"rows": rows, "cols": cols} for rows in (2048, None, 16) for cols in (2048, 6336, 6368, 8192, 10560)
+    ]
+    + [
+        {"rows": rows, "cols": dim, "heads": heads, "eps": 1e-6}
+        for rows in (None, 8, 64, 2048)
+        for heads, dim in ((16, 128), (8, 128), (32, 64), (1, 64), (64, 128))
+    ],
+    "bias_add": [
+        {"rows": rows, "cols": cols} for rows in (None, 8, 32, 2048) for cols in (64, 128, 896, 2048, 8192)
     ],
     "rope": [{"rows": rows, "n_heads": n, "head_dim": 64} for rows in (2048, None) for n in (32, 8)]
     + [{"rows": 64, "n_heads": 256, "head_dim": 128}],

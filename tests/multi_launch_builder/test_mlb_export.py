@@ -86,6 +86,13 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     assert not (tmp_path / "out").exists()
 
 
+def test_a_family_s_launches_are_asked_for_by_flags(tmp_path):
+    assert main(["mlir", str(tmp_path), *SMALL, "--qkv-bias", "--qk-norm"]) == 0
+    table = json.loads((tmp_path / "programs" / "rms_gemv_rope.args.json").read_text())
+    assert {"bq", "bk", "bv", "q_norm", "k_norm"} <= {a["name"] for a in table["arguments"]}
+    assert {"q_bias", "k_norm"} <= set(table["launches"])
+
+
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["mlir", str(tmp_path / "file"), *SMALL]) == 2

@@ -68,6 +68,22 @@ def test_a_config_that_does_not_say(change, words):
         ModelShape.from_config({**LLAMA_CONFIG, **change}, "c.json")
 
 
+def test_families_that_add_to_a_llama():
+    """As transformers has them: Qwen2Attention has biases always, Qwen3Attention norms of heads always."""
+    plain = ModelShape.from_config(LLAMA_CONFIG)
+    assert (plain.qkv_bias, plain.qk_norm) == (False, False)
+    qwen2 = ModelShape.from_config({**LLAMA_CONFIG, "model_type": "qwen2"})
+    qwen3 = ModelShape.from_config({**LLAMA_CONFIG, "model_type": "qwen3", "attention_bias": False})
+    assert qwen2 == dataclasses.replace(plain, qkv_bias=True)
+    assert qwen3 == dataclasses.replace(plain, qk_norm=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_bias_of_the_output_projection_is_refused(family):
+    with pytest.raises(ConfigError, match=r"c.json: 'attention_bias' is True, which also gives the out"):
+        ModelShape.from_config({**LLAMA_CONFIG, "model_type": family, "attention_bias": True}, "c.json")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(None, "cannot read"), ("{", "is not JSON"), ("[]", "holds no JSON object")],
@@ -127,6 +143,11 @@ def test_known_shapes_are_legal(shape):
         ),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
         ({"n_kv_heads": 3}, "the nearest legal n_kv_heads is 2"),
+        (
+            {"qkv_bias": True, "n_heads": 407, "n_kv_heads": 407, "head_dim": 64},
+            "n_heads * head_dim=26048 divides into shares of 6512 for the cores that add its bias, and "
+            "a core holds 6336; legal is what 8 cores share, up to 50688",
+        ),
         ({"vocab_size": 0}, "vocab_size=0 is not positive"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 is not positive"),
     ],
@@ -210,6 +231,10 @@ PUBLISHED = {
     "TinyLlama-1.1B": model_shape(2048, 32, 4, 64, 5632, 32000),
     "SmolLM2-135M": model_shape(576, 9, 3, 64, 1536, 49152),
     "SmolLM2-360M": model_shape(960, 15, 5, 64, 2560, 49152),
+    "SmolLM2-1.7B": model_shape(2048, 32, 32, 64, 8192, 49152),
+    "Qwen2.5-0.5B": dataclasses.replace(model_shape(896, 14, 2, 64, 4864, 151936), qkv_bias=True),
+    "Qwen3-0.6B": dataclasses.replace(model_shape(1024, 16, 8, 128, 3072, 151936), qk_norm=True),
+    "Qwen3-1.7B": dataclasses.replace(model_shape(2048, 16, 8, 128, 6144, 151936), qk_norm=True),
 }
 """Sizes from the config.json files of these models."""
 

@@ -1,0 +1,127 @@
+"""What families add to a Llama's layer: biases of queries, keys and values, and norms of heads."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Role
+from aerie.kernel_builder.kernels import registry, rms_norm
+from aerie.kernel_builder.testing import run as run_kernel
+from aerie.multi_launch_builder import ModelShape
+from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import DEMO
+from aerie.multi_launch_builder.variants import plan_named
+from aerie.virtual_npu import BuildOptions, cache
+
+BF16 = ml_dtypes.bfloat16
+QWEN2 = ModelShape(192, 3, 1, 64, 64, 300, 1e-6, qkv_bias=True)
+QWEN3 = ModelShape(128, 4, 2, 96, 64, 300, 1e-6, qk_norm=True)
+BOTH = ModelShape(64, 2, 2, 32, 64, 300, 1e-6, qkv_bias=True, qk_norm=True)
+SHAPES = {"qwen2": QWEN2, "qwen3": QWEN3, "both": BOTH}
+RUN = ["both", *(pytest.param(family, marks=pytest.mark.long) for family in ("qwen2", "qwen3"))]
+"""What runs on the virtual NPU."""
+PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "rms_gemms_rope_ar8")
+OF_FAMILIES = {f"{of}_{what}" for of in "qkv" for what in ("product", "norm", "normed")} | {"bq", "bk", "bv"}
+
+
+def plan_of(shape, name):
+    return plan_named(shape, name) or plan_programs(shape, 64)[name]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_llama_has_nothing_of_it(name):
+    plan = plan_of(DEMO, name)
+    assert not OF_FAMILIES & set(plan.arguments.names)
+    assert not {step.kernel for step in plan.steps} & {"bias_add"}
+    assert len(plan.steps) == 6
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("family", SHAPES)
+def test_what_a_family_adds_is_launches_with_weights_of_their_own(family, name):
+    shape = SHAPES[family]
+    plan, plain = (
+        plan_of(shape, name),
+        plan_of(dataclasses.replace(shape, qkv_bias=False, qk_norm=False), name),
+    )
+    weights = {a.name: a.shape for a in plan.arguments if a.role is Role.WEIGHT}
+    biases = {"bq": (shape.q_dim,), "bk": (shape.kv_dim,), "bv": (shape.kv_dim,)} if shape.qkv_bias else {}
+    norms = dict.fromkeys(("q_norm", "k_norm"), (shape.head_dim,)) if shape.qk_norm else {}
+    assert weights == {a.name: a.shape for a in plain.arguments if a.role is Role.WEIGHT} | biases | norms
+    assert [(a.name, a.shape) for a in plan.arguments if a.role in (Role.INPUT, Role.LUT, Role.OUTPUT)] == [
+        (a.name, a.shape) for a in plain.arguments if a.role in (Role.INPUT, Role.LUT, Role.OUTPUT)
+    ]
+    added = [step.label for step in plan.steps if step.label not in {other.label for other in plain.steps}]
+    assert added == [
+        *(["q_bias", "k_bias", "v_bias"] if shape.qkv_bias else []),
+        *(["q_norm", "k_norm"] if shape.qk_norm else []),
+    ]
+    assert [step.label for step in plan.steps][-2:] == ["q_rope", "k_rope"]
+
+
+@functools.cache
+def made(family, name):
+    """The plan, and every argument before and after a run on the virtual NPU."""
+    plan = plan_of(SHAPES[family], name)
+    rng = np.random.default_rng(11)
+    program, given = build_program(plan), {}
+    for a in plan.arguments:
+        numbers = rng.standard_normal(a.shape) / (a.shape[-1] ** 0.5 if a.name.startswith("w") else 1)
+        given[a.name] = (
+            np.full(a.shape, np.nan, BF16) if a.role in OVERWRITTEN_ROLES else numbers.astype(BF16)
+        )
+    return plan, given, run(program, given)
+
+
+def run(program, given):
+    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    found = {a.name: np.array(given[a.name], order="C") for a in program.arguments}
+    library.run(program.name, [found[a.name].ctypes.data for a in program.arguments])
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS[:2])
+@pytest.mark.parametrize("family", RUN)
+def test_every_launch_computes_its_reference(family, name):
+    plan, _, found = made(family, name)
+    for step in plan.steps:
+        kernel = registry()[step.kernel]
+        read = {inner: found[outer] for inner, outer in step.wiring.items()}
+        for inner, want in kernel.reference(step.parameters, read).items():
+            assert kernel.tolerance.excess(found[step.wiring[inner]], want) <= 1, step.label
+
+
+@pytest.mark.parametrize("family", RUN)
+def test_a_row_has_the_same_bits_in_eight_and_in_a_prompt(family):
+    plan, given, whole = made(family, "rms_gemms_rope")
+    given = given | {"rope_rows": given["rope_lut"]}
+    eight = build_program(plan_of(SHAPES[family], "rms_gemms_rope_ar8"))
+    tokens = {a.name for a in plan.arguments if a.role is not Role.WEIGHT} | {"rope_rows"}
+    taken = {name: array[40:48] if name in tokens else array for name, array in given.items()}
+    found = run(eight, taken)
+    for name in ("q_roped", "k_roped", "v"):
+        assert found[name].tobytes() == whole[name][40:48].tobytes(), name
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(16, 8), (8, None)])
+def test_norms_of_heads_are_those_of_hugging_face(heads, rows):
+    """With weights as large as K-norms of trained models have them, 96.5."""
+    torch = pytest.importorskip("torch")
+    norms = pytest.importorskip("transformers.models.qwen3.modeling_qwen3")
+    rng = np.random.default_rng(12)
+    weight = np.concatenate([rng.uniform(-3, 3, 126), [96.5, -96.5]]).astype(BF16)
+    shape = (heads * 128,) if rows is None else (rows, heads * 128)
+    x = (rng.standard_normal(shape) * rng.choice([0.1, 1, 10], shape)).astype(BF16)
+    theirs = norms.Qwen3RMSNorm(128, eps=1e-6).to(torch.bfloat16)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.from_numpy(weight.astype(np.float32)))
+        want = theirs(torch.from_numpy(x.astype(np.float32)).bfloat16().reshape(-1, 128)).float().numpy()
+    found = run_kernel(rms_norm.build(rows, 128, 1e-6, heads=heads), {"x": x, "weight": weight})["out"]
+    assert rms_norm.KERNEL.tolerance.excess(found, want.reshape(shape).astype(BF16)) <= 1
+    assert np.abs(want).max() > 96.5
