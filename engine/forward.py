@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from aerie.engine.attention import CacheAttention, KVCache
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import PromptError, PromptTooLongError
+from aerie.engine.logits import last_row
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm, widen
 from aerie.engine.programs import PREFILL_PROGRAMS, buffer_set
 from aerie.engine.progress import Step, no_step
 from aerie.multi_launch_builder import Program, legal_seq_len
-from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import HostWork, Recording
-
-_PARTS = [f"logits_{part}" for part in range(LM_HEAD_PARTITIONS)]
 
 
 def check_prompt(token_ids: Sequence[int], config: ModelConfig, seq_len: int | None = None) -> None:
@@ -194,7 +192,8 @@ def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
 
     Returns (vocab_size,) in float32 (values of bf16 precision); the padding of the vocabulary is cut.
     """
-    return widen(next_token_row(model, hidden))
+    row = next_token_row(model, hidden)
+    return widen(row) if row.dtype == bf16 else row
 
 
 def all_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
@@ -202,10 +201,9 @@ def all_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
     return np.stack([next_token_logits(model, row) for row in hidden])
 
 
-def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array:
-    """As next_token_logits, in bf16 as the program gives them: what a Sampler takes as well."""
+def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Array:
+    """As next_token_logits, in bf16 where the program gives them so: what a Sampler takes as well."""
     with model.host_timer("final RMSNorm"):
         x = rms_norm(hidden, model.final_norm, model.config.rms_norm_eps)
-    parts = model.run("lm_head_gemv", x=x)
-    bits = np.concatenate([parts[name].view(np.uint16) for name in _PARTS])
-    return bits[: model.config.vocab_size].view(bf16)
+    made = model.run("lm_head_gemv", x=x)
+    return last_row(model.programs["lm_head_gemv"].arguments, made, model.config.vocab_size)
