@@ -30,11 +30,13 @@ from aerie.llama32_1b.cli import (
 from aerie.llama32_1b.commands import runtime_options
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.prompts import ask
+from aerie.verify.companion import companion
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import Record, verify
 from aerie.verify.identity import Case, Identity, identities
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.ladder import Ladder, try_ladder
+from aerie.verify.prompts import Prompt, choose_prompts, full_prompt
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.rules import numerics_of
@@ -143,22 +145,43 @@ def _verify(
     report: Reporter,
     full: bool,
 ) -> Record:
+    """Prompts and ladders; with `full` all prompts, and what must be the same to the bit."""
     prompts = choose_prompts(session, full)
-    if not full:
-        return verify(session, reference, prompts, report.note)
+    case = _case(session, prompts[0]) if full else None
+    record = verify(session, reference, prompts, report.note)
+    record = record.with_ladders(_ladders(session, reference, options, report))
+    if case is None:
+        return record
+    if isinstance(case, Identity):
+        return record.with_identities([case])
 
     def reopen(seq_len: int) -> Session:
         other = RuntimeOptions(seq_len, options.backend, options.cache_dir)
         return prepare_runtime(checkpoint, other, report)
 
-    try:
-        case = Case.take(session, prompts[0])
-    except BROKEN as error:
-        broken = Identity("in a fresh session", broken=one_line(error))
-        return verify(session, reference, prompts, report.note).with_identities([broken])
-    record = verify(session, reference, prompts, report.note)
     report.note("bit identity")
     return record.with_identities(list(identities(session, case, reopen)))
+
+
+def _case(session: Session, prompt: Prompt) -> Case | Identity:
+    """What later runs are compared with, from a session that is fresh; or that it cannot be had."""
+    try:
+        return Case.take(session, prompt)
+    except BROKEN as error:
+        return Identity("in a fresh session", broken=one_line(error))
+
+
+def _ladders(
+    session: Session, reference: Reference, options: RuntimeOptions, report: Reporter
+) -> list[Ladder]:
+    """The model's, and that of random weights in its shape."""
+    report.note("every step of the model")
+    ladders = [try_ladder("the model", session, reference, full_prompt(session))]
+    report.note("every step of random weights in its shape")
+    alike = replace(options, seq_len=session.model.seq_len)
+    with companion(session.model.config, alike, report) as (other, theirs):
+        ladders.append(try_ladder("random weights", other, theirs, full_prompt(other)))
+    return ladders
 
 
 if __name__ == "__main__":

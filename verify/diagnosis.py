@@ -1,150 +1,15 @@
-"""Diagnosis: every step of a recorded pass against transformers, and the first step that does not hold.
-
-`own`: against transformers' float32 module on the inputs that ours had, so that what went wrong before does
-not count. `run`: against transformers' bf16 run of the whole prompt, where errors add up. The yardstick of
-both is what rounding does to transformers' own bf16, measured against its float32.
-"""
+"""Diagnosis: one prompt up the ladder and on to the answer, and the first step that does not hold."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from aerie.engine.forward import check_prompt, decode_step, prefill
-from aerie.engine.model import LoadedModel
-from aerie.engine.numerics import F32Array
+from aerie.engine.forward import check_prompt
 from aerie.engine.session import Session
-from aerie.verify.measures import DRIFT, DRIFT_OF_BLOCKS, Check, Measures, measure, own_checks, run_checks
-from aerie.verify.passes import Captured, Pass, StepValues, capture_reference, observe_decode, observe_prefill
+from aerie.verify.ladder import Row, climb
 from aerie.verify.reference import Reference
-from aerie.verify.rules import numerics_of
-from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, BlockBench, Step
 from aerie.verify.subject import Subject
-
-Benches = tuple[Bench, Bench]
-"""One that rounds as ours may, one that is exact."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Ours against something, beside what rounding alone does there, and what that allows."""
-
-    ours: Measures
-    yardstick: Measures
-    checks: tuple[Check, ...]
-
-    def check(self, name: str) -> Check:
-        return next(check for check in self.checks if check.name == name)
-
-    @property
-    def used(self) -> float:
-        """How much of its bounds is used up; beyond 1, one is left."""
-        return max(check.used for check in self.checks)
-
-    @property
-    def problem(self) -> str:
-        """What is beyond its bound, in words; empty where nothing is."""
-        return ", ".join(str(check) for check in self.checks if not check.holds)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One step. `layer` is None outside of the layers; `own` and `run` are None where there is no value."""
-
-    phase: str
-    layer: int | None
-    step: str
-    own: Judged | None = None
-    run: Judged | None = None
-    remark: str = ""
-
-    @property
-    def place(self) -> str:
-        """Where it is, in words."""
-        where = self.step if self.layer is None else f"layer {self.layer}, step {self.step}"
-        return f"decode, {where}" if self.phase == "decode" else where
-
-    @property
-    def problem(self) -> str:
-        """Why this step itself is at fault; empty where it is not."""
-        return self.remark or (self.own.problem if self.own else "")
-
-    @property
-    def used(self) -> float:
-        """How much of its own bounds is used up; infinite where there is no value, or a remark."""
-        if self.remark:
-            return math.inf
-        return self.own.used if self.own else 0.0
-
-    @property
-    def drift(self) -> str:
-        """How far this step is from transformers' run, where that is too far; else empty."""
-        return self.run.problem if self.run else ""
-
-
-class Theirs:
-    """Transformers' model in bf16 and in float32, and what both computed on the way for `token_ids`.
-
-    `numerics` is how ours makes matrix products: "exact", or anything else for block floating point.
-    """
-
-    def __init__(self, model: Any, token_ids: Sequence[int], numerics: str) -> None:
-        self.numerics = numerics
-        self.drift = DRIFT if numerics == "exact" else DRIFT_OF_BLOCKS
-        self.models = (model, copy.deepcopy(model).float())
-        self.bf16, self.f32 = (_captured(each, token_ids) for each in self.models)
-
-    def judge(self, recorded: Pass) -> Iterator[Row]:
-        """A row for each step, in the order they run."""
-        benches = self._benches(recorded)
-        before: F32Array | None = self.bf16[0, "input"][recorded.positions.start : recorded.positions.stop]
-        for layer, values in enumerate(recorded.layers):
-            given = values if before is None else {**values, "before": before}
-            for step in LAYER_STEPS:
-                yield self._row(recorded, layer, step, given, benches)
-            before = values.get("ffn_residual")
-        given = recorded.head if before is None else {**recorded.head, "last": before[-1:]}
-        for step in HEAD_STEPS:
-            yield self._row(recorded, None, step, given, benches)
-
-    def _benches(self, recorded: Pass) -> Benches:
-        """Decode multiplies a matrix by a vector, which no numerics makes of blocks."""
-        rounded, exact = self.models
-        of_blocks = self.numerics != "exact" and recorded.phase == "prefill"
-        rounding_bench = BlockBench if of_blocks else Bench
-        return rounding_bench(rounded, recorded.positions), Bench(exact, recorded.positions)
-
-    def _row(
-        self, recorded: Pass, layer: int | None, step: Step, values: StepValues, benches: Benches
-    ) -> Row:
-        missing = next((name for name in (*step.inputs, step.name) if name not in values), None)
-        if missing:
-            return Row(recorded.phase, layer, step.name, remark=f"{missing} was never computed")
-        ours = values[step.name]
-        rounded, exact = (bench.compute(layer, step, values) for bench in benches)
-        name, stop = step.same_as or step.name, recorded.positions.stop
-        theirs, theirs_exact = (run[layer, name][:stop][-len(ours) :] for run in (self.bf16, self.f32))
-        near = measure(ours, exact), measure(rounded, exact)
-        far = measure(ours, theirs), measure(theirs, theirs_exact)
-        own = Judged(*near, own_checks(*near, benches[0].makes_blocks(step)))
-        return Row(recorded.phase, layer, step.name, own, Judged(*far, run_checks(*far, self.drift)))
-
-
-def _captured(model: Any, token_ids: Sequence[int]) -> Captured:
-    """What the hooks see, and what no module has (rotated queries and keys), made again from their inputs."""
-    captured = capture_reference(model, token_ids)
-    bench = Bench(model, range(len(token_ids)))
-    for step in LAYER_STEPS:
-        if step.hook or step.same_as:
-            continue
-        for layer in range(len(model.model.layers)):
-            values = {name: captured[layer, name] for name in step.inputs}
-            captured[layer, step.name] = bench.compute(layer, step, values)
-    return captured
-
 
 ANSWER_TOKENS = 4
 """Enough to see that an answer goes on after its first token."""
@@ -194,30 +59,16 @@ class Diagnosis:
 
 
 def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -> Diagnosis:
-    """Climb the ladder with one prompt; `reference` is transformers' bf16 model of the same checkpoint.
+    """Climb the ladder with one prompt, and look at its answer.
 
-    Another prompt goes first, so that what it leaves behind shows. The prompt's last token is decoded
-    too, against the same position of the reference; a prompt of one token gets the reference's next one
-    for that. Raises PromptError for a prompt that cannot be run.
+    A prompt of one token gets the reference's next one, to be decoded. Raises PromptError for a prompt that
+    cannot be run.
     """
-    model = session.model
-    check_prompt(token_ids, model.config, model.seq_len)
     ids = list(token_ids)
+    check_prompt(ids, session.model.config, session.model.seq_len)
     if len(ids) == 1:
         ids += reference.greedy(ids, 1).token_ids
-    _leave_something_behind(model, ids)
-    theirs = Theirs(reference.model, ids, numerics_of(session))
-    whole, split = observe_prefill(model, ids), observe_decode(model, ids)
-    return Diagnosis(ids, [*theirs.judge(whole), *theirs.judge(split), _answer(Subject(session), ids)])
-
-
-def _leave_something_behind(model: LoadedModel, ids: Sequence[int]) -> None:
-    """Other tokens, and a decode step at another position than the one that is judged."""
-    other = [(token + 1) % model.config.vocab_size for token in ids]
-    prompt = other[:-2] or other
-    cache = model.new_cache(len(prompt) + 1)
-    prefill(model, prompt, cache)
-    decode_step(model, other[-2], cache)
+    return Diagnosis(ids, [*climb(session, reference, ids), _answer(Subject(session), ids)])
 
 
 def _answer(subject: Subject, ids: Sequence[int]) -> Row:

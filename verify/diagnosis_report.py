@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from aerie.runtime.tables import VERDICT, compact_table, print_tables
-from aerie.verify.diagnosis import Diagnosis, Judged, Row
+from aerie.verify.diagnosis import Diagnosis
+from aerie.verify.ladder import Judged, Row
 from aerie.verify.plots import HeatMap, LineChart, heat_map, line_chart
-from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS
+from aerie.verify.steps import MEANINGS
 
 MOST = 1000  # times a bound: beyond that, numbers say nothing
 
@@ -109,11 +110,12 @@ def as_json(diagnosis: Diagnosis, about: dict[str, str]) -> dict[str, Any]:
         "first": None if first is None else {"phase": first.phase, "layer": first.layer, "step": first.step},
         **about,
         "token_ids": diagnosis.token_ids,
-        "rows": [_row(row) for row in diagnosis.rows],
+        "rows": [row_json(row) for row in diagnosis.rows],
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def row_json(row: Row) -> dict[str, Any]:
+    """A step, with its measures and bounds."""
     return {
         "phase": row.phase,
         "layer": row.layer,
@@ -143,9 +145,7 @@ def _number(value: float) -> float | None:
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-MEANINGS = {step.name: step.meaning for step in (*LAYER_STEPS, *HEAD_STEPS)} | {
-    "answer": "tokens, as a user gets them"
-}
+ANSWER_MEANING = {"answer": "tokens, as a user gets them"}
 
 
 def render(diagnosis: Diagnosis, about: Mapping[str, str]) -> str:
@@ -161,7 +161,7 @@ def render(diagnosis: Diagnosis, about: Mapping[str, str]) -> str:
         charts=[run_chart(diagnosis, each) for each in diagnosis.phases],
         steps=step_chart(diagnosis, phase, layer),
         maps=[step_map(diagnosis, each) for each in diagnosis.phases],
-        meanings=MEANINGS,
+        meanings=MEANINGS | ANSWER_MEANING,
     )
 
 
@@ -195,9 +195,9 @@ def step_map(diagnosis: Diagnosis, phase: str) -> HeatMap:
     layers = [inside for name, _, inside in diagnosis.outputs(phase) if name.startswith("layer")]
     return heat_map(
         phase,
-        [step.name for step in LAYER_STEPS],
+        [row.step for row in layers[0]],
         [str(index) for index in range(len(layers))],
-        [[rows[step].used for rows in layers] for step in range(len(LAYER_STEPS))],
+        [[row.used for row in of_step] for of_step in zip(*layers, strict=True)],
     )
 
 

@@ -4,6 +4,9 @@
    top k. After that they say different things, and part 2 goes on.
 2. Teacher-forced: both are fed the reference's tokens, all of them, and every step is compared.
 3. Prompt positions: the logits after every position of the prompt, for one prompt.
+
+Then the ladder (`ladder.py`): every step of every layer, for a prompt that fills the compiled length, of the
+model and of a random one of its shape (`companion.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.identity import Identity
+from aerie.verify.ladder import Ladder
 from aerie.verify.prompts import Prompt
 from aerie.verify.reference import Answer, Expected, Note, Reference, silent
 from aerie.verify.rules import (
@@ -135,6 +139,7 @@ class Record:
     bounds: Bounds
     trials: list[Trial]
     overall: list[Failure]
+    ladders: list[Ladder] = field(default_factory=list)
     identities: list[Identity] = field(default_factory=list)
     rounding: str = "conv_even"
 
@@ -142,12 +147,16 @@ class Record:
     def failures(self) -> list[Failure]:
         """In the order of what was run."""
         of_prompts = [failure for trial in self.trials for failure in trial.failures]
+        of_steps = [failure for ladder in self.ladders for failure in ladder.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
-        return [*of_prompts, *self.overall, *of_bits]
+        return [*of_prompts, *self.overall, *of_steps, *of_bits]
 
     @property
     def verdict(self) -> str:
         return "FAIL" if self.failures else "PASS"
+
+    def with_ladders(self, ladders: Sequence[Ladder]) -> Record:
+        return replace(self, ladders=list(ladders))
 
     def with_identities(self, identities: Sequence[Identity]) -> Record:
         return replace(self, identities=list(identities))

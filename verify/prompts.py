@@ -49,6 +49,11 @@ def choose_prompts(session: Session, full: bool) -> list[Prompt]:
     return kinds if full else kinds[:FEW]
 
 
+def full_prompt(session: Session) -> list[int]:
+    """Ordinary text of as many tokens as can be prefilled."""
+    return _text_of(session.tokenizer, session.model.longest_prompt)
+
+
 def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
     longest, eos = model.longest_prompt, model.config.eos_token_ids
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ class Reference:
         self.folder = folder
         self._expected: dict[tuple[Prompt, int], Expected] = {}
 
+    @cached_property
+    def exact(self) -> Reference:
+        """The same model in float32, which stands for exact arithmetic; loaded when it is first asked for."""
+        return Reference.open(self.folder, "float32")
+
     @classmethod
     def open(cls, folder: Path, dtype: str = "bfloat16") -> Reference:
         """Load the checkpoint in `folder` as `dtype` (a name of torch's).
@@ -108,10 +114,7 @@ class Reference:
         return Answer(answer, np.stack(rows))
 
     def expect(self, wanted: Sequence[tuple[Prompt, int]], note: Note = silent) -> list[Expected]:
-        """What each prompt should give over so many steps. What was asked before is remembered.
-
-        The float32 model is loaded for this only, after the bf16 answers are there.
-        """
+        """What each prompt should give over so many steps. What was asked before is remembered."""
         new = [pair for pair in wanted if pair not in self._expected]
         answers = []
         for prompt, steps in new:
@@ -120,9 +123,8 @@ class Reference:
             answers.append((self.greedy(prompt.token_ids, steps), positions))
         if new:
             note("reference: the same in float32")
-            exact = Reference.open(self.folder, "float32")
             for pair, (answer, positions) in zip(new, answers, strict=True):
-                self._expected[pair] = _expected(exact, pair[0], answer, positions)
+                self._expected[pair] = _expected(self.exact, pair[0], answer, positions)
         return [self._expected[pair] for pair in wanted]
 
 

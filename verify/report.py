@@ -16,7 +16,9 @@ from rich.table import Table
 
 from aerie.engine.errors import UserError
 from aerie.runtime.tables import VERDICT, compact_table, print_tables
+from aerie.verify.diagnosis_report import percent, row_json
 from aerie.verify.gate import POSITIONS, Record, Trial
+from aerie.verify.ladder import Ladder
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
 from aerie.virtual_npu import folders, store
 
@@ -52,13 +54,13 @@ n: positions compared. same: tokens of our own answer until it parts from the
 reference's. place: the worst of either side's likeliest token in the other's
 order. rms, largest, mean: of our logits less the reference's, as a multiple of
 what rounding to bf16 does to the reference itself. KL: of the distributions,
-mean, in nats."""
+mean, in nats. used: of a step's own bound, on the inputs that ours had."""
 
 
 def print_record(record: Record, file: TextIO | None = None) -> None:
     """Tables, every failure but the first (a few, if many), and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
-    print_tables(console, _distance_table(record), *_identity_tables(record))
+    print_tables(console, _distance_table(record), *_ladder_tables(record), *_identity_tables(record))
     console.print(EXPLANATION, soft_wrap=True)
     for failure in record.failures[1 : SHOWN_FAILURES + 1]:
         console.print(f"also: {failure}", soft_wrap=True)
@@ -123,6 +125,27 @@ def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bound
     ]
 
 
+def _ladder_tables(record: Record) -> Iterator[Table]:
+    """The step nearest its bound, of each ladder in prefill and in decode."""
+    if not record.ladders:
+        return
+    figures = ("tokens", "steps")
+    table = compact_table("", ("every step", "phase"), figures, ("nearest its bound", "used", VERDICT))
+    for ladder in record.ladders:
+        verdict = "FAIL" if ladder.failures else "ok"
+        for phase, rows in ladder.phases.items():
+            nearest = max(rows, key=lambda row: row.used)
+            left = any(row.problem or row.drift for row in rows)
+            where = nearest.place.removeprefix("decode, ")
+            table.add_row(
+                ladder.model, phase, str(ladder.tokens), str(len(rows)), where, percent(nearest.used),
+                "FAIL" if left else "ok",
+            )  # fmt: skip
+        if ladder.broken:
+            table.add_row(ladder.model, "-", str(ladder.tokens), "-", "-", "-", verdict)
+    yield table
+
+
 def _identity_tables(record: Record) -> Iterator[Table]:
     if not record.identities:
         return
@@ -154,6 +177,7 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
         | {"python": platform.python_version()},
         "prompts": [_trial(trial) for trial in record.trials],
+        "ladders": [_ladder(ladder) for ladder in record.ladders],
         "bit_identity": [asdict(found) for found in record.identities],
     }
 
@@ -177,6 +201,15 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "steps_rounding": _distance(expected.rounding),
         "positions": _distance(trial.positions),
         "positions_rounding": _distance(expected.positions_rounding),
+    }
+
+
+def _ladder(ladder: Ladder) -> dict[str, Any]:
+    return {
+        "model": ladder.model,
+        "tokens": ladder.tokens,
+        "broken": ladder.broken,
+        "steps": [row_json(row) for row in ladder.rows],
     }
 
 

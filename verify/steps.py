@@ -1,55 +1,53 @@
-"""The steps of a forward pass: each by transformers' own module, with where its value is found.
+"""The steps of a forward pass: which there are, and where ours has them, as the programs' plans have it; what
+each reads, and what transformers has for it, as is written here, so that a launch wired wrongly shows.
 
-So a step is judged on the inputs that ours had, whatever went wrong before it. In float32 a step stands for
-exact arithmetic; in bf16 it shows what rounding alone does to the same numbers.
+A launch that a plan names and KNOWN does not is refused: whoever gives the programs a launch says here what
+transformers calls it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
 
-import numpy as np
-
-from aerie.engine.numerics import F32Array
-
-BLOCK = 8
-"""Numbers along K that share an exponent in block floating point (`--numerics bfp16`): each keeps an 8-bit
-mantissa, rounded to nearest even. What is multiplied so is told in docs/virtual_npu.md."""
-
-
-def converted(values: Any) -> Any:
-    """What block floating point keeps of `values`, float32 (rows, K) with K a multiple of 8."""
-    import torch
-
-    blocks = values.reshape(values.shape[0], -1, BLOCK)
-    largest = blocks.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    step = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 7)
-    step = torch.where((blocks / step).round().amax(-1, keepdim=True) > 127, 2 * step, step)
-    return ((blocks / step).round() * step).reshape(values.shape)
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.multi_launch_builder import ModelShape, legal_seq_len
+from aerie.multi_launch_builder.program import ProgramPlan
+from aerie.multi_launch_builder.program import Step as Launch
+from aerie.multi_launch_builder.programs import plan_programs
 
 
-def product(x: Any, weight: Any) -> Any:
-    """x @ weight.T, rounded to bf16 once; x is (rows, K), weight (out, K), all float32."""
-    import torch
+class Bench(Protocol):
+    """What steps are computed with beside modules: bench.Bench."""
 
-    return torch.nn.functional.linear(converted(x), converted(weight)).bfloat16()
+    @property
+    def head_dim(self) -> int: ...
+
+    def rotate(self, x: Any) -> Any: ...
+
+    def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any: ...
 
 
-Compute = Callable[["Bench", Any, Mapping[str, Any]], Any]
+Compute = Callable[[Bench, Any, Mapping[str, Any]], Any]
 """From the bench, transformers' layer or model, and values by name, to the step's value, (rows, width)."""
 
 
 Hook = tuple[str, str]
 """The path of a module in transformers' layer or model, and whether the value goes "in" or "out" there."""
 
+BEFORE, AFTER = "before", "after"
+"""A layer's programs: before attention, and after it."""
+KEYS, VALUES = "k_roped", "v"
+"""What the first of them makes for the KV cache, of all positions of a call."""
+
 
 @dataclass(frozen=True)
 class Source:
-    """Where ours has a step's value: an argument of the program of prefill, and of that of decode."""
+    """Where ours has a step's value: an argument of the layer's program before attention, or after it."""
 
-    programs: tuple[str, str]
+    part: str
     argument: str
 
 
@@ -57,110 +55,22 @@ class Source:
 class Step:
     """A step of the forward pass: how to compute it, and where its value is found in ours and in theirs.
 
-    inputs: steps whose values it reads. meaning: what it is, for readers. source: where our value is; None
+    meaning: what it is, for readers. inputs: steps whose values it reads. instead_of: the step that those
+    after it would read, were it not there. source: where our value is; None
     where it is no argument of a program. hook: where transformers' value is seen in its own run; None where
     no module has it, and `compute` makes it again. same_as: the step that has the same value in that run.
     product: the path of the module in the layer where the step is a matrix product, else empty.
     """
 
     name: str
-    inputs: tuple[str, ...]
     meaning: str
     compute: Compute
+    inputs: tuple[str, ...] = ()
+    instead_of: str = ""
     source: Source | None = None
     hook: Hook | None = None
     same_as: str = ""
     product: str = ""
-
-
-class Bench:
-    """Transformers' LlamaForCausalLM `model`, to compute single steps for the rows of some positions.
-
-    `positions` are those of the query rows, in order; keys and values are of positions 0, 1, 2, ...
-    """
-
-    def __init__(self, model: Any, positions: range) -> None:
-        import torch
-
-        self.model = model
-        self.positions = torch.tensor([list(positions)])
-        with torch.inference_mode():
-            self.cos, self.sin = model.model.rotary_emb(model.model.norm.weight, self.positions)
-
-    def compute(self, layer: int | None, step: Step, values: Mapping[str, F32Array]) -> F32Array:
-        """`step` of transformers' layer `layer` (None: outside of the layers) on the values of its inputs."""
-        import torch
-
-        given = {name: torch.from_numpy(values[name]).to(self.model.dtype) for name in step.inputs}
-        module = self.model if layer is None else self.model.model.layers[layer]
-        with torch.inference_mode():
-            return as_array(step.compute(self, module, given))
-
-    def makes_blocks(self, step: Step) -> bool:  # noqa: ARG002
-        """Whether `step` is computed in block floating point here."""
-        return False
-
-    def rotate(self, x: Any) -> Any:
-        """RoPE at the positions of the rows of `x` (rows, heads * head_dim), by transformers' function."""
-        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-        rotated, _ = apply_rotary_pos_emb(
-            heads_first(x, self.head_dim), heads_first(x, self.head_dim), self.cos, self.sin
-        )
-        return rows_first(rotated)
-
-    def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any:
-        """Causal attention by the function that the model's own forward pass calls."""
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-        from transformers.models.llama.modeling_llama import eager_attention_forward
-
-        interface = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.model.config._attn_implementation, eager_attention_forward
-        )
-        q, k, v = (heads_first(x, self.head_dim) for x in (query, keys, values))
-        out, _ = interface(attention, q, k, v, self._mask(k), dropout=0.0, scaling=attention.scaling)
-        return out.reshape(query.shape)
-
-    @property
-    def head_dim(self) -> int:
-        return int(self.model.model.layers[0].self_attn.head_dim)
-
-    def _mask(self, keys: Any) -> Any:
-        """(1, 1, rows, key positions): 0 where a row may look, the least number where it may not."""
-        import torch
-
-        later = torch.arange(keys.shape[2])[None, :] > self.positions[0][:, None]
-        return torch.where(later, torch.finfo(keys.dtype).min, 0.0).to(keys.dtype)[None, None]
-
-
-class BlockBench(Bench):
-    """As Bench, with the matrix products of the layers in block floating point."""
-
-    def makes_blocks(self, step: Step) -> bool:
-        return bool(step.product)
-
-    def compute(self, layer: int | None, step: Step, values: Mapping[str, F32Array]) -> F32Array:
-        if layer is None or not self.makes_blocks(step):
-            return super().compute(layer, step, values)
-        import torch
-
-        weight = self.model.model.layers[layer].get_submodule(step.product).weight
-        with torch.inference_mode():
-            return as_array(product(torch.from_numpy(values[step.inputs[0]]), weight.float()))
-
-
-def heads_first(x: Any, head_dim: int) -> Any:
-    """(rows, heads * head_dim) -> (1, heads, rows, head_dim)."""
-    return x.reshape(1, x.shape[0], -1, head_dim).transpose(1, 2)
-
-
-def rows_first(x: Any) -> Any:
-    """(1, heads, rows, head_dim) -> (rows, heads * head_dim)."""
-    return x[0].transpose(0, 1).flatten(1)
-
-
-def as_array(tensor: Any) -> F32Array:
-    return np.array(tensor.float().numpy())
 
 
 def _module(path: str) -> Compute:
@@ -193,75 +103,173 @@ def _swiglu(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:  # noqa:
     return layer.mlp.act_fn(given["gate"]) * given["up"]
 
 
-def _product(name: str, read: str, meaning: str, source: Source, path: str) -> Step:
-    return Step(name, (read,), meaning, _module(path), source, (path, "out"), product=path)
+def _product_alone(path: str) -> Compute:
+    """The matrix product of the module at `path`, without the bias that it adds."""
+
+    def compute(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        return next(iter(given.values())) @ layer.get_submodule(path).weight.T
+
+    return compute
 
 
-def _before_attention(argument: str) -> Source:
-    return Source(("rms_gemms_rope", "rms_gemv_rope"), argument)
+def _bias(path: str) -> Compute:
+    """The bias of the module at `path`, added to the step's one input."""
+
+    def compute(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        return next(iter(given.values())) + layer.get_submodule(path).bias
+
+    return compute
 
 
-def _after_attention(argument: str) -> Source:
-    return Source(("o_ffn", "o_gemv_ffn"), argument)
+def _of_heads(path: str) -> Compute:
+    """The module at `path`, of each head of the step's one input, (rows, heads * head_dim)."""
+
+    def compute(bench: Bench, layer: Any, given: Mapping[str, Any]) -> Any:
+        x = next(iter(given.values()))
+        heads = x.reshape(x.shape[0], -1, bench.head_dim)
+        return layer.get_submodule(path)(heads).reshape(x.shape)
+
+    return compute
 
 
-_ATTENTION = Source(("flash_attn", "o_gemv_ffn"), "attn_out")  # decode attends on the CPU and passes it on
+def _norm(name: str, read: str, meaning: str, path: str) -> Step:
+    return Step(name, meaning, _module(path), (read,), hook=(path, "out"))
+
+
+def _product(name: str, read: str, meaning: str, path: str) -> Step:
+    return Step(name, meaning, _module(path), (read,), hook=(path, "out"), product=path)
+
+
+def _of_qkv(name: str, meaning: str) -> dict[str, Step]:
+    """What the programs do to get queries, keys or values, RoPE aside."""
+    path, norm = f"self_attn.{name}_proj", f"self_attn.{name}_norm"
+    return {
+        name: _product(name, "attn_norm", f"{meaning} projection", path),
+        f"{name}_bias": Step(
+            f"{name}_bias", f"the {meaning} projection and its bias",
+            _bias(path), (name,), name, hook=(path, "out"),
+        ),
+        f"{name}_norm": Step(
+            f"{name}_norm", f"RMSNorm of each {meaning} head",
+            _of_heads(norm), (name,), name, hook=(norm, "out"),
+        ),
+    }  # fmt: skip
+
+
 _INPUT_NORM, _FFN_NORM = "input_layernorm", "post_attention_layernorm"
 
-LAYER_STEPS = (
-    Step(
-        "input", ("before",), "what the layer is given: the output of the one before it",
-        _same, _before_attention("x"), ("", "in"),
+KNOWN: dict[str, Step] = {
+    "rms_norm": _norm("attn_norm", "input", "RMSNorm before attention", _INPUT_NORM),
+    **_of_qkv("q", "query"),
+    **_of_qkv("k", "key"),
+    **_of_qkv("v", "value"),
+    "q_rope": Step("rope_q", "rotary position embedding of the queries", _rotate, ("q",)),
+    "k_rope": Step("rope_k", "rotary position embedding of the keys", _rotate, ("k",)),
+    "o": _product("o", "attention", "output projection of attention", "self_attn.o_proj"),
+    "attn_add": Step(
+        "attn_residual", "the layer's input plus that", _sum, ("input", "o"), hook=(_FFN_NORM, "in")
     ),
-    Step(
-        "attn_norm", ("input",), "RMSNorm before attention",
-        _module(_INPUT_NORM), _before_attention("normed"), (_INPUT_NORM, "out"),
+    "ffn_norm": _norm("ffn_norm", "attn_residual", "RMSNorm before the feed-forward network", _FFN_NORM),
+    "gate": _product("gate", "ffn_norm", "gate projection", "mlp.gate_proj"),
+    "up": _product("up", "ffn_norm", "up projection", "mlp.up_proj"),
+    "swiglu": Step("swiglu", "SiLU of gate, times up", _swiglu, ("gate", "up"), hook=("mlp.down_proj", "in")),
+    "down": _product("down", "swiglu", "down projection", "mlp.down_proj"),
+    "ffn_add": Step(
+        "ffn_residual", "the two added: the layer's output", _sum, ("attn_residual", "down"), hook=("", "out")
     ),
-    _product("q", "attn_norm", "query projection", _before_attention("q"), "self_attn.q_proj"),
-    _product("k", "attn_norm", "key projection", _before_attention("k"), "self_attn.k_proj"),
-    _product("v", "attn_norm", "value projection", _before_attention("v"), "self_attn.v_proj"),
-    Step("rope_q", ("q",), "rotary position embedding of the queries", _rotate, _before_attention("q_roped")),
-    Step("rope_k", ("k",), "rotary position embedding of the keys", _rotate, _before_attention("k_roped")),
-    Step("cache_k", ("keys",), "the keys, as the KV cache holds them", _same, same_as="rope_k"),
-    Step("cache_v", ("values",), "the values, as the KV cache holds them", _same, same_as="v"),
-    Step(
-        "attention", ("rope_q", "keys", "values"), "softmax of the scores, times the values",
-        _attend, _ATTENTION, ("self_attn.o_proj", "in"),
-    ),
-    _product(
-        "o", "attention", "output projection of attention", _after_attention("proj"), "self_attn.o_proj",
-    ),
-    Step(
-        "attn_residual", ("input", "o"), "the layer's input plus that",
-        _sum, _after_attention("res1"), (_FFN_NORM, "in"),
-    ),
-    Step(
-        "ffn_norm", ("attn_residual",), "RMSNorm before the feed-forward network",
-        _module(_FFN_NORM), _after_attention("normed"), (_FFN_NORM, "out"),
-    ),
-    _product("gate", "ffn_norm", "gate projection", _after_attention("gate"), "mlp.gate_proj"),
-    _product("up", "ffn_norm", "up projection", _after_attention("up"), "mlp.up_proj"),
-    Step(
-        "swiglu", ("gate", "up"), "SiLU of gate, times up",
-        _swiglu, _after_attention("swiglu"), ("mlp.down_proj", "in"),
-    ),
-    _product("down", "swiglu", "down projection", _after_attention("down"), "mlp.down_proj"),
-    Step(
-        "ffn_residual", ("attn_residual", "down"), "the two added: the layer's output",
-        _sum, _after_attention("x_next"), ("", "out"),
-    ),
+}
+"""What transformers has for a launch, by its label in a plan without the kernel that makes a product."""
+
+_INPUT = Step(
+    "input", "what the layer is given: the output of the one before it",
+    _same, ("before",), source=Source(BEFORE, "x"), hook=("", "in"),
 )  # fmt: skip
-"""Of a layer, in the order they run. "before" is what the step before the layer gave; "keys" and "values" are
-those of every position so far, as the projections made them."""
+_CACHED = (
+    Step("cache_k", "the keys, as the KV cache holds them", _same, ("rope_k",)),
+    Step("cache_v", "the values, as the KV cache holds them", _same, ("v",)),
+)
+_ATTENTION = Step(
+    "attention", "softmax of the scores, times the values", _attend,
+    ("rope_q", "keys", "values"), source=Source(AFTER, "attn_out"), hook=("self_attn.o_proj", "in"),
+)  # fmt: skip
+"""Between the two programs, whoever attends: what it gives is what the second program is given."""
 
 HEAD_STEPS = (
     Step(
-        "final_norm", ("last",), "RMSNorm after the last layer",
-        _module("model.norm"), hook=("model.norm", "out"),
+        "final_norm", "RMSNorm after the last layer",
+        _module("model.norm"), ("last",), hook=("model.norm", "out"),
     ),
     Step(
-        "logits", ("final_norm",), "LM head: a score for each token of the vocabulary",
-        _module("lm_head"), hook=("lm_head", "out"),
+        "logits", "LM head: a score for each token of the vocabulary",
+        _module("lm_head"), ("final_norm",), hook=("lm_head", "out"),
     ),
 )  # fmt: skip
 """After the layers, for the last position only. Ours are what lm_head_gemv is given, and what it gives."""
+
+MEANINGS = {step.name: step.meaning for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS)}
+
+
+@cache
+def layer_steps(shape: ModelShape) -> tuple[Step, ...]:
+    """The steps of a layer, in the order they run, from the plans of a model of this shape.
+
+    "before" is what the step before the layer gave; "keys" and "values" are those of every position so far,
+    as the projections made them. Raises ValueError for a launch that KNOWN has not.
+    """
+    plans = plan_programs(shape, legal_seq_len(1))
+    return plan_steps(plans["rms_gemms_rope"], plans["o_ffn"])
+
+
+def plan_steps(before: ProgramPlan, after: ProgramPlan) -> tuple[Step, ...]:
+    """As layer_steps, of a layer's two programs, of however many rows."""
+    first = _with_sources(before, BEFORE, ("x",))
+    last = _with_sources(after, AFTER, ("x", "attn_out"))
+    latest: dict[str, str] = {}
+    steps = []
+    for step in (_INPUT, *first, *_CACHED, _ATTENTION, *last):
+        inputs = tuple(latest.get(name, name) for name in step.inputs)
+        same_as = inputs[0] if step in _CACHED else ""
+        steps.append(replace(step, inputs=inputs, same_as=same_as))
+        if step.instead_of:
+            latest[step.instead_of] = step.name
+    return tuple(steps)
+
+
+def _with_sources(plan: ProgramPlan, part: str, given: Iterable[str]) -> Iterator[Step]:
+    """A step for each launch, and where its value is. `given`: the activations that the program is given."""
+    labels, made = {_label(launch) for launch in plan.steps}, set(given)
+    for launch in plan.steps:
+        known, out = _known(plan, launch), _result(plan, launch, made)
+        if f"{_label(launch)}_bias" in labels:
+            known = replace(known, compute=_product_alone(known.product), hook=None)
+        made.add(out)
+        yield replace(known, source=Source(part, out))
+
+
+def _result(plan: ProgramPlan, launch: Launch, made: Collection[str]) -> str:
+    """The argument that a launch writes: each has one of its own, so that the ladder sees what it made."""
+    written = [
+        name
+        for name in launch.wiring.values()
+        if name not in made and plan.arguments[name].role in OVERWRITTEN_ROLES
+    ]
+    if len(written) != 1:
+        raise ValueError(
+            f"launch '{launch.label}' of program '{plan.name}' writes {len(written)} arguments that no "
+            "launch before it has written, and the ladder compares one for each; give its result an argument"
+        )
+    return written[0]
+
+
+def _label(launch: Launch) -> str:
+    return launch.label.removesuffix("_gemm").removesuffix("_gemv")
+
+
+def _known(plan: ProgramPlan, launch: Launch) -> Step:
+    label = _label(launch)
+    if label not in KNOWN:
+        raise ValueError(
+            f"launch '{label}' of program '{plan.name}' is no step that the ladder knows, so nothing would "
+            "compare it with transformers; say in verify/steps.py: KNOWN what transformers has for it"
+        )
+    return KNOWN[label]

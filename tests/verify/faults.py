@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.attention import KVCache, reference_attention
+from aerie.engine.attention import KVCache, causal, reference_attention
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.generate import Generation
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen
 from aerie.engine.session import Session
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.runtime import HostWork
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,23 @@ def no_ffn(layer):
     return {"w_down": np.zeros_like(layer["w_down"])}
 
 
-def unscaled_rope(healthy):
-    model = healthy.session.model
-    plain = rope_table(replace(model.config, rope_scaling=None), len(model.rope))
-    return preloaded(replace(model, rope=plain), healthy, healthy.checkpoint.weights)
+def turned_otherwise(change):
+    """RoPE's table, as `change(config)` has it."""
+
+    def inject(healthy):
+        model = healthy.session.model
+        other = rope_table(change(model.config), len(model.rope))
+        return preloaded(replace(model, rope=other), healthy, healthy.checkpoint.weights)
+
+    return inject
+
+
+def unscaled(config):
+    return replace(config, rope_scaling=None)
+
+
+def other_base(config):
+    return replace(config, rope_theta=1.02 * config.rope_theta)
 
 
 def other_layers_weights(layer, other):
@@ -235,19 +249,32 @@ def interleaved_rope(healthy):
     return healthy.with_runner(Returning, only(["rms_gemms_rope", "rms_gemv_rope"], change))
 
 
-def prefill_mask(mask):
-    """Prefill attention again, under another mask rule."""
+def prefill_attention(mask, attention=reference_attention):
+    """Prefill attention again, under another mask rule, or otherwise."""
 
     def change(values):
         keys, heads = (values[name].reshape(len(values["v"]), -1, 64) for name in ("k_roped", "v"))
         keys, heads = keys.transpose(1, 0, 2), heads.transpose(1, 0, 2)
         rows = [
-            reference_attention(query, keys, heads, mask(position))
-            for position, query in enumerate(values["q_roped"])
+            attention(query, keys, heads, mask(position)) for position, query in enumerate(values["q_roped"])
         ]
         return {"attn_out": np.stack(rows)}
 
     return returned(["flash_attn"], change)
+
+
+def scaled_attention(times):
+    """reference_attention, whose scores are so many times as large."""
+
+    def attend(query, keys, values, visible):
+        kv_heads, _, head_dim = keys.shape
+        grouped = widen(query).reshape(kv_heads, -1, head_dim)
+        scores = times * grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.sqrt(head_dim)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return (weights @ widen(values[:, visible])).reshape(-1).astype(bf16)
+
+    return attend
 
 
 def one_too_many(position):
@@ -309,12 +336,42 @@ class Swapping(KVCache):
         super().write(layer, position, values, keys)
 
 
+class ScaledInDecode(KVCache):
+    """The host's attention has scores 5 % too large."""
+
+    @property
+    def token_pass(self):
+        return self._made
+
+    @token_pass.setter
+    def token_pass(self, made):
+        self._made = made
+        if made is None:
+            return
+        attention, works = made._attention, made._attention.works
+
+        def scaled_works(layer, query, *rows):
+            keep, _ = works(layer, query, *rows)
+
+            def attend():
+                scaled = scaled_attention(1.05)
+                attention.out[...] = scaled(query, *self.layers[layer], attention._visible)
+
+            return keep, HostWork(attend)
+
+        attention.works = scaled_works
+
+
 def cache_fault(cache_class):
     class Faulty(LoadedModel):
         def new_cache(self, positions):
             return cache_class(self.config, positions + 1)
 
-    return lambda healthy: replace(healthy.session, model=Faulty(**vars(healthy.session.model)))
+    def inject(healthy):
+        session = healthy.with_runner(Passing)
+        return replace(session, model=Faulty(**vars(session.model)))
+
+    return inject
 
 
 # Programs compiled otherwise.
@@ -378,7 +435,8 @@ FAULTS = (
         "layer 2, step ffn_residual",
     ),
     Fault("interleaved RoPE", interleaved_rope, "layer 0, step rope_q"),
-    Fault("RoPE without llama3 scaling", unscaled_rope, "layer 0, step rope_q"),
+    Fault("RoPE without llama3 scaling", turned_otherwise(unscaled), "layer 0, step rope_q"),
+    Fault("RoPE base 2 % off", turned_otherwise(other_base), "layer 0, step rope_q"),
     Fault("RMSNorm epsilon 1e-6", wrong_epsilon, "layer 0, step attn_norm"),
     Fault("KV cache of the prompt written one position off", cache_fault(OneOff), "layer 0, step cache_k"),
     Fault(
@@ -388,13 +446,23 @@ FAULTS = (
     ),
     Fault("K and V weights swapped in layer 2", weights_fault(2, keys_and_values_swapped), "layer 2, step k"),
     Fault("K and V of the prompt swapped in the cache", cache_fault(Swapping), "layer 0, step cache_k"),
-    Fault("prefill sees one position too many", prefill_mask(one_too_many), "layer 0, step attention"),
-    Fault("prefill sees one position too few", prefill_mask(one_too_few), "layer 0, step attention"),
+    Fault("prefill sees one position too many", prefill_attention(one_too_many), "layer 0, step attention"),
+    Fault("prefill sees one position too few", prefill_attention(one_too_few), "layer 0, step attention"),
     Fault("decode sees one position too many", decode_mask(one_too_many), "decode, layer 0, step attention"),
     Fault("decode sees one position too few", decode_mask(one_too_few), "decode, layer 0, step attention"),
+    Fault(
+        "attention scores 3 % too large in prefill",
+        prefill_attention(causal, scaled_attention(1.03)),
+        "layer 0, step attention",
+    ),
+    Fault(
+        "attention scores 5 % too large in decode",
+        cache_fault(ScaledInDecode),
+        "decode, layer 0, step attention",
+    ),
     *(
         Fault(f"LM-head partition {part} shifted by one row", shifted_partition(part), "logits")
-        for part in range(8)
+        for part in range(6)  # of eight: the demo's vocabulary ends in the sixth
     ),
     Fault("bf16 by truncation", truncation, "layer 0, step attn_norm"),
     Fault("attention of an earlier prompt in layer 2", stale("o_ffn_L2", "attn_out"), "layer 2, step o"),
@@ -407,3 +475,6 @@ FAULTS = (
     Fault("answer cut after one token", answer_fault(CutShort), "answer"),
     Fault("31 wrong tokens", answer_fault(GarbageTail), "answer"),
 )
+
+SUBTLE = [fault for fault in FAULTS if "%" in fault.name]
+"""Those that move an answer, and its logits, less than rounding does: steps show them."""

@@ -12,14 +12,17 @@ import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.multi_launch_builder.shapes import DEMO
 from aerie.verify import __main__ as command
 from aerie.verify.__main__ import main
-from aerie.verify.diagnosis import Diagnosis, Row, diagnose
+from aerie.verify.diagnosis import Diagnosis, diagnose
 from aerie.verify.diagnosis_report import as_json, percent, print_diagnosis, render, verdict_line
+from aerie.verify.ladder import Row
 from aerie.verify.plots import Scale, heat_map, line_chart, shade
-from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS
+from aerie.verify.steps import HEAD_STEPS, layer_steps
 
 ABOUT = {"model": "demo", "prompt": "<script>alert('&')</script>", "backend": "virtual", "numerics": "exact"}
+LAYER_STEPS = layer_steps(DEMO)
 LAYERS, STEPS = 6, len(LAYER_STEPS)
 
 

@@ -9,12 +9,20 @@ import pytest
 import torch
 
 from aerie.engine.forward import prefill
-from aerie.kernel_builder.arguments import Role
-from aerie.verify.diagnosis import Theirs
-from aerie.verify.passes import CallRecorder, capture_reference
-from aerie.verify.steps import HEAD_STEPS, LAYER_STEPS, Bench, converted
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
+from aerie.multi_launch_builder.program import Step as Launch
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import DEMO
+from aerie.multi_launch_builder.variants import plan_named
+from aerie.verify import passes
+from aerie.verify.bench import Bench, converted
+from aerie.verify.ladder import Theirs
+from aerie.verify.passes import MOST_ROWS, CallRecorder, capture_reference, chosen, observe_prefill
+from aerie.verify.steps import HEAD_STEPS, KNOWN, layer_steps, plan_steps
 
+LAYER_STEPS = layer_steps(DEMO)
 IDS = [5, 700, 31, 31, 1200, 8, 90, 4, 55]
+ALL = np.arange(len(IDS))
 
 
 def load(path):
@@ -26,7 +34,7 @@ def load(path):
 
 @pytest.fixture(scope="module")
 def theirs(demo_reference):
-    return Theirs(demo_reference.model, IDS, "exact")
+    return Theirs(demo_reference, IDS, LAYER_STEPS, "exact")
 
 
 def inputs(captured, layer, step):
@@ -40,7 +48,7 @@ def inputs(captured, layer, step):
 @pytest.mark.parametrize("step", LAYER_STEPS, ids=lambda step: step.name)
 def test_a_step_on_transformers_inputs_gives_transformers_value(step, theirs):
     for model, captured in zip(theirs.models, (theirs.bf16, theirs.f32), strict=True):
-        bench = Bench(model, range(len(IDS)))
+        bench = Bench(model, ALL)
         tolerance = 0.02 if model.dtype == torch.bfloat16 and step.name == "attention" else 1e-5
         for layer in (0, 5):
             value = bench.compute(layer, step, inputs(captured, layer, step))
@@ -50,12 +58,12 @@ def test_a_step_on_transformers_inputs_gives_transformers_value(step, theirs):
 
 @pytest.mark.parametrize("step", HEAD_STEPS, ids=lambda step: step.name)
 def test_the_steps_after_the_layers_are_transformers_too(step, theirs):
-    value = Bench(theirs.models[0], range(len(IDS))).compute(None, step, inputs(theirs.bf16, None, step))
+    value = Bench(theirs.models[0], ALL).compute(None, step, inputs(theirs.bf16, None, step))
     np.testing.assert_array_equal(value, theirs.bf16[None, step.name])
 
 
 def test_hooks_see_every_step_and_go_away(demo_reference):
-    captured = capture_reference(demo_reference.model, IDS)
+    captured = capture_reference(demo_reference.model, IDS, LAYER_STEPS, ALL)
     layers = demo_reference.model.config.num_hidden_layers
     assert set(captured) == {(i, step.name) for i in range(layers) for step in LAYER_STEPS if step.hook} | {
         (None, step.name) for step in HEAD_STEPS
@@ -71,13 +79,13 @@ def test_a_step_of_one_position_looks_at_earlier_keys_only(theirs):
     attention = next(step for step in LAYER_STEPS if step.name == "attention")
     whole = inputs(theirs.f32, 2, attention)
     row = {**whole, "rope_q": whole["rope_q"][4:5]}
-    value = Bench(theirs.models[1], range(4, 5)).compute(2, attention, row)
+    value = Bench(theirs.models[1], np.array([4])).compute(2, attention, row)
     np.testing.assert_allclose(value, theirs.f32[2, "attention"][4:5], rtol=1e-4, atol=1e-5)
 
 
 def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
     model = demo_session.model
-    recorder = CallRecorder(model.runner)
+    recorder = CallRecorder(model.runner, ALL, model.config.num_hidden_layers)
     plain = prefill(model, IDS, model.new_cache(len(IDS)))
     recorded = prefill(replace(model, runner=recorder), IDS, model.new_cache(len(IDS)))
     np.testing.assert_array_equal(plain.view(np.uint16), recorded.view(np.uint16))
@@ -91,7 +99,7 @@ def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
 
 def test_a_recorder_returns_what_was_asked_for(demo_session):
     model = demo_session.model
-    recorder = CallRecorder(model.runner)
+    recorder = CallRecorder(model.runner, ALL, model.config.num_hidden_layers)
     program = model.programs["lm_head_gemv"]
     x = model.embed_table[7]
     asked = recorder.run(program, bo_key="lm_head_gemv", outputs=["logits_3"], x=x)
@@ -106,3 +114,108 @@ def test_block_floats_are_those_of_the_virtual_npu():
     values[0, :8] = 0
     values[1, :8] = 127.6  # rounds to 128 steps
     np.testing.assert_array_equal(converted(torch.from_numpy(values)).numpy(), model.converted(values, 1))
+
+
+# Steps come from plans
+
+PLANS = plan_programs(DEMO, 64)
+
+
+def longer(*launches):
+    """rms_gemms_rope with launches after its q_gemm: a label each, and the argument that it writes."""
+    plan = PLANS["rms_gemms_rope"]
+    added = [Argument(out, (64, DEMO.q_dim), bf16, Role.INTERMEDIATE) for _, out in launches]
+    steps = [Launch(label, "eltwise", {}, {"x": "q", "out": out}) for label, out in launches]
+    where = [step.label for step in plan.steps].index("q_gemm") + 1
+    names = {argument.name: argument for argument in (*plan.arguments, *added)}
+    return replace(
+        plan,
+        arguments=ArgumentTable(names.values()),
+        steps=(*plan.steps[:where], *steps, *plan.steps[where:]),
+    )
+
+
+@pytest.mark.parametrize("names", [("rms_gemv_rope", "o_gemv_ffn"), ("rms_gemms_rope_ar8", "o_ffn_ar8")])
+def test_programs_of_any_number_of_rows_have_the_same_steps(names):
+    first, second = (PLANS.get(name) or plan_named(DEMO, name) for name in names)
+    described = [(step.name, step.inputs, step.source) for step in plan_steps(first, second)]
+    assert described == [(step.name, step.inputs, step.source) for step in LAYER_STEPS]
+
+
+def test_what_reads_a_projection_reads_its_bias_and_norm_where_there_are_any():
+    steps = plan_steps(longer(("q_bias", "q_biased"), ("q_norm", "q_normed")), PLANS["o_ffn"])
+    assert [step.name for step in steps[2:6]] == ["q", "q_bias", "q_norm", "k"]
+    found = {step.name: step for step in steps}
+    assert [found[name].inputs for name in ("q_bias", "q_norm", "rope_q")] == [
+        ("q",),
+        ("q_bias",),
+        ("q_norm",),
+    ]
+    assert found["rope_k"].inputs == ("k",)
+    assert found["q"].hook is None  # transformers' module adds the bias as well
+    assert found["q_bias"].hook == ("self_attn.q_proj", "out")
+    assert found["k"].hook == ("self_attn.k_proj", "out")
+
+
+def test_a_launch_that_the_ladder_does_not_know_is_refused():
+    with pytest.raises(ValueError, match="launch 'q_clip' of program 'rms_gemms_rope' is no step that the l"):
+        plan_steps(longer(("q_clip", "q_clipped")), PLANS["o_ffn"])
+
+
+def test_a_launch_that_hides_what_another_made_is_refused():
+    with pytest.raises(ValueError, match="launch 'q_bias' of program 'rms_gemms_rope' writes 0 arguments t"):
+        plan_steps(longer(("q_bias", "q")), PLANS["o_ffn"])
+
+
+class Attention(torch.nn.Module):
+    """What Qwen2 and Qwen3 have that Llama has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj = torch.nn.Linear(8, 8)
+        self.q_norm = torch.nn.RMSNorm(4)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self_attn = Attention()
+
+
+class FourWide:
+    head_dim = 4
+
+
+def test_bias_and_norm_of_heads_are_those_of_the_modules():
+    layer, x = Layer(), torch.randn(3, 8)
+    steps = {step.name: step for step in plan_steps(longer(("q_bias", "q_biased")), PLANS["o_ffn"])}
+    with torch.inference_mode():
+        alone = steps["q"].compute(FourWide, layer, {"attn_norm": x})
+        torch.testing.assert_close(
+            steps["q_bias"].compute(FourWide, layer, {"q": alone}), layer.self_attn.q_proj(x)
+        )
+        normed = KNOWN["q_norm"].compute(FourWide, layer, {"q": x})
+        torch.testing.assert_close(normed[:, 4:], layer.self_attn.q_norm(x[:, 4:]))
+    assert not torch.allclose(alone, layer.self_attn.q_proj(x))
+
+
+# Which positions are compared
+
+
+def test_of_a_long_prompt_some_positions_are_compared():
+    assert chosen(MOST_ROWS).tolist() == list(range(MOST_ROWS))
+    some = chosen(1000)
+    assert (len(some), some[0], some[-1]) == (MOST_ROWS, 0, 999)
+    assert set(np.diff(some)) == {7, 8}
+
+
+def test_some_positions_have_the_values_that_they_have_among_all(demo_session, monkeypatch):
+    whole = observe_prefill(demo_session.model, IDS)
+    monkeypatch.setattr(passes, "MOST_ROWS", 4)
+    some = observe_prefill(demo_session.model, IDS)
+    assert some.positions.tolist() == [0, 3, 5, 8]
+    for few, all_of_them in zip(some.layers, whole.layers, strict=True):
+        assert few.keys() == all_of_them.keys()
+        for step, values in few.items():
+            rows = slice(None) if step in ("keys", "values") else some.positions
+            np.testing.assert_array_equal(values, all_of_them[step][rows])

@@ -25,19 +25,33 @@ def gate(capsys, tmp_path):
     return run
 
 
+@pytest.fixture
+def prompts_alone(monkeypatch):
+    """Without ladders, which other tests have: they take seconds."""
+    monkeypatch.setattr(cli, "_ladders", lambda *_: [])
+
+
 def test_the_demo_passes(gate):
     code, out, err, folder = gate()
     assert code == 0
     assert out[-1] == "[verify] PASS"
     assert [line for line in out if line.startswith("chat turn")]
     assert [line for line in out if line.startswith("long ")]
+    ladders = [line.split()[-3:] for line in out if line.startswith(("the model ", "random weights "))]
+    assert [(verdict, int(used.strip("%")) < 70) for _, used, verdict in ladders] == [("ok", True)] * 4
     assert "virtual: long, " in "\n".join(err)
     path = folder / "verify-demo-virtual-exact.json"
     assert err[-1] == f"record: {path}"
-    assert json.loads(path.read_text())["verdict"] == "PASS"
+    record = json.loads(path.read_text())
+    assert record["verdict"] == "PASS"
+    assert [(one["model"], one["tokens"], len(one["steps"])) for one in record["ladders"]] == [
+        ("the model", 128, 220),
+        ("random weights", 128, 76),
+    ]
+    assert "own" in record["ladders"][0]["steps"][0]
 
 
-def test_a_fault_exits_with_1(gate, monkeypatch):
+def test_a_fault_exits_with_1(gate, monkeypatch, prompts_alone):
     class NoFFN(Passing):
         def run(self, program, /, *, bo_key, **rest):
             results = super().run(program, bo_key=bo_key, **rest)
@@ -105,7 +119,7 @@ def test_a_folder_that_cannot_be_made(gate, tmp_path):
     )
 
 
-def test_a_record_that_cannot_be_written(gate, tmp_path):
+def test_a_record_that_cannot_be_written(gate, tmp_path, prompts_alone):
     (tmp_path / "out" / "verify-demo-virtual-exact.json").mkdir(parents=True)
     code, _, err, _ = gate()
     assert code == 2

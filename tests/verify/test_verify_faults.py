@@ -1,16 +1,23 @@
 """Each fault put in on purpose makes the gate fail and diagnosis point at it.
 
-The prompts are those of `make verify`: two, with all their steps.
+The prompts are those of `make verify`: two, with all their steps, and one that fills the compiled length.
 """
 
 import numpy as np
 import pytest
-from faults import FAULTS, Healthy
+from faults import FAULTS, SUBTLE, Healthy
 
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
+from aerie.engine.progress import Reporter
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.runtime import select_backend
+from aerie.verify.companion import companion
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.ladder import try_ladder
+from aerie.verify.prompts import choose_prompts, full_prompt
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
@@ -35,14 +42,49 @@ def prompts(demo_session):
 
 @every_fault
 def test_a_fault_fails_the_gate(fault, healthy, demo_reference, prompts):
-    record = verify(fault.inject(healthy), demo_reference, prompts)
+    faulty = fault.inject(healthy)
+    record = verify(faulty, demo_reference, prompts)
+    if not record.failures:  # what answers do not show, steps do
+        ladder = try_ladder("the model", faulty, demo_reference, full_prompt(faulty))
+        record = record.with_ladders([ladder])
+        assert str(record.failures[0]).startswith(f"ladder, the model: {fault.place}: ")
     assert record.failures
     assert record.verdict == "FAIL"
 
 
+@pytest.fixture(scope="module")
+def random_model(demo_checkpoint, demo_session):
+    """As the gate has it beside the demo."""
+    options = RuntimeOptions(demo_session.model.seq_len, select_backend("virtual"), default_cache_dir())
+    with companion(demo_checkpoint.config, options, Reporter()) as (session, reference):
+        checkpoint = open_checkpoint(reference.folder)
+        yield Healthy(session, checkpoint, None), reference
+
+
+@pytest.mark.parametrize("fault", SUBTLE, ids=lambda fault: fault.name)
+def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
+    """Twice beyond a bound and more, where health uses half."""
+    healthy, reference = random_model
+    prompt = full_prompt(healthy.session)
+    ladder = try_ladder("random", fault.inject(healthy), reference, prompt)
+    assert str(ladder.failures[0]).startswith(f"ladder, random: {fault.place}: ")
+    assert max(row.used for row in ladder.rows if row.place == fault.place) > 2
+
+
+def test_random_weights_pass_with_margin(random_model):
+    healthy, reference = random_model
+    ladder = try_ladder("random", healthy.session, reference, full_prompt(healthy.session))
+    assert ladder.failures == []
+    assert max(row.used for row in ladder.rows) < 0.7
+    assert {phase: len(rows) for phase, rows in ladder.phases.items()} == {"prefill": 38, "decode": 38}
+    assert ladder.tokens == healthy.session.model.seq_len == 128
+
+
 @every_fault
 def test_diagnosis_points_at_the_fault(fault, healthy, demo_reference, prompts):
-    found = diagnose(fault.inject(healthy), demo_reference, prompts[0].token_ids).first
+    faulty = fault.inject(healthy)
+    ids = full_prompt(faulty) if fault in SUBTLE else prompts[0].token_ids
+    found = diagnose(faulty, demo_reference, ids).first
     assert found is not None, "diagnosis found nothing"
     assert found.place == fault.place, found.problem or found.drift
 

@@ -10,6 +10,8 @@ import pytest
 from aerie.engine.generate import FinishReason
 from aerie.verify.gate import Record, Trial
 from aerie.verify.identity import Identity
+from aerie.verify.ladder import Judged, Ladder, Row
+from aerie.verify.measures import measure, own_checks, run_checks
 from aerie.verify.prompts import Prompt
 from aerie.verify.reference import Answer, Expected
 from aerie.verify.report import as_json, print_record, save_record, verdict_line
@@ -101,11 +103,74 @@ def test_bit_identity_has_a_table():
     assert lines[-1] == "[verify] FAIL: bit identity, padded: the count of numbers that differ is 7, bound 0"
 
 
+NOISE = measure(THEIRS, THEIRS + np.float32(1e-3))
+
+
+def ladder(model="the model", **ours):
+    """Two steps of a prompt, of which the second has its own numbers so much worse."""
+    checks = [own_checks(replace(NOISE, **values), NOISE, of_blocks=False) for values in ({}, ours)]
+    rows = [
+        Row(phase, 0, step, Judged(NOISE, NOISE, own), Judged(NOISE, NOISE, run_checks(NOISE, NOISE, 4.0)))
+        for phase in ("prefill", "decode")
+        for step, own in zip(("q", "attention"), checks, strict=True)
+    ]
+    return Ladder(model, 128, rows)
+
+
+def test_a_ladder_has_a_row_for_prefill_and_one_for_decode():
+    lines = printed(record(trial()).with_ladders([ladder(), ladder("random", max_diff=3 * NOISE.max_diff)]))
+    assert row(lines, "the model") == ["prefill", "128", "2", "layer", "0,", "step", "q", "50%", "ok"]
+    assert row(lines[::-1], "random") == [
+        "decode",
+        "128",
+        "2",
+        "layer",
+        "0,",
+        "step",
+        "attention",
+        "75%",
+        "ok",
+    ]
+    assert lines[-1] == "[verify] PASS"
+
+
+def test_a_step_beyond_its_bound_is_a_failure():
+    found = record(trial()).with_ladders([ladder(), ladder("random", relative_l1=9.0)])
+    lines = printed(found)
+    assert [failure.part for failure in found.failures] == ["ladder", "ladder"]
+    assert "also: ladder, random: decode, layer 0, step attention: relative L1 9 (bound" in "\n".join(lines)
+    assert lines[-1].startswith(
+        "[verify] FAIL: ladder, random: layer 0, step attention: relative L1 9 (bound"
+    )
+    assert row(lines, "random")[-1] == "FAIL"
+    assert row(lines, "the model")[-1] == "ok"
+
+
+def test_drift_is_a_failure_where_no_step_is_at_fault():
+    healthy = ladder()
+    far = replace(
+        healthy.rows[1], run=Judged(NOISE, NOISE, run_checks(replace(NOISE, cosine=0.5), NOISE, 4.0))
+    )
+    (failure,) = replace(healthy, rows=[healthy.rows[0], far, far]).failures
+    assert str(failure).startswith(
+        "ladder, the model: layer 0, step attention: far from transformers' run, with no step at fault: cosine"
+    )
+
+
+def test_a_ladder_that_broke_has_a_row():
+    found = record(trial()).with_ladders([Ladder("the model", 128, [], "channel @c0 waits")])
+    lines = printed(found)
+    assert lines[-1] == "[verify] FAIL: ladder, the model: channel @c0 waits"
+    assert row(lines, "the model") == ["-", "128", "-", "-", "-", "FAIL"]
+    assert as_json(found, "demo")["ladders"][0]["broken"] == "channel @c0 waits"
+
+
 def test_tables_fit_80_columns():
     """In a pipe, with numbers as wide as those of the worst fault and the longest name of a prompt."""
     far = compare(THEIRS, THEIRS + np.float32(1000))
     prompt = Prompt("near the compiled length", (1, 2))
-    lines = printed(record(trial(forced=far, prompt=prompt), identities=[Identity("a chat at once", 12059)]))
+    found = record(trial(forced=far, prompt=prompt), identities=[Identity("a chat at once", 12059)])
+    lines = printed(found.with_ladders([ladder("random weights", relative_l1=1e9)]))
     assert max(map(len, lines)) <= 80
     assert row(lines, "near the")[-1] == "ok"
 

@@ -1,0 +1,65 @@
+"""A random model beside the one that is verified: of its shape, with few layers and a small vocabulary.
+
+A trained model is deaf where it is sure: attention that looks at one position alone does so with scores 5 %
+too large as well. Random weights, whose scores are as of a normal distribution, hear that. The programs of
+the layers are the very ones that the model runs, because the shape is its own; its weights are drawn anew
+each time, from the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
+from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY, end_ids
+from aerie.llama32_1b.synthetic.writer import write_checkpoint
+from aerie.verify.reference import Reference, check_memory_beside
+
+LAYERS = 2
+"""What one layer leaves to the next is there once."""
+
+MOST_VOCABULARY = 2048
+"""Tokens. A vocabulary as small as the model's own needs no program of its own."""
+
+SEED = 0
+
+
+def companion_config(config: ModelConfig) -> ModelConfig:
+    """The facts of a companion of a model with the facts `config`."""
+    vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MOST_VOCABULARY)
+    return replace(
+        config,
+        num_hidden_layers=min(config.num_hidden_layers, LAYERS),
+        vocab_size=vocabulary,
+        eos_token_ids=end_ids(vocabulary),
+    )
+
+
+@contextmanager
+def companion(
+    config: ModelConfig, options: RuntimeOptions, report: Reporter
+) -> Iterator[tuple[Session, Reference]]:
+    """A session and a reference of a companion, compiled as `options` say, for as long as this is entered.
+
+    Raises what opening and compiling a model raises.
+    """
+    with TemporaryDirectory(prefix="aerie-random-") as work:
+        folder = Path(work) / "random"
+        write_checkpoint(companion_config(config), folder, SEED, report)
+        checkpoint = open_checkpoint(folder)
+        check_memory_beside(
+            checkpoint.config, options.length(checkpoint.config), options.backend.access.copies
+        )
+        session = prepare_runtime(checkpoint, options, report)
+        try:
+            yield session, Reference.open(folder)
+        finally:
+            session.cache.close()
