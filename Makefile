@@ -109,7 +109,7 @@ chat: $(RUN) ## talk with the model
 profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(fallback) $(sampling) $(prompt) $(SAID)
 
-verify: $(TEST) ## PASS or FAIL: two prompts against Hugging Face transformers in bf16
+verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
 	$(DO)$(PY) -m aerie verify $(common) $(SAID)
 
 verify-full: $(TEST) ## the same with every kind of prompt, and what must be the same to the bit

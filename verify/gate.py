@@ -139,9 +139,9 @@ class Record:
     bounds: Bounds
     trials: list[Trial]
     overall: list[Failure]
-    ladders: list[Ladder] = field(default_factory=list)
     identities: list[Identity] = field(default_factory=list)
     rounding: str = "conv_even"
+    ladders: list[Ladder] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Failure]:

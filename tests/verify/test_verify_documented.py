@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import FAULTS, Healthy
+from faults import FAULTS, SUBTLE, Healthy
 
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import STEPS, verify
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.ladder import try_ladder
+from aerie.verify.prompts import choose_prompts, full_prompt
 from aerie.verify.rules import BFP16, EXACT, place
 from aerie.verify.subject import Subject
 
@@ -94,9 +95,19 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
     everywhere = all(trial.forced and trial.forced.worst_place <= TOP_K for trial in record.trials)
     numbers = [failure for failure in record.failures if failure.value and failure.bound]
     beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
-    first = diagnose(fault.inject(healthy), reference, prompts[0].token_ids).first
+    told = factor(beyond)
+    if not record.failures:
+        told = f"{factor(farthest_step(fault.inject(healthy), reference))}, a step"
+    asked = full_prompt(healthy.session) if fault in SUBTLE else prompts[0].token_ids
+    first = diagnose(fault.inject(healthy), reference, asked).first
     words = ["passes" if passes else "fails" for passes in (alone, everywhere)]
-    return [fault.name, *words, factor(beyond), first.place if first else "nothing"], what
+    return [fault.name, *words, told, first.place if first else "nothing"], what
+
+
+def farthest_step(session, reference) -> float:
+    """What the gate's ladder finds, as a multiple of a step's bound; 0 where it finds nothing."""
+    ladder = try_ladder("the model", session, reference, full_prompt(session))
+    return max((row.used for row in ladder.rows if row.problem), default=0.0)
 
 
 def factor(value: float) -> str:
