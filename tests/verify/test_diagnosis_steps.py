@@ -143,18 +143,17 @@ def test_programs_of_any_number_of_rows_have_the_same_steps(names):
 
 
 def test_what_reads_a_projection_reads_its_bias_and_norm_where_there_are_any():
-    steps = plan_steps(longer(("q_bias", "q_biased"), ("q_norm", "q_normed")), PLANS["o_ffn"])
-    assert [step.name for step in steps[2:6]] == ["q", "q_bias", "q_norm", "k"]
-    found = {step.name: step for step in steps}
-    assert [found[name].inputs for name in ("q_bias", "q_norm", "rope_q")] == [
-        ("q",),
-        ("q_bias",),
-        ("q_norm",),
-    ]
-    assert found["rope_k"].inputs == ("k",)
+    found = {step.name: step for step in layer_steps(replace(DEMO, qkv_bias=True, qk_norm=True))}
+    chain = [found[name].inputs for name in ("q_bias", "q_norm", "rope_q")]
+    assert chain == [("q",), ("q_bias",), ("q_norm",)]
+    assert (found["rope_k"].inputs, found["cache_v"].inputs) == (("k_norm",), ("v_bias",))
     assert found["q"].hook is None  # transformers' module adds the bias as well
     assert found["q_bias"].hook == ("self_attn.q_proj", "out")
-    assert found["k"].hook == ("self_attn.k_proj", "out")
+    assert [found[name].source.argument for name in ("q", "q_bias", "q_norm")] == [
+        "q_product",
+        "q",
+        "q_normed",
+    ]
 
 
 def test_a_launch_that_the_ladder_does_not_know_is_refused():
@@ -188,7 +187,7 @@ class FourWide:
 
 def test_bias_and_norm_of_heads_are_those_of_the_modules():
     layer, x = Layer(), torch.randn(3, 8)
-    steps = {step.name: step for step in plan_steps(longer(("q_bias", "q_biased")), PLANS["o_ffn"])}
+    steps = {step.name: step for step in layer_steps(replace(DEMO, qkv_bias=True))}
     with torch.inference_mode():
         alone = steps["q"].compute(FourWide, layer, {"attn_norm": x})
         torch.testing.assert_close(
