@@ -94,6 +94,8 @@ class ModelConfig:
             hidden_dim=self.intermediate_size,
             vocab_size=self.vocab_size,
             rms_norm_eps=self.rms_norm_eps,
+            qkv_bias=self.family.qkv_bias,
+            qk_norm=self.family.qk_norm,
         )
 
     def default_seq_len(self, tokens: int = 0) -> int:

@@ -30,7 +30,10 @@ ONE = np.float32(1)
 
 
 class RopeRule(Protocol):
-    """What a rule does to plain RoPE."""
+    """What a rule, by the name that config.json has for it, does to plain RoPE."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def magnitude(self) -> float:
@@ -49,6 +52,7 @@ class Linear:
     """Positions `factor` times as dense."""
 
     factor: float
+    name = "linear"
     magnitude = 1.0
     positions = None
 
@@ -67,6 +71,7 @@ class Llama3:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+    name = "llama3"
     magnitude = 1.0
     positions = None
 
@@ -93,6 +98,7 @@ class LongRope:
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float
+    name = "longrope"
 
     @property
     def magnitude(self) -> float:
@@ -179,6 +185,12 @@ def _factors(rope: Entries, name: str, pairs: int) -> tuple[float, ...]:
             "again"
         )
     return tuple(Entries(rope.path, {name: value}).number(name) for value in given)
+
+
+def rule_entries(rule: RopeRule) -> dict[str, Any]:
+    """The entries of config.json that `read_rule` makes this rule of."""
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(rule).items()}
+    return {"rope_type": rule.name, **given}
 
 
 Reader = Callable[[Entries, int, int], RopeRule | None]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aerie.engine.config import MOST_LAYERS, ModelConfig
 from aerie.engine.errors import UserError
+from aerie.engine.families import FAMILIES
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
 from aerie.llama32_1b.synthetic.shape import SHAPES
@@ -22,12 +23,13 @@ from aerie.runtime.memory import size
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="aerie synthetic",
-        description="Write a Llama with random weights in Hugging Face format, for measuring.",
+        description="Write a model with random weights in Hugging Face format, for measuring.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must not be there")
     parser.add_argument(
         "--shape", choices=SHAPES, default="llama-3.2-1b", help="the sizes (default: %(default)s)"
     )
+    parser.add_argument("--family", choices=FAMILIES, help="another family than that of the shape")
     parser.add_argument("--layers", type=whole_number(1), help="another number of layers")
     parser.add_argument("--vocab-size", type=whole_number(1), help="another vocabulary, in tokens")
     parser.add_argument("--seed", type=whole_number(0), default=0, help="what to draw (default: %(default)s)")
@@ -48,6 +50,7 @@ def write(arguments: argparse.Namespace) -> int:
 def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
     """The shape asked for, changed as asked. Raises UserError for what cannot be had."""
     config = SHAPES[arguments.shape]
+    family = FAMILIES[arguments.family] if arguments.family else config.family
     layers = arguments.layers or config.num_hidden_layers
     vocabulary = arguments.vocab_size or config.vocab_size
     if layers > MOST_LAYERS:
@@ -63,6 +66,7 @@ def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
         num_hidden_layers=layers,
         vocab_size=vocabulary,
         eos_token_ids=end_ids(vocabulary),
+        family=family,
     )
 
 

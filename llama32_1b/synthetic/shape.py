@@ -8,46 +8,61 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerie.engine.config import ModelConfig
-from aerie.engine.rope import Llama3
+from aerie.engine.families import FAMILIES
+from aerie.engine.rope import Llama3, RopeRule, rule_entries
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids
 
 BF16_BYTES = 2
 
-LLAMA_3_2_1B = ModelConfig(
-    vocab_size=128256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-5,
-    rope_theta=500000.0,
-    rope_scaling=Llama3(32.0, 1.0, 4.0, 8192),
-    tie_word_embeddings=True,
-    eos_token_ids=end_ids(128256),
-)
-"""As in the config.json of meta-llama/Llama-3.2-1B-Instruct."""
 
-TINY = ModelConfig(
-    vocab_size=1024,
-    hidden_size=256,
-    intermediate_size=512,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=64,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    rope_theta=500000.0,
-    rope_scaling=Llama3(32.0, 1.0, 4.0, 128),
-    tie_word_embeddings=True,
-    eos_token_ids=end_ids(1024),
-)
+def _shape(
+    family: str,
+    sizes: tuple[int, int, int, int],
+    heads: tuple[int, int, int],
+    positions: int,
+    rope_theta: float,
+    rms_norm_eps: float = 1e-5,
+    rule: RopeRule | None = None,
+    tied: bool = True,
+) -> ModelConfig:
+    """sizes: vocabulary, width, width of the FFN, layers. heads: of queries, of keys, elements of each."""
+    vocab_size, hidden_size, intermediate_size, layers = sizes
+    query_heads, key_value_heads, head_dim = heads
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=query_heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=positions,
+        rms_norm_eps=rms_norm_eps,
+        rope_theta=rope_theta,
+        rope_scaling=rule,
+        tie_word_embeddings=tied,
+        eos_token_ids=end_ids(vocab_size),
+        family=FAMILIES[family],
+    )
 
-SHAPES = {"llama-3.2-1b": LLAMA_3_2_1B, "tiny": TINY}
+
+LLAMA_3_2 = Llama3(32.0, 1.0, 4.0, 8192)
+
+SHAPES = {
+    "llama-3.2-1b": _shape("llama", (128256, 2048, 8192, 16), (32, 8, 64), 131072, 5e5, rule=LLAMA_3_2),
+    "llama-3.2-3b": _shape("llama", (128256, 3072, 8192, 28), (24, 8, 128), 131072, 5e5, rule=LLAMA_3_2),
+    "smollm2-1.7b": _shape("llama", (49152, 2048, 8192, 24), (32, 32, 64), 8192, 130000.0),
+    "tinyllama-1.1b": _shape("llama", (32000, 2048, 5632, 22), (32, 4, 64), 2048, 1e4, tied=False),
+    "mistral-7b": _shape("mistral", (32768, 4096, 14336, 32), (32, 8, 128), 32768, 1e6, tied=False),
+    "qwen2.5-0.5b": _shape("qwen2", (151936, 896, 4864, 24), (14, 2, 64), 32768, 1e6, 1e-6),
+    "qwen3-0.6b": _shape("qwen3", (151936, 1024, 3072, 28), (16, 8, 128), 40960, 1e6, 1e-6),
+    "qwen3-1.7b": _shape("qwen3", (151936, 2048, 6144, 28), (16, 8, 128), 40960, 1e6, 1e-6),
+    "tiny": _shape("llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3(32.0, 1.0, 4.0, 128)),
+}
+"""As in the config.json of the published models; `tiny` is one of ours, for tests."""
+
+LLAMA_3_2_1B, TINY = SHAPES["llama-3.2-1b"], SHAPES["tiny"]
 
 EMBED_SPREAD = 0.05
 """Standard deviation of an embedding's elements. Tied to the output, it makes logits of a few units."""
@@ -55,6 +70,9 @@ EMBED_SPREAD = 0.05
 RESIDUAL_SPREAD = 0.3
 """What o_proj and down_proj give, against a normed input: several times the embedding, so that the last row
 is not the first one again, and far from where bf16 would lose digits after any number of layers."""
+
+BIAS_SPREAD = 0.5
+"""Of what is added to queries, keys and values, whose elements are about 1."""
 
 NORM_SPREAD = 0.1
 """How far the weights of a norm are from 1."""
@@ -86,6 +104,9 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and standard deviation of a tensor's elements."""
+    if name.endswith(".bias"):
+        return 0.0, BIAS_SPREAD
     if len(shape) == 1:
         return 1.0, NORM_SPREAD
     if not name.startswith("model.layers."):
@@ -95,11 +116,11 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """The contents of config.json, with the keys that the released Llama 3.2 checkpoints use."""
-    scaling = config.rope_scaling
+    """The contents of config.json, with the keys that the released checkpoints use."""
+    family = config.family
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
+        "architectures": [family.architecture],
+        **({} if family.qkv_bias else {"attention_bias": False}),
         "attention_dropout": 0.0,
         "bos_token_id": begin_of_text(config.vocab_size),
         "eos_token_id": list(config.eos_token_ids),
@@ -110,13 +131,14 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
-        "model_type": "llama",
+        "model_type": family.model_type,
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": {"rope_type": "llama3", **vars(scaling)} if scaling else None,
+        "rope_scaling": rule_entries(config.rope_scaling) if config.rope_scaling else None,
         "rope_theta": config.rope_theta,
+        **({"sliding_window": config.sliding_window} if family.sliding_window else {}),
         "tie_word_embeddings": config.tie_word_embeddings,
         "torch_dtype": "bfloat16",
         # As released. Without it, transformers takes a large vocabulary for a faulty one of Mistral's.

@@ -19,6 +19,7 @@ PAGES = [
     "docs/performance.md",
     "docs/python.md",
     "docs/add_a_kernel.md",
+    "docs/add_a_model.md",
     "docs/static_check.md",
     "docs/virtual_npu.md",
     "docs/verification.md",

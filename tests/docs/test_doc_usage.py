@@ -179,7 +179,7 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "no-tensor": _with_tensor(UP, None),
     "wrong-type": _with_tensor(UP, lambda tensor: tensor.astype(np.int8)),
     "wrong-shape": _with("config.json", intermediate_size=832),
-    "qwen": _with("config.json", architectures=["Qwen3ForCausalLM"], model_type="qwen3"),
+    "gemma": _with("config.json", architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
     "norms-queries": _with("config.json", use_qk_norm=True),
     "has-a-bias": _with_bias,
     "quantised": _with("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),

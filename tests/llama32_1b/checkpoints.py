@@ -68,7 +68,7 @@ def write_checkpoint(
     family: str = "Llama",
     **changes,
 ) -> Path:
-    """A random Llama (or Mistral) of SMALL with `changes`, saved by transformers, with a tokenizer."""
+    """A random Llama (or another family) of SMALL with `changes`, saved by transformers, with a tokenizer."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -91,7 +91,9 @@ def sharpen(model) -> None:
 
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim == 1:
+            if name.endswith(".bias"):
+                weight.copy_(0.5 * torch.randn_like(weight))
+            elif weight.ndim == 1:
                 weight.add_(0.1 * torch.randn_like(weight))
             elif "embed" in name or "lm_head" in name:
                 weight.copy_(0.2 * torch.randn_like(weight))

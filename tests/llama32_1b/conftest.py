@@ -58,6 +58,12 @@ def make_checkpoint(tmp_path_factory):
     return make
 
 
+@pytest.fixture(scope="session")
+def against():
+    """The module that compares a model's logits with those of transformers."""
+    return load_helper("against_transformers")
+
+
 @pytest.fixture
 def damaged(make_checkpoint, tmp_path):
     """A copy of the small checkpoint that a test may damage."""

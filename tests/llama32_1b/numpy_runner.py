@@ -117,20 +117,25 @@ class NumpyRunner:
             assert array.dtype == bf16, f"{program.name}.{name} is {array.dtype}"
             assert array.flags.c_contiguous, f"{program.name}.{name} is strided"
 
-    def rms_gemms_rope(self, x, attn_norm, wq, wk, wv, rope_lut):
-        normed = rms_norm(x, attn_norm, self.config.rms_norm_eps)
-        q, k, v = gemm(wq, normed), gemm(wk, normed), gemm(wv, normed)
-        return self.turned(normed, q, k, v, rope_lut)
+    def rms_gemms_rope(self, rope_lut, **arrays):
+        return self.before_attention(gemm, rope_lut, **arrays)
 
-    def rms_gemv_rope(self, x, attn_norm, wq, wk, wv, rope_row):
-        normed = rms_norm(x, attn_norm, self.config.rms_norm_eps)
-        q, k, v = gemv(wq, normed), gemv(wk, normed), gemv(wv, normed)
-        return self.turned(normed, q, k, v, rope_row)
+    def rms_gemv_rope(self, rope_row, **arrays):
+        return self.before_attention(gemv, rope_row, **arrays)
 
-    def turned(self, normed, q, k, v, lut):
-        head_dim = self.config.head_dim
-        turned = {"q_roped": rope(q, lut, head_dim), "k_roped": rope(k, lut, head_dim)}
-        return {"normed": normed, "q": q, "k": k, "v": v, **turned}
+    def before_attention(self, product, lut, *, x, attn_norm, **more):
+        """Biases of queries, keys and values, and norms of their heads, where the model has them."""
+        values = {"normed": rms_norm(x, attn_norm, self.config.rms_norm_eps)}
+        for of in "qkv":
+            values[of] = product(more[f"w{of}"], values["normed"])
+            if f"b{of}" in more:
+                values[of] = add(values[of], more[f"b{of}"])
+        for of in "qk":
+            heads = values[of].reshape(*x.shape[:-1], -1, self.config.head_dim)
+            if f"{of}_norm" in more:
+                heads = rms_norm(heads, more[f"{of}_norm"], self.config.rms_norm_eps)
+            values[f"{of}_roped"] = rope(heads.reshape(values[of].shape), lut, self.config.head_dim)
+        return values
 
     def flash_attn(self, q_roped, k_roped, v):
         return {"attn_out": causal_attention(q_roped, k_roped, v, self.config.head_dim)}

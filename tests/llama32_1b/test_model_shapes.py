@@ -1,4 +1,4 @@
-"""Random Llamas of unusual shapes through all six programs on the virtual NPU, against transformers."""
+"""Random models of unusual shapes, of every family, through the programs on the virtual NPU."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import ConfigError
-from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import Generation
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
@@ -54,6 +53,8 @@ SHAPES = {
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
+    "Qwen2, biases of queries, keys and values": {"family": "Qwen2"},
+    "Qwen3, norms of queries and keys": {"family": "Qwen3"},
 }
 
 
@@ -68,50 +69,16 @@ def model(folder):
     return prepare_runtime(open_checkpoint(folder), options, Reporter()).model
 
 
-def transformers_logits(folder, dtype, token_ids):
-    """One row for each of `token_ids`, in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="eager"
-        )
-        return theirs(torch.tensor([token_ids])).logits[0].float().numpy()
-
-
-def random_tokens(model, count):
-    return np.random.default_rng(1).integers(0, model.config.vocab_size, count).tolist()
-
-
-def softmax(logits):
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-def test_logits_are_those_of_transformers(folder, model):
+def test_logits_are_those_of_transformers(against, folder, model):
     """Every position of a prompt, then tokens fed to decode: as near to exact as transformers' own bf16."""
-    tokens = random_tokens(model, PROMPT_TOKENS + FED_TOKENS)
-    cache = model.new_cache(len(tokens))
-    rows = [next_token_logits(model, row) for row in prefill(model, tokens[:PROMPT_TOKENS], cache)]
-    rows += [next_token_logits(model, decode_step(model, token, cache)) for token in tokens[PROMPT_TOKENS:]]
-    ours = np.stack(rows)
-    exact, theirs = (transformers_logits(folder, dtype, tokens) for dtype in ("float32", "bfloat16"))
-    assert exact.std() > 1
-    for part in (slice(PROMPT_TOKENS), slice(PROMPT_TOKENS, None)):
-        error, allowed = (np.abs(logits[part] - exact[part]).mean() for logits in (ours, theirs))
-        assert error < 1.15 * allowed
-    cosine = (ours * theirs).sum(-1) / np.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1)
-    assert cosine.min() > 0.999
-    p, q = softmax(exact), softmax(ours)
-    assert (p * np.log(p / q)).sum(-1).max() < 0.05
+    against.check(model, folder, PROMPT_TOKENS, FED_TOKENS)
 
 
-def test_greedy_tokens_are_those_of_transformers(folder, model):
+def test_greedy_tokens_are_those_of_transformers(against, folder, model):
     """Each token is transformers' choice too, or so near it that bf16 does not tell them apart."""
-    prompt = random_tokens(model, 20)
+    prompt = against.random_tokens(model, 20)
     tokens = list(Generation(model, prompt, NEW_TOKENS, Sampler()))
-    logits = transformers_logits(folder, "bfloat16", prompt + tokens)[len(prompt) - 1 : -1]
+    logits = against.their_logits(folder, "bfloat16", prompt + tokens)[len(prompt) - 1 : -1]
     best, chosen = logits.max(-1), logits[np.arange(len(tokens)), tokens]
     assert (chosen >= best - 2.0**-6 * np.abs(best)).all()
     assert (chosen == best).mean() > 0.8

@@ -233,8 +233,12 @@ PUBLISHED = {
     "SmolLM2-360M": model_shape(960, 15, 5, 64, 2560, 49152),
     "SmolLM2-1.7B": model_shape(2048, 32, 32, 64, 8192, 49152),
     "Qwen2.5-0.5B": dataclasses.replace(model_shape(896, 14, 2, 64, 4864, 151936), qkv_bias=True),
+    "Qwen2.5-7B": dataclasses.replace(model_shape(3584, 28, 4, 128, 18944, 152064), qkv_bias=True),
+    "Qwen2.5-72B": dataclasses.replace(model_shape(8192, 64, 8, 128, 29568, 152064), qkv_bias=True),
     "Qwen3-0.6B": dataclasses.replace(model_shape(1024, 16, 8, 128, 3072, 151936), qk_norm=True),
     "Qwen3-1.7B": dataclasses.replace(model_shape(2048, 16, 8, 128, 6144, 151936), qk_norm=True),
+    "Qwen3-8B": dataclasses.replace(model_shape(4096, 32, 8, 128, 12288, 151936), qk_norm=True),
+    "Qwen3-32B": dataclasses.replace(model_shape(5120, 64, 8, 128, 25600, 151936), qk_norm=True),
 }
 """Sizes from the config.json files of these models."""
 

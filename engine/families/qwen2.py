@@ -1,0 +1,19 @@
+"""Qwen2 and Qwen2.5: a Llama with a bias on queries, keys and values.
+
+The released models have windows in config.json and switch them off. Where one is switched on, the context
+ends with it. Defaults: transformers' configuration_qwen2.py.
+"""
+
+from aerie.engine.family import LAYER_TENSORS, QKV_BIAS, Family
+
+FAMILY = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    positions=32768,
+    kv_heads=32,
+    sliding_window=4096,
+    window_is_optional=True,
+    window_layers=28,
+    tensors={**LAYER_TENSORS, **QKV_BIAS},
+    examples="Qwen2.5-0.5B to 7B",
+)

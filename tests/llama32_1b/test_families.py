@@ -1,0 +1,290 @@
+"""Every family: random small shapes against transformers' own class, and what its config.json may say.
+
+A family is a row of FAMILY_ROWS. Programs run in numpy here, and on the virtual NPU in test_model_shapes.py
+and in the long tests below.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import load_config
+from aerie.engine.errors import ConfigError, WeightsError
+from aerie.engine.families import FAMILIES, SOME_THAT_RUN
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
+from aerie.engine.weights import Weights, expected_shapes
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.runtime import select_backend
+
+FAMILY_ROWS = {
+    "llama": {"family": "Llama"},
+    "mistral": {"family": "Mistral", "sliding_window": 64},
+    "qwen2": {"family": "Qwen2"},
+    "qwen3": {"family": "Qwen3"},
+}
+"""By model_type: how transformers' classes begin, and what this family's config has besides."""
+RULES = (
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+)
+SHAPES_EACH = 5
+MINIMAL = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+}
+
+
+def random_shape(model_type, number):
+    """Whatever the kernels take, drawn by the family and a number; small."""
+    draw = np.random.default_rng([*model_type.encode(), number])
+    heads = int(draw.choice([2, 4, 8]))
+    return {
+        **FAMILY_ROWS[model_type],
+        "hidden_size": 64 * int(draw.integers(1, 6)),
+        "intermediate_size": 64 * int(draw.integers(1, 9)),
+        "num_hidden_layers": int(draw.integers(1, 4)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // int(draw.choice([1, 2, heads])),
+        "head_dim": int(draw.choice([32, 64, 96])),
+        "vocab_size": int(draw.integers(300, 900)),
+        "max_position_embeddings": 512,
+        "rms_norm_eps": float(draw.choice([1e-6, 1e-5])),
+        "tie_word_embeddings": bool(draw.integers(2)),
+        "rope_parameters": RULES[number % len(RULES)],
+        "seed": number,
+    }
+
+
+CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
+
+
+def test_every_family_has_a_row():
+    assert set(FAMILY_ROWS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("family", "number"), CASES)
+def test_random_shapes_in_numpy(family, number, make_checkpoint, numpy_model, against):
+    folder = make_checkpoint(**random_shape(family, number))
+    model = numpy_model(folder)
+    assert model.config.family is FAMILIES[family]
+    against.check(model, folder, 23, 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "number"), CASES)
+def test_random_shapes_on_the_virtual_npu(family, number, make_checkpoint, against):
+    folder = make_checkpoint(**random_shape(family, number))
+    options = RuntimeOptions(64, select_backend("virtual"), default_cache_dir())
+    model = prepare_runtime(open_checkpoint(folder), options, Reporter()).model
+    against.check(model, folder, 23, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
+    import transformers
+
+    (tmp_path / "config.json").write_text(json.dumps({**MINIMAL, "model_type": family}))
+    ours = load_config(tmp_path)
+    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}Config")(**MINIMAL)
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert ours.head_dim == head_dim
+    for name in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    assert hasattr(transformers, ours.architecture)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensors_are_those_of_transformers(family, make_checkpoint):
+    """No more and no less, by name and shape."""
+    import transformers
+
+    folder = make_checkpoint(**random_shape(family, 0))
+    config = load_config(folder)
+    theirs = getattr(transformers, config.architecture).from_pretrained(folder).state_dict()
+    if config.tie_word_embeddings:
+        del theirs["lm_head.weight"]
+    assert expected_shapes(config) == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    Weights(folder, config)
+
+
+QWENS = ("qwen2", "qwen3")
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    def load(family, **changes):
+        sizes = {**MINIMAL, "num_key_value_heads": 8, "max_position_embeddings": 512}
+        (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": family, **changes}))
+        return load_config(tmp_path)
+
+    return load
+
+
+@pytest.mark.parametrize("family", QWENS)
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({"sliding_window": 96}, 512),
+        ({"sliding_window": 96, "use_sliding_window": False, "max_window_layers": 0}, 512),
+        ({"sliding_window": 96, "use_sliding_window": True}, 512),
+        ({"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 2}, 512),
+        ({"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 1}, 96),
+        ({"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 0}, 96),
+        ({"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}, 512),
+        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 0}, 512),
+        (
+            {
+                "sliding_window": 96,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            96,
+        ),
+        (
+            {
+                "sliding_window": 96,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+                "layer_types": ["full_attention", "full_attention"],
+            },
+            512,
+        ),
+    ],
+)
+def test_windows_of_qwen(family, changes, context, qwen):
+    """As transformers has them: the context ends where a layer would forget, and nowhere else."""
+    import transformers
+
+    config = qwen(family, **changes)
+    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}Config")(**MINIMAL, **changes)
+    forgets = theirs.sliding_window is not None and "sliding_attention" in theirs.layer_types
+    assert config.context == min(512, theirs.sliding_window if forgets else 512) == context
+    assert config.context_entry == ("sliding_window" if context == 96 else "max_position_embeddings")
+
+
+@pytest.mark.parametrize("family", QWENS)
+def test_a_window_that_does_not_say_how_far_it_reaches(family, qwen):
+    kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 96}
+    with pytest.raises(ConfigError, match=r"'sliding_attention' and sliding_window does not say how far it"):
+        qwen(family, **kinds, use_sliding_window=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "fact", "reason"),
+    [
+        ("qwen2", {"attention_bias": False}, "Qwen2ForCausalLM has a bias on queries, keys and values"),
+        ("qwen2", {"use_qk_norm": True}, "Qwen2ForCausalLM has no norms of queries and keys"),
+        ("qwen3", {"attention_bias": True}, "Qwen3ForCausalLM has a bias on none of its projections, and no"),
+        ("qwen3", {"qk_norm": False}, "Qwen3ForCausalLM has norms of queries and keys"),
+        ("qwen3", {"max_window_layers": -1, "use_sliding_window": True}, "must be a whole number, 0 or more"),
+        ("llama", {"attention_bias": True}, "LlamaForCausalLM has a bias on none of its projections, and no"),
+    ],
+)
+def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
+    with pytest.raises(ConfigError, match=f"{next(iter(fact))} is .*{reason}"):
+        qwen(family, **fact)
+    assert qwen("qwen2", attention_bias=True) == qwen("qwen2")
+    assert qwen("qwen3", attention_bias=False, use_qk_norm=True) == qwen("qwen3")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("qwen2_moe", "mixture of experts"),
+        ("qwen3_moe", "mixture of experts"),
+        ("mixtral", "mixture of experts"),
+        ("deepseek_v3", "mixture of experts"),
+        ("gpt_oss", "mixture of experts"),
+        ("qwen2_5_vl", "it reads images or sounds"),
+        ("gemma2", "its norms multiply by 1 + weight"),
+        ("phi3", "some of its sizes turn a part of each head alone"),
+        ("qwen3_next", "keep a state instead of keys and values"),
+        ("olmo2", "its norms stand after attention"),
+        ("cohere", "side by side, after a LayerNorm"),
+        ("granite", "multiplies embeddings, residuals and logits"),
+        ("glm4", "turns neighbouring elements"),
+        ("smollm3", "layers without RoPE"),
+        ("ministral", "windows alternate"),
+        ("gpt2", "LayerNorm, learned positions"),
+        ("arcee", ""),
+    ],
+)
+def test_other_models_are_refused_with_the_reason_and_what_runs(model_type, reason, qwen):
+    *first, last = (family.architecture for family in FAMILIES.values())
+    with pytest.raises(ConfigError) as caught:
+        qwen(model_type)
+    before, _, after = str(caught.value).partition("; only ")
+    assert after == f"{', '.join(first)} and {last} are supported (README.md, Models that run)"
+    named = rf".*the architecture is not named \(model_type '{model_type}'\)"
+    assert re.fullmatch(named + (f": .*{re.escape(reason)}.*" if reason else ""), before)
+
+
+@pytest.mark.parametrize("family", QWENS)
+def test_a_tensor_of_the_family_that_is_missing(family, make_checkpoint, tmp_path):
+    folder = shutil.copytree(make_checkpoint(**random_shape(family, 0)), tmp_path / "less")
+    tensors = load_file(folder / "model.safetensors")
+    last = list(FAMILIES[family].tensors.values())[-1]
+    del tensors[f"model.layers.0.{last}"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        WeightsError, match=rf"tensor model\.layers\.0\.{re.escape(last)} is missing from the"
+    ):
+        Weights(folder, load_config(folder))
+
+
+def test_fused_biases_are_read(make_checkpoint, tmp_path):
+    folder = shutil.copytree(make_checkpoint(**random_shape("qwen2", 0)), tmp_path / "fused")
+    config, path = load_config(folder), folder / "model.safetensors"
+    plain = {name: tensor.read() for name, tensor in Weights(folder, config).layer(0).items()}
+    tensors = load_file(path)
+    for kind in ("weight", "bias"):
+        names = [f"model.layers.0.self_attn.{of}_proj.{kind}" for of in "qkv"]
+        whole = f"model.layers.0.self_attn.qkv_proj.{kind}"
+        tensors[whole] = np.concatenate([tensors.pop(name) for name in names])
+    save_file(tensors, path, {"format": "pt"})
+    for name, tensor in Weights(folder, config).layer(0).items():
+        np.testing.assert_array_equal(tensor.read(), plain[name], err_msg=name)
+
+
+def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, against):
+    """As large as in a published Qwen3, 96.5: scores so far apart that rounding decides where a head looks.
+    So errors are pooled over shapes."""
+    errors = np.zeros(2)
+    for number in range(4):
+        shape = {**random_shape("qwen3", number), "num_hidden_layers": 1}
+        folder = shutil.copytree(make_checkpoint(**shape), tmp_path / str(number))
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.0.self_attn.k_norm.weight"][5] = 96.5
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        model = numpy_model(folder)
+        tokens = against.random_tokens(model, 40)
+        ours = against.our_logits(model, tokens[:30], tokens[30:])
+        exact, theirs = (against.their_logits(folder, dtype, tokens) for dtype in ("float32", "bfloat16"))
+        errors += [np.abs(logits - exact).mean() for logits in (ours, theirs)]
+    assert errors[0] < 1.15 * errors[1]
+
+
+def test_examples_are_told():
+    assert all(family.examples in SOME_THAT_RUN for family in FAMILIES.values())
