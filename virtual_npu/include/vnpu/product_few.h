@@ -94,7 +94,7 @@ VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put
 // 8 x 32 sums.
 struct Few512 {
   static constexpr int kRows = 8, kColumns = 32, kVectors = 2, kLanes = 16;
-  static constexpr int kPairsAPiece = 4;  // so many pairs of steps are added between two pieces: all of them, for 8 rows
+  static constexpr int kPairsAPiece = 4;  // for 8 rows a piece is turned whenever so many pairs of steps were added
   using Packed = uint32_t;                // of one column, two steps of k
   static constexpr int kPacked = kColumns;  // a pair of steps of a panel
   typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -136,7 +136,7 @@ struct FewPlain : Few512 {
 #elif defined(__AVX2__)
 struct FewPlain {
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
-  static constexpr int kPairsAPiece = 16;  // for 8 rows two thirds of that would do as well
+  static constexpr int kPairsAPiece = 16;
   using Left = float;
   static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
   using Packed = float;

@@ -169,17 +169,21 @@ class FewRows : Operands {
     pieces.begin(product_.b + b_steps_[work.k + first], columns_of(panel), lines, work.turned[which]);
   }
 
-  // The steps from `first` on, which are turned, to all rows.
+  // The steps from `first` on, which are turned, to all rows. Pieces are spread over all that is to be added.
   void add_chunk(const Work &work, i64 first, const Packed *turned, Pieces<Kernel> &pieces) const {
     const i64 left = work.steps - first, steps = left < kChunk ? left : kChunk;
+    const auto add_rows = m_ > 16 ? add<4> : m_ > 8 ? add<2> : add<1>;
     const Left *from = work.packed + lefts(first);
     for (i64 m = 0; m < m_; m += kRows, from += lefts(work.steps)) {
-      add(from, turned, int(steps / 2), work.sums + m * kColumns, pieces);
+      add_rows(from, turned, int(steps / 2), work.sums + m * kColumns, pieces);
     }
   }
 
-  // A function by itself, so that sums stay in registers whatever stands around it.
+  // A piece is turned whenever so many times kPairsAPiece pairs of steps were added, but every 16 at least. A function by
+  // itself, so that sums stay in registers whatever stands around it.
+  template <int Times>
   [[gnu::noinline]] static void add(const Left *a, const Packed *b, int pairs, float *c, Pieces<Kernel> &pieces) {
+    constexpr int kWanted = Times * Kernel::kPairsAPiece, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
     using Floats = typename Kernel::Floats;
     Floats sums[kRows][Kernel::kVectors];
 #pragma GCC unroll 8
@@ -187,9 +191,9 @@ class FewRows : Operands {
 #pragma GCC unroll 3
       for (int v = 0; v < Kernel::kVectors; ++v) memcpy(&sums[r][v], c + r * kColumns + v * Kernel::kLanes, sizeof(Floats));
     }
-    for (int i = 0; i < pairs; i += Kernel::kPairsAPiece) {
+    for (int i = 0; i < pairs; i += kPairs) {
       if (!pieces.is_done()) pieces.turn();
-      for (int pair = 0; pair < Kernel::kPairsAPiece; ++pair, a += Kernel::kLefts, b += Kernel::kPacked) {
+      for (int pair = 0; pair < kPairs; ++pair, a += Kernel::kLefts, b += Kernel::kPacked) {
         Kernel::add(a, b, sums);
       }
     }

@@ -122,7 +122,7 @@ struct Plain : Usual {
   // The v-th vector of columns of a row of c, which lie in runs of so many; or of the buffer that stands for single ones.
   template <int Run>
   static VNPU_INLINE Floats load(const float *c, const Places &columns, int v, const float *buffer) {
-    Floats sum;
+    Floats sum{};
     if constexpr (Run == kLanes) {
       memcpy(&sum, c + columns.at[v * kLanes], sizeof(sum));
     } else if constexpr (Run == 1) {
