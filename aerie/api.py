@@ -17,15 +17,19 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.embeddings import Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError, UserError
-from aerie.engine.forward import all_logits, prefill
+from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.generate import FinishReason, Generation
 from aerie.engine.kpis import Event, EventKind, Kpis
-from aerie.engine.numerics import F32Array
+from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.session import Session, prepare_runtime
@@ -35,9 +39,9 @@ from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import Profiler, select_backend
 from aerie.virtual_npu import folders
 
-Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
-"""A user's message; a conversation, each message with "role" (system, user, assistant) and "content"; or
-token ids, which are taken as they are."""
+Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
+"""A user's message; a conversation, each message with "role" (system, user, assistant) and "content"; token
+ids, which are taken as they are; or embeddings, (tokens, hidden_size) bfloat16 or float32."""
 
 MAX_TOKENS = 128
 """The most tokens of an answer where nobody says how many."""
@@ -82,8 +86,8 @@ class Usage:
 class Result:
     """What a model answered, and how fast. `str()` of it is its text.
 
-    token_ids: what it generated, a token that ended it included. prompt_token_ids: what it was given. kpis:
-    of this answer alone.
+    token_ids: what it generated, a token that ended it included. prompt_token_ids: what it was given,
+    none where these were embeddings. kpis: of this answer alone.
     """
 
     text: str
@@ -167,7 +171,7 @@ class Stream(Iterator[str]):
     @property
     def usage(self) -> Usage:
         """Counts so far."""
-        return Usage(len(self._generation.prompt_ids), len(self._generation.token_ids))
+        return Usage(len(self._generation.prompt), len(self._generation.token_ids))
 
     @property
     def kpis(self) -> Kpis:
@@ -224,8 +228,8 @@ def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
     messages = [one for one in parts if isinstance(one, Mapping) and {"role", "content"} <= set(one)]
     if len(parts) not in (len(ids), len(messages)):
         raise PromptError(
-            "a prompt is a text, a list of messages, each a dict with role and content, or a list of token "
-            f"ids, and not {reprlib.repr(prompt)}"
+            "a prompt is a text, a list of messages, each a dict with role and content, a list of token ids, "
+            f"or an array of embeddings, and not {reprlib.repr(prompt)}"
         )
     return messages, ids
 
@@ -264,9 +268,9 @@ class Model:
         stops, raw = _stops(options.pop("stop", ())), options.pop("raw", False)
         sampling: Sampling = options
         session, sampler = self._open(), Sampler(**sampling)
-        ids = self.encode(prompt, raw)
+        tokens = self._tokens(prompt, raw)
         with self._turn:
-            generation = session.generate(ids, max_tokens, sampler)
+            generation = session.generate(tokens, max_tokens, sampler)
         return Stream(self, generation, stops, on_event)
 
     def generate(
@@ -285,11 +289,22 @@ class Model:
 
         Nothing is sampled. Raises as stream.
         """
-        session, ids = self._open(), self.encode(prompt, raw)
+        session, tokens = self._open(), self._tokens(prompt, raw)
         with self._turn:
-            session.make_room(ids)
+            session.make_room(tokens)
             model = session.model
-            return all_logits(model, prefill(model, ids, model.new_cache(len(ids))))
+            return all_logits(model, prefill(model, tokens, model.new_cache(len(tokens))))
+
+    def embed(self, prompt: Prompt, raw: bool = False) -> BF16Array:
+        """The embeddings of a prompt's tokens, (tokens, hidden_size) bfloat16. Raises as stream."""
+        model, tokens = self._open().model, self._tokens(prompt, raw)
+        check_prompt(tokens, model.config)
+        return embed(model.embed_table, tokens)
+
+    def _tokens(self, prompt: Prompt, raw: bool) -> Sequence[Token]:
+        if isinstance(prompt, np.ndarray) and prompt.ndim != 1:
+            return embedded_tokens(prompt, self._open().model.config.hidden_size)
+        return self.encode(prompt, raw)
 
     def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
         """The token ids of a prompt, with the chat template around it unless `raw` or there is none.

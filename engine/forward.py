@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, KVCache
 from aerie.engine.config import ModelConfig
+from aerie.engine.embeddings import Token, embed, ids_among
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.logits import last_row
 from aerie.engine.model import LoadedModel
@@ -21,7 +22,7 @@ from aerie.multi_launch_builder import Program, legal_seq_len
 from aerie.runtime import HostWork, Recording
 
 
-def check_prompt(token_ids: Sequence[int], config: ModelConfig, seq_len: int | None = None) -> None:
+def check_prompt(token_ids: Sequence[Token], config: ModelConfig, seq_len: int | None = None) -> None:
     """PromptError for a prompt that is empty, too long, or holds a token the model does not have.
 
     seq_len: the length that the programs are compiled for; None: whatever it takes.
@@ -33,7 +34,7 @@ def check_prompt(token_ids: Sequence[int], config: ModelConfig, seq_len: int | N
         raise PromptTooLongError(length, positions, None)
     if seq_len is not None and length > seq_len:
         raise PromptTooLongError(length, seq_len, legal_seq_len(length))
-    outside = next((token for token in token_ids if not 0 <= token < config.vocab_size), None)
+    outside = next((token for token in ids_among(token_ids) if not 0 <= token < config.vocab_size), None)
     if outside is not None:
         raise PromptError(
             f"the prompt holds token {outside} and the model's vocabulary ends at {config.vocab_size - 1}; "
@@ -46,12 +47,15 @@ def prefill_steps(config: ModelConfig) -> int:
     return config.num_hidden_layers * len(PREFILL_PROGRAMS)
 
 
-def prefill(model: LoadedModel, token_ids: Sequence[int], cache: KVCache, step: Step = no_step) -> BF16Array:
+def prefill(
+    model: LoadedModel, token_ids: Sequence[Token], cache: KVCache, step: Step = no_step
+) -> BF16Array:
     """Run the prompt through every layer and write its keys and values to `cache`, which must be empty.
 
-    Returns the last layer's output for each real position, (len(token_ids), hidden_size). Padding
-    comes after the prompt and attention is causal, so these rows do not depend on it. `step` is told of every
-    program that has run. An exception in between, KeyboardInterrupt too, leaves `cache` empty.
+    A token is an id or an embedding. Returns the last layer's output for each real position,
+    (len(token_ids), hidden_size). Padding comes after the prompt and attention is causal, so these rows do
+    not depend on it. `step` is told of every program that has run. An exception in between, KeyboardInterrupt
+    too, leaves `cache` empty.
     Raises PromptError for a prompt that cannot be run.
     """
     if cache.length:
@@ -60,7 +64,7 @@ def prefill(model: LoadedModel, token_ids: Sequence[int], cache: KVCache, step: 
     length = len(token_ids)
     padding = [model.config.pad_token_id] * (model.seq_len - length)
     with model.host_timer("embedding"):
-        x = model.embed_table[[*token_ids, *padding]]
+        x = embed(model.embed_table, [*token_ids, *padding])
     last = model.config.num_hidden_layers - 1
     numbers = itertools.count(1)
 

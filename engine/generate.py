@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from aerie.engine.attention import KVCache
+from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
 from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill, prefill_steps
 from aerie.engine.model import LoadedModel
@@ -76,18 +77,19 @@ class Generation:
     def __init__(
         self,
         model: LoadedModel,
-        prompt_ids: Sequence[int],
+        prompt: Sequence[Token],
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
         recover: Recover = give_up,
         bar: Bar = no_bar,
     ) -> None:
-        check_prompt(prompt_ids, model.config, model.seq_len)
+        check_prompt(prompt, model.config, model.seq_len)
         if max_new_tokens < 1:
             raise UserError(f"{max_new_tokens} tokens were asked for; ask for 1 or more")
         sampler.check_vocabulary(model.config.vocab_size)
-        self.prompt_ids = tuple(prompt_ids)
+        self.prompt = tuple(prompt)
+        self.prompt_ids = tuple(ids_among(prompt))
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._model = model
@@ -100,8 +102,8 @@ class Generation:
 
     def __iter__(self) -> Iterator[int]:
         self._started = time.perf_counter()
-        cache = self._model.new_cache(len(self.prompt_ids) + self._max_new_tokens)
-        rows = self._step(self._read, self.prompt_ids, cache)
+        cache = self._model.new_cache(len(self.prompt) + self._max_new_tokens)
+        rows = self._step(self._read, self.prompt, cache)
         token = self._pick(rows[-1])
         yield token
         while (reason := self._reason_to_finish(token, cache.length)) is None:
@@ -130,11 +132,11 @@ class Generation:
     def figures(self) -> Figures:
         count = len(self.token_ids)
         rate = (count - 1) / (self._last - self._first) if count > 1 else None
-        return Figures(len(self.prompt_ids), count, self._first - self._started, rate)
+        return Figures(len(self.prompt), count, self._first - self._started, rate)
 
-    def _read(self, model: LoadedModel, prompt_ids: Sequence[int], cache: KVCache) -> BF16Array:
+    def _read(self, model: LoadedModel, prompt: Sequence[Token], cache: KVCache) -> BF16Array:
         with self._bar(prefill_steps(model.config)) as step:
-            return prefill(model, prompt_ids, cache, step)
+            return prefill(model, prompt, cache, step)
 
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)

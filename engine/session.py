@@ -18,6 +18,7 @@ from functools import partial
 
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_into, compile_programs, open_cache
+from aerie.engine.embeddings import Token
 from aerie.engine.footprint import check_memory
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import FinishReason, Generation, never
@@ -57,7 +58,7 @@ class Session:
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
 
-    def make_room(self, prompt_ids: Sequence[int]) -> None:
+    def make_room(self, prompt_ids: Sequence[Token]) -> None:
         """Have programs that take this prompt: where there are none, they are compiled, with progress told.
 
         Compiling leaves the session as it was; KeyboardInterrupt while weights are loaded has them loaded by
@@ -79,7 +80,7 @@ class Session:
 
     def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[Token],
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load
 from aerie.engine.errors import PromptError, UserError
@@ -240,6 +241,39 @@ def test_prompts_of_each_kind(model: Model) -> None:
     assert not {ids[-1], 1496, 1499} & set(model.encode("<|eot_id|>", raw=True))  # text, and no control
     with pytest.raises(PromptError, match="the prompt is not valid UTF-8"):
         model.encode("\udcff", raw=True)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, np.float32])
+def test_embeddings_are_answered_as_the_tokens_that_they_are_of(model: Model, dtype: Any) -> None:
+    """And others as others: the first rows of another prompt's make another answer."""
+    ids, wanted = model.encode(FRANCE), model.generate(FRANCE)
+    embeddings = model.embed(ids).astype(dtype)
+    assert embeddings.shape == (len(ids), 256)
+    result = model.generate(embeddings)
+    assert (result.text, result.token_ids) == (wanted.text, wanted.token_ids)
+    assert (result.prompt_token_ids, result.usage) == ((), wanted.usage)
+    assert result.kpis.tps.n_prompt == len(ids)
+    np.testing.assert_array_equal(model.logits(embeddings), model.logits(ids))
+    np.testing.assert_array_equal(model.embed(embeddings), model.embed(ids))
+    assert model.generate(model.embed(EGYPT).astype(dtype)).text == "The capital of Egypt is Cairo."
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "message"),
+    [
+        (np.zeros((3, 7), np.float32), r"embeddings is \(tokens, 256\) for this model, and not \(3, 7\)"),
+        (np.zeros((1, 3, 256), np.float32), r"is \(tokens, 256\) for this model, and not \(1, 3, 256\)"),
+        (np.zeros((3, 256), np.float64), "embeddings is bfloat16 or float32, not float64; cast it"),
+        (np.full((3, 256), 3.4e38, np.float32), "holds values that are not finite in bfloat16; mend them"),
+        (np.full((3, 256), np.nan, bfloat16), "holds values that are not finite in bfloat16; mend them"),
+        (np.zeros((0, 256), np.float32), "the prompt is empty"),
+    ],
+    ids=["width", "dimensions", "float64", "too large", "nan", "empty"],
+)
+def test_embeddings_that_cannot_be_run(model: Model, embeddings: Any, message: str) -> None:
+    for ask in (model.stream, model.logits, model.embed):
+        with pytest.raises(PromptError, match=message):
+            ask(embeddings)
 
 
 @pytest.mark.parametrize(
