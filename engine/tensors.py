@@ -127,9 +127,11 @@ class Tensor:
     def rows_into(self, out: BF16Array, first: int) -> None:
         """Read as many rows as `out` has, from row `first` on, into it. Raises WeightsError."""
         part = self.part(first, len(out))
-        read = _File.read_columns if self.is_transposed else _File.read_rows
-        at_once = max(1, CHUNK_BYTES // (len(out) * self.itemsize if self.is_transposed else self.row_bytes))
-        length = out.shape[1] if self.is_transposed else len(out)
+        if self.is_transposed:
+            read, length, width = _File.read_columns, out.shape[1], len(out) * self.itemsize
+        else:
+            read, length, width = _File.read_rows, len(out), self.row_bytes
+        at_once = max(1, CHUNK_BYTES // max(1, width))  # a partition of a small LM head may have no rows
         with _File(part) as file, ThreadPoolExecutor(READERS) as readers:
             pieces = (slice(at, min(at + at_once, length)) for at in range(0, length, at_once))
             list(readers.map(lambda piece: read(file, out, piece), pieces))
@@ -168,21 +170,21 @@ class _File:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def read_rows(self, out: BF16Array, rows: slice) -> None:
+    def read_rows(self, out: BF16Array, piece: slice) -> None:
         """Some rows of the tensor into those of `out`, bf16 straight into it."""
-        self.read(out[rows], rows.start * self._tensor.row_bytes)
+        self.read(out[piece], piece.start * self._tensor.row_bytes)
 
-    def read_columns(self, out: BF16Array, columns: slice) -> None:
+    def read_columns(self, out: BF16Array, piece: slice) -> None:
         """Some columns of a transposed tensor into those of `out`, through as many rows of the file."""
         tensor = self._tensor
-        held = np.empty((columns.stop - columns.start, len(out)), bf16)
-        first = columns.start * tensor.row_bytes
+        held = np.empty((piece.stop - piece.start, len(out)), bf16)
+        first = piece.start * tensor.row_bytes
         if tensor.pitch == len(out):
             self.read(held, first)
         else:
             for number, row in enumerate(held):
                 self.read(row, first + number * tensor.row_bytes)
-        out[:, columns] = held.T
+        out[:, piece] = held.T
 
     def read(self, out: BF16Array, at: int) -> None:
         """As many elements as the contiguous `out` has, from byte `at` of the tensor on."""

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aerie.engine import session
 from aerie.engine import tensors as tensors_module
+from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
 from aerie.engine.forward import next_token_logits, prefill
+from aerie.engine.model import assemble
+from aerie.engine.progress import Reporter
 from aerie.engine.weights import EMBED, LM_HEAD, Weights
 
 bf16 = ml_dtypes.bfloat16
@@ -184,6 +188,21 @@ def test_what_is_lost_is_told(dtype, name, folder):
         rf"weights were {name} and are rounded to bf16: \S+ % of the values changed, by at most 0\.\d+ % of "
     )
     assert re.fullmatch(note + "themselves; none overflowed", str(rounding))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bf16])
+def test_the_note_comes_once_the_weights_are_loaded(
+    dtype, folder, programs_without_text, numpy_runner_class, capsys
+):
+    rewrite(folder, as_type(dtype, 1.01))
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    programs = programs_without_text(config.shape, 64)
+    model = assemble(checkpoint, programs, numpy_runner_class(config), 64)
+    session._preload(model, checkpoint, Reporter())
+    first, *more = capsys.readouterr().err.splitlines()
+    assert first.startswith("weights: 2 layers loaded")
+    assert more == ([] if dtype is bf16 else [str(checkpoint.weights.rounding)])
 
 
 def test_every_number_of_f16_fits_bf16(folder):
