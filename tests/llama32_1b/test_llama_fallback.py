@@ -55,10 +55,10 @@ def failing_cache(numpy_runner_class):
             return super().run(program, **arguments)
 
         def rms_gemv_rope(self, x, **arrays):
-            return super().rms_gemv_rope((x * self.gain).astype(x.dtype), **arrays)
+            return super().rms_gemv_rope(x=(x * self.gain).astype(x.dtype), **arrays)
 
         def rms_gemms_rope(self, x, **arrays):
-            values = super().rms_gemms_rope(x, **arrays)
+            values = super().rms_gemms_rope(x=x, **arrays)
             values["v"] = (values["v"] * self.gain).astype(x.dtype)
             return values
 
