@@ -92,7 +92,8 @@ class NoVariantError(PromptError):
 def reason_of(limit: int, enough: int | None) -> str:
     """Why no more than `limit` tokens are taken, and what to do."""
     if enough is None:
-        return f"the model has {limit} positions (max_position_embeddings or sliding_window); shorten it"
+        ends = "max_position_embeddings, sliding_window or longrope"
+        return f"the model has {limit} positions ({ends}); shorten it"
     return (
         f"--seq-len (SEQ_LEN) has programs compiled for at most {limit}; shorten it, give {enough}, or leave "
         "--seq-len out"

@@ -281,8 +281,8 @@ def test_a_first_message_that_is_too_long():
     """There is nothing to forget: shorten it."""
     _, notes = converse(FakeSession(limit=1), "one")
     assert notes == [
-        "the prompt is 2 tokens long and the model has 1 positions (max_position_embeddings or "
-        "sliding_window); shorten it"
+        "the prompt is 2 tokens long and the model has 1 positions (max_position_embeddings, "
+        "sliding_window or longrope); shorten it"
     ]
 
 
