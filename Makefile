@@ -7,6 +7,8 @@ PROMPT_FILE ?=
 SYSTEM      ?=
 N_TOKENS    ?=
 SEQ_LEN     ?=
+VARIANTS    ?=
+DECODE      ?=
 BACKEND     ?= auto
 FALLBACK    ?=
 NUMERICS    ?=
@@ -25,7 +27,7 @@ ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K TOP_P \
+override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K TOP_P \
                   MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
@@ -55,7 +57,7 @@ override TEST   := variables $(VENV)/.stamp-test
 
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
-                    $(call option,--numerics,NUMERICS)
+                    $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--decode,DECODE)
 override fallback = $(call option,--fallback,FALLBACK)
 override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperature,TEMPERATURE) \
                     $(call option,--top-k,TOP_K) $(call option,--top-p,TOP_P) $(call option,--min-p,MIN_P) \
@@ -75,7 +77,9 @@ help: ## list targets and variables
 	$(DO)echo "  PROMPT_FILE  a file with the question instead, of any length; -: standard input"
 	$(DO)echo "  SYSTEM       a system message for run, chat, profile and diagnosis"
 	$(DO)echo "  N_TOKENS     how many tokens to generate at most"
-	$(DO)echo "  SEQ_LEN      the compiled prompt length in tokens; left out: as long as is needed"
+	$(DO)echo "  VARIANTS     programs of n tokens against m positions, as 8,128x512,2048; left out: a set for the model's size"
+	$(DO)echo "  DECODE       guide (default): GEMVs, and attention on the CPU; rows: as prompts, all on the device"
+	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, in place of VARIANTS"
 	$(DO)echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
 	$(DO)echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"
 	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
@@ -97,7 +101,7 @@ setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (
 doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next
 	$(DO)$(PY) -m aerie doctor $(call option,--model,MODEL) $(if $(JSON),--json) $(SAID)
 
-compile: $(RUN) ## compile the six programs for MODEL
+compile: $(RUN) ## compile all programs for MODEL
 	$(DO)$(PY) -m aerie compile $(common) $(SAID)
 
 run: $(RUN) ## answer PROMPT

@@ -10,7 +10,7 @@ from pathlib import Path
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
-from aerie.engine.footprint import footprint, require
+from aerie.engine.footprint import ANSWER_TOKENS, Needs, footprint, require
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
@@ -94,6 +94,9 @@ def weight_bytes_per_token(config: ModelConfig) -> int:
 
 def check_memory(config: ModelConfig, seq_len: int, nbytes: int) -> None:
     """TooLittleMemoryError without room for both sides, and the checkpoint's `nbytes` in the page cache."""
-    ours, theirs = footprint(config, seq_len).total, reference_bytes(config, BF16_BYTES)
+    ours, theirs = (
+        footprint(config, Needs(seq_len, (), seq_len + ANSWER_TOKENS)).total,
+        reference_bytes(config, BF16_BYTES),
+    )
     parts = f" (ours {size(ours)}, theirs {size(theirs)}, the checkpoint in the page cache {size(nbytes)})"
     require(ours + theirs + nbytes, "the comparison", ["measure the small one with MODEL=demo"], parts)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from aerie.engine.attention import KVCache
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, next_token_row, prefill
+from aerie.engine.kv import KVCache
 from aerie.engine.native import native_attention
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler

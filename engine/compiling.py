@@ -1,30 +1,44 @@
-"""Building and compiling the six programs, and telling how far it has come."""
+"""Building and compiling a model's programs, and telling how far it has come.
+
+They are the programs of decode, and those of the variants that prompts are cut for, each compiled when it is
+first needed; or, where a prompt length is asked for, the six that are built for it.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aerie.engine.blocks import GUIDE, Blocks
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import ConfigError, UserError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.native import prepare_native
-from aerie.engine.programs import program_flops, sharing
+from aerie.engine.programs import HEADS, Places, program_flops
 from aerie.engine.progress import Reporter, Step
-from aerie.multi_launch_builder import Program, UnsupportedShapeError, cached, legal_seq_len
+from aerie.engine.variants import default_variants, parse_variants
+from aerie.multi_launch_builder import (
+    Program,
+    UnsupportedShapeError,
+    cached,
+    legal_seq_len,
+    plan_variant_programs,
+)
 from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
 
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """Prefill length in tokens (None: the model's default), where programs run, artifact folder.
+    """What to compile, where programs run, and the folder that keeps them.
 
-    `fallback` is where they run once `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt
-    is known to come; the default length is one that holds it.
+    seq_len: the prompt length, in tokens, of the six programs; None: programs of variants. variants: which,
+    as text (`engine/variants.py`); None: the model's default set. `fallback` is where programs run once
+    `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt is known to come. decode: the
+    family.
     """
 
     seq_len: int | None
@@ -32,10 +46,16 @@ class RuntimeOptions:
     cache_dir: Path
     fallback: Backend | None = None
     prompt_tokens: int = 0
+    variants: str | None = None
+    decode: str = GUIDE
 
-    def length(self, config: ModelConfig) -> int:
-        """The prefill length to compile for (choose_seq_len)."""
-        return choose_seq_len(config, self.seq_len, self.prompt_tokens)
+    def blocks(self, config: ModelConfig) -> Blocks:
+        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none."""
+        check_shape(config)
+        if self.seq_len is not None:
+            return Blocks(choose_seq_len(config, self.seq_len))
+        every = parse_variants(self.variants) if self.variants else default_variants(config.context)
+        return Blocks(0, tuple(one for one in every if one.rows > 1), self.decode)
 
 
 CONFIG_NAMES = {
@@ -48,8 +68,8 @@ CONFIG_NAMES = {
 IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
 
 
-def choose_seq_len(config: ModelConfig, asked: int | None, prompt_tokens: int = 0) -> int:
-    """The prefill length to compile for: as asked, or the model's default for such a prompt made legal.
+def choose_seq_len(config: ModelConfig, asked: int | None) -> int:
+    """The prompt length of the six programs: as asked, or the model's default made legal.
 
     Raises UserError for more than the model's positions, ConfigError for a model that the kernels do not
     accept. Whether `asked` is legal is for the program builders to say.
@@ -61,7 +81,7 @@ def choose_seq_len(config: ModelConfig, asked: int | None, prompt_tokens: int = 
             f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.context} positions "
             f"({config.context_entry}); ask for at most {most}"
         )
-    return asked or legal_seq_len(config.default_seq_len(prompt_tokens))
+    return asked or legal_seq_len(config.default_seq_len())
 
 
 def check_shape(config: ModelConfig) -> None:
@@ -76,54 +96,89 @@ def check_shape(config: ModelConfig) -> None:
         ) from None
 
 
-def compile_programs(
-    config: ModelConfig, options: RuntimeOptions, report: Reporter
-) -> tuple[dict[str, Program], KernelCache]:
-    """The six programs, and the cache that holds each of them compiled.
+class Programs:
+    """A model's programs, by name, compiled in a cache whose buffers they share (`places`).
 
-    Raises ConfigError, and UnsupportedShapeError for a seq_len, before anything is compiled or written;
-    CompileError and DiskFullError, which leave the cache usable.
+    `have` compiles what is missing of some variants.
     """
-    started = time.perf_counter()
-    programs = cached.programs(config.shape, options.length(config))
-    spent = time.perf_counter() - started
+
+    def __init__(self, config: ModelConfig, options: RuntimeOptions, report: Reporter) -> None:
+        self.by_name: dict[str, Program] = {}
+        self.places = Places((), 0)
+        self._config, self._options, self._report = config, options, report
+        self.cache = self.open_cache(options.backend, Profiler())
+
+    def open_cache(self, backend: Backend, profiler: Profiler) -> KernelCache:
+        """A cache in which the programs share the buffers of a pass; nothing is compiled."""
+        return KernelCache(self._options.cache_dir, backend, profiler, self._report.note, self.places)
+
+    def have(self, names: Iterable[str]) -> list[Program]:
+        """Compile what is missing of these programs; gives those. Raises as compile_into."""
+        missing = [name for name in dict.fromkeys(names) if name not in self.by_name]
+        if not missing:
+            return []
+        started = time.perf_counter()
+        return self.add(cached.named_programs(self._config.shape, missing), started)
+
+    def add(self, programs: Sequence[Program], started: float) -> list[Program]:
+        """Compile these, whose building began at `started`."""
+        compile_into(self.cache, programs, self._report, time.perf_counter() - started)
+        for program in programs:
+            self.places.add(program, self._config.num_hidden_layers)
+            self.by_name[program.name] = program
+        return [*programs]
+
+
+def compile_programs(
+    config: ModelConfig, options: RuntimeOptions, report: Reporter, every: bool = False
+) -> Programs:
+    """The programs of decode, and those that a prompt of `options.prompt_tokens` needs, compiled.
+
+    every: those of all variants. Raises ConfigError, and UnsupportedShapeError for a seq_len, before anything
+    is compiled or written; CompileError and DiskFullError, which leave the cache usable.
+    """
+    blocks, started = options.blocks(config), time.perf_counter()
+    six = [*cached.programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
         report.note(
-            f"context: {config.context} of the model's {config.max_position_embeddings} positions, "
-            f"{config.context_reason}"
+            f"context: {config.context} of the model's {config.max_position_embeddings} positions, as many "
+            "as its sliding window holds; attention that forgets earlier ones is not supported"
         )
     if remark := prepare_native():
         report.note(remark)
-    cache = open_cache(options.cache_dir, options.backend, programs, config, Profiler(), report)
-    compile_into(cache, programs, report, spent)
-    return programs, cache
+    programs = Programs(config, options, report)
+    if six:
+        programs.add(six, started)
+    else:
+        programs.have(every_name(config, blocks) if every else first_names(blocks, options.prompt_tokens))
+    return programs
 
 
-def open_cache(
-    folder: Path,
-    backend: Backend,
-    programs: Mapping[str, Program],
-    config: ModelConfig,
-    profiler: Profiler,
-    report: Reporter,
-) -> KernelCache:
-    """A cache for the programs of a model, in which they share the buffers of a pass; nothing is compiled."""
-    shared = sharing(programs, config.num_hidden_layers)
-    return KernelCache(folder, backend, profiler, report.note, shared)
+def first_names(blocks: Blocks, prompt_tokens: int) -> list[str]:
+    """The programs that a prompt of so many tokens needs, and decode after it; for 0, one token's."""
+    return [*blocks.of_a_token, *blocks.needed(blocks.plan(max(1, prompt_tokens), 0), last_only=True)]
+
+
+def every_name(config: ModelConfig, blocks: Blocks) -> list[str]:
+    """The programs of all variants, and those of decode."""
+    plans = plan_variant_programs(config.shape, blocks.variants).values()
+    return [*blocks.of_a_token, *(each.name for each in plans if each.kind not in HEADS)]
 
 
 def compile_into(
-    cache: KernelCache, programs: Mapping[str, Program], report: Reporter, building: float = 0.0
+    cache: KernelCache, programs: Sequence[Program], report: Reporter, building: float = 0.0
 ) -> None:
     """Compile programs, telling how far it has come. `building` is how long, in seconds, they took to make or
     to fetch, which is told with it. Raises CompileError and DiskFullError.
     """
+    if not programs:
+        return
     started = time.perf_counter()
     with report.bar("compiling", len(programs)) as step:
         telling = _Telling(report, step)
-        cache.compile_all(list(programs.values()), progress=telling)
-    for program in programs.values():
+        cache.compile_all(programs, progress=telling)
+    for program in programs:
         cache.profiler.declare(program.name, flops=program_flops(program))
     spent = building + time.perf_counter() - started
     report.note(f"programs: {telling.compiled} compiled, {telling.reused} from the cache, {spent:.1f} s")

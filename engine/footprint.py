@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from aerie.engine.blocks import Blocks
+from aerie.engine.compiling import RuntimeOptions, every_name, first_names
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
-from aerie.engine.programs import LAYER_PROGRAMS, PROGRAMS, buffer_set, sharing
-from aerie.multi_launch_builder import legal_seq_len
+from aerie.engine.programs import CACHE, WITHOUT_LAYERS, Places, buffer_set
+from aerie.kernel_builder.arguments import ArgumentTable
+from aerie.multi_launch_builder import cached, legal_seq_len
+from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
 from aerie.runtime.knobs import CHECK_MEMORY
 from aerie.runtime.memory import available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
 
@@ -52,44 +57,79 @@ class Footprint:
         return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
 
 
-def footprint(config: ModelConfig, seq_len: int, copies: int = 1) -> Footprint:
-    """What a session takes whose programs are compiled for prompts of `seq_len` tokens.
+@dataclass(frozen=True)
+class Needs:
+    """What a session is made for.
+
+    seq_len: the prompt length of the six programs, 0 where there are variants. names: the programs in use
+    then. positions: of the KV cache.
+    """
+
+    seq_len: int
+    names: tuple[str, ...]
+    positions: int
+
+    def __str__(self) -> str:
+        return f"prompts of up to {self.seq_len} tokens" if self.seq_len else f"{self.positions} positions"
+
+    def plans(self, config: ModelConfig) -> Sequence[ProgramPlan]:
+        """Those of its programs."""
+        if self.seq_len:
+            return [*plan_programs(config.shape, self.seq_len).values()]
+        return cached.named_plans(config.shape, self.names)
+
+
+def footprint(config: ModelConfig, needs: Needs, copies: int = 1) -> Footprint:
+    """What a session takes.
 
     copies: how often the device keeps a buffer (DeviceAccess.copies). Raises UnsupportedShapeError.
     """
-    plans = plan_programs(config.shape, seq_len)
-    layers = config.num_hidden_layers
+    plans, layers = needs.plans(config), config.num_hidden_layers
     sets = [
-        (buffer_set(name, layer), plans[name].arguments)
-        for name in PROGRAMS
-        for layer in range(layers if name in LAYER_PROGRAMS else 1)
+        (buffer_set(plan, layer), _without_cache(plan))
+        for plan in plans
+        for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
     ]
-    buffers = buffer_bytes(sets, sharing(plans, layers), copies)
-    positions = min(seq_len + ANSWER_TOKENS, config.context)
+    buffers = buffer_bytes(sets, Places(plans, layers), copies)
     of_position = 2 * config.num_key_value_heads * config.head_dim * bf16.itemsize
-    rope_rows = max(seq_len, config.max_position_embeddings)
+    rope_rows = max(needs.seq_len, config.max_position_embeddings)
     return Footprint(
         weights=buffers.weights,
         activations=buffers.activations,
-        kv_cache=layers * positions * of_position,
+        kv_cache=layers * needs.positions * of_position,
         rope_table=rope_rows * config.head_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
 
 
-def check_memory(
-    config: ModelConfig, seq_len: int, copies: int = 1, prompt_tokens: int = 0, replaced: int = 0
-) -> None:
-    """Raises TooLittleMemoryError where a session takes more than this process could be given.
+def _without_cache(plan: ProgramPlan) -> ArgumentTable:
+    return ArgumentTable(argument for argument in plan.arguments if argument.name not in CACHE)
 
-    prompt_tokens: how many it has to take at least. replaced: the compiled length of the session that gives
-    way to this one, with all its memory; 0: there is none.
-    """
-    needed = footprint(config, seq_len, copies)
-    ways = [*_shorter(config, seq_len, copies, prompt_tokens), *ways_to_save(copies), "take a smaller model"]
-    what = f"the model with prompts of up to {seq_len} tokens"
-    before = footprint(config, replaced, copies).total - needed.working if replaced else 0
-    require(needed.total, what, ways, f" ({needed})", min(needed.held + before, resident_bytes()))
+
+def needs_of(config: ModelConfig, options: RuntimeOptions) -> Needs:
+    """What a session takes that is started so, for the prompt that is known to come and an answer; or, where
+    variants are asked for by name, for all of these."""
+    blocks = options.blocks(config)
+    positions = min((blocks.seq_len or options.prompt_tokens) + ANSWER_TOKENS, config.context)
+    if blocks.seq_len:
+        return Needs(blocks.seq_len, (), positions)
+    if options.variants:
+        return needs_of_variants(config, blocks)
+    context = next((one for one in blocks.contexts if one >= positions), blocks.contexts[-1])
+    return Needs(0, tuple(first_names(blocks, options.prompt_tokens)), context)
+
+
+def needs_of_variants(config: ModelConfig, blocks: Blocks) -> Needs:
+    """What a session takes that uses all variants."""
+    return Needs(0, tuple(every_name(config, blocks)), blocks.largest_context or 0)
+
+
+def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
+    """Raises TooLittleMemoryError where a session takes more than this process could be given."""
+    copies, needs = options.backend.access.copies, needs_of(config, options)
+    needed = footprint(config, needs, copies)
+    ways = [*_smaller(config, options, copies), *ways_to_save(copies), "take a smaller model"]
+    require(needed.total, f"the model with {needs}", ways, f" ({needed})", min(needed.held, resident_bytes()))
 
 
 def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: int = 0) -> None:
@@ -112,12 +152,26 @@ def _with_held(held: int) -> int | None:
     return None if available is None else available + held
 
 
-def _shorter(config: ModelConfig, seq_len: int, copies: int, least: int) -> Sequence[str]:
-    """The longest of seq_len's halves that fits, and holds `least` tokens, as an advice."""
-    half = seq_len // 2
-    while half and least <= (length := legal_seq_len(half)) < seq_len:
-        needed = footprint(config, length, copies)
+def _smaller(config: ModelConfig, options: RuntimeOptions, copies: int) -> Sequence[str]:
+    """The largest of what is less, fits, and holds the prompt, as an advice."""
+    for less, advice in _less(config, options):
+        needed = footprint(config, less, copies)
         if needed.total <= (_with_held(needed.held) or 0):
-            return [f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"]
-        half //= 2
-    return ["shorten the prompt"] if least else []
+            return [advice]
+    return ["shorten the prompt"] if options.prompt_tokens else []
+
+
+def _less(config: ModelConfig, options: RuntimeOptions) -> Iterator[tuple[Needs, str]]:
+    """Halves of a prompt length; or fewer variants, the largest context left out first, and its most rows."""
+    blocks, least = options.blocks(config), max(1, options.prompt_tokens)
+    length = blocks.seq_len
+    while length > SEQ_LEN_STEP and legal_seq_len(length // 2) >= least:
+        length = legal_seq_len(length // 2)
+        positions = min(length + ANSWER_TOKENS, config.context)
+        yield Needs(length, (), positions), f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"
+    variants = sorted(blocks.variants, key=lambda one: (one.context, one.rows)) if options.variants else []
+    while len(variants) > 1 and variants[-2].context >= least:
+        variants.pop()
+        names = " ".join(f"{one.rows}x{one.context}" for one in variants)
+        fewer = replace(blocks, variants=tuple(variants))
+        yield needs_of_variants(config, fewer), f"take --variants '{names}' (VARIANTS)"

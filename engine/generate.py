@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from aerie.engine.attention import KVCache
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
 from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill, prefill_steps
+from aerie.engine.kv import Kept, KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.progress import Bar, no_bar
@@ -69,6 +69,7 @@ class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
     `interrupted` is asked after every token; True ends the generation. `bar` moves while the prompt is read.
+    What `kept` has of the prompt is not computed again: `cached_tokens` says how many that were.
     Afterwards `finish_reason` says why it ended and `figures` how fast it was. `recover` is called when a
     device fails: the step that failed is run again by the model that it gives. Raises PromptError, before
     anything is run, for a prompt that cannot be run, and UserError where fewer than one token is asked for.
@@ -83,6 +84,7 @@ class Generation:
         interrupted: Callable[[], bool] = never,
         recover: Recover = give_up,
         bar: Bar = no_bar,
+        kept: Kept | None = None,
     ) -> None:
         check_prompt(prompt, model.config, model.seq_len)
         if max_new_tokens < 1:
@@ -98,11 +100,26 @@ class Generation:
         self._interrupted = interrupted
         self._recover = recover
         self._bar = bar
+        self._kept = kept or Kept()
+        self.cached_tokens = 0
         self._started = self._first = self._last = 0.0
 
     def __iter__(self) -> Iterator[int]:
         self._started = time.perf_counter()
-        cache = self._model.new_cache(len(self.prompt) + self._max_new_tokens)
+        cache = self._begin()
+        try:
+            yield from self._tokens(cache)
+        finally:
+            if self._model.blocks.variants:
+                self._kept.give(cache)
+
+    def _begin(self) -> KVCache:
+        """The cache of a sequence that began alike, or a new one."""
+        cache = self._kept.take(self.prompt)
+        self.cached_tokens = cache.length if cache else 0
+        return cache or self._model.new_cache(len(self.prompt) + self._max_new_tokens)
+
+    def _tokens(self, cache: KVCache) -> Iterator[int]:
         rows = self._step(self._read, self.prompt, cache)
         token = self._pick(rows[-1])
         yield token
@@ -123,7 +140,7 @@ class Generation:
             FinishReason.STOP: "complete",
             FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens, N_TOKENS)",
             FinishReason.CONTEXT: f"cut at the end of the model's context of "
-            f"{self._model.config.context} positions",
+            f"{self._model.positions} positions",
             FinishReason.INTERRUPTED: "stopped",
             None: "not ended",
         }[self.finish_reason]
@@ -135,8 +152,9 @@ class Generation:
         return Figures(len(self.prompt), count, self._first - self._started, rate)
 
     def _read(self, model: LoadedModel, prompt: Sequence[Token], cache: KVCache) -> BF16Array:
-        with self._bar(prefill_steps(model.config)) as step:
-            return prefill(model, prompt, cache, step)
+        left, past = prompt[cache.length :], cache.length
+        with self._bar(prefill_steps(model, len(left), past)) as step:
+            return prefill(model, left, cache, step, last_only=True)
 
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)
@@ -162,6 +180,6 @@ class Generation:
             return FinishReason.STOP
         if len(self.token_ids) >= self._max_new_tokens:
             return FinishReason.LENGTH
-        if next_position >= config.context:
+        if next_position >= self._model.positions:
             return FinishReason.CONTEXT
         return FinishReason.INTERRUPTED if self._interrupted() else None

@@ -1,20 +1,21 @@
-"""The model: its facts, its host-side tensors, and its weights resident in buffer objects."""
+"""The model: its facts, its host-side tensors, its programs, and its weights resident in buffer objects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from aerie.engine.attention import KVCache, MaskRule, causal
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
+from aerie.engine.kv import Home, KVCache, MaskRule, OnDevice, OnHost, causal
 from aerie.engine.numerics import BF16Array, rope_table
-from aerie.engine.programs import LAYER_PROGRAMS, ProgramRunner, buffer_set
+from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import Program
@@ -29,52 +30,86 @@ def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
     return nullcontext()
 
 
+Supply = Callable[[Iterable[str]], None]
+"""Has the programs of these names compiled, loaded and given their weights."""
+
+
+def nothing_missing(names: Iterable[str]) -> None:
+    """All programs are there."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """Everything the forward pass reads. Immutable: what a prompt leaves behind is in its KVCache.
 
-    `seq_len` is the prefill length the programs were built for. `embed_table` has the rows of (vocab_size,
-    hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all bf16; `rope` has a row
-    for every position of the model, and of the padding where that goes beyond.
+    `blocks` says how tokens are cut; `supply` is asked for programs before they are run. `embed_table` has
+    the rows of (vocab_size, hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all
+    bf16; `rope` has a row for every position of the model, and of the padding where that goes beyond.
+    `places` are those of the programs' arguments, `home` is where KV caches lie.
     """
 
     config: ModelConfig
     programs: Mapping[str, Program]
     runner: ProgramRunner
-    seq_len: int
+    blocks: Blocks
     embed_table: Rows
     final_norm: BF16Array
     rope: BF16Array
+    home: Home
+    places: Places = field(default_factory=lambda: Places((), 0))
+    supply: Supply = nothing_missing
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
 
     @property
+    def seq_len(self) -> int:
+        """The prompt length of the six programs; 0 where there are variants."""
+        return self.blocks.seq_len
+
+    @property
+    def positions(self) -> int:
+        """The most positions of a sequence."""
+        return min(self.config.context, self.blocks.largest_context or self.config.context)
+
+    @property
     def longest_prompt(self) -> int:
         """The most tokens that can be prefilled."""
-        return min(self.seq_len, self.config.context)
+        return min(self.seq_len or self.positions, self.positions)
 
     def run(
-        self, name: str, layer: int = 0, on_device: Collection[str] = (), **arrays: NDArray[Any]
+        self,
+        program: Program | str,
+        layer: int = 0,
+        on_device: Collection[str] = (),
+        slot: str = "",
+        **arrays: Any,
     ) -> dict[str, NDArray[Any]]:
         """Call a program with its inputs by name, for `layer`; returns its outputs by name.
 
-        They are views, valid until a program writes that buffer again (`programs.sharing`). Those named in
-        `on_device` are for the next program alone: their contents may never come to the host.
+        They are views, valid until a program writes that buffer again (`programs.Places`). Those named in
+        `on_device` are for the next program alone: their contents may never come to the host. `slot`: the
+        KV cache's, for a program that attends to it.
         """
-        key = buffer_set(name, layer)
-        return self.runner.run(self.programs[name], bo_key=key, copy=False, on_device=on_device, **arrays)
+        called = self.programs[program] if isinstance(program, str) else program
+        key = self.places.key(called, layer, slot) if slot else buffer_set(called, layer)
+        return self.runner.run(called, bo_key=key, copy=False, on_device=on_device, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
-        """An empty KV cache for `positions` tokens, or for the whole context where that is less."""
-        return KVCache(self.config, min(positions, self.config.context))
+        """An empty KV cache for `positions` tokens, or for the whole context where that is less.
+
+        With variants it begins in the smallest context, and grows as it is filled.
+        """
+        return KVCache(self.home, 1 if self.blocks.variants else min(positions, self.config.context))
 
 
 def assemble(
     checkpoint: Checkpoint,
     programs: Mapping[str, Program],
     runner: ProgramRunner,
-    seq_len: int,
+    blocks: Blocks,
     host_timer: HostTimer = untimed,
+    places: Places | None = None,
+    supply: Supply = nothing_missing,
 ) -> LoadedModel:
     """The model of `checkpoint`, its weights not yet preloaded."""
     config, weights = checkpoint.config, checkpoint.weights
@@ -82,28 +117,34 @@ def assemble(
         config=config,
         programs=programs,
         runner=runner,
-        seq_len=seq_len,
+        blocks=blocks,
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
-        rope=rope_table(config, max(seq_len, config.max_position_embeddings)),
+        rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
+        home=OnDevice(config, runner, blocks.contexts) if blocks.variants else OnHost(config),
+        places=Places((), 0) if places is None else places,
+        supply=supply,
         host_timer=host_timer,
     )
 
 
-def preload(model: LoadedModel, weights: Weights) -> Iterator[str]:
+def preload(model: LoadedModel, weights: Weights, programs: Iterable[Program] | None = None) -> Iterator[str]:
     """Fill every buffer-object set with its weights; yields what was filled, one step at a time.
 
     Tensors are read from their file into the buffer objects, and what sets share only once. There is one step
-    per layer, and one for the LM head (`preload_steps` in all). Raises WeightsError.
+    per layer, and one for the LM head (`preload_steps` in all). programs: those whose sets to fill; None:
+    all. Raises WeightsError.
     """
+    chosen = list(model.programs.values() if programs is None else programs)
     lut = model.rope[: model.seq_len]
     for layer in range(model.config.num_hidden_layers):
         statics: dict[str, Static] = {**weights.layer(layer), "rope_lut": lut}
-        for name in LAYER_PROGRAMS:
-            _fill(model, name, layer, statics)
+        for program in filter(has_layer_weights, chosen):
+            _fill(model, program, layer, statics)
         yield f"layer {layer}"
-    head = model.programs["lm_head_gemv"]
-    _fill(model, head.name, 0, _lm_head_statics(head, weights.lm_head))
+    for program in chosen:
+        if program.kind in HEADS:
+            _fill(model, program, 0, _lm_head_statics(program, weights.lm_head))
     yield "LM head"
 
 
@@ -111,9 +152,9 @@ def preload_steps(config: ModelConfig) -> int:
     return config.num_hidden_layers + 1
 
 
-def _fill(model: LoadedModel, name: str, layer: int, statics: Mapping[str, Static]) -> None:
+def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str, Static]) -> None:
     """Fill those weights and tables of a program that are not in a buffer which it shares and was filled."""
-    program, bo_key = model.programs[name], buffer_set(name, layer)
+    bo_key = buffer_set(program, layer)
     missing = model.runner.unfilled(program, bo_key=bo_key)
     model.runner.preload(program, bo_key=bo_key, **{argument: statics[argument] for argument in missing})
 

@@ -1,61 +1,109 @@
-"""What the driver asks of the rooms below: the six programs, what each costs, and what runs them by name."""
+"""What the engine asks of the rooms below: a model's programs, what each costs, and what runs them by name.
+
+A program is one of the six, built for one prompt length and for one token, or of a graph variant AR-n x CL-m
+(multi_launch_builder/variants.py). What it does is its `kind`, which is the same for any number of rows.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role
 from aerie.multi_launch_builder import Program
-from aerie.runtime import Recording, Sharing, Static
+from aerie.runtime import Recording, Static
 
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
 DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 PROGRAMS = PREFILL_PROGRAMS + DECODE_PROGRAMS
-WITHOUT_LAYERS = frozenset({"flash_attn", "lm_head_gemv"})  # no weights of a layer in these
-LAYER_PROGRAMS = tuple(name for name in PROGRAMS if name not in WITHOUT_LAYERS)
+WITHOUT_WEIGHTS = frozenset({"flash_attn", "cached_attn"})
+HEADS = frozenset({"lm_head_gemv", "lm_head"})
+WITHOUT_LAYERS = frozenset({"flash_attn", *HEADS})
+"""Kinds whose calls all use one set of buffers."""
 
 
-def buffer_set(name: str, layer: int) -> str:
-    """The key of the buffer objects a call uses: each layer's weights stay in a set of their own.
-
-    Programs without weights of a layer have one set.
-    """
-    return name if name in WITHOUT_LAYERS else f"{name}_L{layer}"
-
-
-class HasArguments(Protocol):
+class Planned(Protocol):
     """A program, or the plan of one."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def arguments(self) -> ArgumentTable: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
 
 
-def sharing(programs: Mapping[str, HasArguments], layers: int) -> Sharing:
-    """Where the programs of a layer find what others made, and what they read alike.
+def has_layer_weights(program: Planned) -> bool:
+    """Whether weights of a layer are among its arguments."""
+    return program.kind not in WITHOUT_WEIGHTS | HEADS
 
-    A layer's weights have one place for prefill and decode: both read Hugging Face's layout, under one name.
-    All else has one place per pass, in all layers, since these run one after the other.
+
+def buffer_set(program: Planned, layer: int, slot: str = "") -> str:
+    """The key of the buffer objects a call uses: each layer's weights stay in a set of their own, and so does
+    each layer of the KV cache in `slot`.
+
+    Programs with neither have one set.
     """
-    return {
-        (buffer_set(name, layer), argument.name): _place(stage, argument, layer)
-        for stage, names in (("prefill", PREFILL_PROGRAMS), ("decode", ("rms_gemv_rope", "o_gemv_ffn")))
-        for name in names
-        for layer in range(layers)
-        for argument in programs[name].arguments
-    }
+    name = f"{program.name}_{slot}" if slot else program.name
+    return name if program.kind in WITHOUT_LAYERS else f"{name}_L{layer}"
 
 
-def _place(stage: str, argument: Argument, layer: int) -> str:
+class Places(dict[tuple[str, str], str]):
+    """Where the programs of a layer find what others made, and what they read alike: by (bo_key, argument).
+
+    A layer's weights have one place for all programs: they read Hugging Face's layout, under one name. All
+    else has one place for each number of rows, in all layers, since these run one after the other. A layer of
+    a KV cache has its place for all programs that attend to it.
+    """
+
+    def __init__(self, programs: Iterable[Planned], layers: int) -> None:
+        super().__init__()
+        for program in programs:
+            self.add(program, layers)
+
+    def add(self, program: Planned, layers: int) -> None:
+        """The places of a program's arguments in every layer."""
+        for layer in range(1 if program.kind in WITHOUT_LAYERS else layers):
+            self._add(program, layer, "")
+
+    def key(self, program: Planned, layer: int, slot: str) -> str:
+        """As buffer_set, for a program that attends to the KV cache in `slot`, whose place it is told."""
+        key = buffer_set(program, layer, slot)
+        if (key, program.arguments[0].name) not in self:
+            self._add(program, layer, slot)
+        return key
+
+    def _add(self, program: Planned, layer: int, slot: str) -> None:
+        for argument in program.arguments:
+            self[buffer_set(program, layer, slot), argument.name] = _place(program, argument, layer, slot)
+
+
+def cache_place(slot: str, layer: int, name: str) -> str:
+    """The buffer's name of a layer's keys, or values, in the KV cache that is in `slot`."""
+    return f"{slot}.L{layer}.{name}"
+
+
+def _place(program: Planned, argument: Argument, layer: int, slot: str) -> str:
     """A buffer's name. A layer's `x_next` is the next one's `x`: they change places from layer to layer."""
+    stage = f"AR-{program.rows}"
     if argument.role is Role.WEIGHT:
-        return f"L{layer}.{argument.name}"
+        return f"head.{argument.name}" if program.kind in HEADS else f"L{layer}.{argument.name}"
+    if argument.name in CACHE:
+        return cache_place(slot or program.name, layer if slot else 0, argument.name)
+    if program.kind in HEADS or argument.name == "mask":
+        return f"{program.name}.{argument.name}"
     handed_on = {"x": layer % 2, "x_next": (layer + 1) % 2}
     place = f"x{handed_on[argument.name]}" if argument.name in handed_on else argument.name
     return f"{stage}.{place}"
+
+
+CACHE = ("keys", "values")
+"""Arguments that hold a layer of a KV cache."""
 
 
 def program_flops(program: Program) -> float:
@@ -63,8 +111,10 @@ def program_flops(program: Program) -> float:
 
     Norms, RoPE, SwiGLU, softmax and additions are not counted; they are below one percent in prefill.
     """
-    if program.name == "flash_attn":
+    if program.kind == "flash_attn":
         return _causal_attention_flops(*program.arguments["q_roped"].shape)
+    if program.kind == "cached_attn":
+        return 0.0  # as many as there are positions to see, which each call says
     shape = program.arguments["x"].shape
     rows = shape[0] if len(shape) == 2 else 1
     matrices = [a.shape for a in program.arguments if a.role is Role.WEIGHT and len(a.shape) == 2]
@@ -101,6 +151,9 @@ class ProgramRunner(Protocol):
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
         """Fill weights and look-up tables of the buffer-object set `bo_key`, once."""
+
+    def array(self, name: str, argument: Argument) -> NDArray[Any]:
+        """A writable array of the argument's shape and dtype, which programs that take it read in place."""
 
     def record(self) -> Recording | None:
         """Where to note calls that are made again and again; None where each is to be made by itself."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from aerie import streams
+from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.errors import UsageError, UserError
 from aerie.engine.progress import end_as_at_ctrl_c
 from aerie.llama32_1b import commands
@@ -119,12 +120,25 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq-len",
         type=whole_number(1),
-        help="longest prompt to compile for, in tokens; a longer one is refused (default: 128 for models of "
-        "at most 1024 positions, else 2048, and more where a prompt is longer)",
+        help="compile six programs for prompts of up to so many tokens, in place of those of variants; a "
+        "longer prompt is refused",
     )
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--variants",
+        help="which programs of n tokens against a context of m positions a prompt is cut for, as "
+        "'8,128x512,2048' (n, n x m, m); they are compiled when they are first needed, by `compile` all at "
+        "once (default: 8, 32 and 128 tokens; 512 and 2048 too for models of more than 1024 positions)",
+    )
+    parser.add_argument(
+        "--decode",
+        choices=(GUIDE, ROWS),
+        default=GUIDE,
+        help="how tokens are decoded: guide, by GEMVs with attention on the CPU; rows, by blocks of rows, as "
+        "prompts are, with attention on the device (default: %(default)s)",
+    )
     parser.add_argument(
         "--backend",
         default="auto",

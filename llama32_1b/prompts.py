@@ -42,7 +42,7 @@ def ask(
     text = read_prompt(arguments.prompt, arguments.prompt_file)
     ids = _encoded(checkpoint.tokenizer, text, arguments, note)
     options = replace(options, prompt_tokens=len(ids))
-    check_prompt(ids, checkpoint.config, options.length(checkpoint.config))
+    check_prompt(ids, checkpoint.config, options.blocks(checkpoint.config).seq_len)
     return Asked(text, ids, options)
 
 

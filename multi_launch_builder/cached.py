@@ -16,8 +16,8 @@ from typing import Any
 
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
-from aerie.multi_launch_builder.shapes import ModelShape
-from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
+from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape
+from aerie.multi_launch_builder.variants import Variant, plan_named, plan_variant_programs
 from aerie.virtual_npu.fingerprint import key_of, own_digest, package_version
 from aerie.virtual_npu.store import kept_programs
 
@@ -40,6 +40,24 @@ def programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
 def variant_programs(shape: ModelShape, variants: Iterable[Variant]) -> dict[str, Program]:
     """As `build_variant_programs`, with its results and errors, from the store where they are in it."""
     return _programs(plan_variant_programs(shape, variants), lambda: check_shape(shape))
+
+
+def named_programs(shape: ModelShape, names: Iterable[str]) -> list[Program]:
+    """The programs of these names, of variants or for one token, as `variant_programs` has them.
+
+    Raises ValueError for a name that is no program.
+    """
+    plans = {plan.name: plan for plan in named_plans(shape, names)}
+    return [*_programs(plans, lambda: check_shape(shape)).values()]
+
+
+def named_plans(shape: ModelShape, names: Iterable[str]) -> list[ProgramPlan]:
+    """As `named_programs`, their plans alone."""
+    return [plan_named(shape, name) or _for_one_token(shape, name) for name in names]
+
+
+def _for_one_token(shape: ModelShape, name: str) -> ProgramPlan:
+    return plan_programs(shape, SEQ_LEN_STEP, [name])[name]
 
 
 def _programs(plans: Mapping[str, ProgramPlan], check: Callable[[], None]) -> dict[str, Program]:

@@ -23,7 +23,8 @@ Sharing: TypeAlias = Mapping[tuple[str, str], str]
 """Which arguments lie in one buffer object: (bo_key, argument name) -> the buffer object's name.
 
 Arguments that are not in it have a buffer object of their own. What one program writes to a shared one is
-where the next program reads it: nothing passes through the host.
+where the next program reads it: nothing passes through the host. It may grow: it is looked into when a set is
+made.
 """
 
 NOTHING_SHARED: Sharing = {}
@@ -65,6 +66,24 @@ class Buffers:
         self._buffer_object = buffer_object
         self._sharing = effective(sharing)
         self._shared: WeakValueDictionary[str, Buffer] = WeakValueDictionary()
+        self._arrays: dict[str, Buffer] = {}
+
+    def array(self, name: str, argument: Argument) -> Array:
+        """A writable view on the buffer object `name`, which stays until `clear`, whatever sets share it.
+
+        The argument tells shape and dtype. RunError where there is none to be had.
+        """
+        found = self._arrays.get(name)
+        if found is None:
+            bo = self._buffer_object(f"array '{name}'", argument)
+            found = self._arrays[name] = self._shared[name] = Buffer(name, bo, argument, shared=True)
+            found.in_place = True
+            BufferSet.views_given += 1
+        return found.view
+
+    def clear(self) -> None:
+        """Give up the arrays. Views on them are dead."""
+        self._arrays.clear()
 
     def of(self, label: str, bo_key: str, argument: Argument) -> Buffer:
         """The buffer for an argument of the set `bo_key`; `label` names the set in errors.
@@ -168,7 +187,7 @@ class BufferSet:
     def write(self, slot: int, array: Array) -> None:
         """Copy one array to the device. ArrayError unless shape and dtype are the argument's.
 
-        A view on this very buffer, which another program may have filled, is not copied.
+        A view on this very buffer, which another program or the host may have filled, is not copied.
         """
         if self.must_be_copied(slot, array):
             buffers = self._buffers  # no single one in a variable: an error that is kept keeps those
@@ -178,7 +197,8 @@ class BufferSet:
 
     def must_be_copied(self, slot: int, array: Array) -> bool:
         """Whether an array for this slot is no view on its buffer. ArrayError unless shape and dtype fit."""
-        if array is self._buffers[slot].result:
+        buffers = self._buffers
+        if array is buffers[slot].result or (buffers[slot].in_place and array is buffers[slot].view):
             return False
         shape, dtype = self._forms[slot]
         if array.shape != shape or array.dtype != dtype:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from aerie.kernel_builder.arguments import ArgumentTable
+from aerie.kernel_builder.arguments import Argument, ArgumentTable
 from aerie.runtime.artifacts import Artifact, ArtifactStore, Recipe, Report
 from aerie.runtime.backend import Backend
 from aerie.runtime.buffers import NOTHING_SHARED, Array, Buffers, BufferSet, Sharing, Static
@@ -60,7 +60,9 @@ class KernelCache:
         self._contexts = Contexts(backend.pyxrt, backend.access, backend.name, report)
         self._buffers = Buffers(self._contexts.buffer_object, sharing)
         self._sets: dict[tuple[str, str], BufferSet] = {}
-        weakref.finalize(self, _release, self._sets, self._contexts)  # dropped, or at the interpreter's end
+        weakref.finalize(
+            self, _release, self._sets, self._buffers, self._contexts
+        )  # dropped, or at the interpreter's end
 
     # compile
 
@@ -180,6 +182,15 @@ class KernelCache:
             raise ArrayError(f"{buffers.label}: {name} is an {role}, which the program overwrites")
         return buffers.writable_view(slot)
 
+    def array(self, name: str, argument: Argument) -> Array:
+        """A writable array in a buffer object called `name`, of the argument's shape and dtype.
+
+        A program for whose input `sharing` has that name, and which is given the array, reads it where it
+        lies, as the host has filled it; any other takes a copy. The same name gives the same array, until
+        `close`. Raises RunError.
+        """
+        return self._buffers.array(name, argument)
+
     # run by position
 
     def load_and_run(
@@ -237,7 +248,7 @@ class KernelCache:
 
     def close(self) -> None:
         """Release buffers, then programs, then the device. The cache can be used again; weights are gone."""
-        _release(self._sets, self._contexts)
+        _release(self._sets, self._buffers, self._contexts)
 
     def __enter__(self) -> KernelCache:
         return self
@@ -248,10 +259,11 @@ class KernelCache:
         self.close()
 
 
-def _release(sets: dict[tuple[str, str], BufferSet], contexts: Contexts) -> None:
+def _release(sets: dict[tuple[str, str], BufferSet], buffers: Buffers, contexts: Contexts) -> None:
     """All that a cache holds of its device, in XRT's order, which the garbage collector does not know."""
     while sets:
         sets.popitem()[1].close()
+    buffers.clear()
     contexts.close()
 
 

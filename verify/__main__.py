@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.compiling import RuntimeOptions, choose_seq_len
+from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b.cli import (
@@ -34,7 +35,7 @@ from aerie.verify.companion import companion
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import Record, verify
-from aerie.verify.identity import Case, Identity, identities
+from aerie.verify.identity import Case, Identity, identities, in_blocks
 from aerie.verify.ladder import Ladder, try_ladder
 from aerie.verify.prompts import Prompt, choose_prompts, full_prompt
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
@@ -84,10 +85,11 @@ def _open_both(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Reference]:
     """Ours and theirs, once it is known that there is memory for both. Ours keeps its compiled length."""
-    seq_len = options.length(checkpoint.config)
-    check_memory_beside(checkpoint.config, seq_len, options.backend.access.copies)
+    options = replace(options, seq_len=choose_seq_len(checkpoint.config, options.seq_len))
+    needs = needs_of(checkpoint.config, options)
+    check_memory_beside(checkpoint.config, needs, options.backend.access.copies)
     reference = Reference.open(checkpoint.folder)
-    return prepare_runtime(checkpoint, replace(options, seq_len=seq_len), report), reference
+    return prepare_runtime(checkpoint, options, report), reference
 
 
 def diagnosis(arguments: argparse.Namespace) -> int:
@@ -149,18 +151,17 @@ def _verify(
     prompts = choose_prompts(session, full)
     case = _case(session, prompts[0]) if full else None
     record = verify(session, reference, prompts, report.note)
-    record = record.with_ladders(_ladders(session, reference, options, report))
+    record = record.with_ladders(_ladders(session, reference, checkpoint, options, report))
     if case is None:
         return record
     if isinstance(case, Identity):
         return record.with_identities([case])
 
-    def reopen(seq_len: int) -> Session:
-        other = RuntimeOptions(seq_len, options.backend, options.cache_dir)
+    def reopen(other: RuntimeOptions) -> Session:
         return prepare_runtime(checkpoint, other, report)
 
     report.note("bit identity")
-    return record.with_identities(list(identities(session, case, reopen)))
+    return record.with_identities(list(identities(session, case, options, reopen)))
 
 
 def _case(session: Session, prompt: Prompt) -> Case | Identity:
@@ -172,11 +173,15 @@ def _case(session: Session, prompt: Prompt) -> Case | Identity:
 
 
 def _ladders(
-    session: Session, reference: Reference, options: RuntimeOptions, report: Reporter
+    session: Session, reference: Reference, checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> list[Ladder]:
-    """The model's, and that of random weights in its shape."""
+    """The model's, by programs of a whole prompt and in blocks, and that of random weights in its shape."""
     report.note("every step of the model")
     ladders = [try_ladder("the model", session, reference, full_prompt(session))]
+    report.note("every step of the model, in blocks of rows")
+    blocks = prepare_runtime(checkpoint, in_blocks(options), report)
+    ladders.append(try_ladder("in blocks", blocks, reference, full_prompt(session)))
+    blocks.cache.close()
     report.note("every step of random weights in its shape")
     alike = replace(options, seq_len=session.model.seq_len)
     with companion(session.model.config, alike, report) as (other, theirs):

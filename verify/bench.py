@@ -98,17 +98,18 @@ class Bench:
 
 
 class BlockBench(Bench):
-    """As Bench, with the matrix products of the layers in block floating point."""
+    """As Bench, with matrix products in block floating point."""
 
     def makes_blocks(self, step: Step) -> bool:
         return bool(step.product)
 
     def compute(self, layer: int | None, step: Step, values: Mapping[str, F32Array]) -> F32Array:
-        if layer is None or not self.makes_blocks(step):
+        if not self.makes_blocks(step):
             return super().compute(layer, step, values)
         import torch
 
-        weight = self.model.model.layers[layer].get_submodule(step.product).weight
+        module = self.model if layer is None else self.model.model.layers[layer]
+        weight = module.get_submodule(step.product).weight
         with torch.inference_mode():
             return as_array(product(torch.from_numpy(values[step.inputs[0]]), weight.float()))
 

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
+from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY, end_ids
@@ -55,9 +56,8 @@ def companion(
         folder = Path(work) / "random"
         write_checkpoint(companion_config(config), folder, SEED, report)
         checkpoint = open_checkpoint(folder)
-        check_memory_beside(
-            checkpoint.config, options.length(checkpoint.config), options.backend.access.copies
-        )
+        needs = needs_of(checkpoint.config, options)
+        check_memory_beside(checkpoint.config, needs, options.backend.access.copies)
         session = prepare_runtime(checkpoint, options, report)
         try:
             yield session, Reference.open(folder)

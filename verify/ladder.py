@@ -129,7 +129,7 @@ class Theirs:
 
     def judge(self, recorded: Pass) -> Iterator[Row]:
         """A row for each step, in the order they run."""
-        benches = self._benches(recorded)
+        benches = self._benches(recorded, recorded.of_rows)
         before: F32Array | None = self._run(self.bf16, 0, "input", recorded.positions)
         for layer, values in enumerate(recorded.layers):
             given = values if before is None else {**values, "before": before}
@@ -137,13 +137,14 @@ class Theirs:
                 yield self._row(recorded, layer, step, given, benches)
             before = values.get(self.steps[-1].name)
         given = recorded.head if before is None else {**recorded.head, "last": before[-1:]}
+        benches = self._benches(recorded, recorded.head_of_rows)
         for step in HEAD_STEPS:
             yield self._row(recorded, None, step, given, benches)
 
-    def _benches(self, recorded: Pass) -> Benches:
+    def _benches(self, recorded: Pass, of_rows: bool) -> Benches:
         """No numerics makes blocks of what is multiplied with a vector."""
         rounded, exact = self.models
-        of_blocks = self.numerics != "exact" and recorded.of_rows
+        of_blocks = self.numerics != "exact" and of_rows
         rounding_bench = BlockBench if of_blocks else Bench
         return rounding_bench(rounded, recorded.positions), Bench(exact, recorded.positions)
 

@@ -8,7 +8,7 @@ functions of `make run` pass on and get back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,19 +16,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.attention import KVCache
+from aerie.engine.blocks import ROWS
 from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.programs import ProgramRunner
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.engine.planner import Step as BlockStep
+from aerie.engine.programs import HEADS
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
 from aerie.verify.steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, Step, layer_steps
 
 Positions = npt.NDArray[np.int64]
 
-Call = dict[str, BF16Array]
-"""One call of a program: its inputs as they were passed, all it wrote as it left it, by argument name."""
+Call = dict[str, Any]
+"""One call of a program: its inputs as they were passed, all it wrote as it left it, by argument name. A
+block's has "rows" too: which of its rows are compared."""
 
 MOST_ROWS = 128
 """Positions of a prompt whose steps are compared; of a longer one so many, evenly spread. A full-size layer's
@@ -40,18 +43,19 @@ def chosen(length: int) -> Positions:
     return np.unique(np.linspace(0, length - 1, min(length, MOST_ROWS)).round().astype(np.int64))
 
 
-@dataclass
 class CallRecorder:
-    """A runner that keeps a copy of every call, and asks `inner` for intermediates as well.
+    """A runner that keeps a copy of every call of the programs before and after attention, and of the LM
+    head, and asks `inner` for intermediates as well.
 
-    `calls` are by program name, in the order they came, of a model of `layers` layers. Of what has a row for
-    each position, `rows` are kept; of keys and values all. The caller gets what `inner` would have given it.
+    `calls` are by kind of program, in the order they came: a pass is cut into `steps` (of the planner), each
+    through layer by layer. Of a step's rows those at `positions` are kept, of keys and values all that are
+    real. The caller gets what `inner` would have given it.
     """
 
-    inner: ProgramRunner
-    rows: Positions
-    layers: int
-    calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self, model: LoadedModel, steps: Sequence[BlockStep], positions: Positions) -> None:
+        self.inner, self.layers = model.runner, model.config.num_hidden_layers
+        self.calls: dict[str, list[Call]] = defaultdict(list)
+        self._steps, self._positions = steps, positions
 
     def run(
         self,
@@ -64,37 +68,41 @@ class CallRecorder:
         on_device: Collection[str] = (),  # noqa: ARG002  all is brought to the host and kept
         **arrays: Any,
     ) -> dict[str, Any]:
-        table = program.arguments
+        table, is_seen = program.arguments, program.kind not in ATTENTION_KINDS
         written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
-        given = self._kept(arrays)
+        given = self._kept(program, arrays) if is_seen else {}
         results = self.inner.run(program, bo_key=bo_key, outputs=written, copy=copy, **arrays)
-        self.calls[program.name].append(given | self._kept(results))
+        if is_seen:
+            self.calls[program.kind].append(given | self._kept(program, results))
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
         return {name: results[name] for name in wanted}
 
-    def _kept(self, arrays: Mapping[str, Any]) -> Call:
+    def _kept(self, program: Program, arrays: Mapping[str, Any]) -> Call:
+        index = len(self.calls[program.kind]) // self.layers
+        if program.kind not in BLOCK_KINDS or index >= len(self._steps):
+            return {name: array.copy() for name, array in arrays.items()}
+        step = self._steps[index]
+        inside = self._positions[(self._positions >= step.new_idx)
+                                 & (self._positions < step.new_idx + step.n_process)]  # fmt: skip
+        rows = inside - step.new_idx
         return {
-            name: array.copy() if array.ndim == 1 or name in (KEYS, VALUES) else array[self.rows]
+            name: array[: step.n_process].copy() if name in (KEYS, VALUES) else array[rows]
             for name, array in arrays.items()
-        }
+        } | {"rows": rows}
 
-    def of_layer(self, program: str, layer: int) -> list[Call]:
-        """The calls of `program` for a layer: they come for one layer after the other, whatever buffers they
-        are made on, and again so for the next token."""
-        return self.calls.get(program, [])[layer :: self.layers]
-
-    def rows_of(self, call: Call, argument: str) -> BF16Array:
-        """A row for each of `rows`, or the one row of a vector."""
-        array = call[argument]
-        if array.ndim == 1:
-            return array[None]
-        return array[self.rows] if argument in (KEYS, VALUES) else array
+    def of_layer(self, kind: str, layer: int) -> list[Call]:
+        """The calls of a kind of program for a layer: they come for one layer after the other, whatever
+        buffers they are made on, and again so for the next step."""
+        return self.calls.get(kind, [])[layer :: self.layers]
 
     def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
         return self.inner.unfilled(program, bo_key=bo_key)
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Any) -> None:
         self.inner.preload(program, bo_key=bo_key, **static)
+
+    def array(self, name: str, argument: Argument) -> Any:
+        return self.inner.array(name, argument)
 
     def record(self) -> None:
         """Every call is made by itself, and looked at."""
@@ -172,12 +180,14 @@ StepValues = dict[str, F32Array]
 @dataclass
 class Pass:
     """What prefill or decode computed at `positions`, one row for each, ascending. `of_rows`: whether its
-    products are of matrices, and not of a matrix and a vector."""
+    products are of matrices, and not of a matrix and a vector; `head_of_rows`: whether that of the LM head
+    is."""
 
     phase: str
     positions: Positions
     layers: list[StepValues]
     of_rows: bool
+    head_of_rows: bool = False
     head: StepValues = field(default_factory=dict)
 
 
@@ -185,15 +195,13 @@ def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     """Prefill `token_ids`, then the logits after the last one."""
     length = len(token_ids)
     positions = chosen(length)
-    recorder = CallRecorder(model.runner, positions, model.config.num_hidden_layers)
+    recorder = CallRecorder(model, model.blocks.plan(length, 0), positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length)
     rows = prefill(recorded, token_ids, cache)
-    found = Pass("prefill", positions, _layers(recorder, PREFILL, model), True)
-    for layer, values in enumerate(found.layers):
-        made = recorder.of_layer(PREFILL[BEFORE], layer)
-        values |= _keys_and_values([(made, length)]) | _cached(cache, layer, positions)
-    found.head = _head(recorded, recorder, rows[-1])
+    found = Pass("prefill", positions, _layers(recorder, BLOCKS, model), True)
+    _add_keys(found, recorder, [BLOCKS], cache)
+    _add_head(found, recorded, recorder, rows[-1])
     return found
 
 
@@ -201,60 +209,73 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     """Prefill `token_ids` but for the last few (DECODED), decode these; then the logits after the last."""
     length = len(token_ids)
     earlier = length - min(DECODED, length - 1)
-    recorder = CallRecorder(model.runner, chosen(earlier), model.config.num_hidden_layers)
+    positions, in_blocks = np.arange(earlier, length), model.blocks.decode == ROWS
+    steps = list(model.blocks.plan(earlier, 0))
+    if in_blocks:
+        steps += [step for past in positions for step in model.blocks.plan(1, int(past))]
+    recorder = CallRecorder(model, steps, positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length + UNUSED)
     prefill(recorded, token_ids[:earlier], cache)
     for token in token_ids[earlier:]:
         row = decode_step(recorded, token, cache)
-    found = Pass("decode", np.arange(earlier, length), _layers(recorder, DECODE, model), False)
-    for layer, values in enumerate(found.layers):
-        prompt, tokens = (recorder.of_layer(names[BEFORE], layer) for names in (PREFILL, DECODE))
-        made = _keys_and_values([(prompt, earlier), (tokens, 1)])
-        values |= made | _cached(cache, layer, found.positions)
-    found.head = _head(recorded, recorder, row)
+    found = Pass("decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks)
+    _add_keys(found, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache)
+    _add_head(found, recorded, recorder, row)
     return found
 
 
-PREFILL = {BEFORE: "rms_gemms_rope", AFTER: "o_ffn"}
-DECODE = {BEFORE: "rms_gemv_rope", AFTER: "o_gemv_ffn"}
+BLOCKS = {BEFORE: "rms_gemms_rope", AFTER: "o_ffn"}
+TOKEN = {BEFORE: "rms_gemv_rope", AFTER: "o_gemv_ffn"}
+"""Kinds of programs, of rows and of one token."""
+BLOCK_KINDS = frozenset(BLOCKS.values())
+ATTENTION_KINDS = frozenset({"flash_attn", "cached_attn"})
+"""What attention gives is what the next program is given."""
 
 
-def _layers(recorder: CallRecorder, programs: Mapping[str, str], model: LoadedModel) -> list[StepValues]:
+def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel) -> list[StepValues]:
     """The steps' values in each layer, from the calls of its two programs."""
     layers: list[StepValues] = [{} for _ in range(recorder.layers)]
     for step in layer_steps(model.config.shape):
         if not step.source:
             continue
         for layer, values in enumerate(layers):
-            calls = recorder.of_layer(programs[step.source.part], layer)
+            calls = recorder.of_layer(kinds[step.source.part], layer)
             if calls:
-                values[step.name] = _rows([recorder.rows_of(call, step.source.argument) for call in calls])
+                values[step.name] = _rows([_of(call, step.source.argument) for call in calls])
     return layers
 
 
-def _keys_and_values(made: Iterable[tuple[Sequence[Call], int]]) -> StepValues:
-    """Those of every position, from calls in the order of positions, each with so many rows that are real."""
-    calls = [(call, count) for several, count in made for call in several]
-    if not calls:
-        return {}
-    return {
-        step: _rows([np.atleast_2d(call[argument])[:count] for call, count in calls])
-        for step, argument in (("keys", KEYS), ("values", VALUES))
-    }
+def _of(call: Call, argument: str) -> BF16Array:
+    """A row for each position that is compared, or the one row of a vector."""
+    array: BF16Array = call[argument]
+    if array.ndim == 1:
+        return np.atleast_2d(array)
+    rows: BF16Array = array[call["rows"]] if argument in (KEYS, VALUES) else array
+    return rows
 
 
-def _cached(cache: KVCache, layer: int, positions: Positions) -> StepValues:
-    """What the cache holds at `positions`."""
-    held = (array[:, positions].transpose(1, 0, 2) for array in cache.layers[layer])
-    return {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), held, strict=True)}
+def _add_keys(
+    found: Pass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
+) -> None:
+    """Keys and values of every position, from calls in the order of positions, and what the cache holds at
+    those that are compared."""
+    for layer, values in enumerate(found.layers):
+        calls = [call for each in kinds for call in recorder.of_layer(each[BEFORE], layer)]
+        for step, argument in (("keys", KEYS), ("values", VALUES)):
+            if calls:
+                values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
+        held = (array[:, found.positions].transpose(1, 0, 2) for array in cache.layers[layer])
+        values |= {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), held, strict=True)}
 
 
-def _head(recorded: LoadedModel, recorder: CallRecorder, row: BF16Array) -> StepValues:
-    logits = next_token_logits(recorded, row)
-    calls = recorder.calls.get("lm_head_gemv", [])
-    normed = {"final_norm": _rows([calls[-1]["x"][None]])} if calls else {}
-    return {**normed, "logits": logits[None]}
+def _add_head(found: Pass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array) -> None:
+    """The logits after `row`, and what the LM head is given for them."""
+    found.head = {"logits": next_token_logits(recorded, row)[None]}
+    calls = [call for kind in HEADS for call in recorder.calls.get(kind, [])]
+    if calls:
+        found.head["final_norm"] = _rows([np.atleast_2d(calls[-1]["x"])[:1]])
+        found.head_of_rows = calls[-1]["x"].ndim == 2
 
 
 def _rows(arrays: Sequence[BF16Array]) -> F32Array:

@@ -18,7 +18,7 @@ import numpy as np
 
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError, UserError
-from aerie.engine.footprint import footprint, require
+from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import size
@@ -143,12 +143,12 @@ def reference_bytes(config: ModelConfig, *parameter_bytes: int) -> int:
     return WORKING_BYTES + sum(parameter_bytes) * parameters
 
 
-def check_memory_beside(config: ModelConfig, seq_len: int, copies: int) -> None:
+def check_memory_beside(config: ModelConfig, needs: Needs, copies: int) -> None:
     """Raises TooLittleMemoryError where a session with its references, in bf16 and float32, takes too much.
 
-    Arguments as of llama32_1b.footprint.footprint.
+    Arguments as of engine.footprint.footprint.
     """
-    ours, theirs = footprint(config, seq_len, copies), reference_bytes(config, 2, 4)
+    ours, theirs = footprint(config, needs, copies), reference_bytes(config, 2, 4)
     parts = f" (ours {size(ours.total)}, that of transformers in bf16 and float32 {size(theirs)})"
     needed = ours.total + theirs
     require(needed, "the model beside its reference", ["take a smaller model"], parts, ours.held)

@@ -59,7 +59,7 @@ class Step:
     after it would read, were it not there. source: where our value is; None
     where it is no argument of a program. hook: where transformers' value is seen in its own run; None where
     no module has it, and `compute` makes it again. same_as: the step that has the same value in that run.
-    product: the path of the module in the layer where the step is a matrix product, else empty.
+    product: the path of the module where the step is a matrix product, else empty.
     """
 
     name: str
@@ -201,7 +201,7 @@ HEAD_STEPS = (
     ),
     Step(
         "logits", "LM head: a score for each token of the vocabulary",
-        _module("lm_head"), ("final_norm",), hook=("lm_head", "out"),
+        _module("lm_head"), ("final_norm",), hook=("lm_head", "out"), product="lm_head",
     ),
 )  # fmt: skip
 """After the layers, for the last position only. Ours are what lm_head_gemv is given, and what it gives."""

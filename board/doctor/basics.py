@@ -14,7 +14,7 @@ from aerie.board.doctor.machine import Finding, Machine, Status
 from aerie.engine.compiling import choose_seq_len
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import UserError
-from aerie.engine.footprint import footprint
+from aerie.engine.footprint import ANSWER_TOKENS, Needs, footprint
 from aerie.engine.weights import Weights
 from aerie.llama32_1b.cache_command import parts, told
 from aerie.llama32_1b.find import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
@@ -175,7 +175,8 @@ def _folder(model: str) -> Path | None:
 
 def _fits(machine: Machine, config: ModelConfig) -> Finding:
     seq_len = choose_seq_len(config, None)
-    needed, available = footprint(config, seq_len), available_bytes(machine.root)
+    needs = Needs(seq_len, (), seq_len + ANSWER_TOKENS)
+    needed, available = footprint(config, needs), available_bytes(machine.root)
     layers = config.num_hidden_layers
     found = (
         f"{machine.model}, {layers} layers, {size(needed.total)} of memory for prompts of {seq_len} tokens"

@@ -28,7 +28,7 @@ def test_the_files_shown_are_the_files() -> None:
 
 
 def test_the_rows_shown_are_in_their_files() -> None:
-    rows = [body.strip("\n") for language, path, body in blocks(PAGE) if language == "python" and not path]
+    rows = [body.strip("\n") for language, path, body in blocks(PAGE) if language == "text" and not path]
     places = ("tests/llama32_1b/test_families.py", "llama32_1b/synthetic/shape.py")
     assert len(rows) == len(places)
     for row, place in zip(rows, places, strict=True):

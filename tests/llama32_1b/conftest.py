@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.model import LoadedModel, assemble, preload
 from aerie.multi_launch_builder import Program
@@ -29,7 +30,7 @@ NumpyRunner = load_helper("numpy_runner").NumpyRunner
 def argument_tables(shape, seq_len):
     """The programs' tables without their MLIR text, which the numpy runner does not read."""
     plans = plan_programs(shape, seq_len)
-    return {name: Program(name, "", plan.arguments, (), ()) for name, plan in plans.items()}
+    return {name: Program(name, "", plan.arguments, (), ()).of(plan) for name, plan in plans.items()}
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +84,7 @@ def numpy_model():
     def make(folder, seq_len=64) -> LoadedModel:
         checkpoint = open_checkpoint(folder)
         programs = argument_tables(checkpoint.config.shape, seq_len)
-        model = assemble(checkpoint, programs, NumpyRunner(checkpoint.config), seq_len)
+        model = assemble(checkpoint, programs, NumpyRunner(checkpoint.config), Blocks(seq_len))
         list(preload(model, checkpoint.weights))
         return model
 

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 
 from aerie.engine import tensors as tensors_module
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import compile_into, open_cache
+from aerie.engine.compiling import compile_into
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import assemble, preload
 from aerie.engine.native import native_attention
+from aerie.engine.programs import Places
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.multi_launch_builder import build_programs
-from aerie.runtime import Profiler, select_backend
+from aerie.runtime import KernelCache, Profiler, select_backend
 
 SAME_BITS = {
     "one thread": {"VNPU_THREADS": "1"},
@@ -71,9 +73,10 @@ class Case:
         """The model on compiled programs, without its weights."""
         programs, config, report = self.programs(seq_len), self.checkpoint.config, Reporter()
         backend = select_backend("virtual")
-        with open_cache(self.cache, backend, programs, config, Profiler(), report) as cache:
-            compile_into(cache, programs, report)
-            yield assemble(self.checkpoint, programs, cache, seq_len)
+        shared = Places(programs.values(), config.num_hidden_layers)
+        with KernelCache(self.cache, backend, Profiler(), report.note, shared) as cache:
+            compile_into(cache, [*programs.values()], report)
+            yield assemble(self.checkpoint, programs, cache, Blocks(seq_len))
 
     def run(self, seq_len, **variables):
         with environment(variables), self.not_loaded(seq_len) as model:

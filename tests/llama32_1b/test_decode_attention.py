@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from aerie.engine import native
-from aerie.engine.attention import CacheAttention, causal, reference_attention
+from aerie.engine.attention import CacheAttention, reference_attention
 from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.kv import causal
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
 from aerie.engine.numerics import bf16
 from aerie.llama32_1b.cli import main

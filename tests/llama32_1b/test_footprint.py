@@ -5,19 +5,23 @@ import math
 import os
 import subprocess
 import sys
+import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from aerie.engine import footprint as module
+from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import load_config
 from aerie.engine.errors import TooLittleMemoryError
-from aerie.engine.footprint import check_memory, footprint, require
+from aerie.engine.footprint import Needs, check_memory, footprint, require
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.cli import default_cache_dir, main
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
+from aerie.runtime import select_backend
 from aerie.verify import __main__ as verify_cli
 from aerie.verify.reference import reference_bytes
 
@@ -36,6 +40,18 @@ def have(monkeypatch):
     return have
 
 
+def whole(seq_len):
+    """A session for prompts of so many tokens."""
+    return Needs(seq_len, (), seq_len + 128)
+
+
+def asked(seq_len=None, copies=1, **options):
+    """The options of one."""
+    backend = select_backend("virtual")
+    backend = replace(backend, access=types.SimpleNamespace(copies=copies))
+    return RuntimeOptions(seq_len, backend, Path("unused"), **options)
+
+
 PADDING = (129024 - 128256) * 2048 * 2
 """Bytes of the rows that make the vocabulary eight whole partitions."""
 
@@ -43,20 +59,20 @@ PADDING = (129024 - 128256) * 2048 * 2
 def test_full_size():
     """One copy of every weight; nothing of it depends on how many layers share the activations."""
     config = LLAMA_3_2_1B
-    needed = footprint(config, 2048)
+    needed = footprint(config, whole(2048))
     assert needed.weights == pytest.approx(2_471_628_800 + PADDING, rel=0.001)
     assert needed.kv_cache == 16 * (2048 + 128) * 2 * 512 * 2
-    fewer = footprint(replace(config, num_hidden_layers=1), 2048)
+    fewer = footprint(replace(config, num_hidden_layers=1), whole(2048))
     assert fewer.activations == pytest.approx(needed.activations, rel=0.1)
-    assert footprint(config, 512).activations < 0.3 * needed.activations
+    assert footprint(config, whole(512)).activations < 0.3 * needed.activations
     assert needed.total < 1.25 * 2_471_628_800
 
 
 def test_without_sharing_and_in_strict_memory(monkeypatch):
-    shared = footprint(LLAMA_3_2_1B, 2048)
-    assert footprint(LLAMA_3_2_1B, 2048, copies=2).weights == 2 * shared.weights
+    shared = footprint(LLAMA_3_2_1B, whole(2048))
+    assert footprint(LLAMA_3_2_1B, whole(2048), copies=2).weights == 2 * shared.weights
     monkeypatch.setenv("AERIE_PLAIN", "buffers")
-    apart = footprint(LLAMA_3_2_1B, 2048)
+    apart = footprint(LLAMA_3_2_1B, whole(2048))
     assert apart.weights > 1.7 * shared.weights
     assert apart.activations > 10 * shared.activations
 
@@ -66,7 +82,7 @@ import json, re, sys
 from pathlib import Path
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.footprint import footprint
+from aerie.engine.footprint import footprint, needs_of
 from aerie.engine.forward import decode_step
 from aerie.engine.forward import next_token_logits
 from aerie.engine.forward import prefill
@@ -75,14 +91,16 @@ from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
 backend = select_backend("virtual")
-model = prepare_runtime(checkpoint, RuntimeOptions(None, backend, cache), Reporter()).model
-kept = model.new_cache(model.longest_prompt + 4)
-row = prefill(model, [7] * model.longest_prompt, kept)[-1]
+longest = min(checkpoint.config.context, 2048)
+options = RuntimeOptions(None, backend, cache, prompt_tokens=longest - 4)
+model = prepare_runtime(checkpoint, options, Reporter()).model
+kept = model.new_cache(longest)
+row = prefill(model, [7] * (longest - 4), kept, last_only=True)[-1]
 for token in range(4):
     next_token_logits(model, row)
     row = decode_step(model, token, kept)
 peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
-needed = footprint(model.config, model.seq_len, backend.access.copies)
+needed = footprint(model.config, needs_of(model.config, options), backend.access.copies)
 print(json.dumps([int(peak) * 1024, needed.total, needed.activations]))
 """
 
@@ -120,25 +138,25 @@ def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
 
 def test_enough_memory_is_no_error(have):
     config = load_config(DEMO_FOLDER)
-    for available in (footprint(config, 128).total, 1 << 50, None):
+    for available in (footprint(config, whole(128)).total, 1 << 50, None):
         have(available)
-        check_memory(config, 128)
+        check_memory(config, asked(128))
 
 
 def test_what_the_process_has_already_is_not_wanted_again(have):
     """The interpreter with its libraries, but not what else a process may hold."""
-    needed = footprint(LLAMA_3_2_1B, 2048)
+    needed = footprint(LLAMA_3_2_1B, whole(2048))
     have(needed.total - 60 * MIB, 60 * MIB)
-    check_memory(LLAMA_3_2_1B, 2048)
+    check_memory(LLAMA_3_2_1B, asked(2048))
     have(needed.total - needed.working - MIB, 9 << 30)
     with pytest.raises(TooLittleMemoryError, match="compile for at most 1024 tokens"):
-        check_memory(LLAMA_3_2_1B, 2048)
+        check_memory(LLAMA_3_2_1B, asked(2048))
 
 
 def test_too_little_memory_is_told_with_what_to_reduce(have):
     have(2800 * MIB)
     with pytest.raises(TooLittleMemoryError) as refused:
-        check_memory(LLAMA_3_2_1B, 8192)
+        check_memory(LLAMA_3_2_1B, asked(8192))
     said = str(refused.value)
     assert said.startswith(f"{OURS} 8192 tokens takes about 3.5 GiB of memory (weights 2.3 GiB, activations ")
     assert "KV cache 260 MiB, all else 253 MiB) and 2.7 GiB are available, so the system would end it" in said
@@ -148,27 +166,36 @@ def test_too_little_memory_is_told_with_what_to_reduce(have):
     )
 
 
-def test_a_session_gives_its_memory_to_the_longer_one_that_takes_its_place(have):
-    """What it holds is there again once it is closed; and a shorter length would not hold the prompt."""
-    needed, before = footprint(LLAMA_3_2_1B, 4096), footprint(LLAMA_3_2_1B, 2048).total
-    have(needed.total - before + MIB, before)
-    check_memory(LLAMA_3_2_1B, 4096, prompt_tokens=3000, replaced=2048)
-    have(needed.total - before - MIB, before)
+def test_variants_that_do_not_fit_are_told_with_the_largest_set_that_does(have):
+    have(2950 * MIB)
+    chosen = asked(variants="8,2048x2048,8192", prompt_tokens=100)
+    with pytest.raises(TooLittleMemoryError) as refused:
+        check_memory(LLAMA_3_2_1B, chosen)
+    said = str(refused.value)
+    assert said.startswith("the model with 8192 positions takes about ")
+    assert "take --variants '8x2048 2048x2048' (VARIANTS), take a smaller model" in said
+    check_memory(LLAMA_3_2_1B, replace(chosen, variants="8x2048 2048x2048"))
+
+
+def test_what_a_default_set_takes_is_what_its_prompt_takes(have):
+    """Programs that no prompt has asked for take nothing."""
+    have(2750 * MIB)
+    check_memory(LLAMA_3_2_1B, asked(prompt_tokens=100))
     with pytest.raises(TooLittleMemoryError, match="on the way: shorten the prompt, take a smaller model"):
-        check_memory(LLAMA_3_2_1B, 4096, prompt_tokens=3000, replaced=2048)
+        check_memory(LLAMA_3_2_1B, asked(prompt_tokens=8000))
 
 
 def test_no_advice_that_does_not_help(have):
     have(100 * MIB)
     with pytest.raises(TooLittleMemoryError, match=r"on the way: take a smaller model, end other programs"):
-        check_memory(LLAMA_3_2_1B, 2048)
+        check_memory(LLAMA_3_2_1B, asked(2048))
 
 
 def test_what_makes_buffers_large_is_named(have, monkeypatch):
     have(3 << 30)
     monkeypatch.setenv("AERIE_PLAIN", "buffers")
     with pytest.raises(TooLittleMemoryError, match="unset AERIE_PLAIN, unset VNPU_STRICT, take a sm"):
-        check_memory(LLAMA_3_2_1B, 2048, copies=2)
+        check_memory(LLAMA_3_2_1B, asked(2048, copies=2))
 
 
 def test_the_check_can_be_turned_off(have, monkeypatch):
@@ -192,7 +219,7 @@ def test_every_command_that_loads_refuses_at_once(command, have, tmp_path, capsy
     assert main([*command, "--backend", "virtual", "--cache-dir", str(cache)]) == 2
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
-    assert line.startswith(f"error: {OURS} 128 tokens takes about ")
+    assert line.startswith("error: the model with 512 positions takes about ")
     assert captured.out == ""
     assert not cache.exists()
 
@@ -202,7 +229,7 @@ def test_verifying_counts_the_reference(command, have, tmp_path, capsys):
     config = load_config(DEMO_FOLDER)
     parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
     assert reference_bytes(config, 2, 4) - reference_bytes(config, 2) == 4 * parameters
-    have(footprint(config, 128).total + 50 * MIB)
+    have(footprint(config, whole(128)).total + 50 * MIB)
     cache = tmp_path / "cache"
     arguments = [*command, "--backend", "virtual", "--cache-dir", str(cache), "--out", str(tmp_path / "out")]
     assert verify_cli.main(arguments) == 2
@@ -242,6 +269,8 @@ def test_a_defect_is_no_lack_of_memory(monkeypatch):
 def test_a_compilation_needs_no_room_for_the_model(have, monkeypatch, tmp_path):
     have(50 * MIB)
     compiled = []
-    monkeypatch.setattr("aerie.llama32_1b.commands.compile_programs", lambda *given: compiled.append(given))
+    monkeypatch.setattr(
+        "aerie.llama32_1b.commands.compile_programs", lambda *given, **_: compiled.append(given)
+    )
     assert main(["compile", "--backend", "virtual", "--cache-dir", str(tmp_path)]) == 0
     assert compiled

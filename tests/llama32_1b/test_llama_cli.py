@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aerie.engine.blocks import Blocks
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError, own_command
 from aerie.engine.generate import Generation
@@ -27,6 +28,7 @@ from aerie.engine.weights import FINAL_NORM
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
 from aerie.llama32_1b.find import DEMO_FOLDER, find_checkpoint
+from aerie.multi_launch_builder import legal_seq_len
 from aerie.runtime import Profiler
 
 
@@ -47,11 +49,15 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
         prepared.append(options)
         report.note("prepared")
         config = checkpoint.config
-        seq_len = options.length(config)
+        seq_len = options.seq_len or legal_seq_len(max(128, options.prompt_tokens))
         cache = NumpyCache()
         runner = numpy_runner_class(config)
         model = assemble(
-            checkpoint, programs_without_text(config.shape, seq_len), runner, seq_len, cache.profiler.span
+            checkpoint,
+            programs_without_text(config.shape, seq_len),
+            runner,
+            Blocks(seq_len),
+            cache.profiler.span,
         )
         list(preload(model, checkpoint.weights))
         return Session(model, checkpoint.tokenizer, cache, report.note)
@@ -654,7 +660,7 @@ def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):
         if path.name != "config.json":
             path.unlink()
     compiled = []
-    monkeypatch.setattr(commands, "compile_programs", lambda *given: compiled.append(given))
+    monkeypatch.setattr(commands, "compile_programs", lambda *given, **_: compiled.append(given))
     assert main(["compile", "--model", str(damaged), "--seq-len", "64"]) == 0
     assert compiled[0][0] == load_config(damaged)
     assert compiled[0][1].seq_len == 64

@@ -32,14 +32,16 @@ def compile_npu(tools, tmp_path, capsys):
     return run
 
 
-def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path):
-    code, said = compile_npu()
+@pytest.mark.parametrize("flags", [("--seq-len", "128"), ("--variants", "8x512")], ids=lambda flags: flags[0])
+def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path, flags):
+    """The six; or three of the variant and three of decode."""
+    code, said = compile_npu(*flags)
     assert code == 0
     assert "backend npu: asked for, to compile only" in said
     assert "programs: 6 compiled, 0 from the cache" in said
     assert len(tools.calls("aircc")) == 6
     assert len(list((tmp_path / "cache" / "npu").glob("*.elf"))) == 6
-    assert "programs: 0 compiled, 6 from the cache" in compile_npu()[1]
+    assert "programs: 0 compiled, 6 from the cache" in compile_npu(*flags)[1]
     assert len(tools.calls("aircc")) == 6
 
 

@@ -7,10 +7,10 @@ head's partitions. That the programs compute what their argument tables say is t
 import numpy as np
 import pytest
 
-from aerie.engine.attention import KVCache
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import Generation
+from aerie.engine.kv import KVCache, OnHost
 from aerie.engine.numerics import bf16, rms_norm, widen
 from aerie.engine.sampler import Sampler
 
@@ -194,17 +194,18 @@ def test_prompts_that_cannot_be_run(numpy_model, make_checkpoint, prompt, error,
     assert model.runner.calls == []
 
 
-def test_prefill_needs_an_empty_cache(numpy_model, make_checkpoint):
+def test_prefill_goes_on_from_what_the_cache_holds(numpy_model, make_checkpoint):
     model = numpy_model(make_checkpoint())
     cache = model.new_cache(32)
     prefill(model, [1, 2], cache)
-    with pytest.raises(ValueError, match="prefill starts at position 0, and the cache holds 2 positions"):
-        prefill(model, [1, 2], cache)
+    rows = prefill(model, [3, 4], cache)
+    np.testing.assert_array_equal(rows, prefill(model, [1, 2, 3, 4], model.new_cache(32))[2:])
+    assert cache.token_ids == [1, 2, 3, 4]
 
 
 def test_cache_layout_and_limit(numpy_model, make_checkpoint):
     config = numpy_model(make_checkpoint()).config
-    cache = KVCache(config, 8)
+    cache = KVCache(OnHost(config), 8)
     rows = np.arange(3 * 128).reshape(3, 128).astype(bf16)
     cache.write(1, 4, rows, -rows)
     keys, values = cache.layers[1]

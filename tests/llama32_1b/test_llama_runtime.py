@@ -50,7 +50,7 @@ def config(make_checkpoint, monkeypatch, programs_without_text):
 
 def test_compiling_is_told_in_lines_where_there_is_no_terminal(config):
     report, written = reporter(terminal=False)
-    programs, _ = compile_programs(config, VIRTUAL, report)
+    programs = compile_programs(config, VIRTUAL, report).by_name
     first, second = list(programs)[:2]
     lines = written.getvalue().splitlines()
     assert lines[:5] == [
@@ -75,10 +75,10 @@ def test_compiling_moves_a_bar_on_a_terminal(config):
 
 
 def test_work_is_declared(config):
-    programs, cache = compile_programs(config, VIRTUAL, reporter(False)[0])
-    for program in programs.values():
-        cache.profiler.record(program.name, 0.0, 1.0, 0.0)
-        assert cache.profiler.programs[program.name].flops == program_flops(program) > 0
+    made = compile_programs(config, VIRTUAL, reporter(False)[0])
+    for program in made.by_name.values():
+        made.cache.profiler.record(program.name, 0.0, 1.0, 0.0)
+        assert made.cache.profiler.programs[program.name].flops == program_flops(program) > 0
 
 
 def test_flops(config, programs_without_text):

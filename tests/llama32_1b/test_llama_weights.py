@@ -19,7 +19,7 @@ from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
 from aerie.engine.family import LAYER_TENSORS
 from aerie.engine.model import _lm_head_statics
-from aerie.engine.programs import DECODE_PROGRAMS, LAYER_PROGRAMS, PREFILL_PROGRAMS, sharing
+from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, Places, has_layer_weights
 from aerie.engine.weights import EMBED, Weights, expected_shapes
 from aerie.kernel_builder.arguments import Role
 
@@ -307,7 +307,7 @@ def test_names_of_a_layer_are_those_of_the_programs(make_checkpoint, programs_wi
         weights = [
             argument
             for name in pair
-            if name in LAYER_PROGRAMS
+            if has_layer_weights(programs[name])
             for argument in programs[name].arguments
             if argument.role is Role.WEIGHT
         ]
@@ -319,7 +319,7 @@ def test_prefill_and_decode_share_a_layers_weights_and_nothing_else(make_checkpo
     """Each under one name in one layer."""
     config = load_config(make_checkpoint())
     places = {"prefill": {}, "decode": {}}
-    for (bo_key, argument), place in sharing(programs_without_text(config.shape, 64), 2).items():
+    for (bo_key, argument), place in Places(programs_without_text(config.shape, 64).values(), 2).items():
         stage = "decode" if "gemv" in bo_key else "prefill"
         places[stage].setdefault(place, set()).add((bo_key.rpartition("_L")[2], argument))
     shared = places["prefill"].keys() & places["decode"].keys()

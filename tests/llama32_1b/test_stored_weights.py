@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.engine import session
 from aerie.engine import tensors as tensors_module
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
@@ -198,7 +199,7 @@ def test_the_note_comes_once_the_weights_are_loaded(
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     programs = programs_without_text(config.shape, 64)
-    model = assemble(checkpoint, programs, numpy_runner_class(config), 64)
+    model = assemble(checkpoint, programs, numpy_runner_class(config), Blocks(64))
     session._preload(model, checkpoint, Reporter())
     first, *more = capsys.readouterr().err.splitlines()
     assert first.startswith("weights: 2 layers loaded")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.compiling import RuntimeOptions, choose_seq_len
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
@@ -31,19 +32,27 @@ def _checkpoints_module():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True).
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, blocks=None).
 
-    A session on the virtual NPU. `config` replaces the checkpoint's; `rounding` is how its cores start out,
-    `told` whether kernels without a C++ function of their own tell them otherwise.
+    A session on the virtual NPU, on the six programs; `blocks`: variants, on which it decodes too. `config`
+    replaces the checkpoint's; `rounding` is how its cores start out, `told` whether kernels without a C++
+    function of their own tell them otherwise.
     """
 
-    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True):
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, blocks=None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_ROUNDING", rounding)
             if not told:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
                 patch.setattr(cached, "kept_programs", lambda: None)  # nor find the true ones
-            options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
+            length = None if blocks else choose_seq_len(checkpoint.config, seq_len)
+            options = RuntimeOptions(
+                length,
+                select_backend("virtual"),
+                default_cache_dir(),
+                variants=blocks,
+                decode=ROWS if blocks else GUIDE,
+            )
             return prepare_runtime(
                 replace(checkpoint, config=config or checkpoint.config), options, Reporter()
             )
@@ -71,3 +80,9 @@ def demo_session(open_session, demo_checkpoint):
 @pytest.fixture(scope="session")
 def demo_reference():
     return Reference.open(DEMO_FOLDER)
+
+
+@pytest.fixture(scope="session")
+def blocks_session(open_session, demo_checkpoint):
+    """The demo in blocks of 8 and 32 rows, in decode too."""
+    return open_session(demo_checkpoint, blocks="8,32x512")

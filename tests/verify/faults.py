@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.attention import KVCache, causal, reference_attention
+from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.generate import Generation
+from aerie.engine.kv import KVCache, causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen
 from aerie.engine.session import Session
@@ -365,7 +366,7 @@ class ScaledInDecode(KVCache):
 def cache_fault(cache_class):
     class Faulty(LoadedModel):
         def new_cache(self, positions):
-            return cache_class(self.config, positions + 1)
+            return cache_class(self.home, positions + 1)
 
     def inject(healthy):
         session = healthy.with_runner(Passing)
@@ -478,3 +479,63 @@ FAULTS = (
 
 SUBTLE = [fault for fault in FAULTS if "%" in fault.name]
 """Those that move an answer, and its logits, less than rounding does: steps show them."""
+
+
+# In blocks of rows: what is given to their programs, beside activations.
+
+
+def of_kind(kind, change):
+    """`change` for the programs of this kind, of whatever rows and context."""
+
+    def chosen(bo_key, arrays):
+        return {**arrays, **change(arrays)} if bo_key.startswith(f"{kind}_ar") else arrays
+
+    return lambda healthy: healthy.with_runner(Giving, chosen)
+
+
+def mask_moved(by):
+    """Each row that sees anything sees so many positions more, or fewer."""
+
+    def change(arrays):
+        seen = np.unpackbits(arrays["mask"].view(np.uint8), axis=1, bitorder="little")
+        counts = seen.sum(axis=1).astype(int)
+        moved = np.where(counts > 0, np.maximum(counts + by, 1), 0)
+        bits = (np.arange(seen.shape[1]) < moved[:, None]).astype(np.uint8)
+        return {"mask": np.packbits(bits, axis=1, bitorder="little").view(np.int32)}
+
+    return change
+
+
+def others_cache(arrays):
+    """Keys as a cache of another variant would have them, where nothing was written."""
+    return {"keys": np.zeros_like(arrays["keys"])}
+
+
+class RowBefore(Passing):
+    """The LM head is given the row that it was given the time before."""
+
+    before = None
+
+    def run(self, program, /, **rest):
+        if program.kind == "lm_head":
+            now = rest["x"].copy()
+            rest["x"], self.before = (now if self.before is None else self.before), now
+        return super().run(program, **rest)
+
+
+BLOCK_FAULTS = (
+    Fault("off by one past", of_kind("cached_attn", mask_moved(-1)), "layer 0, step attention"),
+    Fault("mask moved too far", of_kind("cached_attn", mask_moved(1)), "layer 0, step attention"),
+    Fault(
+        "stale rows beyond the valid length",
+        of_kind("cached_attn", mask_moved(40)),
+        "layer 0, step attention",
+    ),
+    Fault(
+        "wrong RoPE offset",
+        of_kind("rms_gemms_rope", lambda arrays: {"rope_rows": np.roll(arrays["rope_rows"], 1, axis=0)}),
+        "layer 0, step rope_q",
+    ),
+    Fault("another variant's KV", of_kind("cached_attn", others_cache), "layer 0, step cache_k"),
+)
+"""Those that only programs with a past can have."""

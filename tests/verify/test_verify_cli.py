@@ -37,8 +37,10 @@ def test_the_demo_passes(gate):
     assert out[-1] == "[verify] PASS"
     assert [line for line in out if line.startswith("chat turn")]
     assert [line for line in out if line.startswith("long ")]
-    ladders = [line.split()[-3:] for line in out if line.startswith(("the model ", "random weights "))]
-    assert [(verdict, int(used.strip("%")) < 70) for _, used, verdict in ladders] == [("ok", True)] * 4
+    ladders = [
+        line.split()[-3:] for line in out if line.startswith(("the model ", "in blocks ", "random weights "))
+    ]
+    assert [(verdict, int(used.strip("%")) < 70) for _, used, verdict in ladders] == [("ok", True)] * 6
     assert "virtual: long, " in "\n".join(err)
     path = folder / "verify-demo-virtual-exact.json"
     assert err[-1] == f"record: {path}"
@@ -46,6 +48,7 @@ def test_the_demo_passes(gate):
     assert record["verdict"] == "PASS"
     assert [(one["model"], one["tokens"], len(one["steps"])) for one in record["ladders"]] == [
         ("the model", 128, 220),
+        ("in blocks", 128, 220),
         ("random weights", 128, 76),
     ]
     assert "own" in record["ladders"][0]["steps"][0]

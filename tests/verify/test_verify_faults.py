@@ -5,7 +5,7 @@ The prompts are those of `make verify`: two, with all their steps, and one that 
 
 import numpy as np
 import pytest
-from faults import FAULTS, SUBTLE, Healthy
+from faults import BLOCK_FAULTS, FAULTS, SUBTLE, Healthy, RowBefore
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -69,6 +69,27 @@ def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
     ladder = try_ladder("random", fault.inject(healthy), reference, prompt)
     assert str(ladder.failures[0]).startswith(f"ladder, random: {fault.place}: ")
     assert max(row.used for row in ladder.rows if row.place == fault.place) > 2
+
+
+@pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_of_blocks_fails_the_ladder(fault, blocks_session, demo_checkpoint, demo_reference, prompts):
+    faulty = fault.inject(Healthy(blocks_session, demo_checkpoint, None))
+    ladder = try_ladder("in blocks", faulty, demo_reference, prompts[1].token_ids)
+    assert str(ladder.failures[0]).startswith(f"ladder, in blocks: {fault.place}: ")
+
+
+def test_an_lm_head_of_the_wrong_row_fails_the_gate(blocks_session, demo_checkpoint, demo_reference, prompts):
+    faulty = Healthy(blocks_session, demo_checkpoint, None).with_runner(RowBefore)
+    assert verify(blocks_session, demo_reference, prompts[1:]).failures == []
+    assert "place of our token" in str(verify(faulty, demo_reference, prompts[1:]).failures)
+
+
+def test_blocks_pass_in_several_steps(blocks_session, demo_reference, prompts):
+    ids = prompts[1].token_ids
+    assert len(blocks_session.model.blocks.plan(len(ids), 0)) > 2
+    ladder = try_ladder("in blocks", blocks_session, demo_reference, ids)
+    assert ladder.failures == []
+    assert max(row.used for row in ladder.rows) < 0.7
 
 
 def test_random_weights_pass_with_margin(random_model):

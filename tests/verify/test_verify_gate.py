@@ -7,15 +7,21 @@ import numpy as np
 import pytest
 from faults import Passing
 
+from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
-from aerie.runtime import RunError
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.runtime import RunError, select_backend
 from aerie.verify.gate import STEPS, steps_of, verify
 from aerie.verify.identity import Case, Identity, compare, identities
 from aerie.verify.prompts import Prompt, choose_prompts
 from aerie.verify.rules import EXACT, bounds_of, numerics_of
 from aerie.verify.subject import Subject
 from aerie.virtual_npu import knobs
+
+OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 
 @pytest.fixture(scope="module")
@@ -183,19 +189,35 @@ def test_numerics_choose_the_bounds(demo_session):
 # Bit identity
 
 
-def test_all_ways_give_the_same_bits(demo_session, open_session, demo_checkpoint, prompts, monkeypatch):
+def test_all_ways_give_the_same_bits(demo_session, demo_checkpoint, prompts, monkeypatch):
     monkeypatch.setenv("VNPU_THREADS", "2")
     case = Case.take(demo_session, prompts[0])
     opened = []
 
-    def reopen(seq_len):
-        opened.append((seq_len, knobs.threads()))
-        return open_session(demo_checkpoint, seq_len)
+    def reopen(options):
+        opened.append((options.seq_len, options.variants, knobs.threads()))
+        return prepare_runtime(demo_checkpoint, options, Reporter())
 
-    found = list(identities(demo_session, case, reopen))
-    assert [(identity.differing, identity.skipped) for identity in found] == [(0, "")] * 5
+    found = list(identities(demo_session, case, OPTIONS, reopen))
+    assert [(one.name, one.differing, one.skipped, one.broken) for one in found] == [
+        (one.name, 0, "", "") for one in found
+    ]
+    assert len(found) == 9
     assert all(identity.compared > 10000 for identity in found)
-    assert opened == [(64, 2), (demo_session.model.seq_len, 1)]
+    whole, blocks = demo_session.model.seq_len, "8,32x512"
+    assert opened == [(64, None, 2), (whole, None, 1), (None, blocks, 2), (None, blocks, 1)]
+
+
+def test_blocks_that_take_one_step_are_no_blocks(demo_session, demo_checkpoint, prompts):
+    """Programs of the whole prompt, in place of blocks."""
+    case = Case.take(demo_session, prompts[0])
+    found = list(identities(demo_session, case, OPTIONS, lambda _: replace(demo_session, cache=Unclosed())))
+    assert found[4].failure.what == "took 1 steps, and 2 or more are meant"
+
+
+class Unclosed:
+    def close(self):
+        """It is used further."""
 
 
 def test_a_chat_that_grows_too_long_ends_there(open_session, demo_checkpoint):
@@ -216,28 +238,10 @@ def test_other_shapes_differ_everywhere():
     assert compare("lengths", [np.zeros(3)], [np.zeros(5)]).differing == 5
 
 
-def test_a_session_that_looks_at_padding_is_found(demo_session, prompts):
-    class Peeking(Passing):
-        """Attention of each row sees a bit of the last one, which is padding."""
-
-        def run(self, program, /, **rest):
-            results = super().run(program, **rest)
-            if program.name != "flash_attn":
-                return results
-            return {"attn_out": results["attn_out"] + results["attn_out"][-1:]}
-
-    peeking = with_runner(demo_session, Peeking)
-    case = Case.take(peeking, prompts[0])
-    first_two = itertools.islice(identities(peeking, case, reopen=None), 2)
-    found = {identity.name: identity.differing for identity in first_two}
-    assert found["after other prompts, and in a fresh session"] == 0 < found["with another padding token"]
-
-
 def test_a_program_that_fails_on_another_way_is_a_failure(demo_session, prompts):
     case = Case.take(demo_session, prompts[0])
     broken = with_runner(demo_session, Breaking, "o_ffn", RunError("lost"))
-    found = list(itertools.islice(identities(broken, case, reopen=None), 2))
+    found = list(itertools.islice(identities(broken, case, OPTIONS, reopen=None), 1))
     assert [str(identity.failure) for identity in found] == [
         "bit identity, after other prompts, and in a fresh session: lost",
-        "bit identity, with another padding token: lost",
     ]

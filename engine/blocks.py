@@ -1,0 +1,92 @@
+"""How tokens are cut into blocks of rows, and which programs take a block through the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aerie.engine.planner import Step, plan
+from aerie.multi_launch_builder import Variant
+from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, ONE_ROW, program_name
+
+GUIDE, ROWS = "guide", "rows"
+"""Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
+FEW_ROWS = LM_HEAD_ROWS[-1]
+"""Blocks of more rows leave what only the last token needs to a block of fewer."""
+
+
+class Whole(NamedTuple):
+    """The prefill of the six programs as a variant: all of a prompt at once, and no past (AR == CL)."""
+
+    rows: int
+    context: int
+
+
+class Names(NamedTuple):
+    """The programs that take a block through a layer."""
+
+    qkv: str
+    attention: str
+    ffn: str
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """seq_len: the prompt length that the six programs are built for; 0 where blocks are of `variants`, each
+    of several rows. decode: the family.
+    """
+
+    seq_len: int = 0
+    variants: tuple[Variant, ...] = ()
+    decode: str = GUIDE
+
+    @property
+    def largest_context(self) -> int | None:
+        """The most positions of the variants; None where there are none."""
+        return max((one.context for one in self.variants), default=None)
+
+    @property
+    def contexts(self) -> Sequence[int]:
+        """Those of the variants, in positions."""
+        return sorted({one.context for one in self.variants})
+
+    def plan(self, tokens: int, past: int, capacity: int = 0) -> Sequence[Step]:
+        """The steps for `tokens` after `past`, in a cache with room for `capacity` positions so far.
+
+        NoVariantError where there is no context for them.
+        """
+        if self.seq_len:
+            return plan(tokens, past, [Whole(self.seq_len, self.seq_len)])
+        return plan(tokens, past, [one for one in self.variants if one.context >= capacity])
+
+    def tail(self, step: Step, wanted: range) -> Step | None:
+        """The step of those of its tokens alone, with fewer rows; None where that would save little."""
+        if step.variant <= FEW_ROWS:
+            return None
+        fitting = [one.rows for one in self.variants if one.context == step.context]
+        rows = min((each for each in fitting if len(wanted) <= each < step.variant), default=None)
+        if rows is None:
+            return None
+        first = step.new_idx + wanted.start
+        return step._replace(variant=rows, n_past=first, n_process=len(wanted), new_idx=first)
+
+    def names(self, step: Step) -> Names:
+        """The programs of a step."""
+        if self.seq_len:
+            return Names("rms_gemms_rope", "flash_attn", "o_ffn")
+        kinds = ("rms_gemms_rope", "cached_attn", "o_ffn")
+        return Names(*(program_name(kind, step.variant, step.context) for kind in kinds))
+
+    def needed(self, steps: Sequence[Step], last_only: bool) -> Iterator[str]:
+        """The programs that these steps run, the last one for its last token alone with `last_only`."""
+        for step in steps:
+            yield from self.names(step)
+        end = steps[-1].n_process
+        if last_only and (tail := self.tail(steps[-1], range(end - 1, end))):
+            yield from self.names(tail)[1:]
+
+    @property
+    def of_a_token(self) -> Sequence[str]:
+        """The programs that decode a token, beside those of its block."""
+        return ONE_ROW if self.decode == GUIDE else (program_name("lm_head", LM_HEAD_ROWS[0]),)

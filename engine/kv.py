@@ -1,0 +1,272 @@
+"""The KV cache: keys (after RoPE) and values of one sequence of tokens, heads first, as attention reads them.
+
+A cache lies where its home keeps it: on the host, or in buffer objects that the attention programs read in
+place, in the layout of their argument tables (`native`: nothing is laid out anew on the way). Its capacity is
+one of the home's contexts. When a sequence outgrows it, what is held is copied once into the next context;
+nothing is computed again.
+
+Only the first `length` positions count. What a cache holds beyond them is never looked at, so going back is
+setting `length`. Methods that lay the cache out anew for each step (SHIFT_CONCAT) or move it under the
+program (POINTER_SHIFT), which Genie's documents call deprecated, are not built.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.config import ModelConfig
+from aerie.engine.embeddings import Token
+from aerie.engine.errors import NoVariantError
+from aerie.engine.numerics import BF16Array, bf16
+from aerie.engine.programs import CACHE, ProgramRunner, cache_place
+from aerie.kernel_builder.arguments import Argument, Role
+from aerie.kernel_builder.arguments import bf16 as bf16_type
+
+KeysAndValues: TypeAlias = tuple[BF16Array, BF16Array]
+Layers: TypeAlias = Sequence[KeysAndValues]
+
+MaskRule: TypeAlias = Callable[[int], Any]
+"""From the query's position to an index over key positions (a slice or a boolean array)."""
+
+
+def causal(position: int) -> slice:
+    """A position sees itself and every earlier one."""
+    return slice(0, position + 1)
+
+
+def mask_words(mask: MaskRule, first: int, rows: int, width: int, context: int) -> NDArray[np.int32]:
+    """What `width` rows see of a context: the first `rows` of them, at positions from `first` on; the others
+    see nothing.
+
+    (width, context / 32) int32, a bit for each position, position 0 in the lowest: the mask of cached_attn.
+    """
+    seen = np.zeros((width, context), bool)
+    for row in range(rows):
+        seen[row, mask(first + row)] = True
+    return np.packbits(seen, axis=1, bitorder="little").view(np.int32)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Keys and values of each layer, (kv_heads, capacity, head_dim) each, and what its home calls it.
+
+    `slot` is "" where programs have to be given copies.
+    """
+
+    layers: Layers
+    slot: str = ""
+
+
+class Home(Protocol):
+    """Where caches lie: all those in `caches`."""
+
+    caches: weakref.WeakSet[KVCache]
+
+    def take(self, positions: int) -> Room:
+        """Room for so many positions, or more. NoVariantError where there is none so large."""
+
+    def give_back(self, room: Room) -> None:
+        """It is not used any more. May come from any thread, at any moment."""
+
+    def leave(self) -> None:
+        """Have all caches move to the host: this home goes."""
+
+
+class OnHost:
+    """The host's memory: room for as many positions as are asked for."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
+        self._config = config
+
+    def take(self, positions: int) -> Room:
+        config = self._config
+        shape = (config.num_hidden_layers, config.num_key_value_heads, positions, config.head_dim)
+        return Room(list(zip(np.zeros(shape, bf16), np.zeros(shape, bf16), strict=True)))
+
+    def give_back(self, room: Room) -> None:
+        """The garbage collector sees to it."""
+
+    def leave(self) -> None:
+        """It stays."""
+
+
+class OnDevice:
+    """Buffer objects of a runner, two for each layer, of `contexts` positions.
+
+    Room that was given back is used again for the next sequence.
+    """
+
+    def __init__(self, config: ModelConfig, runner: ProgramRunner, contexts: Sequence[int]) -> None:
+        self.caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
+        self._config, self._runner = config, runner
+        self._contexts = sorted(contexts)
+        self._numbers = itertools.count()
+        self._free: dict[int, list[Room]] = defaultdict(list)
+
+    def take(self, positions: int) -> Room:
+        context = next((one for one in self._contexts if one >= positions), None)
+        if context is None:
+            raise NoVariantError(positions, 0, self._contexts[-1])
+        free = self._free[context]
+        return free.pop() if free else self._new(context)
+
+    def leave(self) -> None:
+        host = OnHost(self._config)
+        for cache in list(self.caches):
+            cache.move(host)
+
+    def give_back(self, room: Room) -> None:
+        self._free[room.layers[0][0].shape[1]].append(room)
+
+    def _new(self, context: int) -> Room:
+        config, slot = self._config, f"kv{next(self._numbers)}"
+        shape = (config.num_key_value_heads, context, config.head_dim)
+
+        def array(layer: int, name: str) -> BF16Array:
+            argument = Argument(name, shape, bf16_type, Role.INPUT)
+            return self._runner.array(cache_place(slot, layer, name), argument)
+
+        layers = range(config.num_hidden_layers)
+        keys, values = CACHE
+        return Room([(array(layer, keys), array(layer, values)) for layer in layers], slot)
+
+
+class KVCache:
+    """Keys and values of one sequence.
+
+    `length` is the number of positions that every layer holds; a step writes its positions in each layer and
+    then calls `advance` with their tokens. `token_ids` has the token of each position, an id or an
+    embedding. `in_blocks` is how many positions, from the first on, were made by blocks of rows: what these
+    hold depends on their tokens alone, so another prompt that begins with them may go on from there.
+    `token_pass` is decode's, which keeps there what is the same for all tokens.
+    """
+
+    def __init__(self, home: Home, positions: int) -> None:
+        self._live_in(home, home.take(positions))
+        self.token_ids: list[Token] = []
+        self._in_blocks = 0
+
+    def _live_in(self, home: Home, room: Room) -> None:
+        self._home, self._room = home, room
+        self.token_pass: object = None
+        home.caches.add(self)
+        self._give_back = weakref.finalize(self, home.give_back, room)
+        self._give_back.atexit = False
+
+    @property
+    def length(self) -> int:
+        """The positions that are held. Setting it to less goes back."""
+        return len(self.token_ids)
+
+    @length.setter
+    def length(self, positions: int) -> None:
+        if not 0 <= positions <= self.length:
+            raise IndexError(f"a cache of {self.length} positions cannot go back to {positions}")
+        del self.token_ids[positions:]
+
+    @property
+    def in_blocks(self) -> int:
+        """See the class."""
+        return min(self._in_blocks, self.length)
+
+    def go_back_for(self, token_ids: Sequence[Token]) -> int:
+        """Go back to what is of use for these tokens, the last of which always runs; how many that are.
+
+        In the family `guide` decoded tokens are no part of it: no answer depends on the one before.
+        """
+        held = self.token_ids[: self.in_blocks]
+        pairs = zip(held, token_ids[:-1], strict=False)
+        same = itertools.takewhile(_is_same_id, pairs)
+        self.length = sum(1 for _ in same)
+        return self.length
+
+    @property
+    def layers(self) -> Layers:
+        """Keys and values of each layer, (kv_heads, capacity, head_dim)."""
+        return self._room.layers
+
+    @property
+    def slot(self) -> str:
+        """What its home calls the room that it has."""
+        return self._room.slot
+
+    @property
+    def capacity(self) -> int:
+        """The positions that there is room for."""
+        return int(self.layers[0][0].shape[1])
+
+    def write(self, layer: int, position: int, keys: BF16Array, values: BF16Array) -> None:
+        """Store rows for positions from `position` on; keys and values are (rows, kv_heads * head_dim)."""
+        self.check_room(position, len(keys))
+        write_rows(self.layers[layer], position, keys, values)
+
+    def check_room(self, position: int, rows: int) -> None:
+        """IndexError where so many rows from `position` on do not fit."""
+        if position + rows > self.capacity:
+            raise IndexError(f"positions {position}..{position + rows - 1} in a cache of {self.capacity}")
+
+    def reserve(self, positions: int) -> None:
+        """Have room for so many positions: where there is less, the cache moves on. NoVariantError."""
+        if positions > self.capacity:
+            self.move(self._home, positions)
+
+    def come_to(self, home: Home) -> None:
+        """Lie in `home`, if that is not so already."""
+        if home is not self._home:
+            self.move(home, self.capacity)
+
+    def move(self, home: Home, positions: int = 1) -> None:
+        """Lie in `home` from now on, with all that is held."""
+        left, give_back = self.layers, self._give_back
+        self._home.caches.discard(self)
+        self._live_in(home, home.take(max(positions, self.length)))
+        for old, new in zip(left, self.layers, strict=True):
+            for source, target in zip(old, new, strict=True):
+                target[:, : self.length] = source[:, : self.length]
+        give_back()
+
+    def advance(self, tokens: Sequence[Token], in_blocks: bool = False) -> None:
+        """Count the positions of these tokens as held, once every layer has written them."""
+        if in_blocks and self.in_blocks == self.length:
+            self._in_blocks = self.length + len(tokens)
+        else:
+            self._in_blocks = self.in_blocks
+        self.token_ids += tokens
+
+
+def _is_same_id(tokens: tuple[Token, Token]) -> bool:
+    """An embedding is compared with nothing."""
+    return all(isinstance(one, Integral) for one in tokens) and bool(tokens[0] == tokens[1])
+
+
+class Kept:
+    """The cache of the last sequence, for the next one that begins as it did. Lent to one at a time."""
+
+    def __init__(self) -> None:
+        self._cache: KVCache | None = None
+
+    def take(self, token_ids: Sequence[Token]) -> KVCache | None:
+        """The cache, back at what it has of these tokens; None where that is nothing."""
+        cache, self._cache = self._cache, None
+        return cache if cache and cache.go_back_for(token_ids) else None
+
+    def give(self, cache: KVCache) -> None:
+        self._cache = cache
+
+
+def write_rows(stored: KeysAndValues, position: int, keys: BF16Array, values: BF16Array) -> None:
+    """Store rows, (rows, kv_heads * head_dim), at the positions of a layer from `position` on."""
+    for cache, given in zip(stored, (keys, values), strict=True):
+        heads, _, head_dim = cache.shape
+        rows = len(given)
+        cache[:, position : position + rows] = given.reshape(rows, heads, head_dim).transpose(1, 0, 2)

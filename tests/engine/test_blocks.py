@@ -1,0 +1,226 @@
+"""Prompts cut into blocks: the same bits however they are cut, and programs compiled when they are needed.
+
+On the demo, whose programs by prompt length are the reference. Each test also asserts that what it is about
+happened: several steps, a cache that grew, a program that was compiled late.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aerie.engine.blocks import Blocks
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import NoVariantError, PromptTooLongError
+from aerie.engine.forward import decode_step, prefill
+from aerie.engine.kv import KVCache, OnHost
+from aerie.engine.planner import Step
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.session import prepare_runtime
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.multi_launch_builder import Variant
+from aerie.runtime import RunError, select_backend
+
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 1500, 100)]
+
+
+@pytest.fixture(scope="module")
+def open_session():
+    def open_one(seq_len=None, variants=None, decode="guide"):
+        backend = select_backend("virtual")
+        options = RuntimeOptions(seq_len, backend, default_cache_dir(), variants=variants, decode=decode)
+        return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+
+    return open_one
+
+
+def bits(rows):
+    return np.ascontiguousarray(rows).view(np.uint16).tobytes()
+
+
+def held(cache):
+    """The bits of all that a cache holds."""
+    return b"".join(bits(array[:, : cache.length]) for layer in cache.layers for array in layer)
+
+
+@pytest.fixture(scope="module")
+def whole(open_session):
+    """The rows of TOKENS, and what their cache holds, in one pass without a past."""
+    model = open_session(seq_len=128).model
+    cache = model.new_cache(128)
+    rows = prefill(model, TOKENS, cache)
+    return rows, held(cache)
+
+
+@pytest.fixture(scope="module")
+def blocks(open_session):
+    """A session of blocks, and the same in the family rows."""
+    return {decode: open_session(variants="8,32,128x512", decode=decode) for decode in ("guide", "rows")}
+
+
+def test_one_block(blocks, whole):
+    model = blocks["guide"].model
+    cache = model.new_cache(1)
+    assert bits(prefill(model, TOKENS, cache)) == bits(whole[0])
+    assert held(cache) == whole[1]
+
+
+@pytest.mark.parametrize("cuts", [(13, 7, 1, 40, 39), (99, 1), (8, 8, 84), (1, 1, 98)])
+def test_however_a_prompt_is_cut(blocks, whole, cuts):
+    model, told = blocks["guide"].model, []
+    cache = model.new_cache(1)
+    for cut in cuts:
+        first = cache.length
+        row = prefill(model, TOKENS[first : first + cut], cache, lambda *step: told.append(step), True)
+        assert bits(row) == bits(whole[0][cache.length - 1])
+    assert held(cache) == whole[1]
+    assert len(told) > 3 * model.config.num_hidden_layers
+
+
+def test_one_token_at_a_time_in_the_family_rows(blocks, whole):
+    model = blocks["rows"].model
+    cache = model.new_cache(1)
+    rows = np.stack([decode_step(model, token, cache) for token in TOKENS])
+    assert bits(rows) == bits(whole[0])
+    assert held(cache) == whole[1]
+
+
+def test_after_going_back(blocks, whole):
+    """What was beyond the length is stale, and is not looked at, be it NaN."""
+    model = blocks["guide"].model
+    cache = model.new_cache(1)
+    prefill(model, [7] * 90, cache)
+    cache.length = 0
+    prefill(model, TOKENS[:50], cache)
+    prefill(model, [9] * 30, cache)
+    cache.length = 50
+    for keys, values in cache.layers:
+        keys[:, 50:] = values[:, 50:] = np.nan
+    assert bits(prefill(model, TOKENS[50:], cache)) == bits(whole[0][50:])
+    assert held(cache) == whole[1]
+
+
+def test_a_step_that_fails_leaves_the_cache_as_it_was(blocks, whole, monkeypatch):
+    model = blocks["guide"].model
+    cache = model.new_cache(1)
+    prefill(model, TOKENS[:60], cache)
+
+    def fail(program, done):
+        if done == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prefill(model, [5] * 40, cache, fail)
+    assert cache.length == 60
+    assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
+
+
+def test_ar_equal_to_cl_computes_all_anew(open_session, whole):
+    model, told = open_session(seq_len=128).model, []
+    cache = model.new_cache(128)
+    prefill(model, TOKENS[:60], cache)
+    row = prefill(model, TOKENS[60:], cache, lambda *step: told.append(step))
+    assert bits(row) == bits(whole[0][60:])
+    assert held(cache) == whole[1]
+    assert len(told) == 3 * model.config.num_hidden_layers
+
+
+def test_more_than_there_are_positions_is_refused_before_anything_is_computed(blocks):
+    model, told = blocks["guide"].model, []
+    cache = model.new_cache(1)
+    with pytest.raises(PromptTooLongError, match="600 tokens long and the model has 512 positions"):
+        prefill(model, [5] * 600, cache, lambda *step: told.append(step))
+    with pytest.raises(NoVariantError, match="the largest context of the variants"):
+        model.blocks.plan(600, 0)
+    with pytest.raises(NoVariantError):
+        cache.reserve(513)
+    assert (told, cache.length) == ([], 0)
+
+
+def test_programs_are_compiled_when_a_prompt_first_needs_them(open_session, capfd):
+    session = open_session(variants="8,16x512")
+    assert "rms_gemms_rope_ar8" in session.model.programs
+    assert "rms_gemms_rope_ar16" not in session.model.programs
+    session.make_room([5] * 12)
+    assert "rms_gemms_rope_ar16" in session.model.programs
+
+
+def test_a_cache_moves_with_what_it_holds(blocks):
+    """To a host that goes on with it, and back; and its room is used again."""
+    session = blocks["guide"]
+    model = session.model
+    cache = model.new_cache(1)
+    prefill(model, TOKENS, cache)
+    before, slot = held(cache), cache.slot
+    cache.move(OnHost(model.config))
+    assert (held(cache), cache.slot) == (before, "")
+    cache.come_to(model.home)
+    assert (held(cache), cache.slot) == (before, slot)
+    assert cache.token_ids == TOKENS
+    del cache
+    assert model.new_cache(1).slot == slot
+
+
+def test_a_cache_cannot_go_forward_without_tokens(blocks):
+    cache = KVCache(OnHost(blocks["guide"].model.config), 8)
+    cache.advance([1, 2, 3])
+    with pytest.raises(IndexError, match="a cache of 3 positions cannot go back to 4"):
+        cache.length = 4
+
+
+VARIANTS = tuple(Variant(rows, 512) for rows in (8, 32, 128))
+
+
+def test_the_last_layer_computes_what_is_wanted():
+    blocks = Blocks(0, VARIANTS)
+    (step,) = blocks.plan(100, 20)
+    assert step == Step(128, 512, 20, 20, 100, 0, 20)
+    assert blocks.tail(step, range(99, 100)) == Step(8, 512, 119, 20, 1, 0, 119)
+    assert blocks.tail(step, range(100)) is None
+    assert blocks.tail(step._replace(variant=32), range(31, 32)) is None
+    assert [*blocks.needed([step], last_only=True)] == [
+        "rms_gemms_rope_ar128",
+        "cached_attn_ar128_cl512",
+        "o_ffn_ar128",
+        "cached_attn_ar8_cl512",
+        "o_ffn_ar8",
+    ]
+
+
+def test_what_fails_on_a_device_goes_on_on_another(open_session, whole):
+    """The cache leaves the device before that is closed."""
+    first, second = open_session(variants="8,128x512"), open_session(variants="8,128x512")
+    cache = first.model.new_cache(1)
+    prefill(first.model, TOKENS[:60], cache)
+    first.fallback = lambda: (second.cache, second.model)
+    model = first.recover(RunError("lost"), "here")
+    assert cache.slot == ""
+    assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
+    assert held(cache) == whole[1]
+
+
+@pytest.mark.parametrize("decode", ["guide", "rows"])
+def test_a_prompt_that_goes_on_is_not_computed_again(blocks, decode):
+    """And answers as if nothing had been before it: in guide, decoded tokens are read anew."""
+    session = blocks[decode]
+    first = session.generate(TOKENS[:60], 8, Sampler())
+    answer = list(first)
+    prompt = [*TOKENS[:60], *answer, 5, 6, 7]
+    second = session.generate(prompt, 8, Sampler())
+    again = list(second)
+    assert second.cached_tokens == (60 if decode == "guide" else 60 + len(answer) - 1)
+    session.kept.take([])
+    alone = session.generate(prompt, 8, Sampler())
+    assert list(alone) == again
+    assert alone.cached_tokens == 0
+
+
+def test_two_answers_at_once_have_caches_of_their_own(blocks):
+    session = blocks["guide"]
+    expected = list(session.generate(TOKENS[:30], 5, Sampler()))
+    streams = [iter(session.generate(TOKENS[:30], 5, Sampler())) for _ in range(2)]
+    told = list(zip(*streams, strict=True))
+    assert told == list(zip(expected, expected, strict=True))
