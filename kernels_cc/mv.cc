@@ -33,12 +33,10 @@ void matvec_vectorized_bf16_bf16(uint32_t m, uint32_t k, uint32_t row_offset, co
                                  const bfloat16* __restrict x, bfloat16* __restrict y) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   y += row_offset;
+  auto weights = aie::cbegin_restrict_vector<lanes>(w);
   for (uint32_t row = 0; row < m; ++row) {
     aie::accum<accfloat, lanes> acc = aie::zeros<accfloat, lanes>();
-    for (uint32_t j = 0; j < k; j += lanes) {
-      acc = aie::mac(acc, aie::load_v<lanes>(w), aie::load_v<lanes>(x + j));
-      w += lanes;
-    }
+    for (uint32_t j = 0; j < k; j += lanes) acc = aie::mac(acc, *weights++, aie::load_v<lanes>(x + j));
     const aie::accum<accfloat, 32> half = aie::add(acc.extract<32>(0), acc.extract<32>(1));
     y[row] = rounded(aie::reduce_add(half.to_vector<float>()));
   }

@@ -32,9 +32,8 @@ void matvec_piece_bf16_f32(uint32_t k, uint32_t first, const bfloat16* __restric
                            float* __restrict sums) {
   aie::accum<accfloat, lanes> acc = aie::zeros<accfloat, lanes>();
   if (first != 0) acc = aie::concat(Half(aie::load_v<half>(sums)), Half(aie::load_v<half>(sums + half)));
-  for (uint32_t j = 0; j < k; j += lanes) {
-    acc = aie::mac(acc, aie::load_v<lanes>(w + j), aie::load_v<lanes>(x + first + j));
-  }
+  auto weights = aie::cbegin_restrict_vector<lanes>(w);
+  for (uint32_t j = 0; j < k; j += lanes) acc = aie::mac(acc, *weights++, aie::load_v<lanes>(x + first + j));
   aie::store_v(sums, acc.extract<half>(0).to_vector<float>());
   aie::store_v(sums + half, acc.extract<half>(1).to_vector<float>());
 }

@@ -258,8 +258,21 @@ AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
   return store_unaligned_v<N>(to, v);
 }
 
-// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps.
-template <typename T, unsigned N>
+namespace host {
+// Bytes that a stream is ahead of what is read of it.
+constexpr unsigned stream_ahead = 8192;
+
+// Asks memory for so many bytes in time: a core's DMA fetches a buffer while the core works on the one before, and a
+// CPU by itself asks for too little while it computes. Behind the end of a buffer that fetches what nobody reads.
+template <unsigned Bytes>
+AIE_HOST_INLINE void ask_ahead(const void* at) {
+  const char* const from = static_cast<const char*>(at) + stream_ahead;
+  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { __builtin_prefetch(from + 64 * line); });
+}
+}  // namespace host
+
+// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps. One that streams asks memory early.
+template <typename T, unsigned N, bool Streams = false>
 class vector_iterator {
  public:
   using element = std::remove_const_t<T>;
@@ -274,6 +287,7 @@ class vector_iterator {
 
   AIE_HOST_INLINE explicit vector_iterator(T* at) : at_(at) {}
   AIE_HOST_INLINE auto operator*() const {
+    if constexpr (Streams) host::ask_ahead<N * sizeof(T)>(at_);
     if constexpr (std::is_const_v<T>)
       return load_v<N, element>(at_);
     else
@@ -308,9 +322,10 @@ template <unsigned N, typename T>
 AIE_HOST_INLINE auto cbegin_vector(const T* at) {
   return vector_iterator<const T, N>(at);
 }
+// Of a buffer that nobody writes meanwhile: a stream.
 template <unsigned N, typename T>
 AIE_HOST_INLINE auto cbegin_restrict_vector(const T* at) {
-  return vector_iterator<const T, N>(at);
+  return vector_iterator<const T, N, true>(at);
 }
 
 // ---- making and joining vectors ------------------------------------------------------------------------------------
