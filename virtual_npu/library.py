@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from aerie.virtual_npu import knobs
 from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.team import use_team
 
-FORMAT = 8
+FORMAT = 9
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -127,6 +128,7 @@ class Library:
             raise VirtualNpuError(
                 f"{self.path} has format {metadata['format']}, this version reads {FORMAT}: build it again"
             )
+        use_team(self._library)
         self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:

@@ -20,6 +20,10 @@ from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, known_com
 from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.fingerprint import includes_digest, key_of, text_digest
 from aerie.virtual_npu.store import Store, kept_programs, stop_waiting
+from aerie.virtual_npu.team import use_team
+
+TEAM = INCLUDE / "vnpu" / "team.cc"
+"""The threads of a process, in everything that uses them."""
 
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
 """The include folders of generated code, runtime and kernels."""
@@ -120,10 +124,11 @@ def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) 
     return made
 
 
-def load_host_code(source: Path, folders: tuple[Path, ...] = ()) -> ctypes.CDLL:
+def load_host_code(source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False) -> ctypes.CDLL:
     """The shared object of one C++ file, compiled where the store lacks it.
 
-    folders: of the headers of ours that it includes, which need nothing of the runtime.
+    folders: of the headers of ours that it includes, which need nothing of the runtime but, `with_team`, the
+    threads of include/vnpu/team.h, which are then those of the process.
 
     Raises ToolchainError where there is no compiler then, where it refuses the file, and where nothing can be
     written.
@@ -131,7 +136,10 @@ def load_host_code(source: Path, folders: tuple[Path, ...] = ()) -> ctypes.CDLL:
     compilers = known_compilers()
     try:
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
-            made = shared_object(compilers, [Unit(source, folders=folders)], kept_programs(), Path(work))
-            return ctypes.CDLL(str(made))
+            units = [Unit(source, folders=folders), *([Unit(TEAM)] if with_team else [])]
+            library = ctypes.CDLL(str(shared_object(compilers, units, kept_programs(), Path(work))))
     except OSError as error:
         raise ToolchainError.of_system(source.name, error) from error
+    if with_team:
+        use_team(library)
+    return library

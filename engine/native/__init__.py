@@ -1,7 +1,7 @@
 """Decode attention in C++ (decode_attention.cc): compiled where there is a compiler, else done without.
 
-The compiler, its flags and the cache folder are those of the virtual NPU's programs; so is the number of
-threads. AERIE_PLAIN=host_code turns it off.
+The compiler, its flags and the cache folder are those of the virtual NPU's programs; so are the threads and
+their number. AERIE_PLAIN=host_code turns it off.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from aerie.engine.errors import UserError
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostCode, HostWork
 from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu.compiler import INCLUDE
 from aerie.virtual_npu.errors import KnobError
 from aerie.virtual_npu.knobs import PLAIN, is_plain
 from aerie.virtual_npu.objects import load_host_code
@@ -145,7 +146,7 @@ def prepare_native() -> str:
 def _load() -> NativeAttention | str:
     """It, or why there is none."""
     try:
-        return NativeAttention(load_host_code(SOURCE))
+        return NativeAttention(load_host_code(SOURCE, (INCLUDE,), with_team=True))
     except VirtualNpuError as error:
         reason = str(error).splitlines()[0]
         return f"decode attention: numpy, which is slower at long contexts, because C++ failed ({reason})"

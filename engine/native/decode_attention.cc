@@ -1,7 +1,8 @@
 // Decode attention on the host: one query position against the KV cache, read where it lies.
 //
-// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A head is computed by one thread,
-// and a position is treated the same wherever it falls in a tile, so the number of threads changes no bit.
+// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score is the same wherever
+// it falls in a tile, a head's softmax is one thread's work, and an element's sum over the positions too: so the number
+// of threads, which share out heads, positions and elements, changes no bit.
 //
 // Vectors are the compiler's own, as wide as the machine's registers, so a head must be whole pairs of vectors:
 // at most 32 elements.
@@ -13,8 +14,11 @@
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "vnpu/team.h"
 
 namespace {
 
@@ -114,7 +118,7 @@ struct Place {
   std::int64_t position, first, last;
 };
 
-// One layer's part of a decoded token; llama32_1b/native has the same struct.
+// One layer's part of a decoded token; __init__.py has the same struct.
 struct Layer {
   const std::uint16_t* query;                  // (heads * head_dim)
   const std::uint16_t *key_row, *value_row;    // (kv_heads * head_dim) of the token itself
@@ -125,17 +129,17 @@ struct Layer {
 };
 
 struct Job : Layer {
-  std::int64_t first, last;
+  std::int64_t group, first, positions;
+  std::int64_t padded;  // positions, to whole tiles
   float scale;
 
   explicit Job(const Layer& layer)
       : Layer(layer),
+        group(heads / kv_heads),
         first(place->first),
-        last(place->last),
+        positions(place->last - first),
+        padded((positions + kTile - 1) / kTile * kTile),
         scale(float(1 / std::sqrt(double(head_dim)))) {}
-
-  std::int64_t positions() const { return last - first; }
-  std::int64_t padded() const { return (positions() + kTile - 1) / kTile * kTile; }
 };
 
 // Bytes of the cache that are asked of memory before their turn: the CPU by itself asks for too few while it computes.
@@ -146,14 +150,16 @@ INLINE void fetch_ahead(const std::uint16_t* rows, std::int64_t elements) {
   for (std::int64_t at = 0; at < elements * 2; at += 64) __builtin_prefetch(from + at);
 }
 
-// Scores of HEADS heads: scores[head * padded + position]. Rows past the last are the last again.
+// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[head * padded + position]. Rows
+// past the last are the last again.
 template <int HEADS>
-void score(const Job& job, const float* query, const std::uint16_t* keys, float* scores) {
+void score(const Job& job, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
+           float* scores) {
   constexpr int kRows = kTile / HEADS;
-  for (std::int64_t at = 0; at < job.positions(); at += kRows) {
+  for (std::int64_t at = from; at < to; at += kRows) {
     Floats sums[kTile] = {};
     const std::uint16_t* rows[kRows];
-    for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.positions() - 1) * job.head_dim;
+    for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.positions - 1) * job.head_dim;
     fetch_ahead(rows[0], kRows * job.head_dim);
     for (std::int64_t d = 0; d < job.head_dim; d += kPair) {
       for (int row = 0; row < kRows; ++row) {
@@ -168,7 +174,7 @@ void score(const Job& job, const float* query, const std::uint16_t* keys, float*
     float found[kTile];
     store(found, sums_of(sums) * job.scale);
     for (int head = 0; head < HEADS; ++head)
-      std::memcpy(scores + head * job.padded() + at, found + head * kRows, kRows * sizeof(float));
+      std::memcpy(scores + head * job.padded + at, found + head * kRows, kRows * sizeof(float));
   }
 }
 
@@ -199,40 +205,40 @@ constexpr std::int64_t kBlock = 64;  // positions whose values stay in L1 while 
 template <int HEADS>
 void add_values(const Job& job, const float* weights, const std::uint16_t* values, std::int64_t positions,
                 float* sums) {
+  const std::int64_t width = job.head_dim;
+  const float* of[HEADS];
   Floats even[HEADS], odd[HEADS];
   for (int head = 0; head < HEADS; ++head) {
-    even[head] = load(sums + head * job.head_dim);
-    odd[head] = load(sums + head * job.head_dim + kLanes);
+    of[head] = weights + head * job.padded;
+    even[head] = load(sums + head * width);
+    odd[head] = load(sums + head * width + kLanes);
   }
-  for (std::int64_t at = 0; at < positions; ++at) {
-    const std::uint16_t* const row = values + at * job.head_dim;
-    fetch_ahead(row, kPair);
-    const Pair value(row);
+  for (std::int64_t at = 0; at < positions; ++at, values += width) {
+    fetch_ahead(values, kPair);
+    const Pair value(values);
     for (int head = 0; head < HEADS; ++head) {
-      const float weight = weights[head * job.padded() + at];
-      even[head] += weight * value.even;
-      odd[head] += weight * value.odd;
+      even[head] += of[head][at] * value.even;
+      odd[head] += of[head][at] * value.odd;
     }
   }
   for (int head = 0; head < HEADS; ++head) {
-    store(sums + head * job.head_dim, even[head]);
-    store(sums + head * job.head_dim + kLanes, odd[head]);
+    store(sums + head * width, even[head]);
+    store(sums + head * width + kLanes, odd[head]);
   }
 }
 
-// The values, weighted and added, of HEADS heads. sums: room for HEADS * head_dim.
+// The values, weighted and added, of HEADS heads: elements from .. to - 1. sums: room for HEADS * head_dim.
 template <int HEADS>
-void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, float* sums,
-         std::uint16_t* out) {
-  std::fill(sums, sums + HEADS * job.head_dim, 0.0f);
-  for (std::int64_t at = 0; at < job.positions(); at += kBlock) {
-    const std::int64_t some = std::min(kBlock, job.positions() - at);
+void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t from,
+         std::int64_t to, float* sums, std::uint16_t* out) {
+  for (int head = 0; head < HEADS; ++head) std::fill(sums + head * job.head_dim + from, sums + head * job.head_dim + to, 0.0f);
+  for (std::int64_t at = 0; at < job.positions; at += kBlock) {
+    const std::int64_t some = std::min(kBlock, job.positions - at);
     const std::uint16_t* const rows = values + at * job.head_dim;
-    for (std::int64_t d = 0; d < job.head_dim; d += kPair)
-      add_values<HEADS>(job, weights + at, rows + d, some, sums + d);
+    for (std::int64_t d = from; d < to; d += kPair) add_values<HEADS>(job, weights + at, rows + d, some, sums + d);
   }
   for (int head = 0; head < HEADS; ++head) {
-    for (std::int64_t d = head * job.head_dim; d < (head + 1) * job.head_dim; d += kPair) {
+    for (std::int64_t d = head * job.head_dim + from; d < head * job.head_dim + to; d += kPair) {
       for (int lane = 0; lane < kLanes; ++lane) {
         out[d + 2 * lane] = round_to_bf16(sums[d + lane] / totals[head]);
         out[d + 2 * lane + 1] = round_to_bf16(sums[d + kLanes + lane] / totals[head]);
@@ -250,35 +256,144 @@ void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
   }
 }
 
-template <int HEADS>
-void attend(const Job& job, std::int64_t kv_head, std::int64_t head, std::vector<float>& scratch) {
-  const std::int64_t padded = job.padded(), first_row = (kv_head * job.capacity + job.first) * job.head_dim;
-  scratch.resize(HEADS * (padded + 2 * job.head_dim));
-  float *scores = scratch.data(), *query = scores + HEADS * padded, *sums = query + HEADS * job.head_dim;
-  arrange(job.query + head * job.head_dim, HEADS * job.head_dim, query);
-  score<HEADS>(job, query, job.keys + first_row, scores);
-  float totals[HEADS];
-  for (int i = 0; i < HEADS; ++i) totals[i] = soften(scores + i * padded, job.positions(), padded);
-  mix<HEADS>(job, scores, totals, job.values + first_row, sums, job.out + head * job.head_dim);
+// f(HEADS, first) for as many query heads at a time as there are: four, two or one.
+template <class F>
+INLINE void in_passes(std::int64_t heads, F f) {
+  std::int64_t head = 0;
+  for (; heads - head >= 4; head += 4) f(std::integral_constant<int, 4>(), head);
+  for (; heads - head >= 2; head += 2) f(std::integral_constant<int, 2>(), head);
+  for (; head < heads; ++head) f(std::integral_constant<int, 1>(), head);
 }
 
-// All query heads that share a KV head, four at a time while there are as many.
-void attend_group(const Job& job, std::int64_t kv_head, std::vector<float>& scratch) {
-  const std::int64_t group = job.heads / job.kv_heads;
-  std::int64_t head = kv_head * group;
-  const std::int64_t end = head + group;
-  for (; end - head >= 4; head += 4) attend<4>(job, kv_head, head, scratch);
-  for (; end - head >= 2; head += 2) attend<2>(job, kv_head, head, scratch);
-  for (; head < end; ++head) attend<1>(job, kv_head, head, scratch);
+// The query heads that share a KV head, in a room of so many floats.
+class Group {
+ public:
+  static std::int64_t room(const Job& job) { return job.group * (job.padded + 2 * job.head_dim + 1); }
+
+  Group(const Job& job, std::int64_t kv_head, float* room)
+      : job_(job),
+        first_row_((kv_head * job.capacity + job.first) * job.head_dim),
+        first_element_(kv_head * job.group * job.head_dim),
+        scores_(room),
+        query_(scores_ + job.group * job.padded),
+        sums_(query_ + job.group * job.head_dim),
+        totals_(sums_ + job.group * job.head_dim) {}
+
+  void begin() const { arrange(job_.query + first_element_, job_.group * job_.head_dim, query_); }
+
+  void score(std::int64_t from, std::int64_t to) const {
+    in_passes(job_.group, [&](auto count, std::int64_t head) {
+      ::score<count>(job_, query_ + head * job_.head_dim, job_.keys + first_row_, from, to, scores_ + head * job_.padded);
+    });
+  }
+  void soften() const {
+    fetch_ahead(job_.values + first_row_ - kAhead / 2, std::min(kAhead / 2, job_.positions * job_.head_dim));
+    for (std::int64_t head = 0; head < job_.group; ++head)
+      totals_[head] = ::soften(scores_ + head * job_.padded, job_.positions, job_.padded);
+  }
+  void mix(std::int64_t from, std::int64_t to) const {
+    in_passes(job_.group, [&](auto count, std::int64_t head) {
+      const std::int64_t at = head * job_.head_dim;
+      ::mix<count>(job_, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
+                   job_.out + first_element_ + at);
+    });
+  }
+
+ private:
+  const Job& job_;
+  const std::int64_t first_row_, first_element_;
+  float *const scores_, *const query_, *const sums_, *const totals_;
+};
+
+// So many floats, this thread's own as long as it asks for no others.
+float* own_room(std::int64_t floats) {
+  thread_local std::vector<float> room;
+  if (std::int64_t(room.size()) < floats) room.resize(floats);
+  return room.data();
 }
 
-// KV heads until none is left: whoever is started late does fewer.
-void attend_next(const Job& job, std::atomic<std::int64_t>& next) {
-  std::vector<float> scratch;
-  for (std::int64_t kv_head; (kv_head = next++) < job.kv_heads;) attend_group(job, kv_head, scratch);
+// Whole KV heads, taken one by one: whoever comes late does fewer.
+class ByHeads {
+ public:
+  explicit ByHeads(const Job& job) : job_(job) {}
+
+  void work() {
+    for (std::int64_t kv_head; (kv_head = next_++) < job_.kv_heads;) {
+      const Group group(job_, kv_head, own_room(Group::room(job_)));
+      group.begin();
+      group.score(0, job_.positions);
+      group.soften();
+      group.mix(0, job_.head_dim);
+    }
+  }
+
+ private:
+  const Job& job_;
+  std::atomic<std::int64_t> next_{0};
+};
+
+// Pieces of KV heads, where whole ones would leave threads idle: first scores, positions by positions, then sums, elements
+// by elements. Who scores a head's last piece makes its softmax, and pieces are taken in order: so what a sum waits for is
+// under way.
+class ByPieces {
+ public:
+  ByPieces(const Job& job, std::int64_t threads)
+      : job_(job),
+        length_(piece_length(job, threads)),
+        pieces_((job.positions + length_ - 1) / length_),
+        ranges_(job.head_dim / kRange),
+        room_(own_room(job.kv_heads * Group::room(job))),
+        unscored_(job.kv_heads) {
+    for (std::int64_t kv_head = 0; kv_head < job.kv_heads; ++kv_head) {
+      group(kv_head).begin();
+      unscored_[kv_head] = pieces_;
+    }
+  }
+
+  void work() {
+    const std::int64_t scores = job_.kv_heads * pieces_, all = scores + job_.kv_heads * ranges_;
+    for (std::int64_t piece; (piece = next_++) < all;) {
+      if (piece < scores) score(piece / pieces_, piece % pieces_ * length_);
+      else mix((piece - scores) / ranges_, (piece - scores) % ranges_ * kRange);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kRange = 32;  // elements: a line of the cache
+
+  // Twice as many pieces as threads, each of whole blocks.
+  static std::int64_t piece_length(const Job& job, std::int64_t threads) {
+    const std::int64_t pieces = (2 * threads + job.kv_heads - 1) / job.kv_heads;
+    const std::int64_t blocks = (job.positions + kBlock - 1) / kBlock;
+    return (blocks + pieces - 1) / pieces * kBlock;
+  }
+  Group group(std::int64_t kv_head) const { return Group(job_, kv_head, room_ + kv_head * Group::room(job_)); }
+
+  void score(std::int64_t kv_head, std::int64_t from) {
+    group(kv_head).score(from, std::min(from + length_, job_.positions));
+    if (unscored_[kv_head].fetch_sub(1) > 1) return;
+    group(kv_head).soften();
+    unscored_[kv_head].store(-1);
+  }
+  void mix(std::int64_t kv_head, std::int64_t from) const {
+    while (unscored_[kv_head].load() >= 0) std::this_thread::yield();
+    group(kv_head).mix(from, from + kRange);
+  }
+
+  const Job& job_;
+  const std::int64_t length_, pieces_, ranges_;
+  float* const room_;
+  std::vector<std::atomic<std::int64_t>> unscored_;  // pieces of each KV head; -1 once it has its softmax
+  std::atomic<std::int64_t> next_{0};
+};
+
+template <class Shared>
+void together(Shared shared, std::int64_t threads) {
+  vnpu::team().share(
+      int(threads) - 1, [](void* it) { static_cast<Shared*>(it)->work(); }, [](void*) {}, &shared);
 }
 
-constexpr std::int64_t kWorthAThread = 1 << 19;  // multiply-adds; below, starting a thread costs more than it saves
+constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, calling a thread costs more than it saves
 
 }  // namespace
 
@@ -298,12 +413,12 @@ EXPORTED int keep_row(const Layer* layer, void*, void*) {
 // Attention over the cache, into the layer's `out`. Gives 0.
 EXPORTED int decode_attention(const Layer* layer, void*, void*) {
   const Job job(*layer);
-  const std::int64_t work = 2 * job.heads * job.head_dim * job.positions();
-  const std::int64_t shares = std::max<std::int64_t>(1, std::min({job.threads, job.kv_heads, work / kWorthAThread}));
-  std::atomic<std::int64_t> next = 0;
-  std::vector<std::thread> helpers;
-  for (std::int64_t share = 1; share < shares; ++share) helpers.emplace_back([&] { attend_next(job, next); });
-  attend_next(job, next);
-  for (std::thread& helper : helpers) helper.join();
+  const std::int64_t work = 2 * job.heads * job.head_dim * job.positions;
+  const std::int64_t threads = std::max<std::int64_t>(1, std::min(job.threads, work / kWorthAThread));
+  if (job.kv_heads % threads == 0 || job.kv_heads >= 4 * threads) {
+    together<ByHeads>(ByHeads(job), threads);
+  } else {
+    together<ByPieces>(ByPieces(job, threads), threads);
+  }
   return 0;
 }

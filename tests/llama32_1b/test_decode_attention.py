@@ -194,7 +194,7 @@ def test_arrays_that_c_would_leave_are_refused(wrong, told):
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):
-    def missing(source):
+    def missing(*arguments, **named):
         raise ToolchainError("no C++ compiler: looked for c++. Install one")
 
     monkeypatch.setattr(native, "load_host_code", missing)

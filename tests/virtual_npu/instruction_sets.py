@@ -153,7 +153,7 @@ def sums_on(name: str) -> Sums:
 
 def with_products(unit: Unit) -> Path:
     """The shared object of one C++ file, of products and of the runtime, as the environment has it."""
-    units = [unit, *(Unit(INCLUDE / "vnpu" / name) for name in ("product.cc", "runtime.cc"))]
+    units = [unit, *(Unit(INCLUDE / "vnpu" / name) for name in ("product.cc", "runtime.cc", "team.cc"))]
     with tempfile.TemporaryDirectory() as work:
         return shared_object(known_compilers(BuildOptions()), units, kept_programs(), Path(work))
 

@@ -116,7 +116,7 @@ def test_a_compiler_that_changed_builds_again(tool, tmp_path):
     run_all(tmp_path)
     calls = tool.calls()
     assert calls[0] == "--version"
-    assert sum("-c" in call for call in calls) == 3  # program, runtime, host code
+    assert sum("-c" in call for call in calls) == 4  # program, runtime, team, host code
     kept = json.loads((tmp_path / "cache" / "compilers.json").read_text())
     assert [each["version"] for each in kept] == ["g++ 1.1, another one", "g++ 1.0"]
 

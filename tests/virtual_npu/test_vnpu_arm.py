@@ -37,7 +37,7 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     compiler = Compiler((str(CROSS),), (*flags, f"-march={request.param}"))
     headers = (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
     sources = [Path(__file__).with_name("sums_main.cc")]
-    sources += [INCLUDE / "vnpu" / name for name in ("product.cc", "runtime.cc")]
+    sources += [INCLUDE / "vnpu" / name for name in ("product.cc", "runtime.cc", "team.cc")]
     for source in sources:
         compiler.compile(source, folder / f"{source.stem}.o", headers)
     program = folder / "sums"

@@ -105,7 +105,7 @@ def compiled(monkeypatch):
 
 def test_python_that_generates_the_same_cpp_compiles_nothing(folder, compiled, monkeypatch):
     run(folder)
-    assert sorted(compiled) == ["change.cc", "program.cc", "runtime.cc"]
+    assert sorted(compiled) == ["change.cc", "program.cc", "runtime.cc", "team.cc"]
     compiled.clear()
     monkeypatch.setattr(cache, "_own", lambda: {"virtual_npu": "edited"})
     assert run(folder) == [2.0] * 4
@@ -125,7 +125,7 @@ def test_built_objects_share_what_was_compiled(folder, compiled):
     virtual_npu.Library(folder / "p.so").run("f", [x.ctypes.data])
     assert list(x) == [2.0] * 4
     virtual_npu.build(DOUBLE, folder / "p.so", kernel_dirs=[folder / "kernels"], use_cache=False)
-    assert sorted(compiled) == ["change.cc", "p.cc", "runtime.cc"]
+    assert sorted(compiled) == ["change.cc", "p.cc", "runtime.cc", "team.cc"]
 
 
 def test_two_checkouts_of_one_content_share_their_entries(folder, compiled):

@@ -248,7 +248,7 @@ int is_rearranging(void (*function)(vnpu::bf16 *)) { return !vnpu::rearranged(fu
     )
     sources = [
         folder / "functions.cc",
-        *(INCLUDE / "vnpu" / name for name in ("runtime.cc", "rearranged.cc")),
+        *(INCLUDE / "vnpu" / name for name in ("runtime.cc", "team.cc", "rearranged.cc")),
     ]
     for path in sources:
         compiler.compile(path, folder / f"{path.stem}.o", include)

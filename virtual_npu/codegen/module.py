@@ -124,6 +124,9 @@ _PARTS: dict[str, list[str]] = {
     "rearranged": ["rearranged.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
+RUNTIME = ["runtime.cc", "team.cc"]
+"""What every program links."""
+
 _CHECKS = ["check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "order.cc", "record.cc"]
 
 
@@ -151,6 +154,6 @@ def generate(
     parts.append(
         f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
     )
-    runtime = ["runtime.cc", *(source for name in _PARTS if name in file.needs for source in _PARTS[name])]
+    runtime = [*RUNTIME, *(source for name in _PARTS if name in file.needs for source in _PARTS[name])]
     runtime += _CHECKS if options.checks else []
     return Generated("\n\n".join(parts) + "\n", list(file.kernels.values()), runtime)

@@ -98,6 +98,15 @@ struct Plain : Usual {
 #endif
   }
 
+  // The next row's factor is read when these sums are made. AVX2 has as many registers as there are sums, columns and one
+  // factor; clang++ would read a second one before its time, and keep a sum in memory over every step.
+  static VNPU_INLINE void after([[maybe_unused]] const Floats *sums, [[maybe_unused]] const Left *&next) {
+#if defined(__clang__) && defined(__AVX2__) && !defined(__AVX512F__)
+    static_assert(kVectorsOfSums == 3, "one operand for each");
+    asm("" : "+r"(next) : "x"(sums[0]), "x"(sums[1]), "x"(sums[2]));
+#endif
+  }
+
   // Eight columns that are runs of eight steps of k: squares of eight by eight are turned.
   static VNPU_INLINE void pack_squares(const bf16 *b, const Places &k, const i64 *columns, Packed *to) {
     for (i64 i = 0; i < k.count; i += 8) {
@@ -172,6 +181,7 @@ struct Plain : Usual {
         const Floats factor = row[r][i] - Floats{};
 #pragma GCC unroll 6
         for (int v = 0; v < kVectorsOfSums; ++v) sum[r][v] = fused(factor, right[v], sum[r][v]);
+        after(sum[r], row[(r + 1) % Rows]);
       }
     }
 #pragma GCC unroll 8

@@ -1,7 +1,6 @@
-// The part of the runtime that does not depend on the program: errors, memory pool, threads, strided copies.
+// The part of the runtime that does not depend on the program: errors, memory pool, parallel loops, strided copies.
 // Compiled once per shared object.
 #include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "vnpu/entry.h"
 #include "vnpu/garbage.h"
 #include "vnpu/order.h"
+#include "vnpu/team.h"
 
 namespace vnpu {
 
@@ -172,11 +172,11 @@ void pool_give(void *data) {
 
 #endif
 
-// ---- threads ----
+// ---- parallel loops ----
 
 namespace {
 
-struct Job {
+struct Parallel {
   void (*body)(void *, i64);
   void *context;
   i64 count;
@@ -186,28 +186,10 @@ struct Job {
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
   Failure failure;
 };
+pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
 
-// Threads that share parallel loops. They look out for the next loop for a while before they sleep, and so does who
-// waits for them: a program runs one short loop after the other, and waking a thread takes longer than many of them.
-//
-// What the mutex does not guard the atomics order: a thread that takes one of `wanted` sees the job stored before it.
-struct Workers {
-  pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;  // one parallel loop at a time
-  pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER, sleep = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
-  int started = 0;  // threads that exist
-  pid_t owner = 0;
-  Job *job = nullptr;
-  std::atomic<uint64_t> generation{0};  // counts the jobs
-  std::atomic<int> wanted{0};           // threads that shall still join the current job
-  std::atomic<int> unfinished{0};       // threads that were wanted and are not done
-  std::atomic<int> asleep{0};           // threads that have to be woken for the next job
-  std::atomic<bool> awaited{false};     // whether who waits for the last of them sleeps
-  std::atomic<int> entries{0};          // entries that run; between them nobody looks out
-};
-Workers workers;
-thread_local bool inside_worker = false;
-thread_local int thread_limit = 1;
+thread_local bool inside_loop = false;
+thread_local int thread_limit = 1;  // of helpers it stays so: a loop within a loop is theirs alone
 
 i64 gcd(i64 a, i64 b) {
   while (b) {
@@ -227,173 +209,55 @@ i64 shuffled(i64 i, i64 count) {
   return (i64(run_seed % uint64_t(count)) + i * step) % count;
 }
 
-void work_on(Job &job) {
-  here = job.where;
-  running = job.run;
+void work_on(void *context) {
+  Parallel &loop = *static_cast<Parallel *>(context);
+  here = loop.where;
+  running = loop.run;
   for (;;) {
-    const i64 turn = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-    if (turn >= job.count) return;
-    const i64 i = shuffled(turn, job.count);
+    const i64 turn = __atomic_fetch_add(&loop.next, 1, __ATOMIC_RELAXED);
+    if (turn >= loop.count) return;
+    const i64 i = shuffled(turn, loop.count);
     try {
       go_on();
-      job.body(job.context, i);
+      loop.body(loop.context, i);
     } catch (const Failure &failure) {
-      pthread_mutex_lock(&workers.failing);
-      if (job.failed_at < 0 || i < job.failed_at) {
-        job.failed_at = i;
-        job.failure = failure;
+      pthread_mutex_lock(&failing);
+      if (loop.failed_at < 0 || i < loop.failed_at) {
+        loop.failed_at = i;
+        loop.failure = failure;
       }
-      pthread_mutex_unlock(&workers.failing);
+      pthread_mutex_unlock(&failing);
       // Later indices need not run; earlier ones were handed out before and do.
-      __atomic_store_n(&job.next, job.count, __ATOMIC_RELAXED);
+      __atomic_store_n(&loop.next, loop.count, __ATOMIC_RELAXED);
     }
   }
 }
 
-// How long to look out before sleeping, in nanoseconds: more than falling asleep and being woken take.
-constexpr i64 kLookout = 200000;
-
-// Where threads outnumber the CPUs, one that looks out keeps another from its work.
-bool have_cpus(int threads) {
-#if defined(__linux__)
-  static const int cpus = [] {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  }();
-#else
-  static const int cpus = int(sysconf(_SC_NPROCESSORS_ONLN));
-#endif
-  return threads <= cpus;
-}
-
-void pause_briefly() {
-#if defined(__x86_64__)
-  for (int i = 0; i < 8; ++i) __builtin_ia32_pause();
-#endif
-}
-
-// Whether it happened before it was time to sleep.
-template <class Happened>
-bool look_out(Happened happened) {
-  if (happened()) return true;
-  if (!have_cpus(workers.started + 1)) return false;
-  for (const i64 end = nanoseconds() + kLookout; workers.entries > 0 && nanoseconds() < end;) {
-    pause_briefly();
-    if (happened()) return true;
-  }
-  return false;
-}
-
-void await_job(uint64_t seen) {
-  const auto is_new = [&] { return workers.generation != seen; };
-  if (look_out(is_new)) return;
-  pthread_mutex_lock(&workers.sleep);
-  ++workers.asleep;
-  while (!is_new()) pthread_cond_wait(&workers.work, &workers.sleep);
-  --workers.asleep;
-  pthread_mutex_unlock(&workers.sleep);
-}
-
-bool join_job() {
-  int left = workers.wanted;
-  while (left > 0 && !workers.wanted.compare_exchange_weak(left, left - 1)) {}
-  return left > 0;
-}
-
-void leave_job() {
-  if (--workers.unfinished > 0 || !workers.awaited) return;
-  pthread_mutex_lock(&workers.sleep);
-  pthread_cond_signal(&workers.done);
-  pthread_mutex_unlock(&workers.sleep);
-}
-
-void *worker_main(void *) {
-  inside_worker = true;
-  for (uint64_t seen = 0;;) {
-    await_job(seen);
-    seen = workers.generation;
-    if (!join_job()) continue;
-    work_on(*workers.job);
-    leave_job();
-  }
-  return nullptr;
-}
-
-// Threads do not survive a fork: a child process starts its own.
-void start_workers(int count) {
-  if (workers.owner != getpid()) {
-    workers.owner = getpid();
-    workers.started = workers.asleep = 0;
-  }
-  while (workers.started < count) {
-    pthread_t thread;
-    if (pthread_create(&thread, nullptr, worker_main, nullptr) != 0) return;
-    pthread_detach(thread);
-    ++workers.started;
-  }
-}
-
-void begin_job(Job &job, int helpers) {
-  start_workers(helpers);
-  workers.job = &job;
-  workers.unfinished = helpers < workers.started ? helpers : workers.started;
-  workers.wanted = int(workers.unfinished);
-  ++workers.generation;
-  if (workers.asleep == 0) return;
-  pthread_mutex_lock(&workers.sleep);
-  pthread_cond_broadcast(&workers.work);
-  pthread_mutex_unlock(&workers.sleep);
-}
-
-// Sleeps until the last thread is done, or it is time to look for signals. `sleep` is held.
-void await_last() {
-  timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  const i64 nanosecond = until.tv_nsec + kUnasked;
-  until.tv_sec += nanosecond / 1000000000;
-  until.tv_nsec = nanosecond % 1000000000;
-  pthread_cond_timedwait(&workers.done, &workers.sleep, &until);
-}
-
-// From here on nobody joins; returns when all who did are done.
-void end_job() {
-  workers.unfinished -= workers.wanted.exchange(0);
-  const auto is_done = [] { return workers.unfinished == 0; };
-  if (look_out(is_done)) return;
-  pthread_mutex_lock(&workers.sleep);
-  workers.awaited = true;
-  while (!is_done()) {
-    await_last();
-    // A handler may run programs itself: nobody is kept waiting meanwhile.
-    pthread_mutex_unlock(&workers.sleep);
-    if (running) running->look();
-    pthread_mutex_lock(&workers.sleep);
-  }
-  workers.awaited = false;
-  pthread_mutex_unlock(&workers.sleep);
+// While the last thread is awaited, signals are.
+void look_for_signals(void *) {
+  inside_loop = false;
+  if (running) running->look();
+  inside_loop = true;
 }
 
 }  // namespace
 
-int parallel_threads() { return inside_worker ? 1 : thread_limit; }
+int parallel_threads() { return inside_loop ? 1 : thread_limit; }
 
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
-  if (helpers <= 0 || inside_worker || pthread_mutex_trylock(&workers.entry) != 0) {
+  if (helpers <= 0 || inside_loop) {
     for (i64 i = 0; i < count; ++i) {
       go_on();
       body(context, shuffled(i, count));
     }
     return;
   }
-  Job job{body, context, count, here, running, 0, -1, {}};
-  begin_job(job, helpers);
-  inside_worker = true;
-  work_on(job);
-  inside_worker = false;
-  end_job();
-  pthread_mutex_unlock(&workers.entry);
-  if (job.failed_at >= 0) throw job.failure;
+  Parallel loop{body, context, count, here, running, 0, -1, {}};
+  inside_loop = true;
+  team().share(helpers, work_on, look_for_signals, &loop);
+  inside_loop = false;
+  if (loop.failed_at >= 0) throw loop.failure;
 }
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
@@ -411,7 +275,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   begin_garbage(options->garbage);
   record::begin(options->record);
 #endif
-  ++workers.entries;
+  team().expect(1);
   const i64 started = nanoseconds();
   try {
     entry(arguments);
@@ -421,7 +285,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   }
   running = outer;
   report->nanoseconds = nanoseconds() - started;
-  --workers.entries;
+  team().expect(-1);
 #if VNPU_CHECKS
   end_order();
   report->notes = take_notes();
@@ -446,16 +310,21 @@ int take(const Step &step) {
 // where one failed, its number's complement.
 VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t nanoseconds_at_most) {
   const i64 first = nanoseconds();
-  i64 started = first;
-  for (i64 i = 0; i < count; ++i) {
-    steps[i].status = take(steps[i]);
+  i64 started = first, taken = 0;
+  bool goes_on = true;
+  team().expect(1);
+  while (goes_on && taken < count) {
+    Step &step = steps[taken];
+    step.status = take(step);
     const i64 ended = nanoseconds();
-    steps[i].nanoseconds = ended - started;
-    if (steps[i].status != 0) return ~i;
-    if (ended - first > nanoseconds_at_most) return i + 1;
+    step.nanoseconds = ended - started;
     started = ended;
+    if (step.status != 0) break;
+    goes_on = ended - first <= nanoseconds_at_most;
+    ++taken;
   }
-  return count;
+  team().expect(-1);
+  return goes_on && taken < count ? ~taken : taken;
 }
 
 // ---- strided copies ----
