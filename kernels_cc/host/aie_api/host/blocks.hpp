@@ -77,6 +77,7 @@ class quads {
   }
   // += a b, both 8 x 8.
   AIE_HOST_INLINE void multiply_add(const registers<std::uint16_t, 64>& a, const registers<std::uint16_t, 64>& b) {
+    in_turn();
     each_number<8>([&](auto k) AIE_HOST_LAMBDA {
       const Words row = spread_row<k % at_once>((Words)b.part[k / at_once]);
       const Floats even_columns = widened<0>(row), odd_columns = widened<1>(row);
@@ -86,9 +87,20 @@ class quads {
         sums_[2 * i + 1] = multiply_add_bf16<width>(factor, odd_columns, sums_[2 * i + 1]);
       });
     });
+    in_turn();
   }
 
  private:
+  // All sums are in registers here. Of several blocks that are multiplied by one, clang++ would do a step of each in turn,
+  // and AVX2 has registers for one block's sums alone.
+  AIE_HOST_INLINE void in_turn() {
+#if defined(__clang__) && defined(__AVX2__) && !defined(__AVX512F__)
+    static_assert(groups == 4, "one operand for each sum");
+    asm volatile("" : "+x"(sums_[0]), "+x"(sums_[1]), "+x"(sums_[2]), "+x"(sums_[3]), "+x"(sums_[4]), "+x"(sums_[5]),
+                 "+x"(sums_[6]), "+x"(sums_[7]));
+#endif
+  }
+
   static constexpr unsigned width = register_bytes / 4, at_once = register_bytes / 16, groups = 8 / at_once;
   using Floats = lanes<float, width>;
   using Words = lanes<std::uint32_t, width>;
