@@ -124,6 +124,13 @@ def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) 
     return made
 
 
+def host_units(source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False) -> list[Unit]:
+    """What host code is made of; the arguments are those of `load_host_code`."""
+    if not with_team:
+        return [Unit(source, folders=folders)]
+    return [Unit(source, folders=(*folders, INCLUDE)), Unit(TEAM)]
+
+
 def load_host_code(source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False) -> ctypes.CDLL:
     """The shared object of one C++ file, compiled where the store lacks it.
 
@@ -136,7 +143,7 @@ def load_host_code(source: Path, folders: tuple[Path, ...] = (), *, with_team: b
     compilers = known_compilers()
     try:
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
-            units = [Unit(source, folders=folders), *([Unit(TEAM)] if with_team else [])]
+            units = host_units(source, folders, with_team=with_team)
             library = ctypes.CDLL(str(shared_object(compilers, units, kept_programs(), Path(work))))
     except OSError as error:
         raise ToolchainError.of_system(source.name, error) from error

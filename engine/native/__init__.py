@@ -17,7 +17,6 @@ from aerie.engine.errors import UserError
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostCode, HostWork
 from aerie.virtual_npu import VirtualNpuError
-from aerie.virtual_npu.compiler import INCLUDE
 from aerie.virtual_npu.errors import KnobError
 from aerie.virtual_npu.knobs import PLAIN, is_plain
 from aerie.virtual_npu.objects import load_host_code
@@ -146,7 +145,7 @@ def prepare_native() -> str:
 def _load() -> NativeAttention | str:
     """It, or why there is none."""
     try:
-        return NativeAttention(load_host_code(SOURCE, (INCLUDE,), with_team=True))
+        return NativeAttention(load_host_code(SOURCE, with_team=True))
     except VirtualNpuError as error:
         reason = str(error).splitlines()[0]
         return f"decode attention: numpy, which is slower at long contexts, because C++ failed ({reason})"

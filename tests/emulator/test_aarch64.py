@@ -34,7 +34,7 @@ from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.virtual_npu import cache
 from aerie.virtual_npu.compiler import find_compiler
-from aerie.virtual_npu.objects import Unit, shared_object
+from aerie.virtual_npu.objects import host_units, shared_object
 from aerie.virtual_npu.store import kept_programs
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -71,7 +71,7 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> NativeAttention:
     """decode_attention.cc in the emulator."""
     work = tmp_path_factory.mktemp("attention")
-    made = shared_object([find_compiler()], [Unit(native.SOURCE, folders=())], kept_programs(), work)
+    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), kept_programs(), work)
     handle = emulator.load(made)
 
     def function(name: str) -> Any:
