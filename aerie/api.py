@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.embeddings import Token, embed, embedded_tokens
@@ -362,6 +363,8 @@ def load(
     *,
     backend: str = "auto",
     numerics: str | None = None,
+    variants: str | None = None,
+    decode: str = GUIDE,
     seq_len: int | None = None,
     fallback: str | None = None,
     cache_dir: Path | None = None,
@@ -370,13 +373,18 @@ def load(
     """Open a model: compile what is not yet compiled, and load the weights.
 
     model: "demo", a folder with a checkpoint, a Hugging Face id, or "base" or "instruct", Llama-3.2-1B.
-    backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. seq_len: the longest prompt
-    to compile for, in tokens. fallback: "virtual", where answers go on when the NPU fails. cache_dir: of
-    compiled programs. progress: called with each line of what is going on; nothing is printed without it.
-    Raises AerieError.
+    backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
+    tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
+    and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
+    place of variants. fallback: "virtual", where answers go on when the NPU fails. cache_dir: of compiled
+    programs. progress: called with each line of what is going on; nothing is printed without it. Raises
+    AerieError.
     """
+    if decode not in (GUIDE, ROWS):
+        raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
     chosen = select_backend(backend, numerics)
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
     checkpoint = open_checkpoint(find_checkpoint(str(model)))
-    options = RuntimeOptions(seq_len, chosen, cache_dir or folders.programs(), other)
+    folder = cache_dir or folders.programs()
+    options = RuntimeOptions(seq_len, chosen, folder, other, variants=variants, decode=decode)
     return Model(prepare_runtime(checkpoint, options, Told(progress)))

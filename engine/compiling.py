@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aerie.engine.blocks import GUIDE, Blocks
+from aerie.engine.blocks import GUIDE, ROWS, Blocks
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import ConfigError, UserError
 from aerie.engine.facts import MODELS_THAT_RUN
@@ -52,6 +52,12 @@ class RuntimeOptions:
     def blocks(self, config: ModelConfig) -> Blocks:
         """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none."""
         check_shape(config)
+        if self.seq_len is not None and (self.variants or self.decode == ROWS):
+            given = "--variants (VARIANTS)" if self.variants else "--decode rows (DECODE)"
+            raise UserError(
+                f"--seq-len (SEQ_LEN) asks for the six programs of one prompt length, and {given} for those "
+                "of variants; give one of the two"
+            )
         if self.seq_len is not None:
             return Blocks(choose_seq_len(config, self.seq_len))
         every = parse_variants(self.variants) if self.variants else default_variants(config.context)

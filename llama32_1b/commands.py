@@ -9,12 +9,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TextIO
 
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.conversation import Conversation
-from aerie.engine.errors import UsageError, UserError
+from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason, Generation
 from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.sampler import Sampler
@@ -157,12 +156,6 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
     Comes before the model is opened: that may have to be fetched, which takes long.
     """
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
-    if arguments.seq_len is not None and (arguments.variants or arguments.decode == ROWS):
-        given = "--variants" if arguments.variants else "--decode rows"
-        raise UsageError(
-            f"--seq-len (SEQ_LEN) asks for the six programs of one prompt length, and {given} for variants; "
-            "give one of the two"
-        )
     folder = arguments.cache_dir or folders.programs()
     return RuntimeOptions(
         arguments.seq_len, backend, folder, variants=arguments.variants, decode=arguments.decode

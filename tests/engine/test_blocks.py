@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aerie import load
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.errors import NoVariantError, PromptTooLongError
+from aerie.engine.errors import NoVariantError, PromptTooLongError, UserError
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.kv import KVCache, OnHost
 from aerie.engine.planner import Step
@@ -224,3 +225,16 @@ def test_two_answers_at_once_have_caches_of_their_own(blocks):
     streams = [iter(session.generate(TOKENS[:30], 5, Sampler())) for _ in range(2)]
     told = list(zip(*streams, strict=True))
     assert told == list(zip(expected, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "given", [{"variants": "8x512"}, {"decode": "rows"}], ids=lambda given: next(iter(given))
+)
+def test_one_prompt_length_and_variants_are_not_asked_for_at_once(open_session, given):
+    with pytest.raises(UserError, match=r"one prompt length, and --\w+ .* of variants; give one of the two"):
+        open_session(seq_len=128, **given)
+
+
+def test_a_family_of_decode_that_there_is_not():
+    with pytest.raises(UserError, match="decode is 'columns'; give 'guide' or 'rows'"):
+        load("demo", decode="columns")

@@ -91,7 +91,7 @@ def test_random_shapes_in_numpy(family, number, make_checkpoint, numpy_model, ag
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "number"), CASES)
+@pytest.mark.parametrize(("family", "number"), [(family, 0) for family in FAMILY_ROWS])
 def test_random_shapes_on_the_virtual_npu(family, number, make_checkpoint, against):
     folder = make_checkpoint(**random_shape(family, number))
     options = RuntimeOptions(64, select_backend("virtual"), default_cache_dir())
