@@ -8,6 +8,7 @@ how far ours may be.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,6 +157,7 @@ def check_memory_beside(config: ModelConfig, needs: Needs, copies: int) -> None:
 
 def import_torch() -> Any:
     """The module torch; UserError where it is not installed."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else its idle threads take cores from ours
     try:
         import torch
     except ImportError:

@@ -34,13 +34,14 @@ prepare_runtime = command_line.prepare_runtime
 
 
 def faulty(checkpoint, *arguments):
+    command_line.prepare_runtime = prepare_runtime  # the session in blocks is a healthy one
     return fault.inject(Healthy(prepare_runtime(checkpoint, *arguments), checkpoint, prepare_runtime))
 
 
 command_line.prepare_runtime = faulty
 sys.exit(command_line.main())
 """
-"""The command line with a fault in the session that it opens."""
+"""The command line with a fault in the session that it opens first."""
 
 
 def shown_of_the_fault() -> list[str]:
