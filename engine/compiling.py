@@ -61,7 +61,13 @@ class RuntimeOptions:
         if self.seq_len is not None:
             return Blocks(choose_seq_len(config, self.seq_len))
         every = parse_variants(self.variants) if self.variants else default_variants(config.context)
-        return Blocks(0, tuple(one for one in every if one.rows > 1), self.decode)
+        blocks = tuple(one for one in every if one.rows > 1)
+        if not blocks:
+            raise UserError(
+                f"VARIANTS {self.variants!r} has no variant of several tokens, by which prompts are read; add "
+                "one, as 8x512"
+            )
+        return Blocks(0, blocks, self.decode)
 
 
 CONFIG_NAMES = {

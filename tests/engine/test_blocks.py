@@ -238,3 +238,8 @@ def test_one_prompt_length_and_variants_are_not_asked_for_at_once(open_session, 
 def test_a_family_of_decode_that_there_is_not():
     with pytest.raises(UserError, match="decode is 'columns'; give 'guide' or 'rows'"):
         load("demo", decode="columns")
+
+
+def test_variants_that_no_prompt_can_be_read_by(open_session):
+    with pytest.raises(UserError, match="'1x512' has no variant of several tokens, .*; add one, as 8x512"):
+        open_session(variants="1x512")
