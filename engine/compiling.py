@@ -64,8 +64,8 @@ class RuntimeOptions:
         blocks = tuple(one for one in every if one.rows > 1)
         if not blocks:
             raise UserError(
-                f"VARIANTS {self.variants!r} has no variant of several tokens, by which prompts are read; add "
-                "one, as 8x512"
+                f"VARIANTS {self.variants!r} has no variant of several tokens, by which prompts are read; "
+                "add one, as 8x512"
             )
         return Blocks(0, blocks, self.decode)
 

@@ -241,5 +241,5 @@ def test_a_family_of_decode_that_there_is_not():
 
 
 def test_variants_that_no_prompt_can_be_read_by(open_session):
-    with pytest.raises(UserError, match="'1x512' has no variant of several tokens, .*; add one, as 8x512"):
+    with pytest.raises(UserError, match=r"'1x512' has no variant of several tokens, .*; add one, as 8x512"):
         open_session(variants="1x512")
