@@ -182,7 +182,7 @@ def test_too_large(tmp_path: Path) -> None:
     free(tmp_path, 1024)
     finding = basics.checkpoint(machine(tmp_path))
     assert finding.status is Status.FAILED
-    assert "(weights 9 MiB, activations 1 MiB, " in finding.found
+    assert "(weights 10 MiB, activations 1 MiB, " in finding.found
     assert "a shorter SEQ_LEN or a smaller model: 1 MiB are free" in finding.fix
 
 

@@ -308,6 +308,7 @@ def test_keys_in_a_chat_that_make_started(session, tmp_path):
         terminal.type("\x03")
         terminal.expect("Ctrl-D or /exit leaves.")
         terminal.expect(">>> ")
+        time.sleep(1)
         terminal.type("\x1a")
         terminal.expect("Stopped")
         terminal.expect("ready: ")
