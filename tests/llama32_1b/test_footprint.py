@@ -95,7 +95,7 @@ longest = min(checkpoint.config.context, 2048)
 options = RuntimeOptions(None, backend, cache, prompt_tokens=longest - 4)
 model = prepare_runtime(checkpoint, options, Reporter()).model
 kept = model.new_cache(longest)
-row = prefill(model, [7] * (longest - 4), kept, last_only=True)[-1]
+row = prefill(model, [7] * (longest - 4), kept)[-1]
 for token in range(4):
     next_token_logits(model, row)
     row = decode_step(model, token, kept)
