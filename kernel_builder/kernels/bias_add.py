@@ -10,26 +10,24 @@ the bias before its one rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
+from aerie.kernel_builder.kernels import eltwise_add
+from aerie.kernel_builder.kernels.eltwise_add import LANES
 from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
     KernelSpec,
     Parameters,
-    Tolerance,
     cores,
     largest_divisor,
     require_multiple,
 )
 from aerie.virtual_npu.static.device import NPU2, Device
 
-LANES = 16
-"""Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""
 RUN = 2048
 """Preferred elements of one DMA: two double-buffered runs take 16 KiB of L1."""
 
@@ -89,12 +87,6 @@ def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {"out": total.astype(bf16.numpy)}
 
 
-def random_case(rng: np.random.Generator) -> dict[str, Any]:
-    """Up to 64 rows (or a vector) of up to 1024 columns."""
-    rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
-    return {"rows": rows, "cols": LANES * int(rng.integers(1, 65))}
-
-
 KERNEL = KernelSpec(
     name="bias_add",
     build=build,
@@ -106,6 +98,6 @@ KERNEL = KernelSpec(
         {"rows": 3, "cols": 48},
         {"rows": 16, "cols": 8192},
     ),
-    tolerance=Tolerance(0.0, 0.0, "one addition of the same two numbers, rounded once: bit-identical"),
-    random_case=random_case,
+    tolerance=eltwise_add.KERNEL.tolerance,
+    random_case=eltwise_add.random_case,
 )
