@@ -93,7 +93,7 @@ def choose_seq_len(config: ModelConfig, asked: int | None) -> int:
             f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.context} positions "
             f"({config.context_entry}); ask for at most {most}"
         )
-    return asked or legal_seq_len(config.default_seq_len())
+    return asked or legal_seq_len(config.default_seq_len)
 
 
 def check_shape(config: ModelConfig) -> None:

@@ -98,16 +98,11 @@ class ModelConfig:
             qk_norm=self.family.qk_norm,
         )
 
-    def default_seq_len(self, tokens: int = 0) -> int:
-        """Prefill length to compile for when the user names none, which holds a prompt of `tokens` tokens, as
-        far as the model has positions: a small model has two lengths, in any other they double."""
-        positions = self.context
-        if positions <= SMALL_CONTEXT:
-            return min(SMALL_SEQ_LEN if tokens <= SMALL_SEQ_LEN else SMALL_CONTEXT, positions)
-        length = DEFAULT_SEQ_LEN
-        while length < min(tokens, positions):
-            length *= 2
-        return min(length, positions)
+    @property
+    def default_seq_len(self) -> int:
+        """The prompt length of the six programs where nobody names one, as far as the model has positions."""
+        small = self.context <= SMALL_CONTEXT
+        return min(SMALL_SEQ_LEN if small else DEFAULT_SEQ_LEN, self.context)
 
     @property
     def pad_token_id(self) -> int:

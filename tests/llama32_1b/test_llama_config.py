@@ -86,23 +86,7 @@ def test_padding_is_an_end_token_or_anything(load):
     ("positions", "expected"), [(64, 64), (256, 128), (1024, 128), (1025, 1025), (2048, 2048), (131072, 2048)]
 )
 def test_default_prefill_length(load, positions, expected):
-    assert load(max_position_embeddings=positions).default_seq_len() == expected
-
-
-@pytest.mark.parametrize(
-    ("positions", "tokens", "expected"),
-    [
-        (512, 128, 128),
-        (512, 129, 512),
-        (512, 600, 512),
-        (131072, 2049, 4096),
-        (131072, 5000, 8192),
-        (3000, 2049, 3000),
-        (131072, 1 << 30, 131072),
-    ],
-)
-def test_prefill_length_for_a_longer_prompt(load, positions, tokens, expected):
-    assert load(max_position_embeddings=positions).default_seq_len(tokens) == expected
+    assert load(max_position_embeddings=positions).default_seq_len == expected
 
 
 def test_shape_for_the_builders(load):
@@ -293,7 +277,7 @@ def test_the_context_ends_with_the_window(load, window, context, entry):
         sliding_window=window,
     )
     assert (config.context, config.context_entry) == (context, entry)
-    assert config.default_seq_len() == min(context, 128)
+    assert config.default_seq_len == min(context, 128)
 
 
 def test_missing_and_damaged_files(tmp_path):
