@@ -1,4 +1,4 @@
-"""The forward pass: a prompt in one pass, then token by token, and from a hidden row to logits."""
+"""The forward pass: tokens of a prompt in steps, then one by one, and from a hidden row to logits."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def prefill(
     A token is an id or an embedding. Returns the last layer's output for each of them, (len(token_ids),
     hidden_size); for the last one alone, (1, hidden_size), with `last_only`, which spares the last layer the
     others. The planner cuts them into steps. No row depends on where it cuts, nor on padding, which comes
-    after the tokens and is not kept.
-    `step` is told of every program that has run. An exception in between, KeyboardInterrupt too, leaves
-    `cache` as it was. Raises PromptError, before anything is computed, for tokens that cannot be run.
+    after the tokens and is not kept. `step` is told of every program that has run. An exception in between,
+    KeyboardInterrupt too, leaves `cache` as it was. Raises PromptError, before anything is computed, for
+    tokens that cannot be run.
     """
     held = list(cache.token_ids)
     check_prompt(token_ids, model.config, model.seq_len, len(held))
@@ -77,7 +77,10 @@ def prefill(
     try:
         cache.length = steps[0].n_past  # 0 where AR == CL computes all anew
         tokens = [*held, *token_ids][cache.length :]
-        rows = [_run(model, each, cache, tokens, ran, last_only, each is steps[-1]) for each in steps]
+        rows = []
+        for each in steps:
+            wanted = int(each is steps[-1]) if last_only else each.n_process
+            rows.append(_run(model, each, cache, tokens, ran, wanted))
     except BaseException:
         cache.token_ids[:] = held
         raise
@@ -90,15 +93,13 @@ def _run(
     cache: KVCache,
     tokens: list[Token],
     ran: Callable[[str], None],
-    last_only: bool,
-    is_last: bool,
+    wanted: int,
 ) -> BF16Array:
-    """One step; its tokens are taken from the front of `tokens`."""
+    """One step, whose tokens are taken from the front of `tokens`; the rows of its last `wanted` ones."""
     own, tokens[:] = tokens[: step.n_process], tokens[step.n_process :]
-    first = 0 if not last_only else step.n_process - is_last
     with model.host_timer("embedding"):
         x = embed(model.embed_table, own)
-    rows = BlockPass(model, step, cache, ran)(x, range(first, step.n_process))
+    rows = BlockPass(model, step, cache, ran)(x, range(step.n_process - wanted, step.n_process))
     cache.advance(own, in_blocks=True)
     return rows
 

@@ -130,7 +130,7 @@ class Generation:
         self.finish_reason = reason
 
     def go_on_with(self, model: LoadedModel) -> None:
-        """Make what is left with another model's programs: the same model on others, say longer ones."""
+        """Make what is left by the same model on another device."""
         self._model = model
 
     @property

@@ -78,7 +78,7 @@ class LoadedModel:
 
     def run(
         self,
-        program: Program | str,
+        program: Program,
         layer: int = 0,
         on_device: Collection[str] = (),
         slot: str = "",
@@ -90,9 +90,8 @@ class LoadedModel:
         `on_device` are for the next program alone: their contents may never come to the host. `slot`: the
         KV cache's, for a program that attends to it.
         """
-        called = self.programs[program] if isinstance(program, str) else program
-        key = self.places.key(called, layer, slot) if slot else buffer_set(called, layer)
-        return self.runner.run(called, bo_key=key, copy=False, on_device=on_device, **arrays)
+        key = self.places.key(program, layer, slot) if slot else buffer_set(program, layer)
+        return self.runner.run(program, bo_key=key, copy=False, on_device=on_device, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less.

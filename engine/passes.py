@@ -13,7 +13,7 @@ from aerie.engine.kv import KVCache, mask_words
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.planner import Step
-from aerie.engine.programs import buffer_set
+from aerie.engine.programs import CACHE, buffer_set
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
@@ -69,11 +69,12 @@ class BlockPass:
         """What a layer does with queries: attention, output projection, FFN; x is its input."""
         model, attention, ffn = self._model, rows.attention, rows.ffn
         given = {"q_roped": projected["q_roped"], **rows.given(attention)}
-        if "keys" in attention.arguments.names:
-            given |= dict(zip(("keys", "values"), self._cache.layers[layer], strict=True))
+        attends_to_cache = "mask" in given
+        if attends_to_cache:
+            given |= dict(zip(CACHE, self._cache.layers[layer], strict=True))
         else:
             given |= projected
-        slot = self._cache.slot if "keys" in given else ""
+        slot = self._cache.slot if attends_to_cache else ""
         attended = model.run(attention, layer, on_device=("attn_out",), slot=slot, **given)
         self._ran(attention.kind)
         on_device = () if layer == self._last else ("x_next",)

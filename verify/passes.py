@@ -82,9 +82,8 @@ class CallRecorder:
         if program.kind not in BLOCK_KINDS or index >= len(self._steps):
             return {name: array.copy() for name, array in arrays.items()}
         step = self._steps[index]
-        inside = self._positions[(self._positions >= step.new_idx)
-                                 & (self._positions < step.new_idx + step.n_process)]  # fmt: skip
-        rows = inside - step.new_idx
+        rows = self._positions - step.new_idx
+        rows = rows[(rows >= 0) & (rows < step.n_process)]
         return {
             name: array[: step.n_process].copy() if name in (KEYS, VALUES) else array[rows]
             for name, array in arrays.items()

@@ -141,7 +141,7 @@ def test_more_than_there_are_positions_is_refused_before_anything_is_computed(bl
     assert (told, cache.length) == ([], 0)
 
 
-def test_programs_are_compiled_when_a_prompt_first_needs_them(open_session, capfd):
+def test_programs_are_compiled_when_a_prompt_first_needs_them(open_session):
     session = open_session(variants="8,16x512")
     assert "rms_gemms_rope_ar8" in session.model.programs
     assert "rms_gemms_rope_ar16" not in session.model.programs
