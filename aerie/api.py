@@ -13,7 +13,7 @@ from __future__ import annotations
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -367,6 +367,7 @@ def load(
     decode: str = GUIDE,
     seq_len: int | None = None,
     fallback: str | None = None,
+    devices: int | Sequence[int] = 0,
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Model:
@@ -376,15 +377,25 @@ def load(
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
-    place of variants. fallback: "virtual", where answers go on when the NPU fails. cache_dir: of compiled
-    programs. progress: called with each line of what is going on; nothing is printed without it. Raises
-    AerieError.
+    place of variants. fallback: "virtual", where answers go on when the NPU fails. devices: on which one
+    programs run, by its index in pyxrt; only one for now. cache_dir: of compiled programs. progress: called
+    with each line of what is going on; nothing is printed without it. Raises AerieError.
     """
     if decode not in (GUIDE, ROWS):
         raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
-    chosen = select_backend(backend, numerics)
+    chosen = replace(select_backend(backend, numerics), device=_one_of(devices))
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
     checkpoint = open_checkpoint(find_checkpoint(str(model)))
     folder = cache_dir or folders.programs()
     options = RuntimeOptions(seq_len, chosen, folder, other, variants=variants, decode=decode)
     return Model(prepare_runtime(checkpoint, options, Told(progress)))
+
+
+def _one_of(devices: int | Sequence[int]) -> int:
+    """The index of the one device. UserError for none or several, and for what is no index."""
+    given = [devices] if isinstance(devices, int) else [*devices]
+    if len(given) != 1 or not isinstance(given[0], Integral) or given[0] < 0:
+        raise UserError(
+            f"devices is {reprlib.repr(devices)}; a model runs on one device for now: give its index, as 0"
+        )
+    return int(given[0])

@@ -60,14 +60,19 @@ class RuntimeOptions:
             )
         if self.seq_len is not None:
             return Blocks(choose_seq_len(config, self.seq_len))
-        every = parse_variants(self.variants) if self.variants else default_variants(config.context)
-        blocks = tuple(one for one in every if one.rows > 1)
-        if not blocks:
-            raise UserError(
-                f"VARIANTS {self.variants!r} has no variant of several tokens, by which prompts are read; "
-                "add one, as 8x512"
-            )
-        return Blocks(0, blocks, self.decode)
+        return blocks_of_variants(config, self.variants, self.decode)
+
+
+def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> Blocks:
+    """Blocks of these variants, or of the model's default set. UserError for variants that are none."""
+    every = parse_variants(variants) if variants else default_variants(config.context)
+    blocks = tuple(one for one in every if one.rows > 1)
+    if not blocks:
+        raise UserError(
+            f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
+            "add one, as 8x512"
+        )
+    return Blocks(0, blocks, decode)
 
 
 CONFIG_NAMES = {

@@ -110,13 +110,18 @@ def needs_of(config: ModelConfig, options: RuntimeOptions) -> Needs:
     """What a session takes that is started so, for the prompt that is known to come and an answer; or, where
     variants are asked for by name, for all of these."""
     blocks = options.blocks(config)
-    positions = min((blocks.seq_len or options.prompt_tokens) + ANSWER_TOKENS, config.context)
-    if blocks.seq_len:
-        return Needs(blocks.seq_len, (), positions)
     if options.variants:
         return needs_of_variants(config, blocks)
+    return needs_of_prompt(config, blocks, options.prompt_tokens)
+
+
+def needs_of_prompt(config: ModelConfig, blocks: Blocks, tokens: int) -> Needs:
+    """What a session takes for a prompt of so many tokens, or of `seq_len`, and an answer."""
+    positions = min((blocks.seq_len or tokens) + ANSWER_TOKENS, config.context)
+    if blocks.seq_len:
+        return Needs(blocks.seq_len, (), positions)
     context = next((one for one in blocks.contexts if one >= positions), blocks.contexts[-1])
-    return Needs(0, tuple(first_names(blocks, options.prompt_tokens)), context)
+    return Needs(0, tuple(first_names(blocks, tokens)), context)
 
 
 def needs_of_variants(config: ModelConfig, blocks: Blocks) -> Needs:

@@ -28,7 +28,7 @@ from aerie.engine.embeddings import Token
 from aerie.engine.errors import NoVariantError
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.programs import CACHE, ProgramRunner, cache_place
-from aerie.kernel_builder.arguments import Argument, Role
+from aerie.kernel_builder.arguments import Argument, Role, bit_words
 from aerie.kernel_builder.arguments import bf16 as bf16_type
 
 KeysAndValues: TypeAlias = tuple[BF16Array, BF16Array]
@@ -52,7 +52,7 @@ def mask_words(mask: MaskRule, first: int, rows: int, width: int, context: int) 
     seen = np.zeros((width, context), bool)
     for row in range(rows):
         seen[row, mask(first + row)] = True
-    return np.packbits(seen, axis=1, bitorder="little").view(np.int32)
+    return bit_words(seen)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,12 @@ u16 = DType("u16", np.uint16, "ui16")
 """Of quantised results alone: no kernel of ours takes or makes them."""
 
 
+def bit_words(bits: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Booleans, (rows, columns), as a bit each, column 0 lowest: (rows, columns / 32) int32, as masks are."""
+    packed = np.packbits(np.ascontiguousarray(bits, bool), axis=1, bitorder="little")
+    return packed.view("<u4").view(np.int32)
+
+
 class Role(enum.Enum):
     """What an argument is to its caller.
 

@@ -23,7 +23,7 @@ CHOICES = ("auto", "virtual", "npu")
 @dataclass(frozen=True)
 class Backend:
     """Where programs run. `pyxrt`: a module with pyxrt's API. `reason`: in one line, why this one was chosen.
-    `access`: how the device behaves.
+    `access`: how the device behaves. `device`: which one, by pyxrt's index.
 
     A backend that only compiles may have a NoDevice in place of pyxrt.
     """
@@ -33,6 +33,7 @@ class Backend:
     pyxrt: ModuleType
     reason: str
     access: DeviceAccess = field(default_factory=VirtualAccess)
+    device: int = 0
 
 
 class NoDevice(ModuleType):

@@ -57,7 +57,7 @@ class KernelCache:
         report = report or _to_stderr
         self._store = ArtifactStore(self.cache_dir, report)
         self._programs: dict[str, tuple[Artifact, ArgumentTable]] = {}
-        self._contexts = Contexts(backend.pyxrt, backend.access, backend.name, report)
+        self._contexts = Contexts(backend.pyxrt, backend.access, backend.name, report, backend.device)
         self._buffers = Buffers(self._contexts.buffer_object, sharing)
         self._sets: dict[tuple[str, str], BufferSet] = {}
         weakref.finalize(

@@ -161,15 +161,18 @@ class LoadedProgram:
 class Contexts:
     """A device, opened at first use, and the programs loaded on it, as many as it takes.
 
-    `backend` names it in errors. `report` is told while another process has the device. `last_completed`: the
-    label of the last run that completed.
+    `backend` names it in errors. `report` is told while another process has the device. `index`: which of the
+    devices that pyxrt knows. `last_completed`: the label of the last run that completed.
     """
 
-    def __init__(self, pyxrt: ModuleType, access: DeviceAccess, backend: str, report: Report) -> None:
+    def __init__(
+        self, pyxrt: ModuleType, access: DeviceAccess, backend: str, report: Report, index: int = 0
+    ) -> None:
         self.access = access
         self.last_completed = ""
         self._pyxrt = pyxrt
         self._backend = backend
+        self._index = index
         self._report = report
         self._device: Any = None
         self._loaded: OrderedDict[str, LoadedProgram] = OrderedDict()
@@ -232,10 +235,13 @@ class Contexts:
         if self._device is None:
             self.access.reserve(self._report)
             try:
-                self._device = self._attempt("open the device", lambda: self._pyxrt.device(0))
+                self._device = self._attempt(f"open device {self._index}", self._new_device)
             finally:
                 if self._device is None:
                     self.access.free()
+
+    def _new_device(self) -> Any:
+        return self._pyxrt.device(self._index)
 
     def _load_in_turn(self, artifact: Artifact) -> LoadedProgram:
         while len(self._loaded) >= self.access.contexts:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
-from aerie.engine.compiling import choose_seq_len
+from aerie.engine.compiling import blocks_of_variants, check_shape
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import UserError
-from aerie.engine.footprint import ANSWER_TOKENS, Needs, footprint
+from aerie.engine.footprint import footprint, needs_of_prompt
 from aerie.engine.weights import Weights
 from aerie.llama32_1b.cache_command import parts, told
 from aerie.llama32_1b.find import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
@@ -148,7 +148,9 @@ def _existing(folder: Path) -> Path:
     return next((place for place in (folder, *folder.parents) if place.is_dir()), folder)
 
 
-WANTED = "a Llama checkpoint that fits in memory"
+WANTED = "a checkpoint that is supported and fits in memory"
+USUAL_PROMPT = 128
+"""Tokens of the prompt for which memory is told; a longer one takes more."""
 
 
 def checkpoint(machine: Machine) -> Finding:
@@ -174,16 +176,15 @@ def _folder(model: str) -> Path | None:
 
 
 def _fits(machine: Machine, config: ModelConfig) -> Finding:
-    seq_len = choose_seq_len(config, None)
-    needs = Needs(seq_len, (), seq_len + ANSWER_TOKENS)
+    check_shape(config)
+    tokens = min(USUAL_PROMPT, config.context)
+    needs = needs_of_prompt(config, blocks_of_variants(config), tokens)
     needed, available = footprint(config, needs), available_bytes(machine.root)
     layers = config.num_hidden_layers
     found = (
-        f"{machine.model}, {layers} layers, {size(needed.total)} of memory for prompts of {seq_len} tokens"
+        f"{machine.model}, {layers} layers, {size(needed.total)} of memory for a prompt of {tokens} tokens"
     )
     if available is not None and needed.total > available:
-        fix = (
-            f"close other programs, or take a shorter SEQ_LEN or a smaller model: {size(available)} are free"
-        )
+        fix = f"close other programs, or take a smaller model: {size(available)} are free"
         return Finding(Status.FAILED, f"{found} ({needed})", WANTED, fix)
     return Finding(Status.OK, found, WANTED)

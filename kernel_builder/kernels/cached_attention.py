@@ -8,7 +8,7 @@ token, a block of drafts or of diffusion, a window with sinks, or a tree.
 - The cache lies heads first, (n_kv_heads, m, head_dim): a K/V tile is one run of memory, and new positions
   are written where they belong; nothing is laid out anew.
 - The mask is a bit for each row and position, 1 where it is seen, in words of 32, position 0 lowest
-  (`mask_of`). A core gets the words of its rows for as many K/V tiles at a time as there are stages, by the
+  (`bit_words`). A core gets the words of its rows for as many K/V tiles at a time as there are stages, by the
   channel of its queries.
 - On a K/V tile of which no row of the query tile sees anything, nothing is computed. In a tile that is seen
   in part, values that nobody sees are cleared first: whatever a position holds that is not seen, be it NaN,
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
 from aerie.kernel_builder.attention import (
     BLOCK,
     STAGES,
@@ -280,14 +280,8 @@ def widest_head(device: Device = NPU2) -> int:
     return max(fits)
 
 
-def mask_of(seen: Array) -> Array:
-    """The words of a mask, (rows, positions / 32) int32, from booleans of (rows, positions)."""
-    bits = np.packbits(np.ascontiguousarray(seen, bool), axis=1, bitorder="little")
-    return bits.view("<u4").view(np.int32)
-
-
 def seen_by(mask: Array) -> Array:
-    """The booleans of a mask: what `mask_of` made of."""
+    """The booleans of a mask: what `bit_words` made words of."""
     return np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little").astype(bool)
 
 
@@ -318,7 +312,7 @@ def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str,
     here = past + np.arange(n)[:, None]
     seen = np.arange(m)[None, :] <= here
     seen &= (rng.random((n, m)) < rng.choice([0.3, 1.0])) | (np.arange(m)[None, :] == here)
-    return {"q": q, "k": k, "v": v, "mask": mask_of(seen)}
+    return {"q": q, "k": k, "v": v, "mask": bit_words(seen)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import IllegalShapeError
+from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
 from aerie.kernel_builder.dsl import bf16
 from aerie.kernel_builder.gemm_tiles import choose_row_tiles
 from aerie.kernel_builder.kernels import cached_attention, flash_attention, gemm, gemm_rows
-from aerie.kernel_builder.kernels.cached_attention import mask_of, seen_by
+from aerie.kernel_builder.kernels.cached_attention import seen_by
 from aerie.kernel_builder.spec import Array
 from aerie.kernel_builder.testing import run
 from aerie.virtual_npu.static import check
@@ -79,7 +79,7 @@ def attend(n: int, arrays: Mapping[str, Array], seen: Array, **cut: int) -> Arra
     """Rows of queries against a cache, each over what it sees."""
     m = arrays["k"].shape[1]
     kernel = cached_attention.build(n, m, HEADS, KV_HEADS, DIM, **cut)
-    return run(kernel, {**arrays, "mask": mask_of(seen)})["out"]
+    return run(kernel, {**arrays, "mask": bit_words(seen)})["out"]
 
 
 def causal(first: int, rows: int, positions: int) -> Array:
@@ -135,9 +135,9 @@ def test_what_is_not_seen_changes_no_bit() -> None:
 
 def test_a_mask_is_a_bit_for_each_position() -> None:
     seen = np.random.default_rng(8).random((3, 96)) < 0.5
-    assert mask_of(seen).shape == (3, 3)
-    np.testing.assert_array_equal(seen_by(mask_of(seen)), seen)
-    assert mask_of(causal(0, 2, 32)).tolist() == [[1], [3]]
+    assert bit_words(seen).shape == (3, 3)
+    np.testing.assert_array_equal(seen_by(bit_words(seen)), seen)
+    assert bit_words(causal(0, 2, 32)).tolist() == [[1], [3]]
 
 
 @pytest.mark.parametrize(

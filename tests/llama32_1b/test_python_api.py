@@ -16,6 +16,7 @@ from ml_dtypes import bfloat16
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.tokenizer import TextStream
+from aerie.runtime import RunError
 
 FRANCE, EGYPT = "What is the capital of France?", "What is the capital of Egypt?"
 
@@ -310,6 +311,17 @@ def test_an_answer_goes_on_when_another_prompt_has_longer_programs_compiled() ->
         opened.generate(long, max_tokens=1)
         assert begun.result().text == "The capital of France is Paris."
         assert unbegun.result().text == "The capital of Egypt is Cairo."
+
+
+@pytest.mark.parametrize("devices", [(), (0, 1), -1, "0"])
+def test_a_model_runs_on_one_device(devices: Any) -> None:
+    with pytest.raises(UserError, match="a model runs on one device for now: give its index, as 0"):
+        load("demo", backend="virtual", devices=devices)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(RunError, match="could not open device 1: there is no device 1; the virtual NPU is"):
+        load("demo", backend="virtual", devices=1)
 
 
 def test_a_closed_model() -> None:

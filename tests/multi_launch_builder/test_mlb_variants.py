@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from aerie.air_dialect import parse
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role, bf16
+from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role, bf16, bit_words
 from aerie.kernel_builder.kernels import registry
-from aerie.kernel_builder.kernels.cached_attention import mask_of
 from aerie.multi_launch_builder import (
     GraphType,
     ModelShape,
@@ -295,7 +294,7 @@ def test_a_row_of_logits_does_not_depend_on_its_company():
 
 
 def causal(first, rows, positions):
-    return mask_of(np.arange(positions)[None, :] <= first + np.arange(rows)[:, None])
+    return bit_words(np.arange(positions)[None, :] <= first + np.arange(rows)[:, None])
 
 
 @pytest.mark.parametrize("shape", some(DEMO, NARROW, random_shape(3)), ids=str)

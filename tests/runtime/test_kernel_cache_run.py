@@ -264,7 +264,7 @@ def test_a_device_that_cannot_be_opened(cache, arrays, monkeypatch):
         raise OSError("no /dev/accel/accel0")
 
     monkeypatch.setattr(cache.backend.pyxrt, "device", device)
-    with pytest.raises(RunError, match="backend 'virtual' could not open the device: no /dev/accel/accel0"):
+    with pytest.raises(RunError, match="backend 'virtual' could not open device 0: no /dev/accel/accel0"):
         cache.run("scale", **arrays)
 
 

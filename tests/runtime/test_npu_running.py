@@ -160,7 +160,7 @@ def test_release_at_the_end_of_the_interpreter(tmp_path):
 # failures at every step
 
 STEPS = {
-    "device": r"backend 'npu' could not open the device: DRM_IOCTL.*err=-19.*the NPU is gone",
+    "device": r"backend 'npu' could not open device 0: DRM_IOCTL.*err=-19.*the NPU is gone",
     "elf": r"backend 'npu' could not load 'scale' from .*scale-\w+\.elf: .*the NPU is gone",
     "hw_context": r"backend 'npu' could not load 'scale' from .*: .*the NPU is gone",
     "kernel": r"backend 'npu' could not load 'scale' from .*: .*the NPU is gone",
