@@ -132,23 +132,29 @@ class Stream(Iterator[str]):
                 self._generation.go_on_with(self._model._open().model)
                 piece = next(self._text)
         except StopIteration:
-            self._finish(EventKind.END)
+            self._finish()
             raise
         except BaseException:
             self._ended = FinishReason.INTERRUPTED
-            self._finish(EventKind.ABORT)
+            self._finish()
             raise
         self.text += piece
         self._tell(EventKind.CONTINUE, piece)
         return piece
 
     def close(self) -> None:
-        """End the answer. What has come of it stays; the model answers the next prompt as if nothing was."""
-        self._pieces.close()
-        self._text = iter(())
+        """End the answer. What has come of it stays; the model answers the next prompt as if nothing was.
+
+        Another thread that waits for a piece is told at once that there is none, on the virtual NPU in the
+        middle of a program.
+        """
         if self.finish_reason is None:
             self._ended = FinishReason.INTERRUPTED
-        self._finish(EventKind.ABORT if self._ended else EventKind.END)
+        self._generation.stop()
+        with self._model._turn:
+            self._pieces.close()
+        self._text = iter(())
+        self._finish()
 
     def __enter__(self) -> Stream:
         return self
@@ -187,14 +193,15 @@ class Stream(Iterator[str]):
         prompt = self._generation.prompt_ids
         return Result(self.text, self.token_ids, prompt, reason, self.usage, self.kpis)
 
-    def _finish(self, kind: EventKind) -> None:
+    def _finish(self) -> None:
         """Once, when nothing more comes; told to who was told of the beginning."""
-        if not self._is_over:
-            self._is_over = True
-            with self._model._turn:
+        with self._model._turn:
+            is_first, self._is_over = not self._is_over, True
+            if is_first:
                 self._fed(self._model.kpis)
-            if self._is_begun:
-                self._tell(kind)
+        if is_first and self._is_begun:
+            is_cut = self.finish_reason is FinishReason.INTERRUPTED
+            self._tell(EventKind.ABORT if is_cut else EventKind.END)
 
     def _tell(self, kind: EventKind, text: str = "") -> None:
         """Tell of what happened; an answer that is under way is stopped where the listener says False."""

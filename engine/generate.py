@@ -18,7 +18,7 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.progress import Bar, no_bar
 from aerie.engine.sampler import Sampler
-from aerie.runtime import RunError
+from aerie.runtime import RunError, RunStopped, Stop
 
 Row = TypeVar("Row", bound=NDArray[Any])
 
@@ -68,8 +68,9 @@ def never() -> bool:
 class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
-    `interrupted` is asked after every token; True ends the generation. `bar` moves while the prompt is read.
-    What `kept` has of the prompt is not computed again: `cached_tokens` says how many that were.
+    `interrupted` is asked after every token; True ends the generation. `stop` ends it sooner, in the middle
+    of a program: what has come stays, and the KV cache is as before the step. `bar` moves while the prompt is
+    read. What `kept` has of the prompt is not computed again: `cached_tokens` says how many that were.
     Afterwards `finish_reason` says why it ended and `figures` how fast it was. `recover` is called when a
     device fails: the step that failed is run again by the model that it gives. Raises PromptError, before
     anything is run, for a prompt that cannot be run, and UserError where fewer than one token is asked for.
@@ -101,6 +102,7 @@ class Generation:
         self._recover = recover
         self._bar = bar
         self._kept = kept or Kept()
+        self._stop = Stop()
         self.cached_tokens = 0
         self._started = self._first = self._last = 0.0
 
@@ -109,6 +111,8 @@ class Generation:
         cache = self._begin()
         try:
             yield from self._tokens(cache)
+        except RunStopped:
+            self.finish_reason = FinishReason.INTERRUPTED
         finally:
             if self._model.blocks.variants:
                 self._kept.give(cache)
@@ -128,6 +132,10 @@ class Generation:
             token = self._pick(row)
             yield token
         self.finish_reason = reason
+
+    def stop(self) -> None:
+        """End it at once, whichever thread makes its tokens; before its first token, none comes."""
+        self._stop.set()
 
     def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left by the same model on another device."""
@@ -168,11 +176,12 @@ class Generation:
 
     def _step(self, step: Callable[..., Row], *arguments: Any) -> Row:
         """One step of the forward pass; run again, from its start, once a failed device was replaced."""
-        try:
+        with self._stop.watched():
+            try:
+                return step(self._model, *arguments)
+            except RunError as error:
+                self._model = self._recover(error, f"at token {len(self.token_ids) + 1} of the answer")
             return step(self._model, *arguments)
-        except RunError as error:
-            self._model = self._recover(error, f"at token {len(self.token_ids) + 1} of the answer")
-        return step(self._model, *arguments)
 
     def _reason_to_finish(self, token: int, next_position: int) -> FinishReason | None:
         config = self._model.config

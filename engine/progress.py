@@ -1,7 +1,7 @@
 """What a command tells on standard error, and how Ctrl-C reaches it.
 
 Standard output is for the model's text alone. Ctrl-C ends what goes on, in the middle of a program too; in an
-answer it is a request to stop at the next token, so that the answer so far is kept whole.
+answer it drops the token under way and keeps the answer so far whole.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
+
+from aerie.runtime import stop_running
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +97,8 @@ def end_as_at_ctrl_c() -> None:
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
     """Within this, Ctrl-C raises KeyboardInterrupt until the given function was called once. From then on the
-    first one makes that return True, and a second one raises KeyboardInterrupt.
+    first one makes that return True, and stops a step that is under way under a Stop; a second one raises
+    KeyboardInterrupt.
 
     Only for the main thread, where Python delivers signals.
     """
@@ -106,6 +109,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         if interrupted or not is_asked:
             signal.default_int_handler(signum, frame)
         interrupted = True
+        stop_running()
 
     def ask() -> bool:
         nonlocal is_asked

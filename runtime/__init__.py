@@ -16,6 +16,7 @@ from aerie.runtime.errors import (
 )
 from aerie.runtime.profiler import Profiler
 from aerie.virtual_npu.pyxrt.batch import HostCode
+from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running
 
 __all__ = [
     "NOTHING_SHARED",
@@ -33,8 +34,11 @@ __all__ = [
     "Progress",
     "Recording",
     "RunError",
+    "RunStopped",
     "Sharing",
     "Stage",
     "Static",
+    "Stop",
     "select_backend",
+    "stop_running",
 ]

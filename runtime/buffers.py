@@ -16,6 +16,7 @@ from aerie.runtime.artifacts import Artifact
 from aerie.runtime.device import DEVICE_ERRORS, BoundRun, Contexts, Failure, LoadedProgram, clear_frames
 from aerie.runtime.errors import ArrayError, RunError
 from aerie.virtual_npu.knobs import is_plain
+from aerie.virtual_npu.stopping import refuse_stopped
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -296,7 +297,11 @@ class BufferSet:
         return bool(self._buffers)
 
     def execute(self) -> None:
-        """Run the program to its end. RunError unless it completed; then the next call loads it afresh."""
+        """Run the program to its end. RunError unless it completed; then the next call loads it afresh.
+
+        RunStopped, before it begins or in its middle, where this thread watches a Stop that is set.
+        """
+        refuse_stopped()
         if self._in_place or self._views_known != BufferSet.views_given:
             self._sync_in_place()
         contexts = self._contexts

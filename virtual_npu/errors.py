@@ -126,7 +126,7 @@ FAULTS = (
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
 STOPPED = len(FAULTS) + 1
-"""The `Failure::Kind` of a run that the handler of a signal ended."""
+"""The `Failure::Kind` of a run that the handler of a signal, or a Stop, ended."""
 
 
 def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:

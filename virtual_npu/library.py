@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from aerie.virtual_npu import knobs
 from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.stopping import RunStopped
 from aerie.virtual_npu.team import use_team
 
 FORMAT = 9
@@ -171,7 +172,8 @@ class Call:
         recorded until then.
 
         In the main thread signals are handled meanwhile; what their handlers raise (KeyboardInterrupt) ends
-        the call within a tenth of a second or so, and leaves in the buffers whatever it had written.
+        the call within a tenth of a second or so, and leaves in the buffers whatever it had written. So does
+        a Stop that the calling thread watches, by RunStopped, and at once.
         """
         return self.outcome(self._function(*self._passed))
 
@@ -213,8 +215,10 @@ class Call:
 
 
 def _raise(report: _RunReport) -> None:
-    """Raise what the handler of a signal has raised during a run."""
+    """Raise what the handler of a signal has raised during a run, or RunStopped where a Stop ended it."""
     raised, report.raised = tuple(report.raised), (ctypes.c_void_p * 3)()
+    if not raised[0]:
+        raise RunStopped("stopped")
     ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, raised))
 
 

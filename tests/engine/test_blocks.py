@@ -23,7 +23,7 @@ from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder import Variant
-from aerie.runtime import RunError, select_backend
+from aerie.runtime import RunError, RunStopped, Stop, select_backend
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 1500, 100)]
 
@@ -116,6 +116,27 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(blocks, whole, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         prefill(model, [5] * 40, cache, fail)
     assert cache.length == 60
+    assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
+
+
+@pytest.mark.parametrize("after", [1, 8, 11])
+def test_a_prefill_that_is_stopped_runs_no_further_program(blocks, whole, after):
+    """Once so many of its programs have run, before and in its second step; the cache is as before."""
+    model, stop, ran = blocks["rows"].model, Stop(), []
+    cache = model.new_cache(1)
+    prefill(model, TOKENS[:60], cache)
+
+    def watch(program, done):
+        ran.append(program)
+        if done == after:
+            stop.set()
+
+    with pytest.raises(RunStopped), stop.watched():
+        prefill(model, [5] * 40, cache, watch)
+    assert len(ran) == after
+    assert cache.length == 60
+    with pytest.raises(RunStopped), stop.watched():
+        decode_step(model, 5, cache)
     assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Str
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.tokenizer import TextStream
 from aerie.runtime import RunError
+from aerie.runtime.buffers import BufferSet
 
 FRANCE, EGYPT = "What is the capital of France?", "What is the capital of Egypt?"
 
@@ -105,6 +107,31 @@ def test_ctrl_c_in_the_middle_of_a_token(model: Model, monkeypatch: pytest.Monke
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert (stream.text, stream.finish_reason) == ("The", FinishReason.INTERRUPTED)
+    assert model.generate(FRANCE).text == "The capital of France is Paris."
+
+
+def test_closed_by_another_thread(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the prompt is read, as its fifth program begins: that is the last."""
+    begun: list[str] = []
+    events: list[EventKind] = []
+    stream = model.stream(FRANCE, on_event=lambda event: events.append(event.kind))
+    closing, real = threading.Thread(target=stream.close), BufferSet.execute
+
+    def execute(buffers: BufferSet) -> None:
+        begun.append(buffers.label)
+        if len(begun) == 5:
+            closing.start()
+            while not stream._generation._stop.is_set:
+                time.sleep(0.001)
+        real(buffers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BufferSet, "execute", execute)
+        assert list(stream) == []
+    closing.join()
+    assert len(begun) == 5
+    assert (stream.text, stream.finish_reason) == ("", FinishReason.INTERRUPTED)
+    assert events == [EventKind.BEGIN, EventKind.ABORT]
     assert model.generate(FRANCE).text == "The capital of France is Paris."
 
 

@@ -1,8 +1,9 @@
-"""A prefill that is stopped leaves nothing behind: the demo on the virtual NPU, in this process."""
+"""A prefill or a token that is stopped leaves nothing behind: the demo on the virtual NPU."""
 
 import dataclasses
 import io
 import signal
+import threading
 from contextlib import contextmanager
 from functools import partial
 
@@ -11,7 +12,8 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill, prefill_steps
-from aerie.engine.generate import Generation
+from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.passes import TokenPass
 from aerie.engine.progress import Reporter, no_step
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
@@ -68,6 +70,54 @@ def test_a_question_whose_prefill_is_stopped_was_never_asked(session, monkeypatc
     assert out == expected
     assert notes == ["\nStopped; this turn is forgotten."]
     assert len(begun) == after
+
+
+def at_token(monkeypatch, number, act):
+    """Call `act` as the token of that number begins, of those after the first; the rows of all that ended."""
+    begun, ended, real = [], [], TokenPass.__call__
+
+    def run(token_pass, *arguments):
+        begun.append(arguments)
+        if len(begun) == number:
+            act()
+        ended.append(real(token_pass, *arguments))
+        return ended[-1]
+
+    monkeypatch.setattr(TokenPass, "__call__", run)
+    return ended
+
+
+def test_ctrl_c_in_an_answer_does_not_wait_for_the_token_under_way(session, monkeypatch):
+    expected, _ = converse(session, FIRST)
+    with monkeypatch.context() as patch:
+        ended = at_token(patch, 4, lambda: signal.raise_signal(signal.SIGINT))
+        out, notes = converse(session, FIRST)
+    assert len(ended) == 3
+    assert notes == ["[stopped]"]
+    assert expected.startswith(out.rstrip())
+    assert (
+        len(session.tokenizer.encode(out.rstrip())) == 1 + 4
+    )  # the prefill's, three more; and one to begin with
+    assert converse(session, FIRST) == (expected, [])
+
+
+def test_another_thread_stops_a_token(session, monkeypatch):
+    """Before its first program; what has come stays, and the same prompt is then answered whole."""
+    ids = session.tokenizer.encode_chat([{"role": "user", "content": FIRST}])
+    expected = list(session.generate(ids, 8, Sampler()))
+    generation = session.generate(ids, 8, Sampler())
+
+    def stop():
+        other = threading.Thread(target=generation.stop)
+        other.start()
+        other.join()
+
+    with monkeypatch.context() as patch:
+        ended = at_token(patch, 3, stop)
+        assert list(generation) == expected[:3]
+    assert generation.finish_reason is FinishReason.INTERRUPTED
+    assert len(ended) == 2
+    assert list(session.generate(ids, 8, Sampler())) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aerie.kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
-from aerie.runtime import AerieRuntimeError, ArrayError, RunError
+from aerie.runtime import AerieRuntimeError, ArrayError, RunError, RunStopped, Stop
 from aerie.runtime.buffers import BufferSet
 from aerie.runtime.device import Contexts
 
@@ -223,6 +223,21 @@ def test_ctrl_c_leaves_a_cache_that_runs_on(cache, arrays, fake_library):
         cache.run("scale", **arrays)
     fake_library.fail = None
     np.testing.assert_array_equal(cache.run("scale", x=arrays["x"])["y"], arrays["x"] * arrays["w"])
+
+
+def test_a_stop_that_is_set_lets_no_run_begin(cache, arrays):
+    """On whatever device: it is asked before each."""
+    stop, made = Stop(), []
+
+    def run_twice():
+        made.append(cache.run("scale", **arrays)["y"])
+        stop.set()
+        made.append(cache.run("scale", x=2 * arrays["x"])["y"])
+
+    with pytest.raises(RunStopped), stop.watched():
+        run_twice()
+    assert len(made) == 1
+    np.testing.assert_array_equal(cache.run("scale", x=arrays["x"])["y"], made[0])
 
 
 def test_close_releases_and_the_cache_starts_anew(cache, arrays):

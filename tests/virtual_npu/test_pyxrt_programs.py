@@ -1,5 +1,6 @@
 """The device with programs that virtual_npu built, in both memory modes."""
 
+import ctypes
 import signal
 
 import numpy as np
@@ -10,6 +11,7 @@ from aerie import virtual_npu
 from aerie.virtual_npu import pyxrt
 from aerie.virtual_npu.pyxrt import batch as batch_module
 from aerie.virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
+from aerie.virtual_npu.stopping import RunStopped, Stop
 
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
@@ -268,4 +270,19 @@ def test_a_signal_ends_a_run(shared, batches):
     assert values(counted)[0] > 0
     assert not values(result).any()
     execute(1)
+    assert values(result)[0] == 5
+
+
+def test_a_stop_ends_a_batch_where_it_is_set(shared):
+    """No run begins after it, and the same batch can be taken again."""
+    device, _, add = shared
+    stop, one = Stop(), np.ones(1, np.int32)
+    source = pyxrt.ext.bo(device, 256)
+    first, middle = bound_add(add, device, 2, source)
+    second, result = bound_add(add, device, 3, middle)
+    batch = Batch([first, Copy(ctypes.addressof(stop._flag), one.ctypes.data, 4), second])
+    with pytest.raises(RunStopped), stop.watched():
+        batch.execute()
+    assert (values(middle)[0], values(result)[0]) == (2, 0)
+    batch.execute()
     assert values(result)[0] == 5

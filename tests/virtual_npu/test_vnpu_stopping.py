@@ -1,17 +1,20 @@
 """A program that does not end can be stopped, and leaves nothing running.
 
 From the command line its process ends; in a Python program the handlers of signals run meanwhile, and what
-they raise ends the run. How soon is not measured here: these programs would take years.
+they raise ends the run, and so does a Stop that is set. How soon is not measured here: these programs would
+take years.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ import pytest
 
 from aerie import virtual_npu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
+from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running
 
 FOREVER = """
 func.func @f(%x: memref<4xf32>) {
@@ -238,3 +242,125 @@ def test_a_failure_is_told_although_handlers_run(program, alarm, run):
     alarm(lambda: None)
     with pytest.raises(VirtualNpuRuntimeError, match="@ones"):
         run(program(text), "channels", np.zeros(2), np.array([3]))
+
+
+POINTS = (1, 3, 1, 1)
+SETTING = (
+    "func.func @f(%counts: memref<12xi32>, %sets: memref<4xi32>, %flag: memref<1xi32>) {"
+    + "".join(
+        f"""
+  air.launch @l{number} (%i, %j) in (%si=%c1, %sj=%c{points}) args(%a=%counts, %b=%sets, %c=%flag)
+      : memref<12xi32>, memref<4xi32>, memref<1xi32> {{
+    air.segment @s{number} args(%d=%a, %e=%b, %f=%c, %k=%j)
+        : memref<12xi32>, memref<4xi32>, memref<1xi32>, index {{
+      %n = arith.constant 1 : index
+      air.herd @h{number} tile (%tx, %ty) in (%sx=%n, %sy=%n) args(%to=%d, %from=%e, %stop=%f, %point=%k)
+          : memref<12xi32>, memref<4xi32>, memref<1xi32>, index {{
+        %zero = arith.constant 0 : index
+        %one = arith.constant 1 : index
+        %launch = arith.constant {number} : index
+        %first = arith.constant {3 * number} : index
+        %place = arith.addi %first, %point : index
+        %more = arith.constant 1 : i32
+        %own = memref.alloc() : memref<1xi32, 2>
+        air.dma_memcpy_nd (%own[] [] [], %to[%place] [%one] [%one]) : (memref<1xi32, 2>, memref<12xi32>)
+        %old = memref.load %own[%zero] : memref<1xi32, 2>
+        %new = arith.addi %old, %more : i32
+        memref.store %new, %own[%zero] : memref<1xi32, 2>
+        air.dma_memcpy_nd (%to[%place] [%one] [%one], %own[] [] []) : (memref<12xi32>, memref<1xi32, 2>)
+        air.dma_memcpy_nd (%own[] [] [], %from[%launch] [%one] [%one]) : (memref<1xi32, 2>, memref<4xi32>)
+        air.dma_memcpy_nd (%stop[] [] [], %own[] [] []) : (memref<1xi32>, memref<1xi32, 2>)
+        memref.dealloc %own : memref<1xi32, 2>
+      }}
+    }}
+  }}"""
+        for number, points in enumerate(POINTS)
+    )
+    + "\n  return\n}\n"
+)
+"""Launches that count how often each of their points ran, and copy an element of %sets into the flag."""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("setting", range(len(POINTS)))
+def test_after_the_launch_in_which_a_stop_is_set_none_runs(program, monkeypatch, setting, threads):
+    """Nor, on one thread, a point of that launch; then the same call runs them all."""
+    monkeypatch.setenv("VNPU_THREADS", threads)
+    library, stop = program(SETTING), Stop()
+    counts, sets = np.zeros((4, 3), np.int32), np.zeros(4, np.int32)
+    pointers = [counts.ctypes.data, sets.ctypes.data, ctypes.addressof(stop._flag)]
+    call, sets[setting] = library.call("f", pointers), 1
+    is_last = setting == len(POINTS) - 1  # then nothing is left to be stopped
+    with nullcontext() if is_last else pytest.raises(RunStopped), stop.watched():
+        call()
+    ran = counts.sum(axis=1).tolist()
+    assert ran[:setting] == [*POINTS[:setting]]
+    assert 1 <= ran[setting] <= (1 if threads == "1" else POINTS[setting])
+    assert not any(ran[setting + 1 :])
+    counts[:] = 0
+    call()
+    assert counts.tolist() == [[1, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("checks", [False, True], ids=["plain", "checks"])
+@pytest.mark.parametrize("entry", ["herds", "channels"])
+def test_a_stop_ends_what_another_thread_runs(program, monkeypatch, entry, checks):
+    monkeypatch.setenv("VNPU_THREADS", "2")
+    library = program(COUNTING, options=virtual_npu.BuildOptions(checks=checks))
+    stop, ended = Stop(), []
+    counts, run = start(library, entry, YEARS)
+
+    def watched():
+        try:
+            with stop.watched():
+                run()
+        except RunStopped:
+            ended.append("stopped")
+
+    other = threading.Thread(target=watched)
+    other.start()
+    if not checks:  # where they are all issued before the first of them begins
+        until(counts.any)
+    stop.set()
+    other.join(60)
+    assert ended == ["stopped"]
+    again, run = start(library, entry, 3)
+    run()
+    assert (again == 3).all()
+
+
+def test_a_stop_is_of_the_thread_and_the_part_that_watch_it(program):
+    """A call that begins under one that is set does nothing; around it, beside it and after it all run."""
+    library, outer, inner = program(COUNTING), Stop(), Stop()
+    counts, run = start(library, "herds", 1)
+
+    def inside():
+        run()
+        stop_running()
+        assert inner.is_set
+        other = threading.Thread(target=run)
+        other.start()
+        other.join()
+        assert (counts == 2).all()
+        run()
+
+    stop_running()  # nothing is watched
+    with outer.watched():
+        with pytest.raises(RunStopped), inner.watched():
+            inside()
+        run()
+        assert not outer.is_set
+    with pytest.raises(RunStopped), inner.watched():
+        raise AssertionError("entered")
+    run()
+    assert (counts == 4).all()
+
+
+def test_a_handler_that_sets_the_stop_ends_the_run(program, alarm):
+    """As a handler does that has to return."""
+    library, stop = program(COUNTING), Stop()
+    counts, run = start(library, "herds", YEARS)
+    alarm(stop_running)
+    with pytest.raises(RunStopped), stop.watched():
+        run()
+    assert (counts > 0).all()

@@ -68,7 +68,7 @@ void fail_outside(Site site, i64 low, i64 high, i64 extent) {
        (long long)high, (long long)(extent - 1));
 }
 
-// ---- signals ----
+// ---- stopping ----
 
 namespace {
 
@@ -81,11 +81,12 @@ i64 nanoseconds() {
 }
 
 // A run under way, as all threads that work on it know it. Handlers of signals are the interpreter's, and run in the
-// thread that called.
+// thread that called; the flag that ends a run is that of the same thread, and all look at it.
 struct Running {
   const Interpreter *const interpreter;
   void **const raised;
   const pthread_t caller = pthread_self();
+  const int32_t *const flag = team().watched();
   i64 next = nanoseconds() + kUnasked;  // the time of the next look
   std::atomic<bool> is_stopped{false};
 
@@ -99,6 +100,11 @@ struct Running {
     interpreter->release(state);
     next = nanoseconds() + kUnasked;
   }
+
+  bool shall_end() {
+    if (flag && __atomic_load_n(flag, __ATOMIC_RELAXED)) is_stopped = true;
+    return is_stopped.load(std::memory_order_relaxed);
+  }
 };
 thread_local Running *running = nullptr;
 
@@ -108,7 +114,7 @@ void go_on() {
   Running *const run = running;
   if (!run) return;  // no entry was called: a test of one part
   run->look();
-  if (run->is_stopped.load(std::memory_order_relaxed)) throw Failure{Failure::kStopped, "stopped by a signal"};
+  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
 }
 
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
@@ -278,6 +284,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   team().expect(1);
   const i64 started = nanoseconds();
   try {
+    go_on();
     entry(arguments);
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);

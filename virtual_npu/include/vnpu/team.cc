@@ -182,7 +182,13 @@ void share(int helpers, void (*work)(void *), void (*look)(void *), void *contex
 
 void expect(int change) { workers.expecting += change; }
 
-constexpr Team kOwn{share, expect};
+thread_local const int32_t *stop_flag = nullptr;
+
+void watch(const int32_t *flag) { stop_flag = flag; }
+
+const int32_t *watched() { return stop_flag; }
+
+constexpr Team kOwn{share, watch, watched, expect};
 const Team *used_team = &kOwn;
 
 }  // namespace
@@ -193,3 +199,4 @@ const Team &team() { return *used_team; }
 
 VNPU_EXPORT const vnpu::Team *vnpu_own_team() { return &vnpu::kOwn; }
 VNPU_EXPORT void vnpu_use_team(const vnpu::Team *used) { vnpu::used_team = used; }
+VNPU_EXPORT void vnpu_watch(const int32_t *flag) { vnpu::team().watch(flag); }

@@ -15,6 +15,9 @@ struct Team {
   // thread alone where the team is at work already. While the last of them is awaited, look(context) is called now and
   // then. work throws nothing.
   void (*share)(int helpers, void (*work)(void *), void (*look)(void *), void *context);
+  // What this thread calls ends once *flag is not 0, and does not begin; none: it goes on to its end.
+  void (*watch)(const int32_t *flag);
+  const int32_t *(*watched)();
   // 1 when things begin that follow each other closely, -1 when they end: meanwhile threads look out for work before they
   // sleep.
   void (*expect)(int change);
@@ -28,3 +31,6 @@ const Team &team();
 // This object's own team, and which one it shall use.
 VNPU_EXPORT const vnpu::Team *vnpu_own_team();
 VNPU_EXPORT void vnpu_use_team(const vnpu::Team *used);
+
+// As the team's `watch`.
+VNPU_EXPORT void vnpu_watch(const int32_t *flag);
