@@ -20,6 +20,35 @@ def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
     return native if native and native.serves(keys, visible) else None
 
 
+class NewRows:
+    """Keys and values of new tokens on their way into a cache, in C++ where it can be had.
+
+    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim). `move_to` comes before each
+    step.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers, self._place = layers, Place()
+        self._native = native_attention() if layers[0][0].flags.c_contiguous else None
+
+    def move_to(self, position: int, rows: int = 1) -> None:
+        """The next step has so many rows to keep, the first of them at `position`."""
+        self._place.stand(position, rows)
+
+    def work(self, layer: int, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
+        """To keep the first of these rows, (rows, kv_heads * head_dim), which lie in arrays that stay."""
+        keys, values = self._layers[layer]
+        if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
+            arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
+            return LayerCode(self._native, self._place, 1, **arrays).keep_rows()
+
+        def keep() -> None:
+            rows = self._place.rows
+            write_rows((keys, values), self._place.position, key_rows[:rows], value_rows[:rows])
+
+        return HostWork(keep)
+
+
 class CacheAttention:
     """What the host does in each layer of a decoded token: keep its keys and values, and attend to the cache.
 
@@ -30,8 +59,8 @@ class CacheAttention:
 
     def __init__(self, layers: Layers, width: int, visible: Any) -> None:
         self.out = np.empty(width, bf16)
-        self._layers = layers
-        self._position, self._visible, self._place = 0, visible, Place()
+        self._layers, self._rows = layers, NewRows(layers)
+        self._visible, self._place = visible, Place()
         self._native = _serving(layers[0][0], visible)
         self._threads = knobs.threads() if self._native else 1
 
@@ -41,28 +70,25 @@ class CacheAttention:
 
     def move_to(self, position: int, visible: Any) -> None:
         """The next token stands at `position` and sees the positions that the index `visible` picks."""
-        self._position, self._visible = position, visible
+        self._rows.move_to(position)
+        self._visible = visible
         if self._native:
-            self._place.set(position, visible, self._layers[0][0].shape[1])
+            self._place.see(visible, self._layers[0][0].shape[1])
 
     def works(
         self, layer: int, query: BF16Array, key_row: BF16Array, value_row: BF16Array
     ) -> tuple[HostWork, HostWork]:
         """To keep the rows, (kv_heads * head_dim,), and to attend with the query, in arrays that stay."""
         keys, values = self._layers[layer]
-        given = {"query": query, "key_row": key_row, "value_row": value_row}
-        if self._native and all(array.flags.c_contiguous for array in given.values()):
-            arrays = {**given, "keys": keys, "values": values, "out": self.out}
-            code = LayerCode(self._native, self._place, self._threads, **arrays)
-            return code.keep_row(), code.attend()
-
-        def keep() -> None:
-            write_rows((keys, values), self._position, key_row[None], value_row[None])
+        keep = self._rows.work(layer, key_row[None], value_row[None])
+        if self._native and query.flags.c_contiguous:
+            arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
+            return keep, LayerCode(self._native, self._place, self._threads, **arrays).attend()
 
         def attend() -> None:
             self.out[...] = reference_attention(query, keys, values, self._visible)
 
-        return HostWork(keep), HostWork(attend)
+        return keep, HostWork(attend)
 
 
 def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:

@@ -17,8 +17,9 @@ from aerie.engine.kv import KVCache
 from aerie.engine.logits import dequantised, last_row
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm, widen
-from aerie.engine.passes import BlockPass, TokenPass
+from aerie.engine.passes import BlockPass, RowPass, TokenPass
 from aerie.engine.planner import Step
+from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Step as ToldStep
 from aerie.engine.progress import no_step
 from aerie.multi_launch_builder import Program, legal_seq_len
@@ -119,8 +120,7 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     full and cannot grow.
     """
     if model.blocks.decode == ROWS:
-        rows: BF16Array = prefill(model, [token_id], cache, last_only=True)[-1]
-        return rows
+        return _decode_in_rows(model, token_id, cache)
     cache.come_to(model.home)
     if model.blocks.variants:
         cache.reserve(cache.length + 1)
@@ -132,6 +132,32 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     row = kept(token_id, cache.length, visible)
     cache.advance([token_id])
     return row
+
+
+def _decode_in_rows(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
+    """As decode_step, by calls that are noted once and repeated; where they cannot be, as a prompt's step."""
+    check_prompt([token_id], model.config, past=cache.length)
+    cache.come_to(model.home)
+    step = model.blocks.plan(1, cache.length, cache.capacity)[0]
+    kept = _row_pass(model, step, cache) if step.n_process == 1 else None
+    if kept is None:
+        rows: BF16Array = prefill(model, [token_id], cache, last_only=True)[-1]
+        return rows
+    row = kept(token_id, step)
+    cache.advance([token_id], in_blocks=True)
+    return row
+
+
+def _row_pass(model: LoadedModel, step: Step, cache: KVCache) -> RowPass | None:
+    """What the cache keeps for steps like this one; None where the model's runner notes no calls."""
+    kept = cache.token_pass
+    if isinstance(kept, RowPass) and kept.serves(model, step):
+        return kept
+    cache.reserve(step.context)
+    model.supply(model.blocks.names(step))
+    recording = model.runner.record()
+    made = cache.token_pass = RowPass(model, step, cache, recording) if recording else None
+    return made
 
 
 def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
@@ -167,4 +193,4 @@ def _head(model: LoadedModel, head: Program, hidden: BF16Array) -> dict[str, NDA
         normed = rms_norm(hidden, model.final_norm, model.config.rms_norm_eps)
     x = np.zeros(head.arguments["x"].shape, bf16)
     x.reshape(head.rows, -1)[: len(normed)] = normed
-    return model.run(head, x=x)
+    return model.runner.run(head, bo_key=buffer_set(head, 0), on_device=(), copy=False, x=x)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-from numpy.typing import NDArray
 
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import Checkpoint
@@ -75,23 +73,6 @@ class LoadedModel:
     def longest_prompt(self) -> int:
         """The most tokens that can be prefilled."""
         return min(self.seq_len or self.positions, self.positions)
-
-    def run(
-        self,
-        program: Program,
-        layer: int = 0,
-        on_device: Collection[str] = (),
-        slot: str = "",
-        **arrays: Any,
-    ) -> dict[str, NDArray[Any]]:
-        """Call a program with its inputs by name, for `layer`; returns its outputs by name.
-
-        They are views, valid until a program writes that buffer again (`programs.Places`). Those named in
-        `on_device` are for the next program alone: their contents may never come to the host. `slot`: the
-        KV cache's, for a program that attends to it.
-        """
-        key = self.places.key(program, layer, slot) if slot else buffer_set(program, layer)
-        return self.runner.run(program, bo_key=key, copy=False, on_device=on_device, **arrays)
 
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less.

@@ -1,14 +1,15 @@
-"""One way of tokens through all layers: a step of several tokens on blocks of rows, or one token by GEMVs."""
+"""The ways of tokens through all layers: a step of several on blocks of rows; one token so, or by GEMVs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.attention import CacheAttention
+from aerie.engine.attention import CacheAttention, NewRows
 from aerie.engine.kv import KVCache, mask_words
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
@@ -18,6 +19,8 @@ from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
 Arrays = dict[str, NDArray[Any]]
+ROPE_ROWS, MASK = "rope_rows", "mask"
+"""What programs of blocks are given of the positions of their rows."""
 
 
 class BlockPass:
@@ -30,7 +33,8 @@ class BlockPass:
     """
 
     def __init__(self, model: LoadedModel, step: Step, cache: KVCache, ran: Callable[[str], None]) -> None:
-        self._model, self._step, self._cache, self._ran = model, step, cache, ran
+        self._model, self._step, self._cache = model, step, cache
+        self._at_once = _AtOnce(model, ran)
         self._last = model.config.num_hidden_layers - 1
         if model.blocks.variants:
             cache.reserve(step.context)
@@ -41,80 +45,101 @@ class BlockPass:
         x: their embeddings, (n_process, hidden_size). With none wanted, the last layer gives keys and values
         alone (DECODER_PREFILL).
         """
-        rows = _Rows(self._model, self._step)
+        rows = self._rows(self._step)
         x = rows.padded(x)
         for layer in range(self._last):
-            x = self._attend(rows, layer, x, self._project(rows, layer, x))
-        projected = self._project(rows, self._last, x)
+            x = rows.attend(layer, x, rows.project(layer, x, self._keep))
+        projected = rows.project(self._last, x, self._keep, on_device=())
         if not wanted:
             return x[:0].copy()
         if tail := self._model.blocks.tail(self._step, wanted):
-            rows = _Rows(self._model, tail)
+            rows = self._rows(tail)
             x, queries = (rows.padded(_cut(each, wanted)) for each in (x, projected["q_roped"]))
             projected, wanted = {"q_roped": queries}, range(len(wanted))
-        return _cut(self._attend(rows, self._last, x, projected), wanted).copy()
+        return _cut(rows.attend(self._last, x, projected), wanted).copy()
 
-    def _project(self, rows: _Rows, layer: int, x: BF16Array) -> Arrays:
-        """Queries, keys and values of a layer: the latter two are in the cache then."""
-        program, cache, step = rows.qkv, self._cache, self._step
-        stays = () if layer == self._last else ("q_roped",)
-        made = self._model.run(program, layer, stays, slot="", x=x, **rows.given(program))
-        self._ran(program.kind)
-        with self._model.host_timer("KV cache write"):
-            kept = made["k_roped"][: step.n_process], made["v"][: step.n_process]
-            cache.write(layer, step.new_idx, *kept)
-        return made
+    def _rows(self, step: Step) -> _Rows:
+        rows = _Rows(self._model, step, self._cache, self._at_once)
+        rows.move_to(step)
+        return rows
 
-    def _attend(self, rows: _Rows, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
-        """What a layer does with queries: attention, output projection, FFN; x is its input."""
-        model, attention, ffn = self._model, rows.attention, rows.ffn
-        given = {"q_roped": projected["q_roped"], **rows.given(attention)}
-        attends_to_cache = "mask" in given
-        if attends_to_cache:
-            given |= dict(zip(CACHE, self._cache.layers[layer], strict=True))
-        else:
-            given |= projected
-        slot = self._cache.slot if attends_to_cache else ""
-        attended = model.run(attention, layer, on_device=("attn_out",), slot=slot, **given)
-        self._ran(attention.kind)
-        on_device = () if layer == self._last else ("x_next",)
-        made = model.run(ffn, layer, on_device=on_device, x=x, attn_out=attended["attn_out"])
-        self._ran(ffn.kind)
-        return made["x_next"]
+    def _keep(self, layer: int, keys: BF16Array, values: BF16Array) -> HostWork:
+        first, count = self._step.new_idx, self._step.n_process
+        return HostWork(lambda: self._cache.write(layer, first, keys[:count], values[:count]))
 
 
 def _cut(array: NDArray[Any], rows: range) -> NDArray[Any]:
     return array[rows.start : rows.stop]
 
 
+class Calls(Protocol):
+    """What takes the steps of a pass: a Recording notes them, _AtOnce takes them."""
+
+    def run(
+        self, program: Program, /, *, bo_key: str, on_device: Collection[str], **arrays: Any
+    ) -> Arrays: ...
+
+    def host(self, name: str, work: HostWork) -> None: ...
+
+
+Keep: TypeAlias = "Callable[[int, BF16Array, BF16Array], HostWork]"
+"""Of a layer's keys and values, (rows, kv_heads * head_dim): to store those of the step's tokens."""
+
+
 class _Rows:
-    """What the programs of a step are given beside activations: the same in every layer."""
+    """The programs that take blocks of a variant's rows through the layers, called or noted by `calls`; and
+    what they are given beside activations, in arrays that stay: the same in every layer of a step."""
 
-    def __init__(self, model: LoadedModel, step: Step) -> None:
+    def __init__(self, model: LoadedModel, step: Step, cache: KVCache, calls: Calls) -> None:
+        self._model, self._layers, self._slot, self._calls = model, cache.layers, cache.slot, calls
         self._programs, self._names = model.programs, model.blocks.names(step)
-        self._width = step.variant
-        self._inputs: Arrays = {}
-        if model.blocks.variants:
-            first, rows = step.new_idx, step.n_process
-            positions = np.minimum(first + np.arange(step.variant), len(model.rope) - 1)
-            self._inputs["rope_rows"] = model.rope[positions]
-            self._inputs["mask"] = mask_words(model.mask, first, rows, step.variant, step.context)
+        self._last = model.config.num_hidden_layers - 1
+        self._width, self._context = step.variant, step.context
+        loaded = (model.programs[name] for name in self._names if name in model.programs)
+        tables = itertools.chain.from_iterable(program.arguments for program in loaded)
+        self._inputs = {
+            argument.name: np.empty(argument.shape, argument.dtype.numpy)
+            for argument in tables
+            if argument.name in (ROPE_ROWS, MASK)
+        }
 
-    @property
-    def qkv(self) -> Program:
-        """Of which a step that goes on where another stopped has no need."""
-        return self._programs[self._names.qkv]
+    def move_to(self, step: Step) -> None:
+        """The next step that is taken, of this variant."""
+        model, first = self._model, step.new_idx
+        if ROPE_ROWS in self._inputs:
+            positions = np.minimum(first + np.arange(self._width), len(model.rope) - 1)
+            self._inputs[ROPE_ROWS][...] = model.rope[positions]
+        if MASK in self._inputs:
+            words = mask_words(model.mask, first, step.n_process, self._width, self._context)
+            self._inputs[MASK][...] = words
 
-    @property
-    def attention(self) -> Program:
-        return self._programs[self._names.attention]
+    def project(
+        self, layer: int, x: BF16Array, keep: Keep, on_device: Collection[str] = ("q_roped",)
+    ) -> Arrays:
+        """Queries, keys and values of a layer: the latter two are in the cache then."""
+        program = self._programs[self._names.qkv]
+        key, given = buffer_set(program, layer), self._given(program)
+        made = self._calls.run(program, bo_key=key, on_device=on_device, x=x, **given)
+        self._calls.host("KV cache write", keep(layer, made["k_roped"], made["v"]))
+        return made
 
-    @property
-    def ffn(self) -> Program:
-        return self._programs[self._names.ffn]
+    def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
+        """What a layer does with queries: attention, output projection, FFN; x is its input."""
+        attention, ffn = (self._programs[name] for name in self._names[1:])
+        given = {"q_roped": projected["q_roped"], **self._given(attention)}
+        key = buffer_set(attention, layer)
+        if MASK in given:
+            given |= dict(zip(CACHE, self._layers[layer], strict=True))
+            key = self._model.places.key(attention, layer, self._slot)
+        else:
+            given |= projected
+        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **given)
+        on_device, key = () if layer == self._last else ("x_next",), buffer_set(ffn, layer)
+        made = self._calls.run(ffn, bo_key=key, on_device=on_device, x=x, attn_out=attended["attn_out"])
+        return made["x_next"]
 
-    def given(self, program: Program) -> Arrays:
-        """Those that a program takes."""
+    def _given(self, program: Program) -> Arrays:
+        """Those inputs that a program takes."""
         return {name: array for name, array in self._inputs.items() if name in program.arguments.names}
 
     def padded(self, array: BF16Array) -> BF16Array:
@@ -124,6 +149,34 @@ class _Rows:
         padded = np.zeros((self._width, *array.shape[1:]), array.dtype)
         padded[: len(array)] = array
         return padded
+
+
+class RowPass:
+    """A token's way through all layers as a step of the family `rows`, on arrays that stay in place: the
+    calls of a BlockPass, noted once and repeated for every token."""
+
+    def __init__(self, model: LoadedModel, step: Step, cache: KVCache, recording: Recording) -> None:
+        self._model, self._kind, self._recording = model, step[:2], recording
+        self._x = np.zeros((step.variant, model.config.hidden_size), bf16)
+        self._new, self._rows = NewRows(cache.layers), _Rows(model, step, cache, recording)
+        x = self._x
+        for layer in range(model.config.num_hidden_layers):
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._new.work))
+        self._recorded = x
+
+    def serves(self, model: LoadedModel, step: Step) -> bool:
+        """Whether it is this model's, of this step's variant, and its buffers are there still."""
+        return model is self._model and step[:2] == self._kind and self._recording.is_current
+
+    def __call__(self, token_id: int, step: Step) -> BF16Array:
+        """The last layer's output, (hidden_size,), for a token, the only one of its step."""
+        with self._model.host_timer("embedding"):
+            self._x[0] = self._model.embed_table[token_id]
+            self._rows.move_to(step)
+        self._new.move_to(step.new_idx)
+        self._recording()
+        row: BF16Array = self._recorded[0].copy()  # of a buffer that the next token overwrites
+        return row
 
 
 class TokenPass:
@@ -161,16 +214,14 @@ class TokenPass:
             row = self._recorded
         return row.copy()  # a view on a buffer that the next token overwrites
 
-    def _layers(self, steps: Recording | _AtOnce) -> BF16Array:
+    def _layers(self, steps: Calls) -> BF16Array:
         x = self._x
         last = self._model.config.num_hidden_layers - 1
         for layer in range(last + 1):
             x = self._block(steps, layer, x, on_device=() if layer == last else ("x_next",))
         return x
 
-    def _block(
-        self, steps: Recording | _AtOnce, layer: int, x: BF16Array, on_device: Collection[str]
-    ) -> BF16Array:
+    def _block(self, steps: Calls, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
         """One transformer block over one row; x and the result are (hidden_size,)."""
         qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
@@ -183,15 +234,18 @@ class TokenPass:
 
 
 class _AtOnce:
-    """Takes at once the steps that a Recording would note."""
+    """Takes at once the steps that a Recording would note. `ran` is told the kind of every program."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._runner, self._timer = model.runner, model.host_timer
+    def __init__(self, model: LoadedModel, ran: Callable[[str], None] | None = None) -> None:
+        self._runner, self._timer, self._ran = model.runner, model.host_timer, ran
 
     def run(
         self, program: Program, /, *, bo_key: str, on_device: Collection[str], **arrays: NDArray[Any]
     ) -> dict[str, NDArray[Any]]:
-        return self._runner.run(program, bo_key=bo_key, copy=False, on_device=on_device, **arrays)
+        made = self._runner.run(program, bo_key=bo_key, copy=False, on_device=on_device, **arrays)
+        if self._ran:
+            self._ran(program.kind)
+        return made
 
     def host(self, name: str, work: HostWork) -> None:
         with self._timer(name):

@@ -28,20 +28,24 @@ ELEMENTS = 32
 
 
 class Place(ctypes.Structure):
-    """The position of the decoded token, and those that it attends to; Place in decode_attention.cc."""
+    """The position of the first of so many new rows, and the positions that a decoded token attends to; Place
+    in decode_attention.cc."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("position", "first", "last"))
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("position", "rows", "first", "last"))
 
     position: int
+    rows: int
     first: int
     last: int
 
-    def set(self, position: int, visible: slice, capacity: int) -> None:
-        self.position = position
+    def stand(self, position: int, rows: int = 1) -> None:
+        self.position, self.rows = position, rows
+
+    def see(self, visible: slice, capacity: int) -> None:
         self.first, self.last, _ = visible.indices(capacity)
 
 
-_ARRAYS = ("query", "key_row", "value_row", "keys", "values", "out")
+_ARRAYS = ("query", "key_rows", "value_rows", "keys", "values", "out")
 _SIZES = ("heads", "kv_heads", "head_dim", "capacity", "threads")
 
 
@@ -58,15 +62,18 @@ class _Layer(ctypes.Structure):
 class LayerCode:
     """The functions of decode_attention.cc on the arrays of one layer, which stay where they are.
 
-    query and out are (heads * head_dim,), key_row and value_row (kv_heads * head_dim,), keys and values
-    (kv_heads, capacity, head_dim), all bf16 and contiguous. Raises ValueError for others.
+    keys and values are (kv_heads, capacity, head_dim). To keep rows, there are key_rows and value_rows,
+    (rows, kv_heads * head_dim) both; to attend, query and out, (heads * head_dim,). All are bf16 and
+    contiguous. Raises ValueError for others.
     """
 
     def __init__(self, native: NativeAttention, place: Place, threads: int, **arrays: BF16Array) -> None:
         kv_heads, capacity, head_dim = arrays["keys"].shape
-        sizes = arrays["query"].size // head_dim, kv_heads, head_dim, capacity, threads
-        row, whole = kv_heads * head_dim, arrays["query"].size
-        expected = {"key_row": row, "value_row": row, "values": row * capacity, "out": whole}
+        whole = arrays["query"].size if "query" in arrays else 0
+        sizes = whole // head_dim, kv_heads, head_dim, capacity, threads
+        row = kv_heads * head_dim
+        rows = arrays["key_rows"].size // row * row if "key_rows" in arrays else 0
+        expected = {"key_rows": rows, "value_rows": rows, "values": row * capacity, "out": whole}
         for name, array in arrays.items():
             _check(name, array, expected.get(name, array.size))
         pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
@@ -74,9 +81,9 @@ class LayerCode:
         self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(place))
         self._keeps = self._in_c, arrays
 
-    def keep_row(self) -> HostWork:
-        """Store key_row and value_row at the token's position."""
-        return self._work(self._native.keep_row)
+    def keep_rows(self) -> HostWork:
+        """Store as many of key_rows and value_rows as the place has rows, from its position on."""
+        return self._work(self._native.keep_rows)
 
     def attend(self) -> HostWork:
         """The token's attention to `out`."""
@@ -103,8 +110,8 @@ class NativeAttention:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.seconds = 0.0
-        self.keep_row, self.attend = library.keep_row, library.decode_attention
-        for function in (self.keep_row, self.attend):
+        self.keep_rows, self.attend = library.keep_rows, library.decode_attention
+        for function in (self.keep_rows, self.attend):
             function.argtypes = [ctypes.c_void_p] * 3
 
     def serves(self, keys: BF16Array, visible: object) -> bool:

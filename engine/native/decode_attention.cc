@@ -113,15 +113,15 @@ Floats exponential(Floats x) {
   return (Floats)((Ints)result & ~(x <= -87.0f));  // a NaN stays one
 }
 
-// The position of the decoded token, and those that it attends to: first .. last - 1.
+// The position of the first of so many new rows, and the positions that a decoded token attends to: first .. last - 1.
 struct Place {
-  std::int64_t position, first, last;
+  std::int64_t position, rows, first, last;
 };
 
 // One layer's part of a decoded token; __init__.py has the same struct.
 struct Layer {
   const std::uint16_t* query;                  // (heads * head_dim)
-  const std::uint16_t *key_row, *value_row;    // (kv_heads * head_dim) of the token itself
+  const std::uint16_t *key_rows, *value_rows;  // (rows, kv_heads * head_dim): of the tokens themselves
   std::uint16_t *keys, *values;                // (kv_heads, capacity, head_dim)
   std::uint16_t* out;                          // (heads * head_dim)
   std::int64_t heads, kv_heads, head_dim, capacity, threads;
@@ -399,13 +399,15 @@ constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, callin
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// The token's row of keys and values, stored at its position of the cache. Gives 0.
-EXPORTED int keep_row(const Layer* layer, void*, void*) {
-  const std::int64_t width = layer->head_dim, position = layer->place->position;
-  for (std::int64_t head = 0; head < layer->kv_heads; ++head) {
-    const std::int64_t to = (head * layer->capacity + position) * width, nbytes = width * sizeof(std::uint16_t);
-    std::memcpy(layer->keys + to, layer->key_row + head * width, nbytes);
-    std::memcpy(layer->values + to, layer->value_row + head * width, nbytes);
+// New rows of keys and values, stored at their positions of the cache. Gives 0.
+EXPORTED int keep_rows(const Layer* layer, void*, void*) {
+  const std::int64_t width = layer->head_dim, heads = layer->kv_heads, position = layer->place->position;
+  for (std::int64_t row = 0; row < layer->place->rows; ++row) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const std::int64_t to = (head * layer->capacity + position + row) * width, from = (row * heads + head) * width;
+      std::memcpy(layer->keys + to, layer->key_rows + from, width * sizeof(std::uint16_t));
+      std::memcpy(layer->values + to, layer->value_rows + from, width * sizeof(std::uint16_t));
+    }
   }
   return 0;
 }

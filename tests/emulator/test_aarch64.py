@@ -84,14 +84,14 @@ def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> N
 
         return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(call)
 
-    names = ("keep_row", "decode_attention")
+    names = ("keep_rows", "decode_attention")
     return NativeAttention(SimpleNamespace(**{name: function(name) for name in names}))  # type: ignore[arg-type]
 
 
 def _buffers(layer: Any) -> dict[int, int]:
     """By the offset of a layer's pointer, the bytes that it points to."""
     row, query = layer.kv_heads * layer.head_dim * 2, layer.heads * layer.head_dim * 2
-    sizes = {"query": query, "key_row": row, "value_row": row, "out": query, "place": ctypes.sizeof(Place)}
+    sizes = {"query": query, "key_rows": row, "value_rows": row, "out": query, "place": ctypes.sizeof(Place)}
     sizes |= dict.fromkeys(("keys", "values"), row * layer.capacity)
     return {getattr(type(layer), name).offset: size for name, size in sizes.items() if getattr(layer, name)}
 
@@ -108,10 +108,11 @@ def test_decode_attention_is_that_of_numpy(attention: NativeAttention) -> None:
     query, row, out = (random.normal(size=size).astype(bf16) for size in (4 * 64, 2 * 64, 4 * 64))
     keys, values = (random.normal(size=(2, 50, 64)).astype(bf16) for _ in range(2))
     place = Place()
-    place.set(40, slice(0, 41), 50)
-    arrays = {"key_row": row, "value_row": row, "keys": keys, "values": values, "query": query, "out": out}
+    place.stand(40)
+    place.see(slice(0, 41), 50)
+    arrays = {"key_rows": row, "value_rows": row, "keys": keys, "values": values, "query": query, "out": out}
     layer = LayerCode(attention, place, 2, **arrays)
-    layer.keep_row().do()
+    layer.keep_rows().do()
     np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))
     layer.attend().do()
     want = reference_attention(query, keys, values, slice(0, 41))

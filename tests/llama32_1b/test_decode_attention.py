@@ -174,19 +174,19 @@ def test_the_cache_is_not_copied(monkeypatch):
     ("wrong", "told"),
     [
         (
-            {"key_row": np.zeros(64, bf16)},
-            r"key_row is \(64,\) bfloat16; .* reads 128 elements of bf16 in a row",
+            {"key_rows": np.zeros(130, bf16)},
+            r"key_rows is \(130,\) bfloat16; .* reads 128 elements of bf16 in a row",
         ),
         (
-            {"value_row": np.zeros(128, np.float16)},
-            r"value_row is \(128,\) float16; decode attention reads 128",
+            {"value_rows": np.zeros(128, np.float16)},
+            r"value_rows is \(128,\) float16; decode attention reads 128",
         ),
         ({"out": np.zeros(512, bf16)[::2]}, r"out is \(256,\) bfloat16; .* in a row"),
     ],
 )
 def test_arrays_that_c_would_leave_are_refused(wrong, told):
     query, keys, values = drawn(4, 2, 64)
-    rows = {name: np.zeros(128, bf16) for name in ("key_row", "value_row")}
+    rows = {name: np.zeros(128, bf16) for name in ("key_rows", "value_rows")}
     arrays = {"query": query, "keys": keys, "values": values, "out": np.zeros(256, bf16), **rows}
     LayerCode(native_attention(), Place(), 1, **arrays)
     with pytest.raises(ValueError, match=told):

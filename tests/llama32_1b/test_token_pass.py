@@ -8,9 +8,10 @@ import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.forward import TokenPass, decode_step, prefill
-from aerie.engine.model import LoadedModel, preload
+from aerie.engine.forward import decode_step, prefill
+from aerie.engine.model import preload
 from aerie.engine.numerics import bf16, widen
+from aerie.engine.passes import RowPass, TokenPass, _AtOnce
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
@@ -22,13 +23,35 @@ PROMPT = [0, 17, 300, 41]
 TOKENS = [5, 77, 300, 5]
 
 
+FAMILIES = {"guide": {"seq_len": 128}, "rows": {"seq_len": None, "variants": "8x512", "decode": "rows"}}
+PASSES = (TokenPass, RowPass)
+
+
+FAILED = {
+    "guide": r"program 'o_gemv_ffn' on buffers 'o_gemv_ffn_L3' failed: lost",
+    "rows": r"program 'cached_attn_ar8_cl512' on buffers 'cached_attn_ar8_cl512_kv\d_L2' failed: lost",
+}
+"""What the seventh program of a token is."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def open_session():
+def open_session(family):
     def open_one():
-        options = RuntimeOptions(128, select_backend("virtual"), default_cache_dir())
+        options = RuntimeOptions(
+            backend=select_backend("virtual"), cache_dir=default_cache_dir(), **FAMILIES[family]
+        )
         return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
 
     return open_one
+
+
+of_guide = pytest.mark.parametrize("family", ["guide"], indirect=True)
+"""Attention is the host's in that family alone."""
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +77,20 @@ def decoded(model, cache, tokens=TOKENS):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Every TokenPass that is made."""
+    """Every pass of a token that is made."""
     passes = []
-    real = TokenPass.__init__
 
-    def init(token_pass, *arguments):
-        passes.append(token_pass)
-        real(token_pass, *arguments)
+    def watch(kind):
+        real = kind.__init__
 
-    monkeypatch.setattr(TokenPass, "__init__", init)
+        def init(token_pass, *arguments):
+            passes.append(token_pass)
+            real(token_pass, *arguments)
+
+        monkeypatch.setattr(kind, "__init__", init)
+
+    for kind in PASSES:
+        watch(kind)
     return passes
 
 
@@ -92,6 +120,7 @@ def test_two_answers_in_turn(session):
     np.testing.assert_array_equal(np.stack(rows).view(np.uint16), alone)
 
 
+@of_guide
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_mask_that_only_numpy_serves_is_recorded_anew(begun, made, batches, first):
     """From token to token, and with what every token would have by itself."""
@@ -110,6 +139,7 @@ def test_a_mask_that_only_numpy_serves_is_recorded_anew(begun, made, batches, fi
     assert apart < 2**-8  # the order of sums in half of the tokens' attention: less than a rounding to bf16
 
 
+@of_guide
 def test_the_form_of_attention_may_change_between_tokens(begun, made, monkeypatch):
     model, cache = begun
     decode_step(model, 5, cache)
@@ -119,6 +149,7 @@ def test_the_form_of_attention_may_change_between_tokens(begun, made, monkeypatc
     assert len(made) == 2
 
 
+@of_guide
 def test_a_full_cache_is_told_before_anything_is_written(begun):
     model, cache = begun
     decoded(model, cache)
@@ -139,7 +170,7 @@ def test_released_buffers_are_recorded_anew(open_session):
     np.testing.assert_array_equal(np.stack(rows).view(np.uint16), expected)
 
 
-def test_a_token_that_failed_is_made_again(begun, monkeypatch):
+def test_a_token_that_failed_is_made_again(family, begun, monkeypatch):
     """What it wrote is overwritten."""
     model, cache = begun
     expected = decoded(model, begin(model))
@@ -151,7 +182,7 @@ def test_a_token_that_failed_is_made_again(begun, monkeypatch):
         raise StepError("lost", list(batch._calls)[7])
 
     monkeypatch.setattr(Batch, "execute", failing)
-    with pytest.raises(RunError, match=r"program 'o_gemv_ffn' on buffers 'o_gemv_ffn_L3' failed: lost"):
+    with pytest.raises(RunError, match=FAILED[family]):
         decode_step(model, TOKENS[1], cache)
     monkeypatch.setattr(Batch, "execute", real)
     assert cache.length == len(PROMPT) + 1
@@ -165,7 +196,7 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
 
     def execute(batch):
         frame, depth = sys._getframe(), 1
-        while frame.f_code is not LoadedModel.run.__code__:
+        while frame.f_code is not _AtOnce.run.__code__:
             frame, depth = frame.f_back, depth + 1
         depths.append(depth)
         real(batch)
@@ -177,8 +208,8 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
     assert max(depths) <= 6
 
 
-def test_kv_caches_are_freed_at_once(session):
-    """They are large: no circle keeps one until the collector comes."""
+def test_kv_caches_are_freed_at_once(family, session):
+    """They are large: no circle keeps one until the collector comes. A device's buffers are used again."""
     import gc
     import weakref
 
@@ -187,9 +218,9 @@ def test_kv_caches_are_freed_at_once(session):
         cache = begin(session.model)
         decoded(session.model, cache)
         gone = weakref.ref(cache)
-        layers = weakref.ref(cache.layers[0][0])
+        layers, slot = weakref.ref(cache.layers[0][0]), cache.slot
         del cache
         assert gone() is None
-        assert layers() is None
+        assert layers() is None if family == "guide" else session.model.new_cache(1).slot == slot
     finally:
         gc.enable()
