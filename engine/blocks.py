@@ -86,7 +86,14 @@ class Blocks:
         if last_only and (tail := self.tail(steps[-1], range(end - 1, end))):
             yield from self.names(tail)[1:]
 
+    def head(self, rows: int) -> str:
+        """The LM head for so many rows, which it may take a few at a time: in `rows`, the one that reads its
+        weights least often."""
+        if self.decode == GUIDE:
+            return ONE_ROW[-1]
+        return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
+
     @property
     def of_a_token(self) -> Sequence[str]:
-        """The programs that decode a token, beside those of its block."""
-        return ONE_ROW if self.decode == GUIDE else (program_name("lm_head", LM_HEAD_ROWS[0]),)
+        """The programs that decode a token, beside those of its block; the LM head is the last."""
+        return ONE_ROW if self.decode == GUIDE else (self.head(1),)

@@ -171,7 +171,9 @@ def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
 
 def all_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
     """As next_token_logits for rows of the last layer's output, (rows, hidden_size): (rows, vocab_size)."""
-    head = model.programs[model.blocks.of_a_token[-1]]
+    name = model.blocks.head(len(hidden))
+    model.supply([name])
+    head = model.programs[name]
     cuts = (hidden[first : first + head.rows] for first in range(0, len(hidden), head.rows))
     size = model.config.vocab_size
     return np.concatenate(

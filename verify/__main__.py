@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, choose_seq_len
+from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
@@ -31,17 +31,24 @@ from aerie.llama32_1b.cli import (
 from aerie.llama32_1b.commands import runtime_options
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.prompts import ask
-from aerie.verify.companion import companion
+from aerie.verify.companion import (
+    companion,
+    companion_config,
+    longer,
+    of_another_family,
+    random_checkpoint,
+)
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import Record, verify
-from aerie.verify.identity import Case, Identity, identities, in_blocks
+from aerie.verify.identity import Case, Identity, in_the_session, reopened
 from aerie.verify.ladder import Ladder, try_ladder
-from aerie.verify.prompts import Prompt, choose_prompts, full_prompt
+from aerie.verify.prompts import Prompt, choose_prompts, full_prompt, longest_asked
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.rules import numerics_of
 from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.ways import identities_in_blocks, in_few_rows
 from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
@@ -84,8 +91,7 @@ def _add_diagnosis(parser: argparse.ArgumentParser) -> None:
 def _open_both(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Reference]:
-    """Ours and theirs, once it is known that there is memory for both. Ours keeps its compiled length."""
-    options = replace(options, seq_len=choose_seq_len(checkpoint.config, options.seq_len))
+    """Ours and theirs, once it is known that there is memory for both."""
     needs = needs_of(checkpoint.config, options)
     check_memory_beside(checkpoint.config, needs, options.backend.access.copies)
     reference = Reference.open(checkpoint.folder)
@@ -122,6 +128,7 @@ def gate(arguments: argparse.Namespace) -> int:
     out = arguments.out or folders.home() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    options = replace(options, prompt_tokens=longest_asked(checkpoint.config, options))
     session, reference = _open_both(checkpoint, options, report)
     record = _verify(session, reference, checkpoint, options, report, arguments.full)
     path = out / _record_name(record, arguments)
@@ -147,21 +154,25 @@ def _verify(
     report: Reporter,
     full: bool,
 ) -> Record:
-    """Prompts and ladders; with `full` all prompts, and what must be the same to the bit."""
+    """Prompts and ladders; with `full` all prompts, and what must be the same to the bit.
+
+    There is one session of the model at a time: the first is closed before others are opened.
+    """
     prompts = choose_prompts(session, full)
     case = _case(session, prompts[0]) if full else None
     record = verify(session, reference, prompts, report.note)
-    record = record.with_ladders(_ladders(session, reference, checkpoint, options, report))
+    ladders = _ladders(session, reference, report)
+    same = list(in_the_session(session, case)) if isinstance(case, Case) else []
+    session.cache.close()
+    record = record.with_ladders([*ladders, _beside(session, options, report)])
     if case is None:
         return record
-    if isinstance(case, Identity):
-        return record.with_identities([case])
-
-    def reopen(other: RuntimeOptions) -> Session:
-        return prepare_runtime(checkpoint, other, report)
-
     report.note("bit identity")
-    return record.with_identities(list(identities(session, case, options, reopen)))
+    if isinstance(case, Case):
+        same += reopened(session, case, options, lambda other: prepare_runtime(checkpoint, other, report))
+    else:
+        same.append(case)
+    return record.with_identities([*same, *_in_blocks(checkpoint, options, report)])
 
 
 def _case(session: Session, prompt: Prompt) -> Case | Identity:
@@ -172,21 +183,37 @@ def _case(session: Session, prompt: Prompt) -> Case | Identity:
         return Identity("in a fresh session", broken=one_line(error))
 
 
-def _ladders(
-    session: Session, reference: Reference, checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
-) -> list[Ladder]:
-    """The model's, by programs of a whole prompt and in blocks, and that of random weights in its shape."""
+def _ladders(session: Session, reference: Reference, report: Reporter) -> list[Ladder]:
+    """The model's: as it is run, and where there are variants by those of few rows, in decode too."""
     report.note("every step of the model")
-    ladders = [try_ladder("the model", session, reference, full_prompt(session))]
-    report.note("every step of the model, in blocks of rows")
-    blocks = prepare_runtime(checkpoint, in_blocks(options), report)
-    ladders.append(try_ladder("in blocks", blocks, reference, full_prompt(session)))
-    blocks.cache.close()
-    report.note("every step of random weights in its shape")
-    alike = replace(options, seq_len=session.model.seq_len)
-    with companion(session.model.config, alike, report) as (other, theirs):
-        ladders.append(try_ladder("random weights", other, theirs, full_prompt(other)))
+    ids = full_prompt(session)
+    ladders = [try_ladder("the model", session, reference, ids)]
+    if session.model.blocks.variants:
+        report.note("every step of the model, in few rows")
+        ladders.append(try_ladder("in few rows", in_few_rows(session), reference, ids))
     return ladders
+
+
+def _beside(session: Session, options: RuntimeOptions, report: Reporter) -> Ladder:
+    """That of random weights in the model's shape."""
+    report.note("every step of random weights in its shape")
+    alike = replace(options, seq_len=session.model.seq_len or None)
+    with companion(session.model.config, alike, report) as (other, theirs):
+        return try_ladder("random weights", other, theirs, full_prompt(other))
+
+
+def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Identity]:
+    """All ways through blocks: of the model, and of random weights in its family and in another one."""
+
+    def open_(which: Checkpoint, how: RuntimeOptions) -> Session:
+        return prepare_runtime(which, how, report)
+
+    yield from identities_in_blocks("the model", checkpoint, options, open_)
+    alike = longer(companion_config(checkpoint.config))
+    for config in (alike, of_another_family(alike)):
+        whose = f"random {config.family.model_type}"
+        with random_checkpoint(config, report) as random:
+            yield from identities_in_blocks(whose, random, options, open_)
 
 
 if __name__ == "__main__":

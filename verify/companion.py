@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
+from aerie.engine.families import FAMILIES
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY, end_ids
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
+from aerie.multi_launch_builder.variants import CONTEXTS
 from aerie.verify.reference import Reference, check_memory_beside
 
 LAYERS = 2
@@ -44,6 +46,26 @@ def companion_config(config: ModelConfig) -> ModelConfig:
     )
 
 
+def longer(config: ModelConfig) -> ModelConfig:
+    """With more positions than the smallest context has, so that a KV cache can grow."""
+    return replace(config, max_position_embeddings=max(config.max_position_embeddings, 2 * CONTEXTS[0]))
+
+
+def of_another_family(config: ModelConfig) -> ModelConfig:
+    """The same sizes in a family whose layers have other tensors: the last in the order of names."""
+    others = (each for each in reversed([*FAMILIES.values()]) if each.tensors != config.family.tensors)
+    return replace(config, family=next(others), sliding_window=None)
+
+
+@contextmanager
+def random_checkpoint(config: ModelConfig, report: Reporter) -> Iterator[Checkpoint]:
+    """A checkpoint with these facts and random weights, for as long as this is entered."""
+    with TemporaryDirectory(prefix="aerie-random-") as work:
+        folder = Path(work) / "random"
+        write_checkpoint(config, folder, SEED, report)
+        yield open_checkpoint(folder)
+
+
 @contextmanager
 def companion(
     config: ModelConfig, options: RuntimeOptions, report: Reporter
@@ -52,14 +74,11 @@ def companion(
 
     Raises what opening and compiling a model raises.
     """
-    with TemporaryDirectory(prefix="aerie-random-") as work:
-        folder = Path(work) / "random"
-        write_checkpoint(companion_config(config), folder, SEED, report)
-        checkpoint = open_checkpoint(folder)
+    with random_checkpoint(companion_config(config), report) as checkpoint:
         needs = needs_of(checkpoint.config, options)
         check_memory_beside(checkpoint.config, needs, options.backend.access.copies)
         session = prepare_runtime(checkpoint, options, report)
         try:
-            yield session, Reference.open(folder)
+            yield session, Reference.open(checkpoint.folder)
         finally:
             session.cache.close()

@@ -4,9 +4,12 @@
    top k. After that they say different things, and part 2 goes on.
 2. Teacher-forced: both are fed the reference's tokens, all of them, and every step is compared.
 3. Prompt positions: the logits after every position of the prompt, for one prompt.
+4. Penalty: that prompt once more, with tokens that are drawn under a repetition penalty, which has to change
+   the logits of part 2 as transformers' does.
 
-Then the ladder (`ladder.py`): every step of every layer, for a prompt that fills the compiled length, of the
-model and of a random one of its shape (`companion.py`).
+And a prompt that goes on from the first one's answer has the logits that it has alone, to the bit. Then the
+ladder (`ladder.py`): every step of every layer, for a prompt that fills the context, of the model and of a
+random one of its shape (`companion.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ import numpy as np
 
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
-from aerie.verify.identity import Identity
+from aerie.verify.identity import GOES_ON, Identity, going_on, try_identity
 from aerie.verify.ladder import Ladder
 from aerie.verify.prompts import Prompt
-from aerie.verify.reference import Answer, Expected, Note, Reference, silent
+from aerie.verify.reference import Answer, Expected, Note, Reference, penalised, silent
 from aerie.verify.rules import (
     Bounds,
     Distance,
@@ -31,6 +34,7 @@ from aerie.verify.rules import (
     join,
     judge,
     judge_bias,
+    kl_divergence,
     numerics_of,
     place,
     rounding_of,
@@ -110,13 +114,20 @@ def _judge_parting(prompt: str, said: Said, theirs: Answer, step: int, top_k: in
 STEPS = 32
 """Tokens that both sides make, where the model's context has room for as many."""
 
-FORCED, POSITIONS = "teacher-forced", "prompt positions"
+FORCED, POSITIONS, PENALTY = "teacher-forced", "prompt positions", "penalty"
+
+REPETITION_PENALTY = 1.25
+DRAWN = 8
+"""Tokens that are drawn under it."""
+PENALTY_KL = 1e-8
+"""Nats. The same logits make the same probabilities but for rounding in float32, which leaves 1e-10."""
 
 
 @dataclass
 class Trial:
     """What one prompt gave. `divergence` is the step at which the answers part, None where they do not;
-    distances are None for a part that was not reached or not asked for."""
+    distances are None for a part that was not reached or not asked for. `penalty_kl`: how far the
+    distributions under a penalty are from transformers', in nats, of each token drawn."""
 
     prompt: Prompt
     expected: Expected
@@ -124,6 +135,7 @@ class Trial:
     divergence: int | None = None
     forced: Distance | None = None
     positions: Distance | None = None
+    penalty_kl: list[float] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -159,7 +171,8 @@ class Record:
         return replace(self, ladders=list(ladders))
 
     def with_identities(self, identities: Sequence[Identity]) -> Record:
-        return replace(self, identities=list(identities))
+        """Those that it has, and these."""
+        return replace(self, identities=[*self.identities, *identities])
 
 
 def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], note: Note = silent) -> Record:
@@ -173,7 +186,8 @@ def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], no
         note(f"{session.backend}: {prompt.name}, {len(prompt.token_ids)} tokens")
         trials.append(try_prompt(subject, prompt, wanted, bounds))
     overall = _overall(trials, bounds)
-    record = Record(session.backend, numerics_of(session), bounds, trials, overall)
+    same = [try_identity(GOES_ON, lambda _: going_on(subject, prompts[0]))]
+    record = Record(session.backend, numerics_of(session), bounds, trials, overall, same)
     return replace(record, rounding=rounding_of(session))
 
 
@@ -188,7 +202,7 @@ def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bou
     try:
         _run_parts(subject, trial, bounds)
     except BROKEN as error:
-        part = FREE_RUNNING if trial.said is None else POSITIONS if trial.forced else FORCED
+        part = FREE_RUNNING if trial.said is None else FORCED if trial.forced is None else POSITIONS
         trial.failures.append(Failure(part, prompt.name, None, one_line(error)))
     return trial
 
@@ -206,6 +220,25 @@ def _run_parts(subject: Subject, trial: Trial, bounds: Bounds) -> None:
         trial.positions = _compare(
             trial, POSITIONS, expected.positions, ours, expected.positions_rounding, bounds
         )
+        trial.failures += _draw(subject, trial)
+
+
+def _draw(subject: Subject, trial: Trial) -> Iterator[Failure]:
+    """Part 4. The logits are those of the same tokens, forced."""
+    ids = trial.prompt.token_ids
+    steps = min(DRAWN, len(trial.expected.answer.token_ids))
+    tokens, drawn = subject.drawn(ids, steps, REPETITION_PENALTY)
+    if not tokens:
+        yield Failure(PENALTY, trial.prompt.name, 0, "our answer is empty")
+        return
+    logits = subject.forced(ids, tokens).logits
+    for step, (ours, row) in enumerate(zip(drawn, logits, strict=True)):
+        theirs = penalised(row, [*ids, *tokens[:step]], REPETITION_PENALTY)
+        trial.penalty_kl.append(kl_divergence(theirs, np.log(np.maximum(ours, np.finfo(ours.dtype).tiny))))
+    step, worst = int(np.argmax(trial.penalty_kl)), max(trial.penalty_kl)
+    if not worst <= PENALTY_KL:
+        what = "KL divergence of the distribution that a token is drawn from"
+        yield Failure(PENALTY, trial.prompt.name, step, what, worst, PENALTY_KL)
 
 
 def _ask(subject: Subject, prompt: Prompt, steps: int) -> Said:

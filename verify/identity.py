@@ -1,11 +1,11 @@
-"""What must not change a single bit: padding, threads, what ran before, how a prompt was cut into blocks, and
-how a conversation came about."""
+"""What must not change a single bit: the programs' prompt length, threads, what ran before, and how a
+conversation came about. How tokens are cut into blocks of rows: `ways.py`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,50 +14,45 @@ import numpy.typing as npt
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.forward import next_token_logits, prefill
-from aerie.engine.model import LoadedModel
-from aerie.engine.numerics import BF16Array
+from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Message
 from aerie.multi_launch_builder import legal_seq_len
-from aerie.verify.prompts import Prompt, full_prompt
+from aerie.verify.prompts import Prompt
 from aerie.verify.rules import Failure
 from aerie.verify.subject import BROKEN, Said, Subject, one_line
+from aerie.virtual_npu.knobs import THREADS
 
 STEPS = 8
 """Tokens decoded after the prompt."""
 
 CHAT = ("What is 3 plus 4?", "Who are you?")
-THREADS = "VNPU_THREADS"
 
 Bits = list[npt.NDArray[Any]]
 Reopen = Callable[[RuntimeOptions], Session]
 """Opens the same model with other options."""
 
 
-def in_blocks(options: RuntimeOptions) -> RuntimeOptions:
-    """Programs of few rows, which cut all but the shortest prompt into several steps, in decode too."""
-    return replace(options, seq_len=None, variants="8,32x512", decode=ROWS)
-
-
 @dataclass(frozen=True)
 class Identity:
     """Two ways to one result. `differing` of `compared` numbers differ; `skipped`: why it was not tried;
-    `broken`: what it ended with instead of a result."""
+    `broken`: what it ended with instead of a result. `of`: whose, where it is not the model as it is run."""
 
     name: str
     compared: int = 0
     differing: int = 0
     skipped: str = ""
     broken: str = ""
+    of: str = ""
 
     @property
     def failure(self) -> Failure | None:
+        where = f"{self.name}, {self.of}" if self.of else self.name
         if self.broken:
-            return Failure("bit identity", self.name, None, self.broken)
+            return Failure("bit identity", where, None, self.broken)
         if not self.differing:
             return None
-        return Failure("bit identity", self.name, None, "the count of numbers that differ", self.differing, 0)
+        return Failure("bit identity", where, None, "the count of numbers that differ", self.differing, 0)
 
 
 @dataclass(frozen=True)
@@ -78,20 +73,31 @@ class Case:
         return compare(name, self.fresh, _bits(session, self.prompt_ids, self.token_ids))
 
 
-def identities(session: Session, case: Case, options: RuntimeOptions, reopen: Reopen) -> Iterator[Identity]:
-    """All of them, in turn, in a session that has run other prompts since the case was taken."""
-    ways: dict[str, Callable[[str], Identity]] = {
-        "after other prompts, and in a fresh session": lambda name: case.compare(name, session),
-        "compiled for half the length": lambda name: _other_length(name, session, case, options, reopen),
-        "on one thread": lambda name: _one_thread(name, session, case, options, reopen),
-        "a chat turn by turn, and at once": lambda name: _turn_by_turn(name, session),
-    }
-    for name, way in ways.items():
-        try:
-            yield way(name)
-        except BROKEN as error:
-            yield Identity(name, broken=one_line(error))
-    yield from _in_blocks(session, options, reopen)
+def in_the_session(session: Session, case: Case) -> Iterator[Identity]:
+    """Those of a session that has run other prompts since the case was taken."""
+    yield try_identity("after other prompts, and fresh", lambda name: case.compare(name, session))
+    yield try_identity("a chat by turns, and at once", lambda name: _turn_by_turn(name, session))
+
+
+def reopened(session: Session, case: Case, options: RuntimeOptions, reopen: Reopen) -> Iterator[Identity]:
+    """Those that a session opened otherwise has to share with `session`, which may be closed by now."""
+    length, virtual = session.model.seq_len, session.backend == "virtual"
+    yield try_identity(
+        "programs of another length",
+        lambda name: _other_length(name, length, case, options, reopen),
+    )
+    yield try_identity(
+        "on one thread",
+        lambda name: _one_thread(name, virtual, case, options, reopen),
+    )
+
+
+def try_identity(name: str, way: Callable[[str], Identity]) -> Identity:
+    """What breaks the forward pass is a failure like any other."""
+    try:
+        return way(name)
+    except BROKEN as error:
+        return Identity(name, broken=one_line(error))
 
 
 def compare(name: str, one: Bits, other: Bits) -> Identity:
@@ -109,21 +115,22 @@ def _bits(session: Session, prompt_ids: Sequence[int], token_ids: Sequence[int])
     return [forced.rows.view(np.uint16), forced.logits.view(np.uint32)]
 
 
-def _other_length(
-    name: str, session: Session, case: Case, options: RuntimeOptions, reopen: Reopen
-) -> Identity:
-    length, needed = session.model.seq_len, len(case.prompt_ids)
-    half = legal_seq_len(max(1, length // 2))
-    if half >= length or half < needed:
+def _other_length(name: str, length: int, case: Case, options: RuntimeOptions, reopen: Reopen) -> Identity:
+    """The six programs: of half the length; after variants, of the least that holds the prompt."""
+    if options.decode == ROWS:
+        return Identity(name, skipped="programs of one prompt length decode in the family guide")
+    needed = len(case.prompt_ids)
+    other = legal_seq_len(max(1, length // 2) if length else needed)
+    if other == length or other < needed:
         return Identity(name, skipped=f"the kernels have no shorter length for a prompt of {needed} tokens")
-    return _compare_reopened(name, case, replace(options, seq_len=half), reopen)
+    return _compare_reopened(name, case, replace(options, seq_len=other, variants=None), reopen)
 
 
-def _one_thread(name: str, session: Session, case: Case, options: RuntimeOptions, reopen: Reopen) -> Identity:
-    if session.backend != "virtual":
+def _one_thread(name: str, virtual: bool, case: Case, options: RuntimeOptions, reopen: Reopen) -> Identity:
+    if not virtual:
         return Identity(name, skipped="threads are the virtual NPU's")
-    with _environment(THREADS, "1"):  # which a session asks for once, when it is opened
-        return _compare_reopened(name, case, replace(options, seq_len=session.model.seq_len), reopen)
+    with on_threads(1):
+        return _compare_reopened(name, case, options, reopen)
 
 
 def _compare_reopened(name: str, case: Case, options: RuntimeOptions, reopen: Reopen) -> Identity:
@@ -135,9 +142,11 @@ def _compare_reopened(name: str, case: Case, options: RuntimeOptions, reopen: Re
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def on_threads(count: int) -> Iterator[None]:
+    """Sessions that are opened meanwhile run the virtual NPU on so many threads."""
+    name = THREADS.name
     before = os.environ.get(name)
-    os.environ[name] = value
+    os.environ[name] = str(count)
     try:
         yield
     finally:
@@ -147,85 +156,31 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A way to prefill: tokens per call of prefill, over and over, and how many others come first, which the
-    cache then goes back over. `least_steps` are those that it has to take, or it was not that way."""
-
-    name: str
-    tokens: int
-    others: int = 0
-    least_steps: int = 2
+GOES_ON = "going on from an answer, and alone"
 
 
-KEPT = 3
-"""Tokens that a rewind goes back to."""
-
-CUT_TOKENS = 45
-"""Tokens of text that are cut: blocks of 32, 8 and 8 rows, and three of these are padding."""
-
-CUTS = (
-    Cut("in blocks of 8 and 32 rows", 10**6),
-    Cut("in chunks of 5 tokens, with padding", 5, least_steps=3),
-    Cut("token by token, in blocks", 1, least_steps=8),
-    Cut("after a rewind", 13, others=11, least_steps=3),
-)
-
-
-def _in_blocks(session: Session, options: RuntimeOptions, reopen: Reopen) -> Iterator[Identity]:
-    """A prompt's rows, its keys and values, and the logits after it, on blocks against all at once; each way
-    on as many threads as there are, and one of them on one thread."""
-    ids = full_prompt(session)[:CUT_TOKENS]
-    try:
-        whole = _prefilled(session.model, ids, Cut("at once", len(ids))).held
-        logits: Bits = []
-        for cuts, threads in ((CUTS, ""), (CUTS[1:2], "1")):
-            with _environment(THREADS, threads) if threads else nullcontext():
-                other = reopen(in_blocks(options))
-            try:
-                for cut in cuts:
-                    found = _prefilled(other.model, ids, cut)
-                    logits = logits or found.logits  # of the family of blocks, whose LM head is its own
-                    yield _judged(cut, found, [*whole, *logits], threads)
-            finally:
-                other.cache.close()
-    except BROKEN as error:
-        yield Identity("in blocks of rows", broken=one_line(error))
+def going_on(subject: Subject, prompt: Prompt) -> Identity:
+    """A prompt that begins with another one and its answer: what the KV cache has of them and is used again,
+    and the logits of the answer, against a cache of its own."""
+    if not subject.model.blocks.variants:
+        return Identity(GOES_ON, skipped="programs of one prompt length go on from nothing")
+    before = [*prompt.token_ids, *subject.answer(prompt.token_ids, STEPS).token_ids]
+    asked = [*before, *prompt.token_ids[-1:]]
+    if len(asked) + STEPS > subject.model.longest_prompt:
+        return Identity(GOES_ON, skipped=f"there is no room for {len(asked) + STEPS} tokens")
+    used = subject.kept(asked)
+    said = subject.answer(asked, STEPS)
+    if not said.token_ids:
+        return Identity(GOES_ON, broken="our answer is empty")
+    if not said.cached:
+        return Identity(GOES_ON, broken="all of the prompt was computed again")
+    alone = subject.forced(asked, said.token_ids)
+    held = [array[:, : said.cached] for layer in alone.cache.layers for array in layer]
+    return compare(GOES_ON, _with_logits(used, np.stack(said.logits)), _with_logits(held, alone.logits))
 
 
-@dataclass(frozen=True)
-class Prefilled:
-    """The last layer's rows, the keys and values of each layer, and the logits after the last token, as
-    integers; and how many steps the tokens took."""
-
-    held: Bits
-    logits: Bits
-    steps: int
-
-
-def _judged(cut: Cut, found: Prefilled, wanted: Bits, threads: str) -> Identity:
-    name = f"{cut.name}, one thread" if threads else cut.name
-    if found.steps < cut.least_steps:
-        return Identity(name, broken=f"took {found.steps} steps, and {cut.least_steps} or more are meant")
-    return compare(name, wanted, [*found.held, *found.logits])
-
-
-def _prefilled(model: LoadedModel, ids: Sequence[int], cut: Cut) -> Prefilled:
-    cache = model.new_cache(len(ids) + cut.others)
-    rows: list[BF16Array] = []
-    steps = first = 0
-    if cut.others:
-        other = (ids[0] + 1) % model.config.vocab_size
-        rows.append(prefill(model, [*ids[:KEPT], *[other] * cut.others], cache)[:KEPT])
-        cache.length = first = KEPT
-    for start in range(first, len(ids), cut.tokens):
-        some = ids[start : start + cut.tokens]
-        steps += len(model.blocks.plan(len(some), start, cache.capacity))
-        rows.append(prefill(model, some, cache))
-    made = np.concatenate(rows)
-    held = [array[:, : len(ids)] for layer in cache.layers for array in layer]
-    bits: Bits = [np.ascontiguousarray(each).view(np.uint16) for each in (made, *held)]
-    return Prefilled(bits, [next_token_logits(model, made[-1]).view(np.uint32)], steps)
+def _with_logits(held: Sequence[BF16Array], logits: F32Array) -> Bits:
+    return [*(array.view(np.uint16) for array in held), logits.view(np.uint32)]
 
 
 def _turn_by_turn(name: str, session: Session) -> Identity:
@@ -236,7 +191,9 @@ def _turn_by_turn(name: str, session: Session) -> Identity:
     subject = Subject(session)
     turns = subject.chat(CHAT, STEPS)
     if len(turns) < len(CHAT):
-        return Identity(name, skipped="the conversation is longer than the compiled length")
+        return Identity(name, skipped="the conversation is longer than can be read")
+    if subject.model.blocks.variants and not turns[1].cached:
+        return Identity(name, broken="the second turn computed the first one again")
     messages: list[Message] = [
         {"role": "user", "content": CHAT[0]},
         {"role": "assistant", "content": tokenizer.decode(turns[0].token_ids)},

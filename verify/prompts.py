@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig
 from aerie.engine.model import LoadedModel
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Message, Tokenizer
@@ -27,6 +29,9 @@ CONVERSATION: tuple[Message, ...] = (
     {"role": "user", "content": "Who are you?"},
 )
 
+MOST_TOKENS = 2048
+"""Of a prompt, whatever the model has positions for: transformers' passes in float32 are slow and large."""
+
 FEW = 2
 """How many `make verify` takes. The second runs in the session that the first one has used."""
 
@@ -43,19 +48,26 @@ class Prompt:
 
 
 def choose_prompts(session: Session, full: bool) -> list[Prompt]:
-    """Prompts that fit the session's model: the first two kinds, or all. Those that are too long are cut at
-    the compiled length; chats are left out where there is no template, or they do not fit."""
+    """Prompts that fit the session's model: the first two kinds, or all. Those that are too long are cut to
+    what can be read; chats are left out where there is no template, or they do not fit."""
     kinds = list(_kinds(session.tokenizer, session.model))
     return kinds if full else kinds[:FEW]
 
 
+def longest_asked(config: ModelConfig, options: RuntimeOptions) -> int:
+    """The tokens of the longest of all prompts, in a session that is opened with these options."""
+    blocks = options.blocks(config)
+    most = blocks.seq_len or blocks.largest_context or config.context
+    return min(most, config.context, MOST_TOKENS)
+
+
 def full_prompt(session: Session) -> list[int]:
-    """Ordinary text of as many tokens as can be prefilled."""
-    return _text_of(session.tokenizer, session.model.longest_prompt)
+    """Ordinary text that fills the context, or MOST_TOKENS of it."""
+    return text_of(session.tokenizer, min(session.model.longest_prompt, MOST_TOKENS))
 
 
 def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
-    longest, eos = model.longest_prompt, model.config.eos_token_ids
+    longest, eos = min(model.longest_prompt, MOST_TOKENS), model.config.eos_token_ids
 
     def cut(name: str, ids: Sequence[int], every_position: bool = False) -> Prompt:
         return Prompt(name, tuple(ids[:longest]), every_position=every_position)
@@ -67,7 +79,7 @@ def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
     yield cut("code", tokenizer.encode(CODE))
     yield cut("short", tokenizer.encode(SHORT))
     yield cut("one token", tokenizer.encode(SHORT)[:1])
-    yield cut("near the compiled length", _text_of(tokenizer, longest - 1))
+    yield cut("near the end", text_of(tokenizer, longest - 1))
     yield cut("languages", tokenizer.encode(LANGUAGES))
     yield cut("emoji", tokenizer.encode(EMOJI))
     if eos:
@@ -88,7 +100,7 @@ def _chats(tokenizer: Tokenizer, longest: int) -> Iterator[Prompt]:
             yield Prompt("conversation", talked)
 
 
-def _text_of(tokenizer: Tokenizer, length: int) -> list[int]:
+def text_of(tokenizer: Tokenizer, length: int) -> list[int]:
     """Ordinary text, over and over, until it has `length` tokens."""
     ids = tokenizer.encode(" ".join([LONG, *ENDED, QUESTION]))
     return list(islice(cycle(ids), max(1, length)))

@@ -138,6 +138,18 @@ def _expected(exact: Reference, prompt: Prompt, answer: Answer, positions: F32Ar
     return Expected(answer, rounding, positions, compare(positions, logits[:length]))
 
 
+def penalised(logits: F32Array, token_ids: Sequence[int], penalty: float) -> F32Array:
+    """Logits, (vocab_size,), after transformers' repetition penalty of all tokens so far."""
+    torch = import_torch()
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    scores = torch.from_numpy(logits.copy())[None]
+    changed: F32Array = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([list(token_ids)]), scores)[
+        0
+    ].numpy()
+    return changed
+
+
 def reference_bytes(config: ModelConfig, *parameter_bytes: int) -> int:
     """What references take of memory together, of which one has parameters of so many bytes each."""
     parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())

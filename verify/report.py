@@ -17,7 +17,7 @@ from rich.table import Table
 from aerie.engine.errors import UserError
 from aerie.runtime.tables import VERDICT, compact_table, print_tables
 from aerie.verify.diagnosis_report import percent, row_json
-from aerie.verify.gate import POSITIONS, Record, Trial
+from aerie.verify.gate import PENALTY, PENALTY_KL, POSITIONS, Record, Trial
 from aerie.verify.ladder import Ladder
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
 from aerie.virtual_npu import folders, store
@@ -93,7 +93,7 @@ def _distance_table(record: Record) -> Table:
 def _rows(trial: Trial, bounds: Bounds) -> Iterator[tuple[str, ...]]:
     """The steps, which the free-running answer is part of; the prompt's positions where they are compared."""
     expected, broken = trial.expected, {failure.part for failure in trial.failures}
-    verdict = "FAIL" if broken - {POSITIONS} else "ok"
+    verdict = "FAIL" if broken - {POSITIONS, PENALTY} else "ok"
     yield (
         trial.prompt.name,
         "steps",
@@ -104,6 +104,10 @@ def _rows(trial: Trial, bounds: Bounds) -> Iterator[tuple[str, ...]]:
         verdict = "FAIL" if POSITIONS in broken or trial.positions is None else "ok"
         numbers = _numbers("", trial.positions, expected.positions_rounding, bounds)
         yield trial.prompt.name, "prompt", *numbers, verdict
+    if trial.penalty_kl:
+        verdict = "FAIL" if PENALTY in broken else "ok"
+        kl = f"{max(trial.penalty_kl):.1e}", f"{PENALTY_KL:.1e}"
+        yield trial.prompt.name, "penalty", str(len(trial.penalty_kl)), *[""] * 5, *kl, verdict
 
 
 def _same(trial: Trial) -> str:
@@ -149,13 +153,13 @@ def _ladder_tables(record: Record) -> Iterator[Table]:
 def _identity_tables(record: Record) -> Iterator[Table]:
     if not record.identities:
         return
-    table = compact_table("", ("the same to the bit",), ("numbers compared", "that differ"), ("result",))
+    table = compact_table("", ("same to the bit", "of"), ("numbers", "differ"), ("result",))
     for found in record.identities:
         if found.skipped:
-            table.add_row(found.name, "-", "-", f"skipped: {found.skipped}")
+            table.add_row(found.name, found.of, "-", "-", f"skipped: {found.skipped}")
         else:
             verdict = "FAIL" if found.failure else "ok"
-            table.add_row(found.name, str(found.compared), str(found.differing), verdict)
+            table.add_row(found.name, found.of, str(found.compared), str(found.differing), verdict)
     yield table
 
 
@@ -201,6 +205,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "steps_rounding": _distance(expected.rounding),
         "positions": _distance(trial.positions),
         "positions_rounding": _distance(expected.positions_rounding),
+        "penalty_kl": trial.penalty_kl,
     }
 
 

@@ -180,7 +180,7 @@ def place(logits: F32Array, token: int) -> int:
     return 1 + int(np.count_nonzero(logits > logits[token]))
 
 
-def kl_divergence(theirs: F32Array, ours: F32Array) -> float:
+def kl_divergence(theirs: F32Array | Numbers, ours: F32Array | Numbers) -> float:
     """KL(softmax(theirs) || softmax(ours)) in nats, in float64."""
     p, q = _log_softmax(theirs), _log_softmax(ours)
     return max(0.0, float(np.exp(p) @ (p - q)))  # rounding can leave it just below 0
@@ -198,7 +198,7 @@ def _compare_row(theirs: F32Array, ours: F32Array) -> tuple[float, ...]:
     )
 
 
-def _log_softmax(logits: F32Array) -> Numbers:
+def _log_softmax(logits: F32Array | Numbers) -> Numbers:
     shifted = logits.astype(np.float64) - logits.max()
     result: Numbers = shifted - np.log(np.exp(shifted).sum())
     return result

@@ -12,9 +12,10 @@ import numpy as np
 from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason, Generation, never
+from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.sampler import Sampler
+from aerie.engine.sampler import F64Array, Sampler, Tokens
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.chat import Chat
@@ -46,22 +47,42 @@ class Recorder(Sampler):
 
 
 @dataclass(frozen=True)
+class Drawer(Sampler):
+    """A sampler that draws, and keeps the probabilities it drew from, of each token in the order of ids."""
+
+    drawn: list[F64Array] = field(default_factory=list, repr=False, compare=False)
+
+    def distribution(
+        self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
+    ) -> tuple[Tokens, F64Array]:
+        tokens, probabilities = super().distribution(logits, prompt_ids, token_ids)
+        by_id = np.zeros(len(logits))
+        by_id[tokens] = probabilities
+        self.drawn.append(by_id)
+        return tokens, probabilities
+
+
+@dataclass(frozen=True)
 class Said:
-    """A free-running answer to `prompt_ids`: its tokens, the logits that were sampled, and why it ended."""
+    """A free-running answer to `prompt_ids`: its tokens, the logits that were sampled, and why it ended;
+    `cached`: how many tokens of the prompt were not computed again."""
 
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
     logits: list[F32Array]
     reason: FinishReason | None
+    cached: int = 0
 
 
 @dataclass(frozen=True)
 class Forced:
     """A run on given tokens. `rows` is the last layer's output at every position of the prompt, bf16,
-    (prompt length, hidden_size); `logits` is (steps, vocab_size), row 0 from the prompt's last position."""
+    (prompt length, hidden_size); `logits` is (steps, vocab_size), row 0 from the prompt's last position;
+    `cache` is what the run has written to."""
 
     rows: BF16Array
     logits: F32Array
+    cache: KVCache
 
 
 class Subject:
@@ -78,8 +99,15 @@ class Subject:
         """At most `steps` greedy tokens, as `make run` makes them."""
         sampler = Recorder()
         generation = self.session.generate(prompt_ids, steps, sampler)
-        tokens = list(generation)
-        return Said(tuple(prompt_ids), tokens, sampler.sampled, generation.finish_reason)
+        tokens, cached = list(generation), generation.cached_tokens
+        return Said(tuple(prompt_ids), tokens, sampler.sampled, generation.finish_reason, cached)
+
+    def drawn(self, prompt_ids: Sequence[int], steps: int, penalty: float) -> tuple[list[int], F64Array]:
+        """At most `steps` tokens, drawn with a repetition penalty, and what each was drawn from: (steps,
+        vocab_size) probabilities, or nothing where nothing was said."""
+        sampler = Drawer(temperature=1.0, seed=0, repetition_penalty=penalty)
+        tokens = list(self.session.generate(prompt_ids, steps, sampler))
+        return tokens, np.array(sampler.drawn)
 
     def chat(self, messages: Sequence[str], steps: int) -> list[Said]:
         """The answers to `messages`, one after the other, as `make chat` makes them.
@@ -109,7 +137,15 @@ class Subject:
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]
-        return Forced(rows, np.stack(logits))
+        return Forced(rows, np.stack(logits), cache)
+
+    def kept(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
+        """Copies of the keys and values, of each layer, that the session would use again for a prompt."""
+        cache = self.session.kept.take(prompt_ids)
+        if cache is None:
+            return []
+        self.session.kept.give(cache)
+        return [array[:, : cache.length].copy() for layer in cache.layers for array in layer]
 
     def position_logits(self, rows: BF16Array) -> F32Array:
         """Logits after each of `rows` (of Forced): (len(rows), vocab_size)."""
@@ -157,7 +193,7 @@ class _Listening:
     @property
     def said(self) -> list[Said]:
         return [
-            Said(made.prompt_ids, heard, recorder.sampled, made.finish_reason)
+            Said(made.prompt_ids, heard, recorder.sampled, made.finish_reason, made.cached_tokens)
             for made, heard, recorder in zip(self._generations, self._heard, self._recorders, strict=True)
         ]
 

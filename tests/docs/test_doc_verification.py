@@ -34,7 +34,7 @@ prepare_runtime = command_line.prepare_runtime
 
 
 def faulty(checkpoint, *arguments):
-    command_line.prepare_runtime = prepare_runtime  # the session in blocks is a healthy one
+    command_line.prepare_runtime = prepare_runtime  # random weights are healthy
     return fault.inject(Healthy(prepare_runtime(checkpoint, *arguments), checkpoint, prepare_runtime))
 
 

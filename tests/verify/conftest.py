@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, choose_seq_len
+from aerie.engine.compiling import RuntimeOptions, every_name
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
@@ -19,6 +18,7 @@ from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder import cached
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference
+from aerie.verify.ways import in_few_rows
 
 
 def _checkpoints_module():
@@ -32,30 +32,25 @@ def _checkpoints_module():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, blocks=None).
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True).
 
-    A session on the virtual NPU, on the six programs; `blocks`: variants, on which it decodes too. `config`
-    replaces the checkpoint's; `rounding` is how its cores start out, `told` whether kernels without a C++
-    function of their own tell them otherwise.
+    A session on the virtual NPU, on the model's default variants with all their programs compiled, or on the
+    six programs of `seq_len`. `config` replaces the checkpoint's; `rounding` is how its cores start out,
+    `told` whether kernels without a C++ function of their own tell them otherwise.
     """
 
-    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, blocks=None):
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_ROUNDING", rounding)
             if not told:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
                 patch.setattr(cached, "kept_programs", lambda: None)  # nor find the true ones
-            length = None if blocks else choose_seq_len(checkpoint.config, seq_len)
-            options = RuntimeOptions(
-                length,
-                select_backend("virtual"),
-                default_cache_dir(),
-                variants=blocks,
-                decode=ROWS if blocks else GUIDE,
-            )
-            return prepare_runtime(
-                replace(checkpoint, config=config or checkpoint.config), options, Reporter()
-            )
+            options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
+            config = config or checkpoint.config
+            session = prepare_runtime(replace(checkpoint, config=config), options, Reporter())
+            if not seq_len:
+                session.model.supply(every_name(config, session.model.blocks))
+            return session
 
     return make
 
@@ -83,6 +78,12 @@ def demo_reference():
 
 
 @pytest.fixture(scope="session")
-def blocks_session(open_session, demo_checkpoint):
-    """The demo in blocks of 8 and 32 rows, in decode too."""
-    return open_session(demo_checkpoint, blocks="8,32x512")
+def few_rows_session(demo_session):
+    """The demo by its programs of 8 and 32 rows, in decode too."""
+    return in_few_rows(demo_session)
+
+
+@pytest.fixture(scope="session")
+def six_session(open_session, demo_checkpoint):
+    """The demo on the six programs of 128 tokens."""
+    return open_session(demo_checkpoint, 128)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aerie.engine.attention import reference_attention
+from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.compiling import every_name
 from aerie.engine.generate import Generation
-from aerie.engine.kv import KVCache, causal
+from aerie.engine.kv import Kept, KVCache, causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen
 from aerie.engine.session import Session
@@ -32,7 +34,11 @@ class Healthy:
     rebuild: Callable[..., Session]
 
     def with_model(self, **changes) -> Session:
-        return replace(self.session, model=replace(self.session.model, **changes))
+        return self.with_other(replace(self.session.model, **changes))
+
+    def with_other(self, model) -> Session:
+        """What the healthy model computed is not gone on from."""
+        return replace(self.session, model=model, kept=Kept())
 
     def with_runner(self, runner_class, *arguments) -> Session:
         return self.with_model(runner=runner_class(self.session.model.runner, *arguments))
@@ -88,8 +94,14 @@ class Renaming(Passing):
         return super().run(program, bo_key=self.rename(bo_key), **rest)
 
 
+def layer_of(bo_key):
+    """The layer whose buffers these are; None for those that have none."""
+    _, _, number = bo_key.rpartition("_L")
+    return int(number) if number.isdigit() else None
+
+
 class Giving(Passing):
-    """Passes what `change(bo_key, arrays)` makes of a call's inputs."""
+    """Passes what `change(kind, layer, arrays)` makes of a call's inputs."""
 
     def __init__(self, inner, change):
         super().__init__(inner)
@@ -102,12 +114,12 @@ class Giving(Passing):
             outputs=outputs,
             copy=copy,
             on_device=on_device,
-            **self.change(bo_key, dict(arrays)),
+            **self.change(program.kind, layer_of(bo_key), dict(arrays)),
         )
 
 
 class Returning(Passing):
-    """Gives back what `change(bo_key, values)` makes of all that a call read and wrote, by argument name."""
+    """Gives back what `change(kind, layer, values)` makes of all that a call read and wrote, by name."""
 
     def __init__(self, inner, change):
         super().__init__(inner)
@@ -117,20 +129,27 @@ class Returning(Passing):
         table = program.arguments
         written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
         results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
-        changed = self.change(bo_key, {**arrays, **results})
+        changed = self.change(program.kind, layer_of(bo_key), {**arrays, **results})
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
         return {name: np.ascontiguousarray(changed[name]) for name in wanted}
 
 
-def only(names, change):
-    """`change` for the buffer sets of `names`, which are sets ("o_ffn_L2") or programs ("o_ffn")."""
+def only(kinds, change, layer=None):
+    """`change` for the programs of these kinds, in one layer or in all."""
 
-    def chosen(bo_key, values):
-        if bo_key in names or bo_key.rpartition("_L")[0] in names:
-            return {**values, **change(values)}
-        return values
+    def chosen(kind, at, values):
+        return {**values, **change(values)} if kind in kinds and layer in (None, at) else values
 
     return chosen
+
+
+BEFORE, ATTENTION, AFTER = (
+    ("rms_gemms_rope", "rms_gemv_rope"),
+    ("flash_attn", "cached_attn"),
+    ("o_ffn", "o_gemv_ffn"),
+)
+HEADS = ("lm_head_gemv", "lm_head")
+"""Kinds of programs, of a block and of one token, by where they stand."""
 
 
 # Weights.
@@ -165,8 +184,11 @@ def preloaded(model, healthy, weights):
     """A session of `model` on buffer sets that hold `weights`."""
     label = f"{next(SESSIONS)}/"
     faulty = replace(model, runner=Renaming(model.runner, label.__add__))
+    if model.blocks.variants:  # what is compiled later is not given these weights
+        few = replace(model.blocks, decode=ROWS)
+        model.supply([*every_name(model.config, model.blocks), *few.of_a_token])
     list(preload(faulty, weights))
-    return replace(healthy.session, model=faulty)
+    return healthy.with_other(faulty)
 
 
 def heads_swapped(layer):
@@ -205,8 +227,10 @@ def other_layers_weights(layer, other):
     """As if the layer were forgotten in the key of the buffer sets."""
 
     def rename(bo_key):
-        name, _, number = bo_key.rpartition("_L")
-        return f"{name}_L{other}" if name and number == str(layer) else bo_key
+        has_weights = not bo_key.startswith(ATTENTION)
+        return (
+            f"{bo_key.rpartition('_L')[0]}_L{other}" if has_weights and layer_of(bo_key) == layer else bo_key
+        )
 
     return lambda healthy: healthy.with_runner(Renaming, rename)
 
@@ -214,12 +238,12 @@ def other_layers_weights(layer, other):
 # What programs are given, and give back.
 
 
-def given(names, change):
-    return lambda healthy: healthy.with_runner(Giving, only(names, change))
+def given(kinds, change, layer=None):
+    return lambda healthy: healthy.with_runner(Giving, only(kinds, change, layer))
 
 
-def returned(names, change):
-    return lambda healthy: healthy.with_runner(Returning, only(names, change))
+def returned(kinds, change, layer=None):
+    return lambda healthy: healthy.with_runner(Returning, only(kinds, change, layer))
 
 
 def all_zero(values):
@@ -228,7 +252,7 @@ def all_zero(values):
 
 def shifted_partition(part):
     name = f"logits_{part}"
-    return returned(["lm_head_gemv"], lambda values: {name: np.roll(values[name], 1)})
+    return returned(HEADS, lambda values: {name: np.roll(values[name], 1, axis=-1)})
 
 
 def interleaved(x, table):
@@ -244,24 +268,44 @@ def interleaved_rope(healthy):
     model = healthy.session.model
 
     def change(values):
-        table = values["rope_row"][None] if "rope_row" in values else model.rope[: model.seq_len]
+        row = values.get("rope_row")
+        table = values.get("rope_rows", model.rope[: model.seq_len]) if row is None else row[None]
         return {f"{name}_roped": interleaved(values[name], table) for name in ("q", "k")}
 
-    return healthy.with_runner(Returning, only(["rms_gemms_rope", "rms_gemv_rope"], change))
+    return healthy.with_runner(Returning, only(BEFORE, change))
 
 
 def prefill_attention(mask, attention=reference_attention):
     """Prefill attention again, under another mask rule, or otherwise."""
 
     def change(values):
-        keys, heads = (values[name].reshape(len(values["v"]), -1, 64) for name in ("k_roped", "v"))
-        keys, heads = keys.transpose(1, 0, 2), heads.transpose(1, 0, 2)
         rows = [
-            attention(query, keys, heads, mask(position)) for position, query in enumerate(values["q_roped"])
+            attention(query, *cached, mask(position)) if position >= 0 else np.zeros_like(query)
+            for cached in [seen_by(values)]
+            for query, position in zip(values["q_roped"], positions_of(values), strict=True)
         ]
         return {"attn_out": np.stack(rows)}
 
-    return returned(["flash_attn"], change)
+    return returned(ATTENTION, change)
+
+
+def positions_of(values):
+    """Of the query rows, -1 for padding."""
+    if "mask" in values:
+        return seen(values["mask"]).sum(axis=1).astype(int) - 1
+    return range(len(values["q_roped"]))
+
+
+def seen(mask):
+    """The positions of the context that each row sees, as bits."""
+    return np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")
+
+
+def seen_by(values):
+    """Keys and values, heads first."""
+    if "keys" in values:
+        return values["keys"], values["values"]
+    return [values[name].reshape(len(values["v"]), -1, 64).transpose(1, 0, 2) for name in ("k_roped", "v")]
 
 
 def scaled_attention(times):
@@ -287,26 +331,21 @@ def one_too_few(position):
 
 
 class Stale(Passing):
-    """An input of a buffer set is written in the first call only, as if it were a weight."""
+    """An input of a layer's programs is written in the first call only, as if it were a weight."""
 
-    def __init__(self, inner, buffer_set, argument):
+    def __init__(self, inner, kinds, layer, argument):
         super().__init__(inner)
-        self.buffer_set, self.argument, self.kept = buffer_set, argument, None
+        self.kinds, self.layer, self.argument, self.kept = kinds, layer, argument, {}
 
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
-        if bo_key == self.buffer_set:
-            if self.kept is None:
-                self.kept = arrays[self.argument].copy()
-            arrays[self.argument] = self.kept
-        return super().run(program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays)
-
-
-def stale(buffer_set, argument):
-    return lambda healthy: healthy.with_runner(Stale, buffer_set, argument)
+    def run(self, program, /, *, bo_key, **arrays):
+        if program.kind in self.kinds and layer_of(bo_key) == self.layer:
+            now = arrays[self.argument].copy()
+            arrays[self.argument] = self.kept.setdefault(program.name, now)
+        return super().run(program, bo_key=bo_key, **arrays)
 
 
-def decode_mask(mask):
-    return lambda healthy: healthy.with_model(mask=mask)
+def stale(kinds, layer, argument):
+    return lambda healthy: healthy.with_runner(Stale, kinds, layer, argument)
 
 
 # The KV cache.
@@ -317,8 +356,8 @@ class OneOff(KVCache):
         super().write(layer, position + 1, keys, values)
 
 
-class OneOffInDecode(KVCache):
-    """What a decoded token leaves goes one position too far."""
+class WatchedDecode(KVCache):
+    """What decode keeps in the cache is changed as it comes."""
 
     @property
     def token_pass(self):
@@ -328,8 +367,26 @@ class OneOffInDecode(KVCache):
     def token_pass(self, made):
         self._made = made
         if made is not None:
-            move_to = made._attention.move_to
-            made._attention.move_to = lambda position, visible: move_to(position + 1, visible)
+            self.change(made._attention)
+
+
+class OneOffInDecode(WatchedDecode):
+    """What a decoded token leaves goes one position too far."""
+
+    def change(self, attention):
+        move_to = attention.move_to
+        attention.move_to = lambda position, visible: move_to(position + 1, visible)
+
+
+def decode_mask(mask):
+    """Decode sees what `mask` says."""
+
+    class Masked(WatchedDecode):
+        def change(self, attention):
+            move_to = attention.move_to
+            attention.move_to = lambda position, _: move_to(position, mask(position))
+
+    return cache_fault(Masked)
 
 
 class Swapping(KVCache):
@@ -337,19 +394,11 @@ class Swapping(KVCache):
         super().write(layer, position, values, keys)
 
 
-class ScaledInDecode(KVCache):
+class ScaledInDecode(WatchedDecode):
     """The host's attention has scores 5 % too large."""
 
-    @property
-    def token_pass(self):
-        return self._made
-
-    @token_pass.setter
-    def token_pass(self, made):
-        self._made = made
-        if made is None:
-            return
-        attention, works = made._attention, made._attention.works
+    def change(self, attention):
+        works = attention.works
 
         def scaled_works(layer, query, *rows):
             keep, _ = works(layer, query, *rows)
@@ -363,14 +412,21 @@ class ScaledInDecode(KVCache):
         attention.works = scaled_works
 
 
+class NothingButBlocks(KVCache):
+    """Decoded tokens, which GEMVs made, count as made by blocks: the other family goes on from them."""
+
+    @property
+    def in_blocks(self):
+        return self.length
+
+
 def cache_fault(cache_class):
     class Faulty(LoadedModel):
         def new_cache(self, positions):
-            return cache_class(self.home, positions + 1)
+            return cache_class(self.home, 1 if self.blocks.variants else positions + 1)
 
     def inject(healthy):
-        session = healthy.with_runner(Passing)
-        return replace(session, model=Faulty(**vars(session.model)))
+        return healthy.with_other(Faulty(**vars(healthy.with_runner(Passing).model)))
 
     return inject
 
@@ -418,21 +474,19 @@ def answer_fault(generation_class):
 
 
 FAULTS = (
-    Fault("all logits zero", returned(["lm_head_gemv"], all_zero), "logits"),
-    Fault(
-        "all-zero output of one layer", returned(["o_ffn_L2", "o_gemv_ffn_L2"], all_zero), "layer 2, step o"
-    ),
+    Fault("all logits zero", returned(HEADS, all_zero), "logits"),
+    Fault("all-zero output of one layer", returned(AFTER, all_zero, 2), "layer 2, step o"),
     Fault("heads 0 and 1 swapped in layer 3", weights_fault(3, heads_swapped), "layer 3, step q"),
     Fault("layer 3 on the buffers of layer 2", other_layers_weights(3, 2), "layer 3, step attn_norm"),
     Fault("no FFN in layer 4", weights_fault(4, no_ffn), "layer 4, step down"),
     Fault(
         "no residual around attention in layer 1",
-        given(["o_ffn_L1", "o_gemv_ffn_L1"], lambda arrays: {"x": np.zeros_like(arrays["x"])}),
+        given(AFTER, lambda arrays: {"x": np.zeros_like(arrays["x"])}, 1),
         "layer 1, step attn_residual",
     ),
     Fault(
         "no residual around the FFN in layer 2",
-        returned(["o_ffn_L2", "o_gemv_ffn_L2"], lambda values: {"x_next": values["down"]}),
+        returned(AFTER, lambda values: {"x_next": values["down"]}, 2),
         "layer 2, step ffn_residual",
     ),
     Fault("interleaved RoPE", interleaved_rope, "layer 0, step rope_q"),
@@ -466,10 +520,10 @@ FAULTS = (
         for part in range(6)  # of eight: the demo's vocabulary ends in the sixth
     ),
     Fault("bf16 by truncation", truncation, "layer 0, step attn_norm"),
-    Fault("attention of an earlier prompt in layer 2", stale("o_ffn_L2", "attn_out"), "layer 2, step o"),
+    Fault("attention of an earlier prompt in layer 2", stale(["o_ffn"], 2, "attn_out"), "layer 2, step o"),
     Fault(
         "RoPE row of an earlier token in layer 1",
-        stale("rms_gemv_rope_L1", "rope_row"),
+        stale(["rms_gemv_rope"], 1, "rope_row"),
         "decode, layer 1, step rope_q",
     ),
     Fault("empty answer", answer_fault(Nothing), "answer"),
@@ -484,23 +538,14 @@ SUBTLE = [fault for fault in FAULTS if "%" in fault.name]
 # In blocks of rows: what is given to their programs, beside activations.
 
 
-def of_kind(kind, change):
-    """`change` for the programs of this kind, of whatever rows and context."""
-
-    def chosen(bo_key, arrays):
-        return {**arrays, **change(arrays)} if bo_key.startswith(f"{kind}_ar") else arrays
-
-    return lambda healthy: healthy.with_runner(Giving, chosen)
-
-
 def mask_moved(by):
     """Each row that sees anything sees so many positions more, or fewer."""
 
     def change(arrays):
-        seen = np.unpackbits(arrays["mask"].view(np.uint8), axis=1, bitorder="little")
-        counts = seen.sum(axis=1).astype(int)
+        before = seen(arrays["mask"])
+        counts = before.sum(axis=1).astype(int)
         moved = np.where(counts > 0, np.maximum(counts + by, 1), 0)
-        bits = (np.arange(seen.shape[1]) < moved[:, None]).astype(np.uint8)
+        bits = (np.arange(before.shape[1]) < moved[:, None]).astype(np.uint8)
         return {"mask": np.packbits(bits, axis=1, bitorder="little").view(np.int32)}
 
     return change
@@ -517,25 +562,55 @@ class RowBefore(Passing):
     before = None
 
     def run(self, program, /, **rest):
-        if program.kind == "lm_head":
+        if program.kind in HEADS:
             now = rest["x"].copy()
             rest["x"], self.before = (now if self.before is None else self.before), now
         return super().run(program, **rest)
 
 
 BLOCK_FAULTS = (
-    Fault("off by one past", of_kind("cached_attn", mask_moved(-1)), "layer 0, step attention"),
-    Fault("mask moved too far", of_kind("cached_attn", mask_moved(1)), "layer 0, step attention"),
+    Fault("off by one past", given(["cached_attn"], mask_moved(-1)), "layer 0, step attention"),
+    Fault("mask moved too far", given(["cached_attn"], mask_moved(1)), "layer 0, step attention"),
     Fault(
         "stale rows beyond the valid length",
-        of_kind("cached_attn", mask_moved(40)),
+        given(["cached_attn"], mask_moved(40)),
         "layer 0, step attention",
     ),
     Fault(
         "wrong RoPE offset",
-        of_kind("rms_gemms_rope", lambda arrays: {"rope_rows": np.roll(arrays["rope_rows"], 1, axis=0)}),
+        given(["rms_gemms_rope"], lambda arrays: {"rope_rows": np.roll(arrays["rope_rows"], 1, axis=0)}),
         "layer 0, step rope_q",
     ),
-    Fault("another variant's KV", of_kind("cached_attn", others_cache), "layer 0, step cache_k"),
+    Fault("another variant's KV", given(["cached_attn"], others_cache), "layer 0, step cache_k"),
 )
 """Those that only programs with a past can have."""
+
+
+# What only shows over several prompts, or where something is drawn: the gate finds it, and no step is wrong.
+
+
+def penalised_twice(healthy):
+    class Faulty(Session):
+        def generate(self, prompt_ids, max_new_tokens, sampler, *others):
+            once = sampler._changed
+            twice = lambda logits, *ids: once(once(logits, *ids), *ids)  # noqa: E731
+            object.__setattr__(sampler, "_changed", twice)
+            return super().generate(prompt_ids, max_new_tokens, sampler, *others)
+
+    return Faulty(**vars(healthy.session))
+
+
+GATE_FAULTS = (
+    Fault("a penalty applied twice", penalised_twice, "penalty, "),
+    Fault(
+        "a hit across families",
+        cache_fault(NothingButBlocks),
+        "bit identity, going on from an answer, and alone: the count of numbers that differ",
+    ),
+    Fault(
+        "LM head of the wrong row",
+        lambda healthy: healthy.with_runner(RowBefore),
+        "free-running, ",
+    ),
+)
+"""`place` is how one of the gate's failures begins."""

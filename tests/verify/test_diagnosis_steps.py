@@ -85,12 +85,13 @@ def test_a_step_of_one_position_looks_at_earlier_keys_only(theirs):
 
 def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
     model = demo_session.model
-    recorder = CallRecorder(model, model.blocks.plan(len(IDS), 0), ALL)
+    (step,) = steps = model.blocks.plan(len(IDS), 0)
+    recorder = CallRecorder(model, steps, ALL)
     plain = prefill(model, IDS, model.new_cache(len(IDS)))
     recorded = prefill(replace(model, runner=recorder), IDS, model.new_cache(len(IDS)))
     np.testing.assert_array_equal(plain.view(np.uint16), recorded.view(np.uint16))
     first, second = recorder.calls["o_ffn"][:2]
-    table = model.programs["o_ffn"].arguments
+    table = model.programs[model.blocks.names(step).ffn].arguments
     seen = {argument.name for argument in table if argument.role not in (Role.WEIGHT, Role.LUT)}
     assert set(first) == seen | {"rows"}
     assert not np.array_equal(first["gate"], second["gate"])  # copies, not views on one buffer

@@ -38,7 +38,9 @@ def test_the_demo_passes(gate):
     assert [line for line in out if line.startswith("chat turn")]
     assert [line for line in out if line.startswith("long ")]
     ladders = [
-        line.split()[-3:] for line in out if line.startswith(("the model ", "in blocks ", "random weights "))
+        line.split()[-3:]
+        for line in out
+        if line.startswith(("the model ", "in few rows ", "random weights "))
     ]
     assert [(verdict, int(used.strip("%")) < 70) for _, used, verdict in ladders] == [("ok", True)] * 6
     assert "virtual: long, " in "\n".join(err)
@@ -47,9 +49,9 @@ def test_the_demo_passes(gate):
     record = json.loads(path.read_text())
     assert record["verdict"] == "PASS"
     assert [(one["model"], one["tokens"], len(one["steps"])) for one in record["ladders"]] == [
-        ("the model", 128, 220),
-        ("in blocks", 128, 220),
-        ("random weights", 128, 76),
+        ("the model", 512, 220),
+        ("in few rows", 512, 220),
+        ("random weights", 512, 76),
     ]
     assert "own" in record["ladders"][0]["steps"][0]
 
@@ -58,7 +60,11 @@ def test_a_fault_exits_with_1(gate, monkeypatch, prompts_alone):
     class NoFFN(Passing):
         def run(self, program, /, *, bo_key, **rest):
             results = super().run(program, bo_key=bo_key, **rest)
-            return {"x_next": results["x_next"] * 0} if bo_key == "o_ffn_L3" else results
+            return (
+                {"x_next": results["x_next"] * 0}
+                if (program.kind, bo_key[-3:]) == ("o_ffn", "_L3")
+                else results
+            )
 
     def prepare(*arguments):
         session = healthy(*arguments)

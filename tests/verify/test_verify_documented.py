@@ -13,7 +13,7 @@ from faults import FAULTS, SUBTLE, Healthy
 
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.verify.diagnosis import diagnose
-from aerie.verify.gate import STEPS, verify
+from aerie.verify.gate import PENALTY, STEPS, verify
 from aerie.verify.ladder import try_ladder
 from aerie.verify.prompts import choose_prompts, full_prompt
 from aerie.verify.rules import BFP16, EXACT, place
@@ -93,7 +93,8 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
     alone = all(first_divergence_passes(*said_of(fault, healthy, prompt), answer) for prompt, answer in pairs)
     record = verify(fault.inject(healthy), reference, prompts)
     everywhere = all(trial.forced and trial.forced.worst_place <= TOP_K for trial in record.trials)
-    numbers = [failure for failure in record.failures if failure.value and failure.bound]
+    told = (failure for failure in record.failures if failure.part != PENALTY)
+    numbers = [failure for failure in told if failure.value and failure.bound]
     beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
     told = factor(beyond)
     if not record.failures:

@@ -1,11 +1,11 @@
 """Each fault put in on purpose makes the gate fail and diagnosis point at it.
 
-The prompts are those of `make verify`: two, with all their steps, and one that fills the compiled length.
+The prompts are those of `make verify`: two, with all their steps, and one that fills the context.
 """
 
 import numpy as np
 import pytest
-from faults import BLOCK_FAULTS, FAULTS, SUBTLE, Healthy, RowBefore
+from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -53,9 +53,9 @@ def test_a_fault_fails_the_gate(fault, healthy, demo_reference, prompts):
 
 
 @pytest.fixture(scope="module")
-def random_model(demo_checkpoint, demo_session):
+def random_model(demo_checkpoint):
     """As the gate has it beside the demo."""
-    options = RuntimeOptions(demo_session.model.seq_len, select_backend("virtual"), default_cache_dir())
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
     with companion(demo_checkpoint.config, options, Reporter()) as (session, reference):
         checkpoint = open_checkpoint(reference.folder)
         yield Healthy(session, checkpoint, None), reference
@@ -72,22 +72,25 @@ def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
 
 
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_of_blocks_fails_the_ladder(fault, blocks_session, demo_checkpoint, demo_reference, prompts):
-    faulty = fault.inject(Healthy(blocks_session, demo_checkpoint, None))
-    ladder = try_ladder("in blocks", faulty, demo_reference, prompts[1].token_ids)
-    assert str(ladder.failures[0]).startswith(f"ladder, in blocks: {fault.place}: ")
+def test_a_fault_of_blocks_fails_the_ladder(
+    fault, few_rows_session, demo_checkpoint, demo_reference, prompts
+):
+    faulty = fault.inject(Healthy(few_rows_session, demo_checkpoint, None))
+    ladder = try_ladder("in few rows", faulty, demo_reference, prompts[1].token_ids)
+    assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
 
 
-def test_an_lm_head_of_the_wrong_row_fails_the_gate(blocks_session, demo_checkpoint, demo_reference, prompts):
-    faulty = Healthy(blocks_session, demo_checkpoint, None).with_runner(RowBefore)
-    assert verify(blocks_session, demo_reference, prompts[1:]).failures == []
-    assert "place of our token" in str(verify(faulty, demo_reference, prompts[1:]).failures)
+@pytest.mark.parametrize("fault", GATE_FAULTS, ids=lambda fault: fault.name)
+def test_what_no_step_shows_fails_the_gate(fault, healthy, demo_reference, prompts):
+    failures = verify(fault.inject(healthy), demo_reference, prompts).failures
+    told = [str(failure) for failure in failures]
+    assert any(one.startswith(fault.place) for one in told), told
 
 
-def test_blocks_pass_in_several_steps(blocks_session, demo_reference, prompts):
+def test_blocks_pass_in_several_steps(few_rows_session, demo_reference, prompts):
     ids = prompts[1].token_ids
-    assert len(blocks_session.model.blocks.plan(len(ids), 0)) > 2
-    ladder = try_ladder("in blocks", blocks_session, demo_reference, ids)
+    assert len(few_rows_session.model.blocks.plan(len(ids), 0)) > 2
+    ladder = try_ladder("in few rows", few_rows_session, demo_reference, ids)
     assert ladder.failures == []
     assert max(row.used for row in ladder.rows) < 0.7
 
@@ -98,7 +101,7 @@ def test_random_weights_pass_with_margin(random_model):
     assert ladder.failures == []
     assert max(row.used for row in ladder.rows) < 0.7
     assert {phase: len(rows) for phase, rows in ladder.phases.items()} == {"prefill": 38, "decode": 38}
-    assert ladder.tokens == healthy.session.model.seq_len == 128
+    assert ladder.tokens == healthy.session.model.positions == 512
 
 
 @every_fault

@@ -36,7 +36,7 @@ def test_the_kinds_of_the_demo(demo):
         "code",
         "short",
         "one token",
-        "near the compiled length",
+        "near the end",
         "languages",
         "emoji",
         "end token inside",
@@ -55,7 +55,7 @@ def test_each_is_what_it_is_called(demo, demo_checkpoint):
     prompts = {prompt.name: prompt.token_ids for prompt in demo}
     text = demo_checkpoint.tokenizer.decode
     assert len(prompts["one token"]) == 1
-    assert len(prompts["near the compiled length"]) == 127
+    assert len(prompts["near the end"]) == 127
     assert len(prompts["short"]) < 10 < 50 < len(prompts["long"])
     assert demo_checkpoint.config.eos_token_ids[0] in prompts["end token inside"][1:-1]
     assert "東京" in text(prompts["languages"])

@@ -94,13 +94,15 @@ def test_brackets_of_a_message_are_no_markup():
 
 
 def test_bit_identity_has_a_table():
-    same, other = Identity("on one thread", 100), Identity("padded", 100, 7)
+    same, other = Identity("on one thread", 100), Identity("padded", 100, 7, of="random qwen3")
     skipped = Identity("a chat", skipped="there is no chat template")
     lines = printed(record(trial(), identities=[same, other, skipped]))
     assert row(lines, "on one thread") == ["100", "0", "ok"]
     assert row(lines, "padded")[-1] == "FAIL"
     assert " ".join(row(lines, "a chat")) == "- - skipped: there is no chat template"
-    assert lines[-1] == "[verify] FAIL: bit identity, padded: the count of numbers that differ is 7, bound 0"
+    assert lines[-1] == (
+        "[verify] FAIL: bit identity, padded, random qwen3: the count of numbers that differ is 7, bound 0"
+    )
 
 
 NOISE = measure(THEIRS, THEIRS + np.float32(1e-3))
@@ -158,7 +160,7 @@ def test_a_ladder_that_broke_has_a_row():
 def test_tables_fit_80_columns():
     """In a pipe, with numbers as wide as those of the worst fault and the longest name of a prompt."""
     far = compare(THEIRS, THEIRS + np.float32(1000))
-    prompt = Prompt("near the compiled length", (1, 2))
+    prompt = Prompt("near the end of the context", (1, 2))
     found = record(trial(forced=far, prompt=prompt), identities=[Identity("a chat at once", 12059)])
     lines = printed(found.with_ladders([ladder("random weights", relative_l1=1e9)]))
     assert max(len(line) for line in lines if "ladder, " not in line) <= 80
