@@ -1,0 +1,58 @@
+"""Every fault of the demo in a second family as well: a Qwen3 of the demo's sizes, with random weights."""
+
+import pytest
+from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
+
+from aerie.engine.progress import Reporter
+from aerie.verify.companion import of_another_family, random_checkpoint
+from aerie.verify.gate import verify
+from aerie.verify.ladder import try_ladder
+from aerie.verify.prompts import choose_prompts, full_prompt
+from aerie.verify.reference import Reference
+from aerie.verify.ways import in_few_rows
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def random_qwen3(demo_checkpoint, open_session):
+    config = of_another_family(demo_checkpoint.config)
+    with random_checkpoint(config, Reporter()) as checkpoint:
+        session, reference = open_session(checkpoint), Reference.open(checkpoint.folder)
+
+        def rebuild(**otherwise):
+            return open_session(checkpoint, **otherwise)
+
+        yield Healthy(session, checkpoint, rebuild), reference, choose_prompts(session, full=False)
+
+
+def told(session, reference, prompts):
+    """What the gate says of the model: prompts, and where these show nothing the ladder."""
+    record = verify(session, reference, prompts)
+    if not record.failures:
+        ladder = try_ladder("the model", session, reference, full_prompt(session))
+        record = record.with_ladders([ladder])
+    return [str(failure) for failure in record.failures]
+
+
+def test_the_healthy_one_passes(random_qwen3):
+    healthy, reference, prompts = random_qwen3
+    assert healthy.session.model.config.family.model_type == "qwen3"
+    assert told(healthy.session, reference, prompts) == []
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *GATE_FAULTS], ids=lambda fault: fault.name)
+def test_a_fault_fails_the_gate(fault, random_qwen3):
+    healthy, reference, prompts = random_qwen3
+    failures = told(fault.inject(healthy), reference, prompts)
+    assert failures
+    if fault in GATE_FAULTS:
+        assert any(one.startswith(fault.place) for one in failures), failures
+
+
+@pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_of_blocks_fails_the_ladder(fault, random_qwen3):
+    healthy, reference, prompts = random_qwen3
+    few = Healthy(in_few_rows(healthy.session), healthy.checkpoint, None)
+    ladder = try_ladder("in few rows", fault.inject(few), reference, prompts[1].token_ids)
+    assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
