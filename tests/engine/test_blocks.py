@@ -14,7 +14,7 @@ from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NoVariantError, PromptTooLongError, UserError
-from aerie.engine.forward import decode_step, prefill
+from aerie.engine.forward import decode_step, prefill, prefill_steps
 from aerie.engine.kv import KVCache, OnHost
 from aerie.engine.planner import Step
 from aerie.engine.progress import Reporter
@@ -79,6 +79,13 @@ def test_however_a_prompt_is_cut(blocks, whole, cuts):
         assert bits(row) == bits(whole[0][cache.length - 1])
     assert held(cache) == whole[1]
     assert len(told) > 3 * model.config.num_hidden_layers
+
+
+def test_as_many_programs_run_as_were_foreseen(blocks):
+    """Two blocks of six layers; the first of them needs neither attention nor FFN of the last layer."""
+    model, told = blocks["guide"].model, []
+    prefill(model, TOKENS * 2, model.new_cache(1), lambda name, number: told.append(number), last_only=True)
+    assert told[-1] == len(told) == prefill_steps(model, 200) == 2 * 18 - 2
 
 
 def test_one_token_at_a_time_in_the_family_rows(blocks, whole):
