@@ -72,7 +72,7 @@ def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode:
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    return Blocks(0, blocks, decode)
+    return Blocks(0, blocks, decode, config.layer_weights)
 
 
 CONFIG_NAMES = {

@@ -99,6 +99,12 @@ class ModelConfig:
         )
 
     @property
+    def layer_weights(self) -> int:
+        """How many elements the weights of a layer's products have."""
+        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
+        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
+    @property
     def default_seq_len(self) -> int:
         """The prompt length of the six programs where nobody names one, as far as the model has positions."""
         small = self.context <= SMALL_CONTEXT

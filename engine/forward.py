@@ -49,7 +49,7 @@ def check_prompt(
 
 
 def prefill_steps(model: LoadedModel, tokens: int, past: int = 0) -> int:
-    """How many programs `prefill` runs for the last token's row: of the last layer, a step before the last one
+    """How many programs `prefill` runs for the row of the last token: of the last layer, an earlier step
     needs keys and values alone."""
     steps, layers = len(model.blocks.plan(tokens, past)), model.config.num_hidden_layers
     return steps * (layers * len(Names._fields)) - (steps - 1) * len(Names._fields[1:])
