@@ -9,6 +9,7 @@ N_TOKENS    ?=
 SEQ_LEN     ?=
 VARIANTS    ?=
 DECODE      ?=
+CONTEXT_END ?=
 BACKEND     ?= auto
 FALLBACK    ?=
 NUMERICS    ?=
@@ -27,8 +28,8 @@ ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K TOP_P \
-                  MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
+override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
+                  TOP_P MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -58,7 +59,7 @@ override TEST   := variables $(VENV)/.stamp-test
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
                     $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--decode,DECODE)
-override fallback = $(call option,--fallback,FALLBACK)
+override answering = $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END)
 override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperature,TEMPERATURE) \
                     $(call option,--top-k,TOP_K) $(call option,--top-p,TOP_P) $(call option,--min-p,MIN_P) \
                     $(call option,--seed,SEED) $(call option,--repetition-penalty,REPETITION_PENALTY)
@@ -79,6 +80,7 @@ help: ## list targets and variables
 	$(DO)echo "  N_TOKENS     how many tokens to generate at most"
 	$(DO)echo "  VARIANTS     programs of n tokens against m positions, as 8,128x512,2048; left out: a set for the model's size"
 	$(DO)echo "  DECODE       guide (default): GEMVs, and attention on the CPU; rows: as prompts, all on the device"
+	$(DO)echo "  CONTEXT_END  stop (default), shift or sink: what happens at the end of the largest context"
 	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, in place of VARIANTS"
 	$(DO)echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
 	$(DO)echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"
@@ -105,13 +107,13 @@ compile: $(RUN) ## compile all programs for MODEL
 	$(DO)$(PY) -m aerie compile $(common) $(SAID)
 
 run: $(RUN) ## answer PROMPT
-	$(DO)$(PY) -m aerie run $(common) $(fallback) $(sampling) $(prompt) $(if $(JSON),--json) $(SAID)
+	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(SAID)
 
 chat: $(RUN) ## talk with the model
-	$(DO)$(PY) -m aerie chat $(common) $(fallback) $(sampling) $(system) $(SAID)
+	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(SAID)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
-	$(DO)$(PY) -m aerie profile $(common) $(fallback) $(sampling) $(prompt) $(SAID)
+	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(SAID)
 
 verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
 	$(DO)$(PY) -m aerie verify $(common) $(SAID)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.context_end import STOP
 from aerie.engine.embeddings import Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import all_logits, check_prompt, prefill
@@ -374,6 +375,7 @@ def load(
     decode: str = GUIDE,
     seq_len: int | None = None,
     fallback: str | None = None,
+    context_end: str = STOP,
     devices: int | Sequence[int] = 0,
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
@@ -384,9 +386,11 @@ def load(
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
-    place of variants. fallback: "virtual", where answers go on when the NPU fails. devices: on which one
-    programs run, by its index in pyxrt; only one for now. cache_dir: of compiled programs. progress: called
-    with each line of what is going on; nothing is printed without it. Raises AerieError.
+    place of variants. fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
+    where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
+    "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; only one for
+    now. cache_dir: of compiled programs. progress: called with each line of what is going on; nothing is
+    printed without it. Raises AerieError.
     """
     if decode not in (GUIDE, ROWS):
         raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
@@ -394,7 +398,9 @@ def load(
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
     checkpoint = open_checkpoint(find_checkpoint(str(model)))
     folder = cache_dir or folders.programs()
-    options = RuntimeOptions(seq_len, chosen, folder, other, variants=variants, decode=decode)
+    options = RuntimeOptions(
+        seq_len, chosen, folder, other, variants=variants, decode=decode, context_end=context_end
+    )
     return Model(prepare_runtime(checkpoint, options, Told(progress)))
 
 

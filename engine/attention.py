@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from aerie.engine.kv import Layers, write_rows
+from aerie.engine.kv import KeysAndValues, Layers, write_rows
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.runtime import HostWork
@@ -23,28 +24,37 @@ def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
 class NewRows:
     """Keys and values of new tokens on their way into a cache, in C++ where it can be had.
 
-    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim). `move_to` comes before each
-    step.
+    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `unturned` its keys before
+    RoPE, where the cache has them. `move_to` comes before each step.
     """
 
-    def __init__(self, layers: Layers) -> None:
-        self._layers, self._place = layers, Place()
+    def __init__(self, layers: Layers, unturned: Sequence[BF16Array] = ()) -> None:
+        self._layers, self._unturned, self._place = layers, unturned, Place()
         self._native = native_attention() if layers[0][0].flags.c_contiguous else None
 
     def move_to(self, position: int, rows: int = 1) -> None:
         """The next step has so many rows to keep, the first of them at `position`."""
         self._place.stand(position, rows)
 
-    def work(self, layer: int, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
+    def works(
+        self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *unturned: BF16Array
+    ) -> list[HostWork]:
         """To keep the first of these rows, (rows, kv_heads * head_dim), which lie in arrays that stay."""
-        keys, values = self._layers[layer]
+        works = [self._work(self._layers[layer], key_rows, value_rows)]
+        for rows in unturned:
+            stored = self._unturned[layer]
+            works.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
+        return works
+
+    def _work(self, stored: KeysAndValues, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
+        keys, values = stored
         if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
             arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
             return LayerCode(self._native, self._place, 1, **arrays).keep_rows()
 
         def keep() -> None:
             rows = self._place.rows
-            write_rows((keys, values), self._place.position, key_rows[:rows], value_rows[:rows])
+            write_rows(stored, self._place.position, key_rows[:rows], value_rows[:rows])
 
         return HostWork(keep)
 
@@ -54,12 +64,12 @@ class CacheAttention:
 
     `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
     attention of all heads. `move_to` comes before each token. The form, C++ or numpy, is chosen once, by the
-    positions that the first token attends to.
+    positions that the first token attends to. `unturned`: as for NewRows.
     """
 
-    def __init__(self, layers: Layers, width: int, visible: Any) -> None:
+    def __init__(self, layers: Layers, width: int, visible: Any, unturned: Sequence[BF16Array] = ()) -> None:
         self.out = np.empty(width, bf16)
-        self._layers, self._rows = layers, NewRows(layers)
+        self._layers, self._rows = layers, NewRows(layers, unturned)
         self._visible, self._place = visible, Place()
         self._native = _serving(layers[0][0], visible)
         self._threads = knobs.threads() if self._native else 1
@@ -75,12 +85,12 @@ class CacheAttention:
         if self._native:
             self._place.see(visible, self._layers[0][0].shape[1])
 
-    def works(
-        self, layer: int, query: BF16Array, key_row: BF16Array, value_row: BF16Array
-    ) -> tuple[HostWork, HostWork]:
-        """To keep the rows, (kv_heads * head_dim,), and to attend with the query, in arrays that stay."""
+    def works(self, layer: int, query: BF16Array, *new: BF16Array) -> tuple[list[HostWork], HostWork]:
+        """To keep new rows, (kv_heads * head_dim,): key, value, and where the cache has it the key before
+        RoPE; and to attend with the query, in arrays that stay."""
         keys, values = self._layers[layer]
-        keep = self._rows.work(layer, key_row[None], value_row[None])
+        key_row, value_row, *unturned = (row[None] for row in new)
+        keep = self._rows.works(layer, key_row, value_row, *unturned)
         if self._native and query.flags.c_contiguous:
             arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
             return keep, LayerCode(self._native, self._place, self._threads, **arrays).attend()

@@ -59,14 +59,20 @@ class Blocks:
         """Those of the variants, in positions."""
         return sorted({one.context for one in self.variants})
 
-    def plan(self, tokens: int, past: int, capacity: int = 0) -> Sequence[Step]:
+    def positions(self, context: int) -> int:
+        """The most positions of a sequence, for a model of `context` ones."""
+        return min(context, self.largest_context or context)
+
+    def plan(self, tokens: int, past: int, capacity: int = 0, anew: bool = True) -> Sequence[Step]:
         """The steps for `tokens` after `past`, in a cache with room for `capacity` positions so far.
 
-        NoVariantError where there is no context for them.
+        anew: whether the past may be computed again (AR == CL). NoVariantError where there is no context for
+        them.
         """
         if self.seq_len:
             return plan(tokens, past, [Whole(self.seq_len, self.seq_len)])
-        fitting = [one for one in self.variants if one.context >= capacity]
+        roomy = (one for one in self.variants if one.context >= capacity)
+        fitting = [one for one in roomy if anew or not past or one.rows < one.context]
         return plan(tokens, past, fitting, self._seconds if self.layer_weights else None)
 
     def _seconds(self, variant: Variant) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
 from aerie.engine.config import ModelConfig
+from aerie.engine.context_end import STOP, ContextEnd, context_end
 from aerie.engine.errors import ConfigError, UserError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
@@ -38,7 +39,7 @@ class RuntimeOptions:
     seq_len: the prompt length, in tokens, of the six programs; None: programs of variants. variants: which,
     as text (`engine/variants.py`); None: the model's default set. `fallback` is where programs run once
     `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt is known to come. decode: the
-    family.
+    family. context_end: what happens at the end of the largest context (`engine/context_end.py`).
     """
 
     seq_len: int | None
@@ -48,6 +49,11 @@ class RuntimeOptions:
     prompt_tokens: int = 0
     variants: str | None = None
     decode: str = GUIDE
+    context_end: str = STOP
+
+    def end(self, config: ModelConfig) -> ContextEnd:
+        """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`."""
+        return context_end(self.context_end, self.blocks(config), config.context)
 
     def blocks(self, config: ModelConfig) -> Blocks:
         """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none."""
@@ -173,8 +179,12 @@ def compile_programs(
 
 
 def first_names(blocks: Blocks, prompt_tokens: int) -> list[str]:
-    """The programs that a prompt of so many tokens needs, and decode after it; for 0, one token's."""
-    return [*blocks.of_a_token, *blocks.needed(blocks.plan(max(1, prompt_tokens), 0), last_only=True)]
+    """The programs that a prompt of so many tokens needs, and decode after it; for 0, one token's.
+
+    Of a longer prompt than the largest context, those that fill it.
+    """
+    tokens = min(max(1, prompt_tokens), blocks.largest_context or prompt_tokens)
+    return [*blocks.of_a_token, *blocks.needed(blocks.plan(tokens, 0), last_only=True)]
 
 
 def every_name(config: ModelConfig, blocks: Blocks) -> list[str]:

@@ -62,12 +62,13 @@ class Needs:
     """What a session is made for.
 
     seq_len: the prompt length of the six programs, 0 where there are variants. names: the programs in use
-    then. positions: of the KV cache.
+    then. positions: of the KV cache. unturned: whether it has keys before RoPE too.
     """
 
     seq_len: int
     names: tuple[str, ...]
     positions: int
+    unturned: bool = False
 
     def __str__(self) -> str:
         return f"prompts of up to {self.seq_len} tokens" if self.seq_len else f"{self.positions} positions"
@@ -91,7 +92,7 @@ def footprint(config: ModelConfig, needs: Needs, copies: int = 1) -> Footprint:
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
     ]
     buffers = buffer_bytes(sets, Places(plans, layers), copies)
-    of_position = 2 * config.num_key_value_heads * config.head_dim * bf16.itemsize
+    of_position = (3 if needs.unturned else 2) * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(needs.seq_len, config.max_position_embeddings)
     return Footprint(
         weights=buffers.weights,
@@ -109,10 +110,10 @@ def _without_cache(plan: ProgramPlan) -> ArgumentTable:
 def needs_of(config: ModelConfig, options: RuntimeOptions) -> Needs:
     """What a session takes that is started so, for the prompt that is known to come and an answer; or, where
     variants are asked for by name, for all of these."""
-    blocks = options.blocks(config)
+    blocks, unturned = options.blocks(config), options.end(config).drops
     if options.variants:
-        return needs_of_variants(config, blocks)
-    return needs_of_prompt(config, blocks, options.prompt_tokens)
+        return replace(needs_of_variants(config, blocks), unturned=unturned)
+    return replace(needs_of_prompt(config, blocks, options.prompt_tokens), unturned=unturned)
 
 
 def needs_of_prompt(config: ModelConfig, blocks: Blocks, tokens: int) -> Needs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,21 @@ from aerie.multi_launch_builder import Program, legal_seq_len
 
 
 def check_prompt(
-    token_ids: Sequence[Token], config: ModelConfig, seq_len: int | None = None, past: int = 0
+    token_ids: Sequence[Token],
+    config: ModelConfig,
+    seq_len: int | None = None,
+    past: int = 0,
+    endless: bool = False,
 ) -> None:
     """PromptError for a prompt that is empty, too long, or holds a token the model does not have.
 
     seq_len: the length that the programs are compiled for; None or 0: whatever it takes. past: tokens before
-    it.
+    it. endless: whether room is made at the end of the context (context_end.py).
     """
     if not token_ids:
         raise PromptError("the prompt is empty; there is nothing to continue: give it some text")
     length, positions = past + len(token_ids), config.context
-    if length > positions:
+    if length > positions and (seq_len or not endless):
         raise PromptTooLongError(length, positions, None)
     if seq_len and length > seq_len:
         raise PromptTooLongError(length, seq_len, legal_seq_len(length))
@@ -51,7 +55,7 @@ def check_prompt(
 def prefill_steps(model: LoadedModel, tokens: int, past: int = 0) -> int:
     """How many programs `prefill` runs for the row of the last token: of the last layer, an earlier step
     needs keys and values alone."""
-    steps, layers = len(model.blocks.plan(tokens, past)), model.config.num_hidden_layers
+    steps, layers = len(model.plan(tokens, past)), model.config.num_hidden_layers
     return steps * (layers * len(Names._fields)) - (steps - 1) * len(Names._fields[1:])
 
 
@@ -68,41 +72,62 @@ def prefill(
     hidden_size); for the last one alone, (1, hidden_size), with `last_only`, which spares the last layer the
     others. The planner cuts them into steps. No row depends on where it cuts, nor on padding, which comes
     after the tokens and is not kept. `step` is told of every program that has run. An exception in between,
-    KeyboardInterrupt too, leaves `cache` as it was. Raises PromptError, before anything is computed, for
-    tokens that cannot be run.
+    KeyboardInterrupt too, leaves `cache` as it was; where tokens were dropped on the way, as it was before
+    the step that failed. Raises PromptError, before anything is computed, for tokens that cannot be run.
     """
-    held = list(cache.token_ids)
-    check_prompt(token_ids, model.config, model.seq_len, len(held))
-    cache.come_to(model.home)
-    steps = model.blocks.plan(len(token_ids), len(held), cache.capacity)
-    model.supply(model.blocks.needed(steps, last_only))
-    ran = _numbered(step)
+    held, dropped = list(cache.token_ids), cache.dropped
     try:
-        cache.length = steps[0].n_past  # 0 where AR == CL computes all anew
-        tokens = [*held, *token_ids][cache.length :]
-        rows = []
-        for each in steps:
-            wanted = int(each is steps[-1]) if last_only else each.n_process
-            rows.append(_run(model, each, cache, tokens, ran, wanted))
+        rows = [*read(model, token_ids, cache, step, last_only)]
     except BaseException:
-        cache.token_ids[:] = held
+        if cache.dropped == dropped:
+            cache.token_ids[:] = held
         raise
     return np.concatenate(rows)[-len(token_ids) :]
+
+
+def read(
+    model: LoadedModel,
+    token_ids: Sequence[Token],
+    cache: KVCache,
+    step: ToldStep = no_step,
+    last_only: bool = False,
+) -> Iterator[BF16Array]:
+    """As prefill, step by step: the rows of each, which `cache` holds then. A step that fails leaves it as
+    before that step."""
+    past = cache.length
+    check_prompt(token_ids, model.config, model.seq_len, past, model.end.drops)
+    cache.come_to(model.home)
+    steps = model.plan(len(token_ids), past, cache.capacity)
+    model.supply(model.blocks.needed(steps, last_only))
+    ran, left = _numbered(step), list(token_ids)
+    for each in steps:
+        model.make_room(cache)
+        again = cache.length - each.n_past  # where AR == CL computes all anew
+        own, left = left[: each.n_process - again], left[each.n_process - again :]
+        wanted = int(each is steps[-1]) if last_only else each.n_process
+        yield _run(model, each, cache, own, ran, wanted)
 
 
 def _run(
     model: LoadedModel,
     step: Step,
     cache: KVCache,
-    tokens: list[Token],
+    new: list[Token],
     ran: Callable[[str], None],
     wanted: int,
 ) -> BF16Array:
-    """One step, whose tokens are taken from the front of `tokens`; the rows of its last `wanted` ones."""
-    own, tokens[:] = tokens[: step.n_process], tokens[step.n_process :]
-    with model.host_timer("embedding"):
-        x = embed(model.embed_table, own)
-    rows = BlockPass(model, step, cache, ran)(x, range(step.n_process - wanted, step.n_process))
+    """One step, of `new` tokens and those of the cache that it computes anew; the rows of its last `wanted`
+    ones."""
+    held = list(cache.token_ids)
+    own = [*held[step.n_past :], *new]
+    try:
+        cache.length = step.n_past
+        with model.host_timer("embedding"):
+            x = embed(model.embed_table, own)
+        rows = BlockPass(model, step, cache, ran)(x, range(step.n_process - wanted, step.n_process))
+    except BaseException:
+        cache.token_ids[:] = held
+        raise
     cache.advance(own, in_blocks=True)
     return rows
 
@@ -115,7 +140,7 @@ def _numbered(step: ToldStep) -> Callable[[str], None]:
 
 def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     """Run `token_id` through every layer, at the position after the last one in `cache`, which receives its
-    keys and values.
+    keys and values; where the cache is full, after room was made (context_end.py).
 
     Returns the last layer's output, (hidden_size,). In the family `rows` a token is a step like any other;
     in `guide` it goes by GEMVs and attention on the host. IndexError, or NoVariantError, where the cache is
@@ -124,6 +149,7 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     if model.blocks.decode == ROWS:
         return _decode_in_rows(model, token_id, cache)
     cache.come_to(model.home)
+    model.make_room(cache)
     if model.blocks.variants:
         cache.reserve(cache.length + 1)
     cache.check_room(cache.length, 1)
@@ -138,9 +164,10 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
 
 def _decode_in_rows(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     """As decode_step, by calls that are noted once and repeated; where they cannot be, as a prompt's step."""
-    check_prompt([token_id], model.config, past=cache.length)
+    check_prompt([token_id], model.config, past=cache.length, endless=model.end.drops)
     cache.come_to(model.home)
-    step = model.blocks.plan(1, cache.length, cache.capacity)[0]
+    model.make_room(cache)
+    step = model.plan(1, cache.length, cache.capacity)[0]
     kept = _row_pass(model, step, cache) if step.n_process == 1 else None
     if kept is None:
         rows: BF16Array = prefill(model, [token_id], cache, last_only=True)[-1]

@@ -87,7 +87,7 @@ class Generation:
         bar: Bar = no_bar,
         kept: Kept | None = None,
     ) -> None:
-        check_prompt(prompt, model.config, model.seq_len)
+        check_prompt(prompt, model.config, model.seq_len, endless=model.end.drops)
         if max_new_tokens < 1:
             raise UserError(f"{max_new_tokens} tokens were asked for; ask for 1 or more")
         sampler.check_vocabulary(model.config.vocab_size)
@@ -148,7 +148,7 @@ class Generation:
             FinishReason.STOP: "complete",
             FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens, N_TOKENS)",
             FinishReason.CONTEXT: f"cut at the end of the model's context of "
-            f"{self._model.positions} positions",
+            f"{self._model.positions} positions (--context-end, CONTEXT_END)",
             FinishReason.INTERRUPTED: "stopped",
             None: "not ended",
         }[self.finish_reason]
@@ -160,7 +160,7 @@ class Generation:
         return Figures(len(self.prompt), count, self._first - self._started, rate)
 
     def _read(self, model: LoadedModel, prompt: Sequence[Token], cache: KVCache) -> BF16Array:
-        left, past = prompt[cache.length :], cache.length
+        left, past = prompt[cache.seen :], cache.length
         with self._bar(prefill_steps(model, len(left), past)) as step:
             return prefill(model, left, cache, step, last_only=True)
 
@@ -189,6 +189,6 @@ class Generation:
             return FinishReason.STOP
         if len(self.token_ids) >= self._max_new_tokens:
             return FinishReason.LENGTH
-        if next_position >= self._model.positions:
+        if next_position >= self._model.positions and not self._model.end.drops:
             return FinishReason.CONTEXT
         return FinishReason.INTERRUPTED if self._interrupted() else None

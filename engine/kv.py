@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import NoVariantError
-from aerie.engine.numerics import BF16Array, bf16
+from aerie.engine.numerics import BF16Array, bf16, turned
 from aerie.engine.programs import CACHE, ProgramRunner, cache_place
 from aerie.kernel_builder.arguments import Argument, Role, bit_words
 from aerie.kernel_builder.arguments import bf16 as bf16_type
@@ -149,15 +149,21 @@ class KVCache:
     embedding. `in_blocks` is how many positions, from the first on, were made by blocks of rows: what these
     hold depends on their tokens alone, so another prompt that begins with them may go on from there.
     `token_pass` is decode's, which keeps there what is the same for all tokens.
+
+    Where positions may be dropped, `unturned` has each layer's keys before RoPE, (kv_heads, capacity,
+    head_dim), on the host; else it is empty. `dropped` is how many tokens were dropped, and `seen` how many
+    went in.
     """
 
-    def __init__(self, home: Home, positions: int) -> None:
+    def __init__(self, home: Home, positions: int, with_unturned: bool = False) -> None:
+        self._with_unturned = with_unturned
         self._live_in(home, home.take(positions))
         self.token_ids: list[Token] = []
-        self._in_blocks = 0
+        self.dropped = self._in_blocks = 0
 
     def _live_in(self, home: Home, room: Room) -> None:
         self._home, self._room = home, room
+        self.unturned = [np.zeros(keys.shape, bf16) for keys, _ in room.layers if self._with_unturned]
         self.token_pass: object = None
         home.caches.add(self)
         self._give_back = weakref.finalize(self, home.give_back, room)
@@ -175,6 +181,11 @@ class KVCache:
         del self.token_ids[positions:]
 
     @property
+    def seen(self) -> int:
+        """See the class."""
+        return self.length + self.dropped
+
+    @property
     def in_blocks(self) -> int:
         """See the class."""
         return min(self._in_blocks, self.length)
@@ -182,12 +193,14 @@ class KVCache:
     def go_back_for(self, token_ids: Sequence[Token]) -> int:
         """Go back to what is of use for these tokens, the last of which always runs; how many that are.
 
-        In the family `guide` decoded tokens are no part of it: no answer depends on the one before.
+        In the family `guide` decoded tokens are no part of it: no answer depends on the one before. Nor is
+        what came after dropped tokens, which it has seen.
         """
         held = self.token_ids[: self.in_blocks]
         pairs = zip(held, token_ids[:-1], strict=False)
         same = itertools.takewhile(_is_same_id, pairs)
         self.length = sum(1 for _ in same)
+        self.dropped = 0
         return self.length
 
     @property
@@ -205,10 +218,35 @@ class KVCache:
         """The positions that there is room for."""
         return int(self.layers[0][0].shape[1])
 
-    def write(self, layer: int, position: int, keys: BF16Array, values: BF16Array) -> None:
-        """Store rows for positions from `position` on; keys and values are (rows, kv_heads * head_dim)."""
+    def write(
+        self,
+        layer: int,
+        position: int,
+        keys: BF16Array,
+        values: BF16Array,
+        unturned: BF16Array | None = None,
+    ) -> None:
+        """Store rows for positions from `position` on; all are (rows, kv_heads * head_dim)."""
         self.check_room(position, len(keys))
         write_rows(self.layers[layer], position, keys, values)
+        if unturned is not None:
+            _put(self.unturned[layer], position, unturned)
+
+    def drop(self, gone: range, rope: BF16Array) -> None:
+        """Forget the positions `gone`: those after them move down, and their keys are turned by their new
+        rows of `rope`, (positions, head_dim).
+
+        What is left halfway, by an exception, is what was held before `gone`.
+        """
+        tokens = self.token_ids[:]
+        self._in_blocks, self.length = min(self.in_blocks, gone.start), gone.start
+        stay, to = slice(gone.stop, len(tokens)), slice(gone.start, len(tokens) - len(gone))
+        for (keys, values), unturned in zip(self.layers, self.unturned, strict=True):
+            for each in (unturned, values):
+                each[:, to] = each[:, stay]
+            keys[:, to] = turned(unturned[:, to], rope[to])
+        self.token_ids += tokens[stay]
+        self.dropped += len(gone)
 
     def check_room(self, position: int, rows: int) -> None:
         """IndexError where so many rows from `position` on do not fit."""
@@ -227,13 +265,17 @@ class KVCache:
 
     def move(self, home: Home, positions: int = 1) -> None:
         """Lie in `home` from now on, with all that is held."""
-        left, give_back = self.layers, self._give_back
+        left, give_back = self._arrays, self._give_back
         self._home.caches.discard(self)
         self._live_in(home, home.take(max(positions, self.length)))
-        for old, new in zip(left, self.layers, strict=True):
-            for source, target in zip(old, new, strict=True):
-                target[:, : self.length] = source[:, : self.length]
+        for source, target in zip(left, self._arrays, strict=True):
+            target[:, : self.length] = source[:, : self.length]
         give_back()
+
+    @property
+    def _arrays(self) -> list[BF16Array]:
+        """All that has a place for each position, (kv_heads, capacity, head_dim) each."""
+        return [*itertools.chain.from_iterable(self.layers), *self.unturned]
 
     def advance(self, tokens: Sequence[Token], in_blocks: bool = False) -> None:
         """Count the positions of these tokens as held, once every layer has written them."""
@@ -267,6 +309,10 @@ class Kept:
 def write_rows(stored: KeysAndValues, position: int, keys: BF16Array, values: BF16Array) -> None:
     """Store rows, (rows, kv_heads * head_dim), at the positions of a layer from `position` on."""
     for cache, given in zip(stored, (keys, values), strict=True):
-        heads, _, head_dim = cache.shape
-        rows = len(given)
-        cache[:, position : position + rows] = given.reshape(rows, heads, head_dim).transpose(1, 0, 2)
+        _put(cache, position, given)
+
+
+def _put(cache: BF16Array, position: int, rows: BF16Array) -> None:
+    heads, _, head_dim = cache.shape
+    count = len(rows)
+    cache[:, position : position + count] = rows.reshape(count, heads, head_dim).transpose(1, 0, 2)

@@ -11,8 +11,10 @@ from typing import Any
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
+from aerie.engine.context_end import ContextEnd, Stop, parts
 from aerie.engine.kv import Home, KVCache, MaskRule, OnDevice, OnHost, causal
 from aerie.engine.numerics import BF16Array, rope_table
+from aerie.engine.planner import Step
 from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.weights import Weights
@@ -43,7 +45,8 @@ class LoadedModel:
     `blocks` says how tokens are cut; `supply` is asked for programs before they are run. `embed_table` has
     the rows of (vocab_size, hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all
     bf16; `rope` has a row for every position of the model, and of the padding where that goes beyond.
-    `places` are those of the programs' arguments, `home` is where KV caches lie.
+    `places` are those of the programs' arguments, `home` is where KV caches lie. `end` is what happens at the
+    end of the largest context, and `mask` what a token sees.
     """
 
     config: ModelConfig
@@ -56,6 +59,7 @@ class LoadedModel:
     home: Home
     places: Places = field(default_factory=lambda: Places((), 0))
     supply: Supply = nothing_missing
+    end: ContextEnd = field(default_factory=Stop)
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
 
@@ -67,19 +71,37 @@ class LoadedModel:
     @property
     def positions(self) -> int:
         """The most positions of a sequence."""
-        return min(self.config.context, self.blocks.largest_context or self.config.context)
+        return self.blocks.positions(self.config.context)
 
     @property
     def longest_prompt(self) -> int:
         """The most tokens that can be prefilled."""
         return min(self.seq_len or self.positions, self.positions)
 
+    def plan(self, tokens: int, past: int, capacity: int = 0) -> list[Step]:
+        """The steps for `tokens` after `past`, in a cache with room for `capacity` positions so far.
+
+        Where the end makes room, they go on from what is left then. NoVariantError.
+        """
+        steps: list[Step] = []
+        for before, count in parts(self.end, self.positions, tokens, past):
+            steps += self.blocks.plan(count, before, capacity, anew=not self.end.drops)
+            capacity = max(capacity, before + count)
+        return steps
+
+    def make_room(self, cache: KVCache) -> None:
+        """Drop what the end says of a cache that is full."""
+        if self.end.drops and cache.length >= self.positions:
+            with self.host_timer("context end"):
+                cache.drop(self.end.gone(cache.length), self.rope)
+
     def new_cache(self, positions: int) -> KVCache:
         """An empty KV cache for `positions` tokens, or for the whole context where that is less.
 
         With variants it begins in the smallest context, and grows as it is filled.
         """
-        return KVCache(self.home, 1 if self.blocks.variants else min(positions, self.config.context))
+        room = 1 if self.blocks.variants else min(positions, self.config.context)
+        return KVCache(self.home, room, with_unturned=self.end.drops)
 
 
 def assemble(
@@ -90,9 +112,11 @@ def assemble(
     host_timer: HostTimer = untimed,
     places: Places | None = None,
     supply: Supply = nothing_missing,
+    end: ContextEnd | None = None,
 ) -> LoadedModel:
     """The model of `checkpoint`, its weights not yet preloaded."""
     config, weights = checkpoint.config, checkpoint.weights
+    end = end or Stop()
     return LoadedModel(
         config=config,
         programs=programs,
@@ -104,6 +128,8 @@ def assemble(
         home=OnDevice(config, runner, blocks.contexts) if blocks.variants else OnHost(config),
         places=Places((), 0) if places is None else places,
         supply=supply,
+        end=end,
+        mask=end.mask,
         host_timer=host_timer,
     )
 

@@ -37,6 +37,20 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
     return normed
 
 
+def turned(keys: BF16Array, rows: BF16Array) -> BF16Array:
+    """RoPE: keys, (kv_heads, positions, head_dim), turned by the rows of their positions in a `rope_table`.
+
+    Bit for bit what kernels_cc/rope_halfsplit.cc makes: products of bf16 are exact in float32, and their sum
+    is rounded once, then to bf16.
+    """
+    half = rows.shape[-1] // 2
+    wide, table = widen(keys), widen(rows)
+    (first, second), (cos, sin) = ((each[..., :half], each[..., half:]) for each in (wide, table))
+    both = np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    result: BF16Array = both.astype(bf16)
+    return result
+
+
 def rope_table(config: ModelConfig, positions: int) -> BF16Array:
     """Row p holds the cosines of position p, then its sines: shape (positions, head_dim), bf16.
 

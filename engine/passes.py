@@ -14,7 +14,7 @@ from aerie.engine.kv import KVCache, mask_words
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.planner import Step
-from aerie.engine.programs import CACHE, buffer_set
+from aerie.engine.programs import CACHE, buffer_set, with_unturned_keys
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
@@ -63,9 +63,9 @@ class BlockPass:
         rows.move_to(step)
         return rows
 
-    def _keep(self, layer: int, keys: BF16Array, values: BF16Array) -> HostWork:
+    def _keep(self, layer: int, *new: BF16Array) -> list[HostWork]:
         first, count = self._step.new_idx, self._step.n_process
-        return HostWork(lambda: self._cache.write(layer, first, keys[:count], values[:count]))
+        return [HostWork(lambda: self._cache.write(layer, first, *(rows[:count] for rows in new)))]
 
 
 def _cut(array: NDArray[Any], rows: range) -> NDArray[Any]:
@@ -76,14 +76,22 @@ class Calls(Protocol):
     """What takes the steps of a pass: a Recording notes them, _AtOnce takes them."""
 
     def run(
-        self, program: Program, /, *, bo_key: str, on_device: Collection[str], **arrays: Any
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        on_device: Collection[str],
+        **arrays: Any,
     ) -> Arrays: ...
 
     def host(self, name: str, work: HostWork) -> None: ...
 
 
-Keep: TypeAlias = "Callable[[int, BF16Array, BF16Array], HostWork]"
-"""Of a layer's keys and values, (rows, kv_heads * head_dim): to store those of the step's tokens."""
+Keep: TypeAlias = "Callable[..., list[HostWork]]"
+"""Of a layer, its keys and values, and keys before RoPE where the cache has them, each (rows,
+kv_heads * head_dim): to store those of the step's tokens."""
 
 
 class _Rows:
@@ -92,6 +100,7 @@ class _Rows:
 
     def __init__(self, model: LoadedModel, step: Step, cache: KVCache, calls: Calls) -> None:
         self._model, self._layers, self._slot, self._calls = model, cache.layers, cache.slot, calls
+        self._with_unturned = bool(cache.unturned)
         self._programs, self._names = model.programs, model.blocks.names(step)
         self._last = model.config.num_hidden_layers - 1
         self._width, self._context = step.variant, step.context
@@ -119,8 +128,11 @@ class _Rows:
         """Queries, keys and values of a layer: the latter two are in the cache then."""
         program = self._programs[self._names.qkv]
         key, given = buffer_set(program, layer), self._given(program)
-        made = self._calls.run(program, bo_key=key, on_device=on_device, x=x, **given)
-        self._calls.host("KV cache write", keep(layer, made["k_roped"], made["v"]))
+        unturned, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
+        made = self._calls.run(program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **given)
+        new = [made["k_roped"], made["v"], *([made.pop(unturned)] if unturned else [])]
+        for work in keep(layer, *new):
+            self._calls.host("KV cache write", work)
         return made
 
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
@@ -158,10 +170,11 @@ class RowPass:
     def __init__(self, model: LoadedModel, step: Step, cache: KVCache, recording: Recording) -> None:
         self._model, self._kind, self._recording = model, step[:2], recording
         self._x = np.zeros((step.variant, model.config.hidden_size), bf16)
-        self._new, self._rows = NewRows(cache.layers), _Rows(model, step, cache, recording)
+        self._new = NewRows(cache.layers, cache.unturned)
+        self._rows = _Rows(model, step, cache, recording)
         x = self._x
         for layer in range(model.config.num_hidden_layers):
-            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._new.work))
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._new.works))
         self._recorded = x
 
     def serves(self, model: LoadedModel, step: Step) -> bool:
@@ -188,10 +201,11 @@ class TokenPass:
 
     def __init__(self, model: LoadedModel, cache: KVCache, visible: Any) -> None:
         config = model.config
-        self._model = model
+        self._model, self._with_unturned = model, bool(cache.unturned)
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_row = np.empty_like(model.rope[0])
-        self._attention = CacheAttention(cache.layers, config.num_attention_heads * config.head_dim, visible)
+        width = config.num_attention_heads * config.head_dim
+        self._attention = CacheAttention(cache.layers, width, visible, cache.unturned)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
@@ -225,9 +239,12 @@ class TokenPass:
         """One transformer block over one row; x and the result are (hidden_size,)."""
         qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
-        rows = steps.run(qkv, bo_key=key, on_device=(), x=x, rope_row=self._rope_row)
-        keep, attend = self._attention.works(layer, rows["q_roped"], rows["k_roped"], rows["v"])
-        steps.host("KV cache write", keep)
+        unturned, outputs = with_unturned_keys(qkv) if self._with_unturned else ("", None)
+        rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
+        new = (rows[name] for name in ("k_roped", "v", unturned) if name)
+        keep, attend = self._attention.works(layer, rows["q_roped"], *new)
+        for work in keep:
+            steps.host("KV cache write", work)
         steps.host("decode attention", attend)
         key, out = buffer_set(o_ffn, layer), self._attention.out
         return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
@@ -240,9 +257,18 @@ class _AtOnce:
         self._runner, self._timer, self._ran = model.runner, model.host_timer, ran
 
     def run(
-        self, program: Program, /, *, bo_key: str, on_device: Collection[str], **arrays: NDArray[Any]
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        on_device: Collection[str],
+        **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
-        made = self._runner.run(program, bo_key=bo_key, copy=False, on_device=on_device, **arrays)
+        made = self._runner.run(
+            program, bo_key=bo_key, outputs=outputs, copy=False, on_device=on_device, **arrays
+        )
         if self._ran:
             self._ran(program.kind)
         return made

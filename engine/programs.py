@@ -106,6 +106,13 @@ CACHE = ("keys", "values")
 """Arguments that hold a layer of a KV cache."""
 
 
+def with_unturned_keys(program: Program) -> tuple[str, Collection[str]]:
+    """What RoPE makes a program's keys of, by its argument's name, and all that it gives with them."""
+    unturned = "k_normed" if "k_normed" in program.arguments.names else "k"
+    outputs = (one.name for one in program.arguments if one.role is Role.OUTPUT)
+    return unturned, (*outputs, unturned)
+
+
 def program_flops(program: Program) -> float:
     """Floating-point operations of one call: two per multiply-add of every matrix product.
 

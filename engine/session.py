@@ -60,8 +60,8 @@ class Session:
         Raises PromptError, and what prepare_runtime raises.
         """
         model = self.model
-        check_prompt(prompt_ids, model.config, model.seq_len)
-        model.supply(model.blocks.needed(model.blocks.plan(len(prompt_ids), 0), last_only=True))
+        check_prompt(prompt_ids, model.config, model.seq_len, endless=model.end.drops)
+        model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
 
     def generate(
         self,
@@ -121,6 +121,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     done, what compile_programs raises, and RunError for a device that fails without one.
     """
     config = checkpoint.config
+    options.end(config)  # which may refuse
     check_memory(config, options)
     with checkpoint.weights.reading_ahead():
         programs = compile_programs(config, options, report)
@@ -161,6 +162,7 @@ def _assemble(checkpoint: Checkpoint, options: RuntimeOptions, programs: Program
         cache.profiler.span,
         places=programs.places,
         supply=supply,
+        end=options.end(config),
     )
     return model
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from aerie import streams
 from aerie.engine.blocks import GUIDE, ROWS
+from aerie.engine.context_end import STOP
 from aerie.engine.errors import UsageError, UserError
 from aerie.engine.progress import end_as_at_ctrl_c
 from aerie.llama32_1b import commands
@@ -85,9 +86,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("compile", commands.compile_, [add_model, add_runtime]),
-        ("run", commands.run, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling, _add_json]),
-        ("chat", commands.chat, [add_model, add_runtime, _add_fallback, add_system, _add_sampling]),
-        ("profile", commands.profile, [add_model, add_runtime, _add_fallback, add_prompt, _add_sampling]),
+        ("run", commands.run, [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_json]),
+        ("chat", commands.chat, [add_model, add_runtime, _add_answering, add_system, _add_sampling]),
+        ("profile", commands.profile, [add_model, add_runtime, _add_answering, add_prompt, _add_sampling]),
         ("mlir", commands.mlir, [add_model, _add_out]),
         ("cache", cache, [add_cache]),
     )
@@ -156,7 +157,15 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_fallback(parser: argparse.ArgumentParser) -> None:
+def _add_answering(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--context-end",
+        default=STOP,
+        help="what happens at the end of the largest context: stop; shift, which keeps the first 4 tokens "
+        "and drops the older half of the rest; sink, where a token sees the first 4 and the last half of the "
+        "positions alone; another number of first tokens is shift:N, of last positions sink:N (default: "
+        "%(default)s)",
+    )
     parser.add_argument(
         "--fallback",
         choices=("virtual",),

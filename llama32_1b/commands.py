@@ -163,8 +163,8 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
 
 
 def _answering_options(arguments: argparse.Namespace) -> RuntimeOptions:
-    """As runtime_options, with --fallback; a backend is no fallback for itself."""
-    options = runtime_options(arguments)
+    """As runtime_options, with --context-end and --fallback; a backend is no fallback for itself."""
+    options = replace(runtime_options(arguments), context_end=arguments.context_end)
     if arguments.fallback is None:
         return options
     fallback = select_backend(arguments.fallback)

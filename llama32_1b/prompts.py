@@ -42,7 +42,8 @@ def ask(
     text = read_prompt(arguments.prompt, arguments.prompt_file)
     ids = _encoded(checkpoint.tokenizer, text, arguments, note)
     options = replace(options, prompt_tokens=len(ids))
-    check_prompt(ids, checkpoint.config, options.blocks(checkpoint.config).seq_len)
+    seq_len, end = options.blocks(checkpoint.config).seq_len, options.end(checkpoint.config)
+    check_prompt(ids, checkpoint.config, seq_len, endless=end.drops)
     return Asked(text, ids, options)
 
 
