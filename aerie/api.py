@@ -78,6 +78,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt: what was known from the answer before, and not computed again."""
 
     @property
     def total_tokens(self) -> int:
@@ -179,7 +181,8 @@ class Stream(Iterator[str]):
     @property
     def usage(self) -> Usage:
         """Counts so far."""
-        return Usage(len(self._generation.prompt), len(self._generation.token_ids))
+        made = self._generation
+        return Usage(len(made.prompt), len(made.token_ids), made.cached_tokens)
 
     @property
     def kpis(self) -> Kpis:
@@ -335,6 +338,22 @@ class Model:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special tokens left out."""
         return self._open().tokenizer.decode(token_ids)
+
+    def save(self, path: str | Path) -> None:
+        """Write what the model keeps of the last answer and its prompt to a file: tokens, keys and values.
+
+        After `restore`, in any process, a prompt that begins so goes on from there, with the same bits.
+        Raises UserError where there is nothing to save, or the file cannot be written.
+        """
+        with self._turn:
+            self._open().save(Path(path))
+
+    def restore(self, path: str | Path) -> int:
+        """Keep what `save` wrote; how many tokens these are. Raises UserError for a torn or foreign file, and
+        for one that other weights, programs, numerics or another family of decode made; what is kept stays
+        then."""
+        with self._turn:
+            return self._open().restore(Path(path))
 
     @property
     def backend(self) -> str:

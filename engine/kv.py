@@ -277,6 +277,10 @@ class KVCache:
         """All that has a place for each position, (kv_heads, capacity, head_dim) each."""
         return [*itertools.chain.from_iterable(self.layers), *self.unturned]
 
+    def holds(self, tokens: Sequence[Token], in_blocks: int, dropped: int) -> None:
+        """Count what was put into an empty cache from elsewhere."""
+        self.token_ids[:], self._in_blocks, self.dropped = tokens, in_blocks, dropped
+
     def advance(self, tokens: Sequence[Token], in_blocks: bool = False) -> None:
         """Count the positions of these tokens as held, once every layer has written them."""
         if in_blocks and self.in_blocks == self.length:
@@ -304,6 +308,11 @@ class Kept:
 
     def give(self, cache: KVCache) -> None:
         self._cache = cache
+
+    @property
+    def cache(self) -> KVCache | None:
+        """It, where it is not lent."""
+        return self._cache
 
 
 def write_rows(stored: KeysAndValues, position: int, keys: BF16Array, values: BF16Array) -> None:

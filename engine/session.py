@@ -10,14 +10,17 @@ depend on which were there.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import Programs, RuntimeOptions, compile_into, compile_programs
 from aerie.engine.embeddings import Token
+from aerie.engine.errors import UserError
 from aerie.engine.footprint import check_memory
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import FinishReason, Generation, never
@@ -25,6 +28,7 @@ from aerie.engine.kv import Kept
 from aerie.engine.model import LoadedModel, assemble, preload, preload_steps
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
+from aerie.engine.saved import restore_sequence, save_sequence, weights_mark
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import Backend, KernelCache, RunError
 
@@ -38,7 +42,8 @@ class Session:
     `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
-    read. `kept` has the KV cache of the last answer, for a prompt that begins as that did.
+    read. `mark` gives a word for the weights. `kept` has the KV cache of the last answer, for a prompt that
+    begins as that did.
     """
 
     model: LoadedModel
@@ -48,6 +53,7 @@ class Session:
     fallback: Fallback | None = None
     backend: str = ""
     bar: Bar = no_bar
+    mark: Callable[[], str] = str
     kept: Kept = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
@@ -75,6 +81,35 @@ class Session:
         return Generation(
             self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
         )
+
+    def save(self, path: Path) -> None:
+        """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
+        save_sequence."""
+        if self.kept.cache is None:
+            raise UserError(
+                "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
+                "those of --seq-len (SEQ_LEN), which keep none"
+            )
+        save_sequence(self.kept.cache, path, self._made_by)
+
+    def restore(self, path: Path) -> int:
+        """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
+        cache = restore_sequence(self.model.new_cache, path, self._made_by)
+        self.kept.give(cache)
+        return cache.length
+
+    @property
+    def _made_by(self) -> dict[str, str]:
+        """What the bits of keys and values depend on, the plainest first."""
+        model, blocks = self.model, self.model.blocks
+        return {
+            "weights": self.mark(),
+            "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
+            "decode": blocks.decode,
+            "context-end": str(model.end),
+            "numerics": self.cache.backend.numerics,
+            "programs": " ".join(self.cache.artifact(name).key for name in blocks.of_a_token),
+        }
 
     def recover(self, error: RunError, where: str) -> LoadedModel:
         """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
@@ -136,7 +171,9 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
     bar = partial(report.bar, "reading the prompt")
-    session = Session(model, checkpoint.tokenizer, programs.cache, report.note, fallback, bar=bar)
+    mark = partial(weights_mark, checkpoint.weights.files)
+    note = report.note
+    session = Session(model, checkpoint.tokenizer, programs.cache, note, fallback, bar=bar, mark=mark)
     try:
         _preload(model, checkpoint, report)
     except RunError as error:

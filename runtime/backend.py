@@ -35,6 +35,12 @@ class Backend:
     access: DeviceAccess = field(default_factory=VirtualAccess)
     device: int = 0
 
+    @property
+    def numerics(self) -> str:
+        """How matrix products are made: exact or bfp16 on the virtual NPU, else the backend's name."""
+        toolchain = self.toolchain
+        return toolchain.options.numerics if isinstance(toolchain, VirtualToolchain) else self.name
+
 
 class NoDevice(ModuleType):
     """In place of pyxrt where programs are compiled and never run: using it raises BackendError."""

@@ -228,13 +228,20 @@ class KernelCache:
         name = program if isinstance(program, str) else program.name
         return self._sets.get((name, bo_key or name)) or self._new_set(name, bo_key or name)
 
-    def _new_set(self, name: str, bo_key: str) -> BufferSet:
+    def artifact(self, name: str) -> Artifact:
+        """The compiled program of that name. AerieRuntimeError for one that was not compiled."""
+        return self._known(name)[0]
+
+    def _known(self, name: str) -> tuple[Artifact, ArgumentTable]:
         if name not in self._programs:
             known = ", ".join(sorted(self._programs)) or "none yet"
             raise AerieRuntimeError(
                 f"no program '{name}' in this cache ({known}); call compile_and_cache first"
             )
-        artifact, arguments = self._programs[name]
+        return self._programs[name]
+
+    def _new_set(self, name: str, bo_key: str) -> BufferSet:
+        artifact, arguments = self._known(name)
         label = f"program '{name}'" if bo_key == name else f"program '{name}' on buffers '{bo_key}'"
         self._contexts.load(artifact)
         allocate = functools.partial(self._buffers.of, label, bo_key)

@@ -80,8 +80,8 @@ BFP16 = replace(EXACT, rms=5.0, rms_at_one=12.0, kl=25.0, noise_kl=0.2, largest=
 
 def numerics_of(session: Session) -> str:
     """How matrix products are made: exact or bfp16 on the virtual NPU, else the backend's name."""
-    toolchain = session.cache.backend.toolchain
-    return toolchain.options.numerics if isinstance(toolchain, VirtualToolchain) else session.backend
+    backend = session.cache.backend
+    return session.backend if backend.numerics == backend.name else backend.numerics
 
 
 def rounding_of(session: Session) -> str:

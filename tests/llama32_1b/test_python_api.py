@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,7 @@ def test_embeddings_are_answered_as_the_tokens_that_they_are_of(model: Model, dt
     assert embeddings.shape == (len(ids), 256)
     result = model.generate(embeddings)
     assert (result.text, result.token_ids) == (wanted.text, wanted.token_ids)
-    assert (result.prompt_token_ids, result.usage) == ((), wanted.usage)
+    assert (result.prompt_token_ids, result.usage) == ((), replace(wanted.usage, cached_tokens=0))
     assert result.kpis.tps.n_prompt == len(ids)
     np.testing.assert_array_equal(model.logits(embeddings), model.logits(ids))
     np.testing.assert_array_equal(model.embed(embeddings), model.embed(ids))

@@ -1,0 +1,154 @@
+"""A sequence that goes on in another session from a file: the same bits, or one line that says why not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from aerie import Model, load
+from aerie.engine.errors import UserError
+from aerie.engine.saved import weights_mark
+
+FIRST, NEXT = "What is the capital of France?", "And of Egypt?"
+VARIANTS = "8,32x512"
+
+
+def opened(**options: Any) -> Model:
+    return load("demo", backend="virtual", variants=VARIANTS, **options)
+
+
+def goes_on(model: Model, answer: str) -> tuple[tuple[int, ...], int, bytes]:
+    """What a model says next in a dialog, how much of it was known, and the keys and values that it keeps."""
+    asked = [("user", FIRST), ("assistant", answer), ("user", NEXT)]
+    made = model.generate([{"role": role, "content": content} for role, content in asked], max_tokens=6)
+    cache = model._open().kept.cache
+    assert cache
+    bits = b"".join(array[:, : cache.length].tobytes() for layer in cache.layers for array in layer)
+    return made.token_ids, made.usage.cached_tokens, bits
+
+
+@pytest.mark.parametrize("decode", ["guide", "rows"])
+def test_another_process_goes_on_with_the_same_bits(tmp_path: Path, decode: str) -> None:
+    with opened(decode=decode) as model:
+        said = model.generate(FIRST)
+        model.save(tmp_path / "dialog")
+        expected = goes_on(model, said.text)
+    with opened(decode=decode) as other:
+        other.generate("Who are you?")
+        assert other.restore(str(tmp_path / "dialog")) > len(said.prompt_token_ids)
+        found = goes_on(other, said.text)
+        anew = other.generate("Who are you?").usage.cached_tokens
+    assert found == expected
+    assert found[1] >= len(said.prompt_token_ids) > anew
+
+
+def test_what_was_dropped_is_saved_too(tmp_path: Path) -> None:
+    """A sequence that is past the end of the context, with its keys before RoPE."""
+    with opened(decode="rows", context_end="shift") as model:
+        model.generate([5, 77, 300] * 200, max_tokens=2)
+        kept = model._open().kept.cache
+        assert kept
+        assert kept.dropped
+        model.save(tmp_path / "dialog")
+        model.restore(tmp_path / "dialog")
+        again = model._open().kept.cache
+        assert again
+        assert again is not kept
+        assert (again.dropped, again.token_ids) == (kept.dropped, kept.token_ids)
+        for one, other in zip(kept._arrays, again._arrays, strict=True):
+            np.testing.assert_array_equal(
+                one[:, : kept.length].view(np.uint16), other[:, : kept.length].view(np.uint16)
+            )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "dialog"
+    with opened() as model:
+        model.generate(FIRST, max_tokens=2)
+        model.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"decode": "rows"},
+            r"made by decode 'guide', and this is 'rows'; its keys and values hold for what",
+        ),
+        ({"numerics": "bfp16"}, "made by numerics 'exact', and this is 'bfp16'"),
+        ({"context_end": "shift"}, "made by context-end 'Stop.*', and this is 'Shift.*'"),
+    ],
+)
+def test_what_other_things_made_is_refused(saved: Path, options: dict[str, Any], told: str) -> None:
+    with opened(**options) as model:
+        model.generate(NEXT, max_tokens=1)
+        before = model._open().kept.cache
+        with pytest.raises(UserError, match=told):
+            model.restore(saved)
+        assert model._open().kept.cache is before
+
+
+def changed(path: Path, to: Path, array: bool = False, **about: str) -> Path:
+    """The file with other metadata, or with another number."""
+    with safe_open(path, "np") as file:
+        arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() | about
+    if array:
+        arrays["keys.0"][0, 0, 0] += 1
+    save_file(arrays, to, metadata)
+    return to
+
+
+def test_other_weights_and_programs_are_refused(saved: Path, tmp_path: Path) -> None:
+    with opened() as model:
+        session = model._open()
+        session.mark = lambda: "others"
+        with pytest.raises(UserError, match=r"made by weights '[0-9a-f]{16}', and this is 'others'"):
+            model.restore(saved)
+        with pytest.raises(UserError, match="is damaged: its checksum is another; nothing was restored"):
+            model.restore(changed(saved, tmp_path / "programs", programs="others"))
+        with pytest.raises(UserError, match="is damaged: its checksum is another"):
+            model.restore(changed(saved, tmp_path / "number", array=True))
+        with pytest.raises(UserError, match="is no sequence that was saved by this version"):
+            model.restore(changed(saved, tmp_path / "format", format="another"))
+
+
+def test_a_file_that_is_none(saved: Path, tmp_path: Path) -> None:
+    torn, foreign = tmp_path / "torn", tmp_path / "foreign"
+    torn.write_bytes(saved.read_bytes()[:-100])
+    foreign.write_text("{}")
+    with opened() as model:
+        for path in (torn, foreign):
+            with pytest.raises(UserError, match=rf"{path} is torn, or no sequence .*; name a file that was"):
+                model.restore(path)
+        with pytest.raises(UserError, match=r"cannot read .*missing .*; name a file that was saved"):
+            model.restore(tmp_path / "missing")
+
+
+def test_nothing_to_save_and_nowhere_to(tmp_path: Path) -> None:
+    with opened() as model:
+        with pytest.raises(UserError, match="there is no sequence to save: no answer was made yet"):
+            model.save(tmp_path / "dialog")
+        model.generate(FIRST, max_tokens=1)
+        with pytest.raises(UserError, match=re.escape("; name another file")):
+            model.save(tmp_path / "no" / "folder")
+        rows = model.embed(FIRST)
+        model.generate(rows, max_tokens=1)
+        with pytest.raises(UserError, match="a sequence with embeddings cannot be saved"):
+            model.save(tmp_path / "dialog")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_mark_of_weights(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(bytes(100_000))
+    other.write_bytes(bytes(100_001))
+    assert weights_mark([one]) == weights_mark([one]) != weights_mark([other])
