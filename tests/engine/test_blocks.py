@@ -96,6 +96,23 @@ def test_one_token_at_a_time_in_the_family_rows(blocks, whole):
     assert held(cache) == whole[1]
 
 
+def test_the_host_attends_in_guide_alone(blocks, monkeypatch):
+    """To decode; a prompt, and a token of the family rows, meet the cache on the device."""
+
+    def refused(*arguments):
+        raise AssertionError("attention on the host")
+
+    monkeypatch.setattr("aerie.engine.passes.CacheAttention", refused)
+    for decode, session in blocks.items():
+        cache = session.model.new_cache(1)
+        prefill(session.model, TOKENS[:40], cache)
+        if decode == "rows":
+            decode_step(session.model, 5, cache)
+        else:
+            with pytest.raises(AssertionError, match="attention on the host"):
+                decode_step(session.model, 5, cache)
+
+
 def test_after_going_back(blocks, whole):
     """What was beyond the length is stale, and is not looked at, be it NaN."""
     model = blocks["guide"].model

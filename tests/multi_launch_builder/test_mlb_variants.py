@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
+from xdsl.dialects import func, scf
 
 from aerie.air_dialect import parse
+from aerie.air_dialect.ops import HierarchyOp
+from aerie.air_dialect.readings import number
+from aerie.air_dialect.values import origin
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role, bf16, bit_words
 from aerie.kernel_builder.kernels import registry
 from aerie.multi_launch_builder import (
@@ -26,6 +32,7 @@ from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
 from aerie.multi_launch_builder.variants import CONTEXTS, ROWS, plan_named
 from aerie.virtual_npu import BuildOptions, cache
 from aerie.virtual_npu.static import check
+from aerie.virtual_npu.static.transfers import extents, sides
 
 NARROW = ModelShape(
     emb_dim=64, n_heads=2, n_kv_heads=1, head_dim=32, hidden_dim=192, vocab_size=500, rms_norm_eps=1e-6
@@ -391,3 +398,50 @@ def test_an_encoder_of_images_is_refused(inputs, outputs):
         UnsupportedShapeError, match=r"IMAGE_ENCODER: a program with an argument '\w+' encodes"
     ):
         graph_type(names_table(inputs, outputs))
+
+
+# ---- what is read from memory ----
+
+
+def repeats(op):
+    """How often an operation is done in a call of its program, by loops, launches, segments and herds."""
+    times = 1
+    while (op := op.parent_op()) is not None:
+        if isinstance(op, scf.ForOp):
+            times *= len(range(*map(number, (op.lb, op.ub, op.step))))
+        elif isinstance(op, scf.ParallelOp):
+            bounds = zip(op.lowerBound, op.upperBound, op.step, strict=True)
+            times *= math.prod(len(range(*map(number, three))) for three in bounds)
+        elif isinstance(op, HierarchyOp):
+            times *= math.prod(extents(op))
+    return times
+
+
+def reads(program):
+    """How many elements a call reads of each argument, by what its text moves from memory."""
+    found = Counter()
+    for op in parse(program.text).walk():
+        for side in sides(op):
+            argument = origin(side.memref)
+            if side.reads and side.space == 0 and isinstance(argument.owner.parent_op(), func.FuncOp):
+                found[program.arguments[argument.index].name] += math.prod(side.sizes) * repeats(op)
+    return found
+
+
+@pytest.mark.parametrize(("shape", "rows"), [(DEMO, 16), (LLAMA_3_2_1B, 8), (LLAMA_3_2_1B, 32)], ids=str)
+def test_few_rows_read_each_weight_once(shape, rows):
+    """In bytes of one call: those of the weights, for 8 rows as for 32."""
+    for kind in ("rms_gemms_rope", "o_ffn", "lm_head"):
+        program = build_program(plan_named(shape, f"{kind}_ar{rows}"))
+        weights = [one for one in program.arguments if one.role is Role.WEIGHT and len(one.shape) == 2]
+        counted = reads(program)
+        assert len(weights) in (3, 4, 8)
+        assert {one.name: counted[one.name] for one in weights} == {
+            one.name: math.prod(one.shape) for one in weights
+        }
+
+
+def test_many_rows_read_weights_again():
+    """For each block of rows that the cores hold: so the count above sees a second reading."""
+    program = build_program(plan_named(LLAMA_3_2_1B, "o_ffn_ar2048"))
+    assert reads(program)["w_down"] > 2 * math.prod(program.arguments["w_down"].shape)
