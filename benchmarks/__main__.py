@@ -28,7 +28,7 @@ from aerie.virtual_npu.store import write_whole
 from benchmarks import bench, instruction_sets
 from benchmarks.instruction_sets import Choice
 from benchmarks.machine import describe
-from benchmarks.plan import LONGEST, check_memory, make_plan
+from benchmarks.plan import check_memory, make_plan
 from benchmarks.tables import by_set, comparison, machine_lines, missed, peaks_by_set
 from benchmarks.worker import working
 
@@ -130,7 +130,10 @@ def read_record(out: Path) -> dict[str, Any]:
         recorded = json.loads(out.read_text())
     except (OSError, ValueError):
         return {}
-    return recorded if isinstance(recorded, dict) and "sets" in recorded else {}
+    if not isinstance(recorded, dict) or not isinstance(recorded.get("sets"), dict):
+        return {}
+    is_known = all("prompts" in found for found in recorded["sets"].values())
+    return recorded if is_known else {}
 
 
 def in_order(sets: Mapping[str, Any]) -> list[Any]:
@@ -187,7 +190,7 @@ def synthetic_checkpoint(report: Reporter) -> Path:
     """The synthetic Llama-3.2-1B, made where it is missing."""
     folder = folders.home() / "synthetic" / "llama-3.2-1b"
     if not folder.is_dir():
-        check_memory(LLAMA_3_2_1B, LONGEST, weight_bytes(LLAMA_3_2_1B))
+        check_memory(LLAMA_3_2_1B, weight_bytes(LLAMA_3_2_1B))
         report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {folder}, once")
         write_checkpoint(LLAMA_3_2_1B, folder, 0, report)
     return folder

@@ -1,8 +1,8 @@
 """One comparison, limited to an instruction set: compile, load both sides, then rounds in turn.
 
-First the short prompt, on programs compiled for its length; then, in another process of ours, the long one
-and decoding. Each measure goes through all its rounds before the next, so that what the other side needs
-minutes for can be measured once.
+First short prompts, which tell how long the long ones will take, with decoding at the end of some; then what
+is asked of our side alone. Each measure goes through all its rounds before the next, so that what takes the
+other side minutes can be measured once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.progress import Reporter, Step, no_step
 from aerie.llama32_1b.cache_command import bench_parts, clear
 from aerie.runtime.knobs import NPU_LOCK
 from aerie.virtual_npu import knobs
-from benchmarks.figures import OURS, THEIRS, Samples, record
+from benchmarks.figures import OURS, THEIRS, Samples, record, with_rates
 from benchmarks.instruction_sets import Choice
 from benchmarks.machine import load_average
 from benchmarks.peaks import MemoryReader
-from benchmarks.plan import BRIEF, Plan, cache_bytes_per_position, check_memory, weight_bytes_per_token
+from benchmarks.plan import (
+    BRIEF,
+    Plan,
+    attention_flops,
+    cache_bytes_per_position,
+    check_memory,
+    weight_bytes_per_token,
+)
 from benchmarks.worker import Worker, working
 
 SLOW_S = 60.0
@@ -45,7 +53,7 @@ def run(plan: Plan, choice: Choice, work: Path, report: Reporter) -> dict[str, A
 
     `work` is a folder for programs and logs, made anew. Raises UserError where a side is not limited.
     """
-    check_memory(plan.config, plan.prefill, plan.checkpoint_bytes)
+    check_memory(plan.config, plan.checkpoint_bytes)
     for part in bench_parts(work):
         clear(part)
     work.mkdir(parents=True, exist_ok=True)
@@ -103,12 +111,16 @@ class Comparison:
     def __post_init__(self) -> None:
         plan, config = self.plan, self.plan.config
         weights, cache = weight_bytes_per_token(config), cache_bytes_per_position(config)
-        self.samples = Samples(plan.checkpoint_bytes, weights, cache, plan.prefills, plan.contexts)
+        attention, prompts = attention_flops(config, plan.longest), plan.prompts
+        about = (plan.checkpoint_bytes, weights, cache, attention, prompts)
+        self.samples = Samples(*about, sorted({BRIEF, plan.longest}), plan.contexts)
 
     @property
     def steps(self) -> int:
-        """Peaks, compiling, reading, three starts; then the measures, round by round."""
-        return 6 + self.plan.rounds * (len(self.plan.prefills) + len(self.plan.contexts))
+        """Peaks, compiling, reading, two starts, few rows, programs by themselves; a warm-up for each prompt;
+        then the measures, round by round."""
+        prompts, contexts = len(self.plan.prompts), len(self.plan.contexts)
+        return 7 + prompts + self.plan.rounds * (prompts + 1 + 2 * contexts)
 
     def measure(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything, in order; gives the programs' own rates, and what the machine can do at most."""
@@ -118,85 +130,116 @@ class Comparison:
         self._compile()
         self._step("reading the checkpoint into the page cache")
         read_files(self.plan.files)
-        with self._working(THEIRS, {"folder": self._folder}) as theirs:
-            self._brief_prompt(theirs)
-            with self._ours(self.plan.prefill) as ours:
-                self._long_prompt({OURS: ours, THEIRS: theirs})
-                for name, worker in ((OURS, ours), (THEIRS, theirs)):
-                    self.samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
-                self.samples.add(OURS, "load_and_run", ours("load_and_run")["seconds"])
-                return with_rates(ours("programs")), peaks
+        with self._ours() as ours:
+            self._start(OURS, ours)
+            with self._working(THEIRS, {"folder": self._folder}) as theirs:
+                self._start(THEIRS, theirs)
+                return with_rates(self._compare({OURS: ours, THEIRS: theirs})), peaks
 
     def _compile(self) -> None:
-        self._step("compiling")
-        with self._ours(self.plan.prefill, "compile") as worker:
+        self._step(f"compiling the {self.plan.program_count} programs of the default set")
+        with self._ours("compile") as worker:
             self.samples.add(OURS, "compile", worker("compile")["seconds"])
-        with self._ours(BRIEF, "compile_brief") as worker:
-            worker("compile")
 
-    def _brief_prompt(self, theirs: Worker) -> None:
-        """Both sides up to their first token, then prefill of the short prompt."""
-        with self._ours(BRIEF, "ours_brief") as ours:
-            for name, worker in ((OURS, ours), (THEIRS, theirs)):
-                self._step(f"starting {name}")
-                self._start(name, worker)
-            for number, sides in self._rounds({OURS: ours, THEIRS: theirs}):
-                self._step(f"{self._round(number)}: prefill of {BRIEF} tokens")
-                self._prefill(sides, BRIEF)
+    def _compare(self, sides: Sides) -> dict[str, Any]:
+        """All that is measured once both sides are there; gives what ours says of its programs."""
+        plan, ours = self.plan, sides[OURS]
+        programs: dict[str, Any] = {}
+        for tokens in plan.prompts:
+            self._prompts(sides, tokens)
+            programs = ours("programs")
+            if tokens == plan.longest:
+                self._shared(ours)
+            ours("reset")
+            if tokens in plan.contexts:
+                self._decoding(sides, tokens)
+        programs = {**programs, **ours("programs")}
+        for name, worker in sides.items():
+            self.samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
+        self._of_ours_alone(ours)
+        return {**programs, **ours("flash_attention", length=plan.longest)}
 
     def _start(self, name: str, worker: Worker) -> None:
         """Load and make the first token, timed from when the process was started."""
-        samples = self.samples
+        self._step(f"starting {name}")
+        samples, started = self.samples, worker.started
         samples.add(name, "load", worker("load")["seconds"])
         if name == THEIRS:
             self.instructions = worker("instructions")
             self.choice.check(self.instructions)
-        samples.add(name, "ready", time.perf_counter() - worker.started)
-        worker("prefill", length=BRIEF, room=self.plan.room)
-        samples.add(name, "cold", time.perf_counter() - worker.started)
-        worker("decode", context=BRIEF, tokens=1)
+        samples.add(name, "ready", time.perf_counter() - started)
+        worker("first_token", length=BRIEF)
+        samples.add(name, "cold", time.perf_counter() - started)
 
-    def _long_prompt(self, sides: Sides) -> None:
-        """Prefill of the long prompt, and decoding after it."""
-        plan, ours = self.plan, sides[OURS]
-        self._step(f"starting {OURS} for {plan.prefill} tokens")
-        ours("load")
-        once = self._tell_how_long()
-        ours("prefill", length=BRIEF, room=plan.room)
-        ours("decode", context=BRIEF, tokens=1)
-        ours("reset")
+    def _prompts(self, sides: Sides, tokens: int) -> None:
+        """Rounds of the first token of a prompt, after one that nobody counts; one in all of the other side
+        where it takes long."""
+        once = tokens > BRIEF and self._takes(THEIRS, tokens) > SLOW_S
+        self._step(f"{tokens} tokens: one that is not counted")
+        for worker in [sides[OURS]] if once else sides.values():
+            worker("first_token", length=tokens)
+        sides[OURS]("reset")
         for number, both in self._rounds(sides):
-            self._step(f"{self._round(number)}: prefill of {plan.prefill} tokens")
-            self._prefill({OURS: ours} if once and number else both, plan.prefill)
-        for context in reversed(plan.contexts):
-            for number, both in self._rounds(sides):
-                self._step(f"{self._round(number)}: decode at context {context}")
-                self._decode(both, context)
+            self._step(f"{self._round(number)}: first token of {tokens}")
+            for name, worker in both.items():
+                if name == OURS or not (once and number):
+                    self.samples.add(name, f"first_{tokens}", worker("first_token", length=tokens)["seconds"])
+        if tokens == BRIEF:
+            self._tell_how_long()
 
-    def _tell_how_long(self) -> bool:
-        """A note on how long the long prompt takes, by what the short one took. Gives whether the other side
-        is measured once."""
-        plan, samples = self.plan, self.samples
-        ours, theirs = (
-            samples.median(side, f"prefill_{BRIEF}") * plan.prefill / BRIEF for side in (OURS, THEIRS)
+    def _takes(self, side: str, tokens: int) -> float:
+        """Seconds that a prompt will take, by what the short one took."""
+        return self.samples.median(side, f"first_{BRIEF}") * tokens / BRIEF
+
+    def _tell_how_long(self) -> None:
+        """A note on how long the prompts to come will take, where that is long."""
+        longest, rounds = self.plan.longest, self.plan.rounds
+        longer = [tokens for tokens in self.plan.prompts if tokens > BRIEF]
+        once = [tokens for tokens in longer if self._takes(THEIRS, tokens) > SLOW_S]
+        seconds = sum(self._takes(OURS, tokens) * (rounds + 1) for tokens in longer)
+        seconds += sum(
+            self._takes(THEIRS, tokens) * (1 if tokens in once else rounds + 1) for tokens in longer
         )
-        once = theirs > SLOW_S and plan.rounds > 1
-        seconds = ours * (plan.rounds + 1) + theirs * (1 if once else plan.rounds)
         if seconds < SLOW_S:
-            return once
-        rounds = "one round" if plan.rounds == 1 else f"{plan.rounds} rounds"
-        measured = "transformers measured once" if once else rounds
-        fewer = "; fewer --rounds take less" if plan.rounds > 1 else ""
+            return
+        measured = ", transformers measured once where that is over a minute" if once else ""
         self.report.note(
-            f"as {BRIEF} tokens tell, {plan.prefill} take {ours:.0f} s, and {theirs:.0f} s in transformers: "
-            f"with {measured} about {seconds / 60:.1f} minutes{fewer}"
+            f"as {BRIEF} tokens tell, {longest} take {self._takes(OURS, longest):.0f} s, and "
+            f"{self._takes(THEIRS, longest):.0f} s in transformers; all longer prompts about "
+            f"{seconds / 60:.1f} minutes{measured}" + ("; fewer --rounds take less" if rounds > 1 else "")
         )
-        return once
 
-    def _prefill(self, sides: Sides, tokens: int) -> None:
-        for name, worker in sides.items():
-            answer = worker("prefill", length=tokens, room=self.plan.room)
-            self.samples.add(name, f"prefill_{tokens}", answer["seconds"])
+    def _shared(self, ours: Worker) -> None:
+        """The longest prompt, where the conversation has had most of it."""
+        longest, shared = self.plan.longest, self.plan.shared
+        ours("first_token", length=longest, shared=shared)
+        for number in range(self.plan.rounds):
+            self._step(f"{self._round(number)}: first token of {longest}, {shared} of them known")
+            answer = ours("first_token", length=longest, shared=shared)
+            assert answer["computed"] == longest - shared, answer
+            self.samples.add(OURS, "shared", answer["seconds"])
+
+    def _decoding(self, sides: Sides, context: int) -> None:
+        for number, both in self._rounds(sides):
+            self._step(f"{self._round(number)}: decode at context {context}")
+            self._decode(both, context)
+
+    def _of_ours_alone(self, ours: Worker) -> None:
+        """Decoding in the family rows beside guide, passes of few rows, calls of programs by themselves."""
+        plan = self.plan
+        for context in reversed(plan.contexts):
+            ours("first_token", length=context)
+            for number in range(plan.rounds):
+                self._step(f"{self._round(number)}: decode in rows at context {context}")
+                for family in (GUIDE, ROWS):
+                    answer = ours("decode", context=context, tokens=plan.tokens, family=family)
+                    self.samples.add(OURS, f"{family}_{context}", answer["seconds"])
+        self._step(f"passes of few rows at context {plan.few_rows_context}")
+        for _ in range(plan.rounds):
+            for rows, seconds in ours("few_rows", context=plan.few_rows_context, times=plan.tokens).items():
+                self.samples.add(OURS, f"few_rows_{rows}", seconds)
+        self._step("programs by themselves")
+        self.samples.add(OURS, "load_and_run", ours("load_and_run")["seconds"])
 
     def _decode(self, sides: Sides, context: int) -> None:
         """With readings of memory's bandwidth before, between and after."""
@@ -226,9 +269,9 @@ class Comparison:
     def _folder(self) -> str:
         return str(self.plan.folder.resolve())
 
-    def _ours(self, seq_len: int, log: str = OURS) -> contextlib.AbstractContextManager[Worker]:
+    def _ours(self, log: str = OURS) -> contextlib.AbstractContextManager[Worker]:
         programs = str((self.work / "programs").resolve())
-        return self._working(OURS, {"folder": self._folder, "seq_len": seq_len, "cache_dir": programs}, log)
+        return self._working(OURS, {"folder": self._folder, "cache_dir": programs}, log)
 
     def _working(
         self, side: str, arguments: Mapping[str, Any], log: str = ""
@@ -239,19 +282,6 @@ class Comparison:
         env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": cache}
         env |= self.choice.environment
         return working(side, arguments, self.work / f"{log or side}.log", env)
-
-
-def with_rates(programs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The programs' times with what they make of it: milliseconds a call, GFLOP/s, GB/s."""
-    return {
-        name: {
-            "calls": times["calls"],
-            "ms": 1e3 * times["seconds"],
-            "gflop_per_s": times["flops"] / times["seconds"] / 1e9,
-            "gb_per_s": times["nbytes"] / times["seconds"] / 1e9,
-        }
-        for name, times in programs.items()
-    }
 
 
 def read_files(files: Sequence[Path]) -> None:

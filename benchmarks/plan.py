@@ -7,35 +7,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import blocks_of_variants, every_name
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
-from aerie.engine.footprint import ANSWER_TOKENS, Needs, footprint, require
+from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
-from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
 from aerie.runtime.memory import size
 from aerie.verify.reference import reference_bytes
 from benchmarks.sides import WARM_UP
 
-LONGEST = 2048
+PROMPTS = (16, 64, 128, 512, 2048)
+"""Tokens of the prompts, as far as a model has positions for them."""
+BRIEF = 64
+"""Of the prompt that comes first in a process, and tells how long the longer ones will take."""
 SHORT_CONTEXT = 128
-
-BRIEF = SEQ_LEN_STEP
-"""Tokens of the short prompt: the least that programs are compiled for."""
+NEW = 48
+"""Tokens at the end of the longest prompt that the conversation before it has not: it shares all others."""
+FEW_ROWS_CONTEXT = 256
+"""Positions that the last of few rows attends to, at most."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: rounds of prompts of BRIEF and of `prefill` tokens, and `tokens` decoded at each of
-    `contexts`."""
+    """What to measure, in rounds: prompts of so many tokens each, and `tokens` decoded up to each of
+    `contexts`, all by the programs of `blocks`."""
 
     folder: Path
     config: ModelConfig
     files: Sequence[Path]
+    blocks: Blocks
     rounds: int
     tokens: int
-    prefill: int
+    prompts: tuple[int, ...]
     contexts: tuple[int, ...]
 
     @property
@@ -44,14 +50,24 @@ class Plan:
         return sum(path.stat().st_size for path in self.files)
 
     @property
-    def room(self) -> int:
-        """Positions after the prompt that will be decoded, the warm-up included."""
-        return self.tokens + WARM_UP
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.prompts[-1]
 
     @property
-    def prefills(self) -> tuple[int, int]:
-        """Lengths of prompts; programs are compiled for each."""
-        return BRIEF, self.prefill
+    def shared(self) -> int:
+        """Of the longest prompt, tokens that a conversation before it has."""
+        return self.longest - NEW
+
+    @property
+    def few_rows_context(self) -> int:
+        """Positions that the last of few rows attends to."""
+        return min(FEW_ROWS_CONTEXT, self.longest)
+
+    @property
+    def program_count(self) -> int:
+        """Programs of the default set of variants."""
+        return len(set(every_name(self.config, self.blocks)))
 
     @property
     def is_judged(self) -> bool:
@@ -61,22 +77,28 @@ class Plan:
 
 
 def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
-    """The plan for a checkpoint: 2048 tokens, or as many as the model has positions for.
+    """The plan for a checkpoint: its default set of variants, and prompts of up to 2048 tokens, or as many as
+    the model has positions for.
 
     Raises CheckpointError for one that is not whole, and UserError for one with too few positions.
     """
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
-    positions = config.context - tokens - WARM_UP
-    if positions < SHORT_CONTEXT:
-        needed = SHORT_CONTEXT + tokens + WARM_UP
+    if config.context < SHORT_CONTEXT:
         raise UserError(
-            f"{folder} has {config.context} positions; measuring {tokens} tokens after a "
-            f"context of {SHORT_CONTEXT} takes {needed}: measure fewer --tokens, or another model"
+            f"{folder} has {config.context} positions; decoding is measured up to a context of "
+            f"{SHORT_CONTEXT}: take another model"
         )
-    longest = min(LONGEST, positions) // SEQ_LEN_STEP * SEQ_LEN_STEP
-    contexts = tuple(sorted({SHORT_CONTEXT, longest}))
-    return Plan(folder, config, checkpoint.weights.files, rounds, tokens, longest, contexts)
+    if tokens + WARM_UP >= SHORT_CONTEXT:
+        raise UserError(
+            f"{tokens} tokens, and {WARM_UP} before the clock runs, do not fit the context of "
+            f"{SHORT_CONTEXT} that they are decoded in: measure at most "
+            f"{SHORT_CONTEXT - WARM_UP - 1} --tokens"
+        )
+    prompts = tuple(each for each in PROMPTS if each <= config.context)
+    contexts = tuple(sorted({SHORT_CONTEXT, prompts[-1]}))
+    files, blocks = checkpoint.weights.files, blocks_of_variants(config)
+    return Plan(folder, config, files, blocks, rounds, tokens, prompts, contexts)
 
 
 def cache_bytes_per_position(config: ModelConfig) -> int:
@@ -92,10 +114,18 @@ def weight_bytes_per_token(config: ModelConfig) -> int:
     return BF16_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 
-def check_memory(config: ModelConfig, seq_len: int, nbytes: int) -> None:
+def attention_flops(config: ModelConfig, tokens: int) -> float:
+    """Operations of attention in a prompt, each token to itself and those before it: in all layers but the
+    last one, where only the last token attends."""
+    layers, width = config.num_hidden_layers - 1, config.num_attention_heads * config.head_dim
+    return layers * 4.0 * width * tokens * (tokens + 1) / 2
+
+
+def check_memory(config: ModelConfig, nbytes: int) -> None:
     """TooLittleMemoryError without room for both sides, and the checkpoint's `nbytes` in the page cache."""
+    names, positions = every_name(config, blocks_of_variants(config)), min(PROMPTS[-1], config.context)
     ours, theirs = (
-        footprint(config, Needs(seq_len, (), seq_len + ANSWER_TOKENS)).total,
+        footprint(config, Needs(0, tuple(names), positions)).total,
         reference_bytes(config, BF16_BYTES),
     )
     parts = f" (ours {size(ours)}, theirs {size(theirs)}, the checkpoint in the page cache {size(nbytes)})"

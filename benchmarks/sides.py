@@ -7,51 +7,36 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, next_token_row, prefill
 from aerie.engine.kv import KVCache
+from aerie.engine.model import LoadedModel
 from aerie.engine.native import native_attention
+from aerie.engine.numerics import rms_norm
+from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.kernel_builder.kernels import eltwise_add
-from aerie.multi_launch_builder import Program
-from aerie.runtime import Backend, KernelCache, select_backend
+from aerie.multi_launch_builder import Variant
+from aerie.multi_launch_builder.variants import program_name
+from aerie.runtime import select_backend
 from aerie.runtime.calls import BETWEEN
 from aerie.virtual_npu import Library, cpu, knobs
 from aerie.virtual_npu.pyxrt.batch import Batch
+from benchmarks.figures import FEW_ROWS
 from benchmarks.machine import peak_bytes
 from benchmarks.peaks import measure_peaks
-
-ELEMENTS = 128
-CALLS_BEFORE, CALLS = 20, 200
-"""Of `load_and_run`: before the clock counts, and those that it counts."""
-
-
-def overhead_of_load_and_run(cache_dir: Path, backend: Backend) -> float:
-    """Seconds, the median of many calls, without the time in the program's own code."""
-    module = eltwise_add.build(None, ELEMENTS)
-    program = Program.from_module(module.module, module.arguments, module.name)
-    arrays = [np.zeros(argument.shape, argument.dtype.numpy) for argument in program.arguments]
-    with KernelCache(cache_dir, backend) as cache:
-        cache.compile_and_cache(program)
-
-        def call() -> float:
-            started, in_code = time.perf_counter(), Library.seconds
-            cache.load_and_run(program.name, *arrays)
-            return time.perf_counter() - started - (Library.seconds - in_code)
-
-        spent = [call() for _ in range(CALLS_BEFORE + CALLS)]
-    return median(spent[CALLS_BEFORE:])
-
+from benchmarks.programs import overhead_of_load_and_run, time_flash_attention, work_of
 
 WARM_UP = 2
 """Tokens decoded before the clock runs."""
@@ -71,13 +56,15 @@ def in_code() -> float:
 
 
 class Ours:
-    """Aerie on the virtual NPU. Programs are compiled for prompts of `seq_len` tokens, in `cache_dir`."""
+    """Aerie on the virtual NPU as `make run` runs it: by the model's default set of variants, kept in
+    `cache_dir`. Prompts and decoding are of the family `guide` where no other is named."""
 
-    def __init__(self, folder: str, seq_len: int, cache_dir: str) -> None:
+    def __init__(self, folder: str, cache_dir: str) -> None:
         self._folder = Path(folder)
-        self._options = RuntimeOptions(seq_len, select_backend("virtual"), Path(cache_dir))
+        self._options = RuntimeOptions(None, select_backend("virtual"), Path(cache_dir))
         self._session: Session | None = None
-        self._cache: KVCache | None = None
+        self._in_rows: dict[int, LoadedModel] = {}
+        self._changes = 0
 
     @property
     def session(self) -> Session:
@@ -85,9 +72,9 @@ class Ours:
         return self._session
 
     def compile(self) -> Answer:
-        """Compile the six programs."""
+        """Compile every program of the default set, as `make compile` does."""
         started = time.perf_counter()
-        compile_programs(load_config(self._folder), self._options, Reporter())
+        compile_programs(load_config(self._folder), self._options, Reporter(), every=True)
         return {"seconds": time.perf_counter() - started}
 
     def load(self) -> Answer:
@@ -96,23 +83,35 @@ class Ours:
         self._session = prepare_runtime(open_checkpoint(self._folder), self._options, Reporter())
         return {"seconds": time.perf_counter() - started}
 
-    def prefill(self, length: int, room: int) -> Answer:
-        """A prompt of `length` tokens up to the choice of the next; `room` more will be decoded."""
-        model = self.session.model
-        ids = prompt(length, model.config.vocab_size)
-        started = time.perf_counter()
-        self._cache = model.new_cache(length + room)
-        token = Sampler()(next_token_row(model, prefill(model, ids, self._cache)[-1]))
-        return {"seconds": time.perf_counter() - started, "token": token}
+    def first_token(self, length: int, shared: int = 0) -> Answer:
+        """A prompt of `length` tokens up to the choice of the next.
 
-    def decode(self, context: int, tokens: int) -> Answer:
-        """`tokens` tokens after the first `context` of the last prompt: medians over them.
-
-        attention_seconds: of decode attention and of writing the KV cache.
+        shared: how many of them the conversation has so far, which was such a prompt; the others are new. 0:
+        there was none. The answer's `computed` are the tokens that were not taken from it.
         """
-        model, cache, sampler = self.session.model, self._cache, Sampler()
-        assert cache is not None, "prefill comes first"
-        cache.length = context
+        session, vocab_size = self.session, self.session.model.config.vocab_size
+        ids = prompt(length, vocab_size)
+        if shared:
+            self._changes += 1
+            ids[shared:] = [(token + self._changes) % vocab_size for token in ids[shared:]]
+        else:
+            session.kept.take([])
+        started = time.perf_counter()
+        generation = session.generate(ids, 1, Sampler())
+        (token,) = generation
+        spent = time.perf_counter() - started
+        return {"seconds": spent, "token": token, "computed": length - generation.cached_tokens}
+
+    def decode(self, context: int, tokens: int, family: str = GUIDE) -> Answer:
+        """`tokens` tokens after the first ones of the last prompt, the last seeing `context` positions:
+        medians over them.
+
+        attention_seconds: of decode attention and of writing the KV cache. In the family `rows`, where those
+        are programs and steps like others, `seconds` alone.
+        """
+        model, cache, sampler = self._model(family), self.session.kept.cache, Sampler()
+        assert cache is not None, "first_token comes first"
+        cache.length = context - tokens - WARM_UP
 
         def step() -> tuple[float, ...]:
             calls = self._in_calls()
@@ -124,21 +123,56 @@ class Ours:
             overhead = (called[1] - calls[1]) - programs
             return spent, spent - code, overhead / (called[0] - calls[0]), code - programs
 
-        measured = _repeat(step, tokens)
         names = ("seconds", "python_seconds", "call_overhead_seconds", "attention_seconds")
-        return {name: median(times) for name, times in zip(names, zip(*measured, strict=True), strict=True)}
+        found = dict(zip(names, _medians(step, tokens), strict=True))
+        return found if family == GUIDE else {"seconds": found["seconds"]}
+
+    def few_rows(self, context: int, times: int) -> Answer:
+        """Seconds of a pass of one row, of 8 and of 16, with logits of each: by the number of rows, as text.
+
+        Medians over so many of each, in turn; the last row sees `context` positions. One row is a decoded
+        token of the family `guide`.
+        """
+        self.first_token(context)
+        ids, cache = prompt(context, self.session.model.config.vocab_size), self.session.kept.cache
+        assert cache is not None
+
+        def timed(rows: int) -> float:
+            cache.length = context - rows
+            started = time.perf_counter()
+            self._pass(ids[-rows:], cache)
+            return time.perf_counter() - started
+
+        numbers = (1, *FEW_ROWS)
+        medians = _medians(lambda: tuple(timed(rows) for rows in numbers), times)
+        return dict(zip(map(str, numbers), medians, strict=True))
+
+    def _pass(self, ids: Sequence[int], cache: KVCache) -> None:
+        """Tokens through all layers and the LM head, at once."""
+        if len(ids) == 1:
+            model = self.session.model
+            next_token_row(model, decode_step(model, ids[0], cache))
+            return
+        model = self._model(ROWS, len(ids))
+        head = model.programs[program_name("lm_head", len(ids))]
+        x = rms_norm(prefill(model, ids, cache), model.final_norm, model.config.rms_norm_eps)
+        model.runner.run(head, bo_key=buffer_set(head, 0), on_device=(), copy=False, x=x)
+
+    def _model(self, family: str, rows: int = 0) -> LoadedModel:
+        """The model, decoding so; with variants of so many rows alone, where some are asked for."""
+        model = self.session.model
+        if family == GUIDE:
+            return model
+        if rows not in self._in_rows:
+            variants = tuple(Variant(rows, context) for context in model.blocks.contexts if rows)
+            blocks = replace(model.blocks, decode=family, variants=variants or model.blocks.variants)
+            model.supply([blocks.head(rows or 1)])
+            self._in_rows[rows] = replace(model, blocks=blocks)
+        return self._in_rows[rows]
 
     def programs(self) -> dict[str, Answer]:
         """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""
-        return {
-            name: {
-                "calls": times.calls,
-                "seconds": times.run / times.calls,
-                "flops": times.flops,
-                "nbytes": times.nbytes,
-            }
-            for name, times in self.session.cache.profiler.programs.items()
-        }
+        return work_of(self.session.cache.profiler)
 
     def reset(self) -> None:
         """Forget what `programs` counts."""
@@ -151,6 +185,11 @@ class Ours:
         """What it takes by itself."""
         folder, backend = self._options.cache_dir, self._options.backend
         return {"seconds": overhead_of_load_and_run(folder, backend)}
+
+    def flash_attention(self, length: int) -> dict[str, Answer]:
+        """As `programs`, of flash_attn alone, for a prompt of so many tokens."""
+        folder, backend = self._options.cache_dir, self._options.backend
+        return work_of(time_flash_attention(folder, backend, self.session.model.config.shape, length))
 
     def _in_calls(self) -> tuple[int, float]:
         """Calls of programs so far, and the seconds in them and between those that are replayed."""
@@ -202,8 +241,8 @@ class Theirs:
             "product": product[1] if product else "",
         }
 
-    def prefill(self, length: int, room: int) -> Answer:  # noqa: ARG002 (their cache grows)
-        """As Ours.prefill."""
+    def first_token(self, length: int) -> Answer:
+        """As Ours.first_token, with no conversation before it."""
         ids = prompt(length, self._model.config.vocab_size)
         started = time.perf_counter()
         token, self._cache = self._forward(ids, None)
@@ -211,7 +250,7 @@ class Theirs:
 
     def decode(self, context: int, tokens: int) -> Answer:
         """As Ours.decode."""
-        if surplus := self._cache.get_seq_length() - context:
+        if surplus := self._cache.get_seq_length() - (context - tokens - WARM_UP):
             self._cache.crop(-surplus)
 
         def step() -> tuple[float]:
@@ -219,7 +258,7 @@ class Theirs:
             self._forward([1], self._cache)
             return (time.perf_counter() - started,)
 
-        return {"seconds": median(seconds for (seconds,) in _repeat(step, tokens))}
+        return {"seconds": _medians(step, tokens)[0]}
 
     def memory(self) -> Answer:
         return {"peak_bytes": peak_bytes()}
@@ -232,11 +271,11 @@ class Theirs:
             return int(out.logits[0, -1].argmax()), out.past_key_values
 
 
-def _repeat(step: Callable[[], tuple[float, ...]], times: int) -> list[tuple[float, ...]]:
-    """`step` so many times, after a warm-up."""
+def _medians(step: Callable[[], tuple[float, ...]], times: int) -> list[float]:
+    """Those of each of the numbers that `step` gives, over so many times, after a warm-up."""
     for _ in range(WARM_UP):
         step()
-    return [step() for _ in range(times)]
+    return [median(each) for each in zip(*(step() for _ in range(times)), strict=True)]
 
 
 PROBE = 256

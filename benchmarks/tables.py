@@ -8,59 +8,75 @@ from typing import Any
 from rich.table import Table
 
 from aerie.runtime.tables import compact_table
-from benchmarks.figures import OURS, THEIRS
+from benchmarks.figures import FEW_ROWS, OURS, THEIRS
+from benchmarks.plan import BRIEF
 
 Record = Mapping[str, Any]
 """Of one instruction set, as figures.record makes it."""
 
-ROWS = (
-    ("prefill_{brief}_s", "prefill of {brief} tokens, s", "prefill_ratio_{brief}", 2),
-    ("prefill_{whole}_s", "prefill of {whole} tokens, s", "prefill_ratio_{whole}", 2),
-    ("prefill_{whole}_tokens_per_s", "  tokens/s", "", 1),
-    ("decode_{short}_ms", "decode at context {short}, ms/token", "decode_ratio_{short}", 1),
-    ("decode_{long}_ms", "decode at context {long}, ms/token", "decode_ratio_{long}", 1),
-    ("bandwidth_share_{short}", "  share of memory bandwidth", "", 2),
-    ("bandwidth_share_{long}", "  the same at context {long}", "", 2),
-    ("product_gflop_per_s", "products of o_ffn, GFLOP/s", "", 1),
-    ("product_share", "  share of their micro-kernel's peak", "", 2),
-    ("flash_gflop_per_s", "flash_attn, GFLOP/s", "", 1),
-    ("flash_share", "  share of the products' rate", "", 2),
-    ("gemv_gb_per_s", "GEMV programs, GB/s", "", 1),
-    ("gemv_share", "  share of memory bandwidth", "", 2),
-    ("attention_{long}_ms", "decode attention at {long}, ms/token", "", 2),
-    ("attention_share_{long}", "  share of memory bandwidth", "", 2),
-    ("first_token_cold_s", "first token of {brief}, from a cold start, s", "", 2),
-    ("compile_s", "compiling, s", "", 1),
-    ("load_s", "loading, s", "", 2),
-    ("ready_s", "start to ready, s", "", 2),
-    ("peak_bytes", "peak resident memory, GB", "rss_ratio", 2),
-    ("load_and_run_us", "load_and_run by itself, µs", "", 1),
-    ("call_overhead_us", "overhead of a call in a token, µs", "", 1),
-    ("python_ms", "all Python of a decoded token, ms", "", 2),
+Row = tuple[str, str, str, int]
+"""Of a comparison: the figure of either side, what it is called, the ratio beside it, digits."""
+
+
+def rows_of(found: Record) -> Iterator[Row]:
+    """The rows of a comparison."""
+    contexts, longest = found["contexts"], found["prompts"][-1]
+    for tokens in found["prompts"]:
+        yield f"first_token_{tokens}_s", f"first token of {tokens}, s", f"first_token_ratio_{tokens}", 3
+        if f"prefill_ratio_{tokens}" in found:
+            yield "", "  theirs over ours", f"prefill_ratio_{tokens}", 0
+    yield "first_token_shared_s", f"  of {longest}, most of it known, s", "shared_ratio", 3
+    yield "first_token_cold_s", f"first token of {BRIEF}, from a cold start, s", "", 2
+    for context in contexts:
+        yield (
+            f"decode_{context}_ms",
+            f"decode at {context}, ms (theirs over ours)",
+            f"decode_ratio_{context}",
+            1,
+        )
+        yield f"bandwidth_share_{context}", "  share of memory bandwidth", "", 2
+        yield f"decode_rows_{context}_ms", "  in rows, over guide", f"rows_ratio_{context}", 1
+    yield "few_rows_1_ms", "a pass of one row, ms", "", 1
+    for rows in FEW_ROWS:
+        yield f"few_rows_{rows}_ms", f"  of {rows} rows, over one", f"few_rows_ratio_{rows}", 1
+    last = contexts[-1]
+    for key, label, digits in OTHERS:
+        ratio = "rss_ratio" if key == "peak_bytes" else ""
+        yield key.format(last=last), label.format(last=last), ratio, digits
+
+
+OTHERS = (
+    ("product_gflop_per_s", "products of o_ffn, GFLOP/s", 1),
+    ("product_share", "  share of their micro-kernel's peak", 2),
+    ("cached_gflop_per_s", "attention to the cache, GFLOP/s", 1),
+    ("cached_share", "  share of the products' rate", 2),
+    ("flash_gflop_per_s", "flash_attn by itself, GFLOP/s", 1),
+    ("flash_share", "  share of the products' rate", 2),
+    ("gemv_gb_per_s", "GEMV programs, GB/s", 1),
+    ("gemv_share", "  share of memory bandwidth", 2),
+    ("attention_{last}_ms", "decode attention at {last}, ms/token", 2),
+    ("attention_share_{last}", "  share of memory bandwidth", 2),
+    ("compile_s", "compiling the default set, s", 1),
+    ("load_s", "loading, s", 2),
+    ("ready_s", "start to ready, s", 2),
+    ("peak_bytes", "peak resident memory, GB", 2),
+    ("load_and_run_us", "load_and_run by itself, µs", 1),
+    ("call_overhead_us", "overhead of a call in a token, µs", 1),
+    ("python_ms", "all Python of a decoded token, ms", 2),
 )
+"""Figures without a ratio, and memory, whose ratio is to the checkpoint's size: key, label, digits."""
 
 
 def comparison(model: str, title: str, found: Record) -> Table:
-    """One comparison in full, side by side. The ratio of memory is to the checkpoint's size."""
+    """One comparison in full, side by side."""
     shown = compact_table(f"{model}, {title}", ("figure",), ("ours", "transformers", "ratio", "target"))
-    told: set[str] = set()
-    for key, label, ratio, digits in ROWS:
-        key, label, ratio = (text.format(**_lengths(found)) for text in (key, label, ratio))
-        if key in told:
-            continue  # a model with few positions has one context
-        told.add(key)
+    for key, label, ratio, digits in rows_of(found):
         cells = [_number(found[side].get(key), key, digits) for side in (OURS, THEIRS)]
         verdict = found["targets"].get(ratio) or found["targets"].get(key)
         share = f"{found[ratio]:.2f}" if ratio else ""
         target = f"{verdict['target']} {'met' if verdict['met'] else 'not met'}" if verdict else ""
         shown.add_row(label, *cells, share, target)
     return shown
-
-
-def _lengths(found: Record) -> dict[str, int]:
-    """By the names that ROWS and SETS have for them."""
-    prefills, contexts = found["prefills"], found["contexts"]
-    return {"brief": prefills[0], "whole": prefills[-1], "short": contexts[0], "long": contexts[-1]}
 
 
 def _number(value: float | None, key: str, digits: int) -> str:
@@ -71,18 +87,20 @@ def _number(value: float | None, key: str, digits: int) -> str:
 
 # by instruction set
 
-SETS = (
-    ("prefill_{brief}_s", "prefill of {brief} tokens", "s", "prefill_ratio_{brief}", 2),
-    ("prefill_{whole}_s", "prefill of {whole} tokens", "s", "prefill_ratio_{whole}", 2),
-    ("decode_{short}_ms", "decode at context {short}", "ms/token", "decode_ratio_{short}", 1),
-    ("decode_{long}_ms", "decode at context {long}", "ms/token", "decode_ratio_{long}", 1),
+OF_ALL = (
+    ("few_rows_ratio_8", "pass of 8 rows, of one's"),
+    ("few_rows_ratio_16", "pass of 16 rows, of one's"),
+    ("shared_ratio", "prompt mostly known, of new"),
+    ("rss_ratio", "peak memory, of checkpoint"),
+    ("compile_s", "compiling all variants, s"),
+    ("ready_s", "start to ready, s"),
+    ("product_share", "products, of micro-kernel"),
+    ("cached_share", "attention, of products"),
+    ("flash_share", "flash_attn, of products"),
+    ("gemv_share", "GEMVs, of bandwidth"),
+    ("attention_share_{last}", "decode attention, of it"),
 )
-SHARES = (
-    ("product_share", "products, of the micro-kernel"),
-    ("flash_share", "flash_attn, of the products"),
-    ("gemv_share", "GEMVs, of memory bandwidth"),
-    ("attention_share_{long}", "decode attention, of the same"),
-)
+"""What each set has besides prompts and decoding."""
 PEAKS = (
     ("product_gflop_per_s", "product in L1, GFLOP/s"),
     ("f32_fma_gflop_per_s", "f32 FMA, GFLOP/s"),
@@ -126,42 +144,47 @@ def peaks_by_set(peaks: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
 
 
 def by_set(model: str, sets: Mapping[str, Record]) -> Table:
-    """All comparisons, a column for each instruction set by its title; `-` where a set has no such figure."""
+    """All comparisons, which are of one model, a column for each instruction set by its title."""
     shown = compact_table(f"{model}: ours against transformers bf16", ("",), tuple(sets))
-    for key, label, unit, ratio, digits in SETS:
-        labels = list(dict.fromkeys(label.format(**_lengths(found)) for found in sets.values()))
-        shown.add_row(f"{' or '.join(labels)}: ratio", *(_ratio(found, ratio) for found in sets.values()))
-        for side in (OURS, THEIRS):
-            cells = [_cell(found, side, key, digits) for found in sets.values()]
-            shown.add_row(f"  {'ours' if side == OURS else 'transformers'}, {unit}", *cells)
+    every = list(sets.values())
+    prompts, contexts = every[0]["prompts"], every[0]["contexts"]
+
+    def add(key: str, label: str) -> None:
+        shown.add_row(label, *(_judged(found, key) for found in every))
+
+    def add_times(key: str, unit: str, digits: int) -> None:
+        for side, name in ((OURS, "ours"), (THEIRS, "transformers")):
+            cells = (f"{found[side][key]:.{digits}f}" for found in every)
+            shown.add_row(f"  {name}, {unit}", *cells)
+
+    for tokens in prompts:
+        add(f"first_token_ratio_{tokens}", f"prompt of {tokens}: ours/theirs")
+        if f"prefill_ratio_{tokens}" in every[0]:
+            add(f"prefill_ratio_{tokens}", "  theirs/ours")
+        add_times(f"first_token_{tokens}_s", "s", 2)
     shown.add_section()
-    for key, label in SHARES:
-        shown.add_row(label, *(_judged(found, key) for found in sets.values()))
+    for context in contexts:
+        add(f"decode_ratio_{context}", f"decode at {context}: theirs/ours")
+        add_times(f"decode_{context}_ms", "ms/token", 1)
+        add(f"rows_ratio_{context}", "  in rows, of guide")
+    shown.add_section()
+    for key, label in OF_ALL:
+        add(key.format(last=contexts[-1]), label)
     shown.add_section()
     for key, label in PEAKS:
-        shown.add_row(label, *(f"{found['peaks'][key][-1]:.0f}" for found in sets.values()))
+        shown.add_row(label, *(f"{found['peaks'][key][-1]:.0f}" for found in every))
     return shown
 
 
-def _cell(found: Record, side: str, key: str, digits: int) -> str:
-    return f"{found[side][key.format(**_lengths(found))]:.{digits}f}"
-
-
-def _ratio(found: Record, key: str) -> str:
-    name = key.format(**_lengths(found))
-    return _with_target(found, name, found[name])
-
-
-def _judged(found: Record, key: str) -> str:
-    name = key.format(**_lengths(found))
-    return _with_target(found, name, found[OURS][name])
-
-
-def _with_target(found: Record, name: str, value: float) -> str:
+def _judged(found: Record, name: str) -> str:
+    """A figure, and beside it what it should be."""
+    value = found[name] if name in found else found[OURS][name]
     verdict = found["targets"].get(name)
     if verdict is None:
         return f"{value:.2f}"
-    return f"{value:.2f} {verdict['target'] if verdict['met'] else verdict['target'].replace('>=', '<')}"
+    missed = {">=": "<", "<=": ">"}
+    sense, bound = verdict["target"].split()
+    return f"{value:.2f} {sense if verdict['met'] else missed[sense]} {bound}"
 
 
 def missed(sets: Mapping[str, Record]) -> Iterator[str]:

@@ -225,7 +225,10 @@ def test_figures_of_another_model_or_machine_are_not_kept(model, machine):
     assert list(recorded["sets"]) == ["avx512"]
 
 
-@pytest.mark.parametrize("text", [None, "{", "[1]", '{"prefill_ratio": 1.0}'])
+OF_AN_EARLIER_RELEASE = '{"sets": {"avx2": {"isa": "avx2", "prefills": [64, 2048]}}}'
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]", '{"prefill_ratio": 1.0}', OF_AN_EARLIER_RELEASE])
 def test_nothing_to_show(tmp_path, text, capsys):
     out = tmp_path / "bench.json"
     if text is not None:
