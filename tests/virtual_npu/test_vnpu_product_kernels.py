@@ -178,6 +178,76 @@ def test_a_product_in_pieces_of_k_has_the_same_bits(sums):
     np.testing.assert_array_equal(second, whole)
 
 
+def bits(array: Any) -> np.ndarray:
+    return np.asarray(array).view(np.uint32)
+
+
+def with_zero_rows(a: Any, m: list[Axis], k: list[Axis], rows: list[int]) -> Any:
+    """a, in these rows of which zeros of both signs are."""
+    out = a.copy()
+    at = places(m, 1)[:, None] + places(k, 1)
+    out[at[rows]] = np.where(np.arange(at.shape[1]) % 3, 0.0, -0.0).astype(BF16)
+    return out
+
+
+def row_by_row(sums: Sums, a: Any, b: Any, c: Any, indices: list[list[Axis]]) -> np.ndarray:
+    """Each row of c by a product of its own, of which no row can be left out."""
+    out, (m, n, k) = c.copy(), indices
+    for left, to in zip(places(m, 1), places(m, 2), strict=True):
+        row = sums.multiply(a[left:], b, c[to:], [[(1, 0, 0)], n, k], (8, 8))
+        out[to + places(n, 2)] = row[places(n, 2)]
+    return out
+
+
+ZEROS = {
+    "few rows": few_rows(16, 96, 160),
+    "few rows, 8": few_rows(8, 64, 64),
+    "many rows": plain(40, 64, 32, False),
+}
+PLANTED = {
+    "numbers": (),
+    "an infinity": (np.inf,),
+    "a NaN": (np.nan,),
+    "infinities that meet": (np.inf, -np.inf),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("form", ZEROS)
+def test_rows_of_zeros_have_the_bits_of_a_product_of_their_own(sums, form, planted):
+    """Whichever they are, and whatever b holds."""
+    m, n, k = indices = ZEROS[form]
+    rng = np.random.default_rng(6)
+    a, b, _ = random_operands(indices, 6)
+    right = places(k, 2)[:, None] + places(n, 1)
+    b[right[rng.permutation(len(right))[: len(PLANTED[planted])], 5]] = PLANTED[planted]
+    c = np.zeros(len(places(m, 2)) * len(places(n, 2)), np.float32)
+    count = len(places(m, 1))
+    for zeros in (0, 1, count // 2, count - 3, count - 1, count):
+        rows = sorted(rng.permutation(count)[:zeros])
+        left = with_zero_rows(a, m, k, rows)
+        want = row_by_row(sums, left, b, c, indices)
+        np.testing.assert_array_equal(bits(sums.multiply(left, b, c, indices, (8, 8))), bits(want))
+        of_zeros = want[(places(m, 2)[:, None] + places(n, 2))[rows]]
+        assert np.isfinite(of_zeros).all() == (planted == "numbers" or not rows)
+
+
+def test_rows_of_zeros_go_on_from_sums_that_are_none(sums):
+    """-0 becomes +0, a NaN stays; and a subnormal goes where the instructions flush it."""
+    m, n, k = indices = ZEROS["few rows"]
+    a, b, c = random_operands(indices, 7)
+    at = places(m, 2)[:, None] + places(n, 2)
+    c[at[:8]] = 0
+    c[at[1, :4]] = -0.0, np.nan, 1e-40, 1.5
+    left = with_zero_rows(a, m, k, [1, 2, 9])
+    want = row_by_row(sums, left, b, c, indices)
+    got = sums.multiply(left, b, c, indices, (8, 8))
+    np.testing.assert_array_equal(bits(got), bits(want))
+    assert bits(got)[at[1, 0]] == 0
+    assert np.isnan(got[at[1, 1]])
+    assert got[at[1, 3]] == 1.5
+
+
 def endless():
     """The program, built as the environment has it."""
     return Library(with_products(Unit(Path("endless.cc"), ENDLESS.replace("%d", str(FORMAT)))))

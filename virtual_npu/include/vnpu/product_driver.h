@@ -59,6 +59,11 @@ class Driver : Operands {
 
   void run() {
     Kernel::prepare();
+    multiply_rows(Kernel::kLeastRows, [&] { share(); });
+  }
+
+ private:
+  void share() const {
     const i64 panels = (n_ + Kernel::kColumns - 1) / Kernel::kColumns;
     const i64 parts = m_ * n_ * k_ < kWorthThreads ? 1 : parallel_threads();
     const i64 each = (panels + parts - 1) / parts;
@@ -67,7 +72,6 @@ class Driver : Operands {
     else parallel(parts, part);
   }
 
- private:
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr bool kReadsAsItLies = same_type<Left, bf16>;

@@ -105,6 +105,7 @@ struct Few512 {
 };
 
 struct FewPlain : Few512 {
+  static constexpr int kLeastRows = 1;  // rows of c are taken kRows at a time, the last ones as halves of that down to so many
   using Left = float;
   static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
 
@@ -115,8 +116,9 @@ struct FewPlain : Few512 {
       store_eight(to + pair * kLefts + kRows, odd_of(eight));
     });
   }
-  // The products of a pair of steps to the sums.
-  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[kRows][kVectors]) {
+  // The products of a pair of steps to the sums of the first rows.
+  template <int Rows>
+  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
     const __m512i low = _mm512_load_si512(b), high = _mm512_load_si512(b + kLanes);
     add_step(a, _mm512_slli_epi32(low, 16), _mm512_slli_epi32(high, 16), sums);
     const __m512i odd = _mm512_set1_epi32(int(0xffff0000u));
@@ -124,9 +126,10 @@ struct FewPlain : Few512 {
   }
 
  private:
-  static VNPU_INLINE void add_step(const Left *a, __m512i low, __m512i high, Floats (&sums)[kRows][kVectors]) {
+  template <int Rows>
+  static VNPU_INLINE void add_step(const Left *a, __m512i low, __m512i high, Floats (&sums)[Rows][kVectors]) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
       const __m512 factor = _mm512_set1_ps(a[r]);
       sums[r][0] = (Floats)_mm512_fmadd_ps(factor, (__m512)low, (__m512)sums[r][0]);
       sums[r][1] = (Floats)_mm512_fmadd_ps(factor, (__m512)high, (__m512)sums[r][1]);
@@ -135,6 +138,7 @@ struct FewPlain : Few512 {
 };
 #elif defined(__AVX2__)
 struct FewPlain {
+  static constexpr int kLeastRows = 1;
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
   static constexpr int kPairsAPiece = 16;
   using Left = float;
@@ -156,15 +160,16 @@ struct FewPlain {
       store_fours(to + pair * kLefts + kRows, apart, odd_of(eight));
     });
   }
-  // The products of a pair of steps to the sums.
-  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[kRows][kVectors]) {
+  // The products of a pair of steps to the sums of the first rows.
+  template <int Rows>
+  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
 #pragma GCC unroll 2
     for (int step = 0; step < 2; ++step, a += kRows, b += kColumns) {
       __m256 right[kVectors];
 #pragma GCC unroll 3
       for (int v = 0; v < kVectors; ++v) right[v] = _mm256_load_ps(b + v * kLanes);
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < Rows; ++r) {
         const __m256 factor = _mm256_set1_ps(a[r]);
 #pragma GCC unroll 3
         for (int v = 0; v < kVectors; ++v) {
@@ -186,6 +191,7 @@ using FewPlain = Unserved;
 
 #if defined(VNPU_BF16_DOTS)
 struct FewPairs : Few512 {
+  static constexpr int kLeastRows = kRows;  // fewer are no faster
   using Left = uint32_t;                // two steps of a row
   static constexpr int kLefts = kRows;  // of a pair of steps
 
@@ -193,11 +199,12 @@ struct FewPairs : Few512 {
   static void pack_rows(const bf16 *a, const i64 *rows, Left *to, i64) {
     turn_piece(a, rows, [&](int pair, __m256i eight) { store_eight(to + pair * kLefts, eight); });
   }
-  // The products of a pair of steps to the sums.
-  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[kRows][kVectors]) {
+  // The products of a pair of steps to the sums of the first rows.
+  template <int Rows>
+  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
     const __m512bh low = (__m512bh)_mm512_load_si512(b), high = (__m512bh)_mm512_load_si512(b + kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
       const __m512bh factor = (__m512bh)dots::pairs::unknown(_mm512_set1_epi32(int(a[r])));
       sums[r][0] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][0], factor, low);
       sums[r][1] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][1], factor, high);

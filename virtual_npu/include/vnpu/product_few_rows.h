@@ -81,6 +81,11 @@ class FewRows : Operands {
   }
 
   void run() {
+    multiply_rows(Kernel::kLeastRows, [&] { share(); });
+  }
+
+ private:
+  void share() const {
     const i64 panels = (n_ + kColumns - 1) / kColumns;
     const i64 parts = m_ * n_ * k_ < kWorthThreads ? 1 : parallel_threads();
     const i64 each = (panels + parts - 1) / parts;
@@ -89,7 +94,6 @@ class FewRows : Operands {
     else parallel(parts, part);
   }
 
- private:
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
@@ -172,33 +176,44 @@ class FewRows : Operands {
   // The steps from `first` on, which are turned, to all rows. Pieces are spread over all that is to be added.
   void add_chunk(const Work &work, i64 first, const Packed *turned, Pieces<Kernel> &pieces) const {
     const i64 left = work.steps - first, steps = left < kChunk ? left : kChunk;
-    const auto add_rows = m_ > 16 ? add<4> : m_ > 8 ? add<2> : add<1>;
     const Left *from = work.packed + lefts(first);
     for (i64 m = 0; m < m_; m += kRows, from += lefts(work.steps)) {
-      add_rows(from, turned, int(steps / 2), work.sums + m * kColumns, pieces);
+      float *const sums = work.sums + m * kColumns;
+      if (m_ > 16) add<4, kRows>(from, turned, int(steps / 2), sums, pieces);
+      else if (m_ > 8) add<2, kRows>(from, turned, int(steps / 2), sums, pieces);
+      else add_at_most<kRows>(int(m_ - m), from, turned, int(steps / 2), sums, pieces);
     }
+  }
+
+  // As many rows as there are, or the next power of two, but kLeastRows at least.
+  template <int Rows>
+  static void add_at_most(int rows, const Left *a, const Packed *b, int pairs, float *c, Pieces<Kernel> &pieces) {
+    if constexpr (Rows > Kernel::kLeastRows) {
+      if (rows <= Rows / 2) return add_at_most<Rows / 2>(rows, a, b, pairs, c, pieces);
+    }
+    add<1, Rows>(a, b, pairs, c, pieces);
   }
 
   // A piece is turned whenever so many times kPairsAPiece pairs of steps were added, but every 16 at least. A function by
   // itself, so that sums stay in registers whatever stands around it.
-  template <int Times>
+  template <int Times, int Rows>
   [[gnu::noinline]] static void add(const Left *a, const Packed *b, int pairs, float *c, Pieces<Kernel> &pieces) {
     constexpr int kWanted = Times * Kernel::kPairsAPiece, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
     using Floats = typename Kernel::Floats;
-    Floats sums[kRows][Kernel::kVectors];
+    Floats sums[Rows][Kernel::kVectors];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 3
       for (int v = 0; v < Kernel::kVectors; ++v) memcpy(&sums[r][v], c + r * kColumns + v * Kernel::kLanes, sizeof(Floats));
     }
     for (int i = 0; i < pairs; i += kPairs) {
       if (!pieces.is_done()) pieces.turn();
       for (int pair = 0; pair < kPairs; ++pair, a += Kernel::kLefts, b += Kernel::kPacked) {
-        Kernel::add(a, b, sums);
+        Kernel::template add<Rows>(a, b, sums);
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 3
       for (int v = 0; v < Kernel::kVectors; ++v) memcpy(c + r * kColumns + v * Kernel::kLanes, &sums[r][v], sizeof(Floats));
     }

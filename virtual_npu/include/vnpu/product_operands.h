@@ -1,4 +1,10 @@
-// Where the elements of a product's operands lie (product.h), for those who multiply them.
+// Where the elements of a product's operands lie (product.h), for those who multiply them; and which rows need not be multiplied.
+//
+// A row of a that is all zeros, of either sign, and of c all +0, stays so: with numbers every product is a zero, and +0 and a
+// zero are +0 in any order. Where b has an infinity or NaN at a column, every row of the product has one, for times zero either
+// is NaN, and no addition gets rid of them. So rows of zeros are left out, one row at least is multiplied, and where that
+// gives anything but numbers, the others are as well: the bits are those of all rows multiplied. What fills blocks of rows up,
+// seven of eight when a token is decoded, is such rows.
 #pragma once
 
 #include "vnpu/product.h"
@@ -27,6 +33,37 @@ class Offsets {
   bool is_run() const { return are_runs_of(count); }
   bool lie_in_lines() const { return run_ == 32; }
   // At most so many from the value `first` on, a multiple of them.
+  // Of an operand's elements at these places, whether `bits` of all of them is zero; it takes eight side by side as well.
+  template <class Lane, class Bits>
+  bool are_all_zero(const void *operand, const Bits &bits) const {
+    typedef Lane Eight __attribute__((vector_size(8 * sizeof(Lane))));
+    const Lane *const from = static_cast<const Lane *>(operand);
+    if (run_ < 8 || count % 8) {
+      for (i64 i = 0; i < count; ++i) {
+        Lane lane;
+        memcpy(&lane, from + at_[i], sizeof(lane));
+        if (bits(lane)) return false;
+      }
+      return true;
+    }
+    for (i64 i = 0; i < count; i += 8) {
+      Eight eight;
+      memcpy(&eight, from + at_[i], sizeof(eight));
+      eight = bits(eight);
+      uint64_t words[sizeof(eight) / 8], any = 0;
+      memcpy(words, &eight, sizeof(eight));
+      for (const uint64_t word : words) any |= word;
+      if (any) return false;
+    }
+    return true;
+  }
+  // The value order[i] becomes the i-th.
+  void reorder(Blocks &blocks, const i64 *order) {
+    i64 *const at = blocks.alloc<i64>(count);
+    for (i64 i = 0; i < count; ++i) at[i] = at_[order[i]];
+    at_ = at, run_ = 1;
+  }
+  void drop(i64 first) { at_ += first, count -= first; }
   Places some(i64 first, i64 most) const { return {at_ + first, int(most < count - first ? most : count - first), run_}; }
 
   i64 count = 1;
@@ -55,10 +92,48 @@ class Operands {
         c_rows_(blocks_, product.m, &Axis::second), c_columns_(blocks_, product.n, &Axis::second),
         m_(a_rows_.count), n_(b_columns_.count), k_(a_steps_.count) {}
 
+  // Calls multiply() once or twice, each time for some rows of a and c: those that need it. least: what takes as long as one.
+  template <class Multiply>
+  void multiply_rows(i64 least, const Multiply &multiply) {
+    const i64 all = m_;
+    if (all <= least) return multiply();
+    m_ = put_zeros_last();
+    multiply();
+    if (m_ == all || are_numbers()) return;
+    a_rows_.drop(m_), c_rows_.drop(m_);
+    m_ = all - m_;
+    multiply();
+  }
+
   const Product &product_;
   Blocks blocks_;
-  const Offsets a_rows_, a_steps_, b_steps_, b_columns_, c_rows_, c_columns_;
-  const i64 m_, n_, k_;
+  Offsets a_rows_;
+  const Offsets a_steps_, b_steps_, b_columns_;
+  Offsets c_rows_;
+  const Offsets c_columns_;
+  i64 m_;
+  const i64 n_, k_;
+
+ private:
+  // How many rows are to be multiplied; the others come after them.
+  i64 put_zeros_last() {
+    i64 *const order = blocks_.alloc<i64>(m_);
+    i64 others = 0, last = m_;
+    for (i64 m = 0; m < m_; ++m) order[is_zero(m) ? --last : others++] = m;
+    if (others < m_) a_rows_.reorder(blocks_, order), c_rows_.reorder(blocks_, order);
+    return others > 0 ? others : 1;
+  }
+  bool is_zero(i64 m) const {
+    return a_steps_.are_all_zero<uint16_t>(product_.a + a_rows_[m], [](auto bits) { return bits & 0x7fff; }) &&
+           c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], [](auto bits) { return bits; });
+  }
+  bool are_numbers() const {
+    const auto carry = [](auto bits) { return ((bits & 0x7f800000u) + 0x800000u) & 0x80000000u; };  // of an exponent all ones
+    for (i64 m = 0; m < m_; ++m) {
+      if (!c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], carry)) return false;
+    }
+    return true;
+  }
 };
 
 }  // namespace vnpu::product
