@@ -108,7 +108,8 @@ class Result:
 class Stream(Iterator[str]):
     """The text of an answer, piece by piece as it is made. Nothing is computed before the first is asked for.
 
-    `text` is what has come so far. `close()`, or leaving a `with`, ends the answer where it is.
+    `text` is what has come so far. `close()`, or leaving a `with`, ends the answer where it is; `pause()`
+    has it rest until `resume()`.
     """
 
     def __init__(
@@ -120,9 +121,11 @@ class Stream(Iterator[str]):
         self._ended: FinishReason | None = None
         self._is_begun = self._is_over = False
         self._told_tokens = 0
+        self._goes_on = threading.Event()
+        self._goes_on.set()
         ids = frozenset(one for one in stop if isinstance(one, int))
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
-        self._pieces = model._open().text(generation, ids)
+        self._pieces = model._open().pieces(generation, ids)
         self._text = self._stop.cut(self._pieces)
         self.text = ""
 
@@ -131,9 +134,9 @@ class Stream(Iterator[str]):
             self._is_begun = True
             self._tell(EventKind.BEGIN)
         try:
-            with self._model._turn:
-                self._generation.go_on_with(self._model._open().model)
-                piece = next(self._text)
+            while not (piece := self._next_piece()):
+                if not self.token_ids:
+                    self._tell(EventKind.CONTINUE)
         except StopIteration:
             self._finish()
             raise
@@ -145,6 +148,25 @@ class Stream(Iterator[str]):
         self._tell(EventKind.CONTINUE, piece)
         return piece
 
+    def _next_piece(self) -> str:
+        """The text that the next step gives, which may be none. Waits where the answer rests."""
+        self._goes_on.wait()
+        with self._model._turn:
+            self._generation.go_on_with(self._model._open().model)
+            return next(self._text)
+
+    def pause(self) -> None:
+        """Have the answer rest after the step under way, a part of the prompt or a token, until `resume`.
+
+        May come from any thread, or from `on_event`. Whoever asks for a piece waits; other answers of the
+        model go on. What comes afterwards has the same bits.
+        """
+        self._goes_on.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._goes_on.set()
+
     def close(self) -> None:
         """End the answer. What has come of it stays; the model answers the next prompt as if nothing was.
 
@@ -154,6 +176,7 @@ class Stream(Iterator[str]):
         if self.finish_reason is None:
             self._ended = FinishReason.INTERRUPTED
         self._generation.stop()
+        self.resume()
         with self._model._turn:
             self._pieces.close()
         self._text = iter(())

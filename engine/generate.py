@@ -1,10 +1,10 @@
-"""Generation: prefill once, then decode token by token until something ends it."""
+"""Generation: read the prompt step by step, then decode token by token until something ends it."""
 
 from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
-from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill, prefill_steps
+from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill_steps, read
 from aerie.engine.kv import Kept, KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
@@ -68,7 +68,7 @@ def never() -> bool:
 class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
-    `interrupted` is asked after every token; True ends the generation. `stop` ends it sooner, in the middle
+    `interrupted` is asked after every step; True ends the generation. `stop` ends it sooner, in the middle
     of a program: what has come stays, and the KV cache is as before the step. `bar` moves while the prompt is
     read. What `kept` has of the prompt is not computed again: `cached_tokens` says how many that were.
     Afterwards `finish_reason` says why it ended and `figures` how fast it was. `recover` is called when a
@@ -107,6 +107,11 @@ class Generation:
         self._started = self._first = self._last = 0.0
 
     def __iter__(self) -> Iterator[int]:
+        return (token for token in self.steps() if token is not None)
+
+    def steps(self) -> Iterator[int | None]:
+        """The tokens, and None after each step of the prompt but the last: between two of these, and two
+        tokens, nothing is under way, and it may rest as long as one likes."""
         self._started = time.perf_counter()
         cache = self._begin()
         try:
@@ -123,8 +128,11 @@ class Generation:
         self.cached_tokens = cache.length if cache else 0
         return cache or self._model.new_cache(len(self.prompt) + self._max_new_tokens)
 
-    def _tokens(self, cache: KVCache) -> Iterator[int]:
-        rows = self._step(self._read, self.prompt, cache)
+    def _tokens(self, cache: KVCache) -> Iterator[int | None]:
+        rows = yield from self._read(cache)
+        if rows is None:
+            self.finish_reason = FinishReason.INTERRUPTED
+            return
         token = self._pick(rows[-1])
         yield token
         while (reason := self._reason_to_finish(token, cache.length)) is None:
@@ -159,10 +167,28 @@ class Generation:
         rate = (count - 1) / (self._last - self._first) if count > 1 else None
         return Figures(len(self.prompt), count, self._first - self._started, rate)
 
-    def _read(self, model: LoadedModel, prompt: Sequence[Token], cache: KVCache) -> BF16Array:
-        left, past = prompt[cache.seen :], cache.length
-        with self._bar(prefill_steps(model, len(left), past)) as step:
-            return prefill(model, left, cache, step, last_only=True)
+    def _read(self, cache: KVCache) -> Generator[None, None, BF16Array | None]:
+        """The prompt, until `cache` has all of it: gives what its last step does, None where interrupted."""
+        reading: Iterator[BF16Array] | None = None
+
+        def step(model: LoadedModel) -> BF16Array:
+            nonlocal reading
+            reading = reading or read(model, self.prompt[cache.seen :], cache, told, last_only=True)
+            try:
+                return next(reading)
+            except BaseException:
+                reading = None  # what is left is begun anew
+                raise
+
+        programs = prefill_steps(self._model, len(self.prompt) - cache.seen, cache.length)
+        with self._bar(programs) as told:
+            rows = self._step(step)
+            while cache.seen < len(self.prompt):
+                yield
+                if self._interrupted():
+                    return None
+                rows = self._step(step)
+        return rows
 
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)

@@ -84,15 +84,15 @@ class EventKind(enum.Enum):
     """What happened to an answer. Every BEGIN is followed by one END or one ABORT."""
 
     BEGIN = "begin"  # it is about to be computed
-    CONTINUE = "continue"  # a piece of its text has come
+    CONTINUE = "continue"  # a piece of its text has come, or a part of the prompt, not the last, was read
     END = "end"  # it is complete, for whatever reason
     ABORT = "abort"  # it was stopped: by the caller, or by an error
 
 
 @dataclass(frozen=True)
 class Event:
-    """text: the piece that has come, empty unless `kind` is CONTINUE. token_ids: those made since the event
-    before."""
+    """text: the piece that has come; empty unless `kind` is CONTINUE, and for a part of the prompt.
+    token_ids: those made since the event before."""
 
     kind: EventKind
     text: str = ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -128,23 +128,34 @@ class Session:
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model
 
-    def text(self, generation: Generation, stop: Collection[int] = ()) -> Generator[str, None, None]:
-        """Run `generation` and give its text as it is made, without the tokens that end it: the model's own,
-        and those of `stop`.
-        """
+    def text(self, tokens: Iterable[int | None]) -> Generator[str, None, None]:
+        """The text of tokens as they are made, such as those of a Generation, without those that end it."""
+        yield from filter(None, self._decoded(tokens))
+
+    def pieces(self, generation: Generation, stop: Collection[int] = ()) -> Generator[str, None, None]:
+        """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
+        each of its steps, "" where a step gave none."""
+        yield from self._decoded(_until(generation, stop))
+
+    def _decoded(self, tokens: Iterable[int | None]) -> Iterator[str]:
         stream = self.tokenizer.stream()
-        for token in generation:
-            if token in stop:
-                generation.finish_reason = FinishReason.STOP
-                break
-            if token in self.model.config.eos_token_ids:
+        for token in tokens:
+            if token is None or token in self.model.config.eos_token_ids:
+                yield ""
                 continue
             with self.model.host_timer("detokenization"):
                 piece = stream.feed(token)
-            if piece:
-                yield piece
+            yield piece
         if piece := stream.flush():
             yield piece
+
+
+def _until(generation: Generation, stop: Collection[int]) -> Iterator[int | None]:
+    for token in generation.steps():
+        if token in stop:
+            generation.finish_reason = FinishReason.STOP
+            return
+        yield token
 
 
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:

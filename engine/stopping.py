@@ -38,10 +38,9 @@ class StopStrings:
         return text
 
     def cut(self, pieces: Iterable[str]) -> Iterator[str]:
-        """The pieces up to where a stop string begins, none of them empty. No more are taken than needed."""
+        """A piece for each of the pieces, up to where a stop string begins. No more are taken than needed."""
         for piece in pieces:
-            if sure := self.feed(piece):
-                yield sure
+            yield self.feed(piece)
             if self.found is not None:
                 return
         if rest := self.flush():

@@ -253,6 +253,73 @@ def test_one_end_for_every_beginning(model: Model) -> None:
     assert kinds == [EventKind.BEGIN, EventKind.CONTINUE, EventKind.ABORT]
 
 
+LONG = "What is the capital of France? " * 12
+"""More tokens than the programs of 32 rows take at once."""
+
+
+@pytest.fixture(scope="module")
+def in_steps() -> Iterator[Model]:
+    with load("demo", variants="8,32x512", decode="rows") as model:
+        yield model
+
+
+def test_a_long_prompt_is_told_and_stopped_between_its_steps(in_steps: Model) -> None:
+    events: list[Event] = []
+    whole = in_steps.generate(LONG, max_tokens=4, on_event=events.append)
+    read = [event for event in events if event.kind is EventKind.CONTINUE and not event.text]
+    assert len(read) > 1
+    assert not any(event.token_ids for event in read)
+    assert events[len(read) + 1].token_ids == whole.token_ids[:1]
+
+    def stops(event: Event) -> bool:
+        return event.kind is EventKind.BEGIN
+
+    in_steps.generate("Hello", max_tokens=1)  # of which LONG has little
+    stopped = in_steps.generate(LONG, max_tokens=4, on_event=stops)
+    assert (stopped.token_ids, stopped.finish_reason) == ((), FinishReason.INTERRUPTED)
+    again = in_steps.generate(LONG, max_tokens=4)
+    assert again.usage.cached_tokens >= 32
+    assert again.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("after", [1, 4], ids=["in the prompt", "between tokens"])
+def test_an_answer_rests_and_goes_on_with_the_same_tokens(in_steps: Model, after: int) -> None:
+    """After so many events, while another answer is made whole; a seeded sampler draws what it would have."""
+    options: Any = {"max_tokens": 8, "temperature": 1.5, "seed": 5}
+    wanted = in_steps.generate(LONG, **options)
+    events: list[Event] = []
+
+    def told(event: Event) -> None:
+        events.append(event)
+        if len(events) == after + 1:
+            stream.pause()
+
+    stream = in_steps.stream(LONG, on_event=told, **options)
+    in_steps.generate("Hello", max_tokens=1)  # what is kept is of this now: LONG is read anew
+    results: list[Result] = []
+    making = threading.Thread(target=lambda: results.append(stream.result()))
+    making.start()
+    while len(events) <= after:
+        time.sleep(0.01)
+    assert in_steps.generate(FRANCE).text == "The capital of France is Paris."
+    assert len(events) == after + 1
+    assert making.is_alive()
+    assert bool(stream.token_ids) == (after == 4)
+    stream.resume()
+    making.join()
+    assert results[0].token_ids == wanted.token_ids
+
+
+def test_a_resting_answer_can_be_closed(in_steps: Model) -> None:
+    stream = in_steps.stream(LONG, max_tokens=4)
+    stream.pause()
+    waiting = threading.Thread(target=lambda: list(stream))
+    waiting.start()
+    stream.close()
+    waiting.join()
+    assert (stream.text, stream.finish_reason) == ("", FinishReason.INTERRUPTED)
+
+
 def test_penalties_and_bias_reach_the_sampler(model: Model) -> None:
     first = model.generate(FRANCE).token_ids[0]
     assert model.generate(FRANCE, max_tokens=1, logit_bias={first: -100}).token_ids != (first,)
