@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from aerie.air_dialect.common import AerieError, on_first_use
 
 if TYPE_CHECKING:
-    from aerie.api import Model, Result, Stream, Usage, load
+    from aerie.answers import Result, Stream, Usage
+    from aerie.api import Model, load
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
 else:
     _HOMES = {
-        "aerie.api": ["Model", "Result", "Stream", "Usage", "load"],
+        "aerie.answers": ["Result", "Stream", "Usage"],
+        "aerie.api": ["Model", "load"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
     }

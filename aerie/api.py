@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.answers import Asked, OnEvent, Result, Stream, results_of, stops_of
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -29,13 +30,12 @@ from aerie.engine.context_end import STOP
 from aerie.engine.embeddings import Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import all_logits, check_prompt, prefill
-from aerie.engine.generate import FinishReason, Generation
-from aerie.engine.kpis import Event, EventKind, Kpis
+from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler, Sampling
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.stopping import StopStrings
 from aerie.engine.tokenizer import Message, check_text, note_missing_template
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import Profiler, select_backend
@@ -45,6 +45,8 @@ Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
 """A user's message; a conversation, each message with "role" (system, user, assistant) and "content"; token
 ids, which are taken as they are; or embeddings, (tokens, hidden_size) bfloat16 or float32."""
 
+BatchItem: TypeAlias = "Mapping[str, Any]"
+"""One of several prompts, `prompt`, with options of its own."""
 MAX_TOKENS = 128
 """The most tokens of an answer where nobody says how many."""
 
@@ -68,192 +70,10 @@ class Told(Reporter):
             self._progress(message)
 
 
-OnEvent: TypeAlias = "Callable[[Event], object]"
-"""Told what happens to an answer, while nothing is computed; False stops it."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Counts of tokens, by the names of OpenAI's API."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    """Of the prompt: what was known from the answer before, and not computed again."""
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a model answered, and how fast. `str()` of it is its text.
-
-    token_ids: what it generated, a token that ended it included. prompt_token_ids: what it was given,
-    none where these were embeddings. kpis: of this answer alone.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    prompt_token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    kpis: Kpis
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class Stream(Iterator[str]):
-    """The text of an answer, piece by piece as it is made. Nothing is computed before the first is asked for.
-
-    `text` is what has come so far. `close()`, or leaving a `with`, ends the answer where it is; `pause()`
-    has it rest until `resume()`.
-    """
-
-    def __init__(
-        self, model: Model, generation: Generation, stop: Sequence[str | int], on_event: OnEvent | None
-    ) -> None:
-        self._model = model
-        self._generation = generation
-        self._on_event = on_event
-        self._ended: FinishReason | None = None
-        self._is_begun = self._is_over = False
-        self._told_tokens = 0
-        self._goes_on = threading.Event()
-        self._goes_on.set()
-        ids = frozenset(one for one in stop if isinstance(one, int))
-        self._stop = StopStrings([one for one in stop if isinstance(one, str)])
-        self._pieces = model._open().pieces(generation, ids)
-        self._text = self._stop.cut(self._pieces)
-        self.text = ""
-
-    def __next__(self) -> str:
-        if not self._is_begun:
-            self._is_begun = True
-            self._tell(EventKind.BEGIN)
-        try:
-            while not (piece := self._next_piece()):
-                if not self.token_ids:
-                    self._tell(EventKind.CONTINUE)
-        except StopIteration:
-            self._finish()
-            raise
-        except BaseException:
-            self._ended = FinishReason.INTERRUPTED
-            self._finish()
-            raise
-        self.text += piece
-        self._tell(EventKind.CONTINUE, piece)
-        return piece
-
-    def _next_piece(self) -> str:
-        """The text that the next step gives, which may be none. Waits where the answer rests."""
-        self._goes_on.wait()
-        with self._model._turn:
-            self._generation.go_on_with(self._model._open().model)
-            return next(self._text)
-
-    def pause(self) -> None:
-        """Have the answer rest after the step under way, a part of the prompt or a token, until `resume`.
-
-        May come from any thread, or from `on_event`. Whoever asks for a piece waits; other answers of the
-        model go on. What comes afterwards has the same bits.
-        """
-        self._goes_on.clear()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._goes_on.set()
-
-    def close(self) -> None:
-        """End the answer. What has come of it stays; the model answers the next prompt as if nothing was.
-
-        Another thread that waits for a piece is told at once that there is none, on the virtual NPU in the
-        middle of a program.
-        """
-        if self.finish_reason is None:
-            self._ended = FinishReason.INTERRUPTED
-        self._generation.stop()
-        self.resume()
-        with self._model._turn:
-            self._pieces.close()
-        self._text = iter(())
-        self._finish()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The tokens so far."""
-        return tuple(self._generation.token_ids)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None while it has not."""
-        by_text = None if self._stop.found is None else FinishReason.STOP
-        return self._ended or by_text or self._generation.finish_reason
-
-    @property
-    def usage(self) -> Usage:
-        """Counts so far."""
-        made = self._generation
-        return Usage(len(made.prompt), len(made.token_ids), made.cached_tokens)
-
-    @property
-    def kpis(self) -> Kpis:
-        """Figures of this answer, so far."""
-        return self._fed(Kpis())
-
-    def result(self) -> Result:
-        """What has come, after making what is left of it."""
-        for _ in self:
-            pass
-        reason = self.finish_reason or FinishReason.INTERRUPTED
-        prompt = self._generation.prompt_ids
-        return Result(self.text, self.token_ids, prompt, reason, self.usage, self.kpis)
-
-    def _finish(self) -> None:
-        """Once, when nothing more comes; told to who was told of the beginning."""
-        with self._model._turn:
-            is_first, self._is_over = not self._is_over, True
-            if is_first:
-                self._fed(self._model.kpis)
-        if is_first and self._is_begun:
-            is_cut = self.finish_reason is FinishReason.INTERRUPTED
-            self._tell(EventKind.ABORT if is_cut else EventKind.END)
-
-    def _tell(self, kind: EventKind, text: str = "") -> None:
-        """Tell of what happened; an answer that is under way is stopped where the listener says False."""
-        made = self.token_ids[self._told_tokens :]
-        self._told_tokens += len(made)
-        if self._on_event and self._on_event(Event(kind, text, made)) is False and not self._is_over:
-            self.close()
-
-    def _fed(self, kpis: Kpis) -> Kpis:
-        figures = self._generation.figures
-        if figures.new_tokens:
-            kpis.prompted(figures.prompt_tokens, figures.ttft_s)
-        if figures.tokens_per_s:
-            kpis.generated(figures.new_tokens - 1, (figures.new_tokens - 1) / figures.tokens_per_s)
-        return kpis
-
-
-def _stops(stop: str | int | Iterable[str | int]) -> list[str | int]:
-    """Texts and token ids, these also of numpy's types. UserError for anything else, and an empty text."""
-    given: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
-    if "" in given:
-        raise UserError("stop holds an empty text, at which every answer would end; leave it out")
-    if wrong := [one for one in given if not isinstance(one, str | Integral)]:
-        raise UserError(f"stop takes texts and token ids, and not {reprlib.repr(wrong[0])}; leave it out")
-    return [one if isinstance(one, str) else int(one) for one in given if isinstance(one, str | Integral)]
+def _item(prompt: Prompt | BatchItem) -> Mapping[str, Any]:
+    """What a request of a batch is given of its own."""
+    is_item = isinstance(prompt, Mapping) and "prompt" in prompt
+    return cast(Mapping[str, Any], prompt) if is_item else {"prompt": prompt}
 
 
 def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
@@ -281,6 +101,7 @@ class Model:
         self._turn = threading.Lock()
         self.kpis = Kpis()
         """Figures of all its answers that have ended."""
+        self._asked = Asked(self._open, self._turn, self.kpis)
 
     def stream(
         self,
@@ -300,13 +121,13 @@ class Model:
         Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
         """
-        stops, raw = _stops(options.pop("stop", ())), options.pop("raw", False)
+        stops, raw = stops_of(options.pop("stop", ())), options.pop("raw", False)
         sampling: Sampling = options
         session, sampler = self._open(), Sampler(**sampling)
         tokens = self._tokens(prompt, raw)
         with self._turn:
             generation = session.generate(tokens, max_tokens, sampler)
-        return Stream(self, generation, stops, on_event)
+        return Stream(self._asked, generation, stops, on_event)
 
     def generate(
         self,
@@ -318,6 +139,35 @@ class Model:
     ) -> Result:
         """The whole answer; see stream."""
         return self.stream(prompt, max_tokens, on_event=on_event, **options).result()
+
+    def generate_batch(
+        self, prompts: Iterable[Prompt | BatchItem], max_tokens: int = MAX_TOKENS, **options: Unpack[Options]
+    ) -> list[Result]:
+        """The answers to several prompts, which share passes through the weights; in the prompts' order.
+
+        Each prompt is one, or a dict with `prompt` and what of `max_tokens` and options it has of its own,
+        `priority` too: the higher goes first. Each answer has the bits that it has alone. What is wrong with
+        one of them is told in its `error`, and no other is touched. The model is one that was loaded with
+        decode="rows"; UserError for another.
+        """
+        scheduler = self._open().scheduler
+        given: dict[str, Any] = {"max_tokens": max_tokens, **options}
+        with self._turn:
+            streams = [self._submitted(scheduler, **{**given, **_item(prompt)}) for prompt in prompts]
+        return results_of(streams)
+
+    def _submitted(
+        self, scheduler: Scheduler, prompt: Prompt, max_tokens: int, priority: int = 0, **options: Any
+    ) -> Stream | UserError:
+        """The stream of a request, or what is wrong with it."""
+        try:
+            stops, raw = stops_of(options.pop("stop", ())), options.pop("raw", False)
+            sampler, tokens = Sampler(**options), self._tokens(prompt, raw)
+            return Stream(self._asked, scheduler.submit(tokens, max_tokens, sampler, priority), stops)
+        except TypeError as error:
+            return UserError(f"a request has a setting that there is not ({error}); see Model.generate_batch")
+        except UserError as error:
+            return error
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
         """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32.
@@ -419,6 +269,7 @@ def load(
     fallback: str | None = None,
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
+    kv_pool: int | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Model:
@@ -431,8 +282,9 @@ def load(
     place of variants. fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
     where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
     "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; only one for
-    now. cache_dir: of compiled programs. progress: called with each line of what is going on; nothing is
-    printed without it. Raises AerieError.
+    now. kv_pool: positions that `generate_batch` keeps keys and values of; None: as many as a quarter of the
+    memory holds. cache_dir: of compiled programs. progress: called with each line of what is going on;
+    nothing is printed without it. Raises AerieError.
     """
     if decode not in (GUIDE, ROWS):
         raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
@@ -443,7 +295,9 @@ def load(
     options = RuntimeOptions(
         seq_len, chosen, folder, other, variants=variants, decode=decode, context_end=context_end
     )
-    return Model(prepare_runtime(checkpoint, options, Told(progress)))
+    session = prepare_runtime(checkpoint, options, Told(progress))
+    session.kv_pool = kv_pool
+    return Model(session)
 
 
 def _one_of(devices: int | Sequence[int]) -> int:

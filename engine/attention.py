@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aerie.engine.kv import KeysAndValues, Layers, write_rows
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention
@@ -36,6 +37,10 @@ class NewRows:
         """The next step has so many rows to keep, the first of them at `position`."""
         self._place.stand(position, rows)
 
+    def move_apart(self, positions: NDArray[np.int64]) -> None:
+        """The next step has a row to keep at each of these positions."""
+        self._place.stand_at(positions)
+
     def works(
         self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *unturned: BF16Array
     ) -> list[HostWork]:
@@ -53,8 +58,8 @@ class NewRows:
             return LayerCode(self._native, self._place, 1, **arrays).keep_rows()
 
         def keep() -> None:
-            rows = self._place.rows
-            write_rows(stored, self._place.position, key_rows[:rows], value_rows[:rows])
+            positions = self._place.positions
+            write_rows(stored, positions, key_rows[: len(positions)], value_rows[: len(positions)])
 
         return HostWork(keep)
 

@@ -23,6 +23,7 @@ from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Step as ToldStep
 from aerie.engine.progress import no_step
 from aerie.multi_launch_builder import Program, legal_seq_len
+from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, program_name
 
 
 def check_prompt(
@@ -214,8 +215,22 @@ def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Arra
     """As next_token_logits, in bf16 where the program gives them so: what a Sampler takes as well."""
     head = model.programs[model.blocks.of_a_token[-1]]
     made = _head(model, head, hidden[None])
-    first = {name: array.reshape(head.rows, -1)[0] for name, array in made.items()}
+    first = {key: array.reshape(head.rows, -1)[0] for key, array in made.items()}
     return last_row(head.arguments, first, model.config.vocab_size)
+
+
+def head_rows(model: LoadedModel, hidden: BF16Array) -> list[BF16Array | F32Array]:
+    """As next_token_row for each of several rows, (rows, hidden_size), by the LM heads of several rows."""
+    name = program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= len(hidden)), LM_HEAD_ROWS[-1]))
+    model.supply([name])
+    head, rows = model.programs[name], list[BF16Array | F32Array]()
+    for first in range(0, len(hidden), head.rows):
+        cut = hidden[first : first + head.rows]
+        made = _head(model, head, cut)
+        for row in range(len(cut)):
+            of_row = {key: array.reshape(head.rows, -1)[row] for key, array in made.items()}
+            rows.append(last_row(head.arguments, of_row, model.config.vocab_size))
+    return rows
 
 
 def _head(model: LoadedModel, head: Program, hidden: BF16Array) -> dict[str, NDArray[Any]]:

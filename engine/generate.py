@@ -30,6 +30,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"  # the number of tokens asked for was reached
     CONTEXT = "context"  # the model has no further positions
     INTERRUPTED = "interrupted"  # the user stopped it
+    ERROR = "error"  # it could not go on; those beside it did
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class Generation:
             FinishReason.CONTEXT: f"cut at the end of the model's context of "
             f"{self._model.positions} positions (--context-end, CONTEXT_END)",
             FinishReason.INTERRUPTED: "stopped",
+            FinishReason.ERROR: "failed",
             None: "not ended",
         }[self.finish_reason]
 

@@ -101,16 +101,18 @@ class OnHost:
 
 
 class OnDevice:
-    """Buffer objects of a runner, two for each layer, of `contexts` positions.
+    """Buffer objects of a runner, two for each layer, of `contexts` positions; their names begin with `name`.
 
     Room that was given back is used again for the next sequence.
     """
 
-    def __init__(self, config: ModelConfig, runner: ProgramRunner, contexts: Sequence[int]) -> None:
+    def __init__(
+        self, config: ModelConfig, runner: ProgramRunner, contexts: Sequence[int], name: str = "kv"
+    ) -> None:
         self.caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
         self._config, self._runner = config, runner
         self._contexts = sorted(contexts)
-        self._numbers = itertools.count()
+        self._names = (f"{name}{number}" for number in itertools.count())
         self._free: dict[int, list[Room]] = defaultdict(list)
 
     def take(self, positions: int) -> Room:
@@ -129,7 +131,7 @@ class OnDevice:
         self._free[room.layers[0][0].shape[1]].append(room)
 
     def _new(self, context: int) -> Room:
-        config, slot = self._config, f"kv{next(self._numbers)}"
+        config, slot = self._config, next(self._names)
         shape = (config.num_key_value_heads, context, config.head_dim)
 
         def array(layer: int, name: str) -> BF16Array:
@@ -228,9 +230,10 @@ class KVCache:
     ) -> None:
         """Store rows for positions from `position` on; all are (rows, kv_heads * head_dim)."""
         self.check_room(position, len(keys))
-        write_rows(self.layers[layer], position, keys, values)
+        positions = slice(position, position + len(keys))
+        write_rows(self.layers[layer], positions, keys, values)
         if unturned is not None:
-            _put(self.unturned[layer], position, unturned)
+            _put(self.unturned[layer], positions, unturned)
 
     def drop(self, gone: range, rope: BF16Array) -> None:
         """Forget the positions `gone`: those after them move down, and their keys are turned by their new
@@ -315,13 +318,14 @@ class Kept:
         return self._cache
 
 
-def write_rows(stored: KeysAndValues, position: int, keys: BF16Array, values: BF16Array) -> None:
-    """Store rows, (rows, kv_heads * head_dim), at the positions of a layer from `position` on."""
+def write_rows(
+    stored: KeysAndValues, positions: slice | NDArray[np.int64], keys: BF16Array, values: BF16Array
+) -> None:
+    """Store rows, (rows, kv_heads * head_dim), at these positions of a layer."""
     for cache, given in zip(stored, (keys, values), strict=True):
-        _put(cache, position, given)
+        _put(cache, positions, given)
 
 
-def _put(cache: BF16Array, position: int, rows: BF16Array) -> None:
+def _put(cache: BF16Array, positions: slice | NDArray[np.int64], rows: BF16Array) -> None:
     heads, _, head_dim = cache.shape
-    count = len(rows)
-    cache[:, position : position + count] = rows.reshape(count, heads, head_dim).transpose(1, 0, 2)
+    cache[:, positions] = rows.reshape(len(rows), heads, head_dim).transpose(1, 0, 2)

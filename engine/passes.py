@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, NewRows
-from aerie.engine.kv import KVCache, mask_words
+from aerie.engine.kv import KVCache, Layers, mask_words
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.planner import Step
@@ -34,7 +34,7 @@ class BlockPass:
 
     def __init__(self, model: LoadedModel, step: Step, cache: KVCache, ran: Callable[[str], None]) -> None:
         self._model, self._step, self._cache = model, step, cache
-        self._at_once = _AtOnce(model, ran)
+        self._at_once = AtOnce(model, ran)
         self._last = model.config.num_hidden_layers - 1
         if model.blocks.variants:
             cache.reserve(step.context)
@@ -58,8 +58,8 @@ class BlockPass:
             projected, wanted = {"q_roped": queries}, range(len(wanted))
         return _cut(rows.attend(self._last, x, projected), wanted).copy()
 
-    def _rows(self, step: Step) -> _Rows:
-        rows = _Rows(self._model, step, self._cache, self._at_once)
+    def _rows(self, step: Step) -> BlockCalls:
+        rows = BlockCalls(self._model, step, self._cache, self._at_once, bool(self._cache.unturned))
         rows.move_to(step)
         return rows
 
@@ -73,7 +73,7 @@ def _cut(array: NDArray[Any], rows: range) -> NDArray[Any]:
 
 
 class Calls(Protocol):
-    """What takes the steps of a pass: a Recording notes them, _AtOnce takes them."""
+    """What takes the steps of a pass: a Recording notes them, AtOnce takes them."""
 
     def run(
         self,
@@ -94,13 +94,25 @@ Keep: TypeAlias = "Callable[..., list[HostWork]]"
 kv_heads * head_dim): to store those of the step's tokens."""
 
 
-class _Rows:
+class Laid(Protocol):
+    """Where keys and values lie that programs of blocks attend to, as in kv.Room."""
+
+    @property
+    def layers(self) -> Layers: ...
+
+    @property
+    def slot(self) -> str: ...
+
+
+class BlockCalls:
     """The programs that take blocks of a variant's rows through the layers, called or noted by `calls`; and
     what they are given beside activations, in arrays that stay: the same in every layer of a step."""
 
-    def __init__(self, model: LoadedModel, step: Step, cache: KVCache, calls: Calls) -> None:
-        self._model, self._layers, self._slot, self._calls = model, cache.layers, cache.slot, calls
-        self._with_unturned = bool(cache.unturned)
+    def __init__(
+        self, model: LoadedModel, step: Step, laid: Laid, calls: Calls, with_unturned: bool = False
+    ) -> None:
+        self._model, self._layers, self._slot, self._calls = model, laid.layers, laid.slot, calls
+        self._with_unturned = with_unturned
         self._programs, self._names = model.programs, model.blocks.names(step)
         self._last = model.config.num_hidden_layers - 1
         self._width, self._context = step.variant, step.context
@@ -115,11 +127,17 @@ class _Rows:
     def move_to(self, step: Step) -> None:
         """The next step that is taken, of this variant."""
         model, first = self._model, step.new_idx
-        if ROPE_ROWS in self._inputs:
-            positions = np.minimum(first + np.arange(self._width), len(model.rope) - 1)
-            self._inputs[ROPE_ROWS][...] = model.rope[positions]
+        words = np.empty(0, np.int32)
         if MASK in self._inputs:
             words = mask_words(model.mask, first, step.n_process, self._width, self._context)
+        self.stand(np.minimum(first + np.arange(self._width), len(model.rope) - 1), words)
+
+    def stand(self, positions: NDArray[np.intp], words: NDArray[np.int32]) -> None:
+        """The rows have these positions in their sequences, (rows,), and see what these words of a mask say
+        (mask_words)."""
+        if ROPE_ROWS in self._inputs:
+            self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
+        if MASK in self._inputs:
             self._inputs[MASK][...] = words
 
     def project(
@@ -171,7 +189,7 @@ class RowPass:
         self._model, self._kind, self._recording = model, step[:2], recording
         self._x = np.zeros((step.variant, model.config.hidden_size), bf16)
         self._new = NewRows(cache.layers, cache.unturned)
-        self._rows = _Rows(model, step, cache, recording)
+        self._rows = BlockCalls(model, step, cache, recording, bool(cache.unturned))
         x = self._x
         for layer in range(model.config.num_hidden_layers):
             x = self._rows.attend(layer, x, self._rows.project(layer, x, self._new.works))
@@ -222,7 +240,7 @@ class TokenPass:
             self._rope_row[...] = self._model.rope[position]
         self._attention.move_to(position, visible)
         if self._recording is None:
-            row = self._layers(_AtOnce(self._model))
+            row = self._layers(AtOnce(self._model))
         else:
             self._recording()
             row = self._recorded
@@ -250,7 +268,7 @@ class TokenPass:
         return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
 
 
-class _AtOnce:
+class AtOnce:
     """Takes at once the steps that a Recording would note. `ran` is told the kind of every program."""
 
     def __init__(self, model: LoadedModel, ran: Callable[[str], None] | None = None) -> None:

@@ -14,9 +14,10 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
+from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import Programs, RuntimeOptions, compile_into, compile_programs
 from aerie.engine.embeddings import Token
@@ -26,11 +27,15 @@ from aerie.engine.forward import check_prompt
 from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.kv import Kept
 from aerie.engine.model import LoadedModel, assemble, preload, preload_steps
+from aerie.engine.pages import PAGE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import restore_sequence, save_sequence, weights_mark
+from aerie.engine.scheduler import MOST_ANSWERS, Request, Scheduler
 from aerie.engine.tokenizer import Tokenizer
+from aerie.engine.windows import window_of
 from aerie.runtime import Backend, KernelCache, RunError
+from aerie.runtime.memory import available_bytes, size
 
 Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
 
@@ -43,7 +48,8 @@ class Session:
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
     read. `mark` gives a word for the weights. `kept` has the KV cache of the last answer, for a prompt that
-    begins as that did.
+    begins as that did. `kv_pool` is how many positions the pool of `scheduler` has, None for as many as
+    memory suggests.
     """
 
     model: LoadedModel
@@ -55,6 +61,7 @@ class Session:
     bar: Bar = no_bar
     mark: Callable[[], str] = str
     kept: Kept = field(default_factory=Kept)
+    kv_pool: int | None = None
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
@@ -81,6 +88,27 @@ class Session:
         return Generation(
             self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
         )
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """Many requests at once, on a pool of pages that is made now. UserError where the model's programs
+        cannot serve that."""
+        model = self.model
+        if model.blocks.decode != ROWS or model.end.drops:
+            raise UserError(
+                f"several requests share passes in the decode family {ROWS}, and where nothing is dropped at "
+                f"the end of the context; this model has decode={model.blocks.decode!r} and at the end "
+                f"{model.end}: load it with decode={ROWS!r} and without context_end"
+            )
+        pages = pages_for(model.config, self.kv_pool, MOST_ANSWERS, available_bytes())
+        pool = PagePool(model.config, pages, self._first_key)
+        self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}")
+        return Scheduler(model, pool, window_of, self.recover)
+
+    @property
+    def _first_key(self) -> bytes:
+        """Of the pool's pages: all that the bits of keys and values depend on but the tokens."""
+        return hashlib.sha256(repr(sorted(self._made_by.items())).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
@@ -132,7 +160,9 @@ class Session:
         """The text of tokens as they are made, such as those of a Generation, without those that end it."""
         yield from filter(None, self._decoded(tokens))
 
-    def pieces(self, generation: Generation, stop: Collection[int] = ()) -> Generator[str, None, None]:
+    def pieces(
+        self, generation: Generation | Request, stop: Collection[int] = ()
+    ) -> Generator[str, None, None]:
         """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
         each of its steps, "" where a step gave none."""
         yield from self._decoded(_until(generation, stop))
@@ -150,7 +180,7 @@ class Session:
             yield piece
 
 
-def _until(generation: Generation, stop: Collection[int]) -> Iterator[int | None]:
+def _until(generation: Generation | Request, stop: Collection[int]) -> Iterator[int | None]:
     for token in generation.steps():
         if token in stop:
             generation.finish_reason = FinishReason.STOP

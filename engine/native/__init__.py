@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aerie.engine.errors import UserError
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostCode, HostWork
@@ -28,18 +31,32 @@ ELEMENTS = 32
 
 
 class Place(ctypes.Structure):
-    """The position of the first of so many new rows, and the positions that a decoded token attends to; Place
-    in decode_attention.cc."""
+    """The position of the first of so many new rows, or of each of them, and the positions that a decoded
+    token attends to; Place in decode_attention.cc."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("position", "rows", "first", "last"))
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("position", "rows", "first", "last")),
+        ("to", ctypes.c_void_p),
+    )
 
     position: int
     rows: int
     first: int
     last: int
+    to: int | None
 
     def stand(self, position: int, rows: int = 1) -> None:
-        self.position, self.rows = position, rows
+        self.position, self.rows, self.to = position, rows, None
+
+    def stand_at(self, positions: NDArray[np.int64]) -> None:
+        """New rows have these positions, one each."""
+        self._positions = np.ascontiguousarray(positions, np.int64)  # to which `to` points
+        self.rows, self.to = len(positions), self._positions.ctypes.data
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Those of new rows."""
+        return self._positions if self.to else self.position + np.arange(self.rows)
 
     def see(self, visible: slice, capacity: int) -> None:
         self.first, self.last, _ = visible.indices(capacity)

@@ -114,8 +114,10 @@ Floats exponential(Floats x) {
 }
 
 // The position of the first of so many new rows, and the positions that a decoded token attends to: first .. last - 1.
+// Rows that are not one after the other have their positions in `to`, which is null else.
 struct Place {
   std::int64_t position, rows, first, last;
+  const std::int64_t* to;
 };
 
 // One layer's part of a decoded token; __init__.py has the same struct.
@@ -401,10 +403,12 @@ constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, callin
 
 // New rows of keys and values, stored at their positions of the cache. Gives 0.
 EXPORTED int keep_rows(const Layer* layer, void*, void*) {
-  const std::int64_t width = layer->head_dim, heads = layer->kv_heads, position = layer->place->position;
-  for (std::int64_t row = 0; row < layer->place->rows; ++row) {
+  const std::int64_t width = layer->head_dim, heads = layer->kv_heads;
+  const Place& place = *layer->place;
+  for (std::int64_t row = 0; row < place.rows; ++row) {
+    const std::int64_t position = place.to ? place.to[row] : place.position + row;
     for (std::int64_t head = 0; head < heads; ++head) {
-      const std::int64_t to = (head * layer->capacity + position + row) * width, from = (row * heads + head) * width;
+      const std::int64_t to = (head * layer->capacity + position) * width, from = (row * heads + head) * width;
       std::memcpy(layer->keys + to, layer->key_rows + from, width * sizeof(std::uint16_t));
       std::memcpy(layer->values + to, layer->value_rows + from, width * sizeof(std::uint16_t));
     }

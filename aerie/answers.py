@@ -1,0 +1,249 @@
+"""Answers of a model: a stream of pieces, and what it comes to."""
+
+from __future__ import annotations
+
+import reprlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from types import TracebackType
+from typing import TypeAlias
+
+from aerie.engine.errors import UserError
+from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.kpis import Event, EventKind, Kpis
+from aerie.engine.scheduler import Request
+from aerie.engine.session import Session
+from aerie.engine.stopping import StopStrings
+
+OnEvent: TypeAlias = "Callable[[Event], object]"
+"""Told what happens to an answer, while nothing is computed; False stops it."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counts of tokens, by the names of OpenAI's API."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt: what was known from the answer before, and not computed again."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a model answered, and how fast. `str()` of it is its text.
+
+    token_ids: what it generated, a token that ended it included. prompt_token_ids: what it was given,
+    none where these were embeddings. kpis: of this answer alone.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    kpis: Kpis
+    error: str = ""
+    """Of one of several requests: why it ended, where `finish_reason` is ERROR."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NOTHING = Result("", (), (), FinishReason.ERROR, Usage(0, 0), Kpis())
+"""Of a request that could not be begun."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model that is asked: its session, for as long as it is open, its turn, which one answer has at a
+    time, and the figures of all answers."""
+
+    session: Callable[[], Session]
+    turn: threading.Lock
+    kpis: Kpis
+
+
+class Stream(Iterator[str]):
+    """The text of an answer, piece by piece as it is made. Nothing is computed before the first is asked for.
+
+    `text` is what has come so far. `close()`, or leaving a `with`, ends the answer where it is; `pause()`
+    has it rest until `resume()`.
+    """
+
+    def __init__(
+        self,
+        model: Asked,
+        generation: Generation | Request,
+        stop: Sequence[str | int],
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self._model = model
+        self._generation = generation
+        self._on_event = on_event
+        self._ended: FinishReason | None = None
+        self._is_begun = self._is_over = False
+        self._told_tokens = 0
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        ids = frozenset(one for one in stop if isinstance(one, int))
+        self._stop = StopStrings([one for one in stop if isinstance(one, str)])
+        self._pieces = model.session().pieces(generation, ids)
+        self._text = self._stop.cut(self._pieces)
+        self.text = ""
+
+    def __next__(self) -> str:
+        if not self._is_begun:
+            self._is_begun = True
+            self._tell(EventKind.BEGIN)
+        try:
+            while not (piece := self._next_piece()):
+                if not self.token_ids:
+                    self._tell(EventKind.CONTINUE)
+        except StopIteration:
+            self._finish()
+            raise
+        except BaseException:
+            self._ended = FinishReason.INTERRUPTED
+            self._finish()
+            raise
+        self.text += piece
+        self._tell(EventKind.CONTINUE, piece)
+        return piece
+
+    def _next_piece(self) -> str:
+        """The text that the next step gives, which may be none. Waits where the answer rests."""
+        self._goes_on.wait()
+        with self._model.turn:
+            self._generation.go_on_with(self._model.session().model)
+            return next(self._text)
+
+    def pause(self) -> None:
+        """Have the answer rest after the step under way, a part of the prompt or a token, until `resume`.
+
+        May come from any thread, or from `on_event`. Whoever asks for a piece waits; other answers of the
+        model go on. What comes afterwards has the same bits.
+        """
+        self._goes_on.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._goes_on.set()
+
+    def close(self) -> None:
+        """End the answer. What has come of it stays; the model answers the next prompt as if nothing was.
+
+        Another thread that waits for a piece is told at once that there is none, on the virtual NPU in the
+        middle of a program.
+        """
+        if self.finish_reason is None:
+            self._ended = FinishReason.INTERRUPTED
+        self._generation.stop()
+        self.resume()
+        with self._model.turn:
+            self._pieces.close()
+        self._text = iter(())
+        self._finish()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens so far."""
+        return tuple(self._generation.token_ids)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None while it has not."""
+        by_text = None if self._stop.found is None else FinishReason.STOP
+        return self._ended or by_text or self._generation.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far."""
+        made = self._generation
+        return Usage(len(made.prompt), len(made.token_ids), made.cached_tokens)
+
+    @property
+    def kpis(self) -> Kpis:
+        """Figures of this answer, so far."""
+        return self._fed(Kpis())
+
+    def result(self) -> Result:
+        """What has come, after making what is left of it."""
+        for _ in self:
+            pass
+        reason = self.finish_reason or FinishReason.INTERRUPTED
+        prompt = self._generation.prompt_ids
+        return Result(self.text, self.token_ids, prompt, reason, self.usage, self.kpis)
+
+    def _finish(self) -> None:
+        """Once, when nothing more comes; told to who was told of the beginning."""
+        with self._model.turn:
+            is_first, self._is_over = not self._is_over, True
+            if is_first:
+                self._fed(self._model.kpis)
+        if is_first and self._is_begun:
+            is_cut = self.finish_reason is FinishReason.INTERRUPTED
+            self._tell(EventKind.ABORT if is_cut else EventKind.END)
+
+    def _tell(self, kind: EventKind, text: str = "") -> None:
+        """Tell of what happened; an answer that is under way is stopped where the listener says False."""
+        made = self.token_ids[self._told_tokens :]
+        self._told_tokens += len(made)
+        if self._on_event and self._on_event(Event(kind, text, made)) is False and not self._is_over:
+            self.close()
+
+    def _fed(self, kpis: Kpis) -> Kpis:
+        figures = self._generation.figures
+        if figures.new_tokens:
+            kpis.prompted(figures.prompt_tokens, figures.ttft_s)
+        if figures.tokens_per_s:
+            kpis.generated(figures.new_tokens - 1, (figures.new_tokens - 1) / figures.tokens_per_s)
+        return kpis
+
+
+def results_of(streams: Sequence[Stream | UserError]) -> list[Result]:
+    """What streams come to that are made side by side; of those that cannot be made, the error."""
+    errors = {id(one): one for one in streams if isinstance(one, UserError)}
+
+    def is_left(stream: Stream) -> bool:
+        try:
+            return next(stream, None) is not None
+        except UserError as error:
+            errors[id(stream)] = error
+            return False
+
+    left = [one for one in streams if isinstance(one, Stream)]
+    while left:
+        left = [one for one in left if is_left(one)]
+    return [_told(one, errors.get(id(one))) for one in streams]
+
+
+def _told(stream: Stream | UserError, error: UserError | None) -> Result:
+    if error is None and isinstance(stream, Stream):
+        return stream.result()
+    made = stream.result() if isinstance(stream, Stream) else NOTHING
+    return replace(made, finish_reason=FinishReason.ERROR, error=str(error))
+
+
+def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
+    """Texts and token ids, these also of numpy's types. UserError for anything else, and an empty text."""
+    given: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
+    if "" in given:
+        raise UserError("stop holds an empty text, at which every answer would end; leave it out")
+    if wrong := [one for one in given if not isinstance(one, str | Integral)]:
+        raise UserError(f"stop takes texts and token ids, and not {reprlib.repr(wrong[0])}; leave it out")
+    return [one if isinstance(one, str) else int(one) for one in given if isinstance(one, str | Integral)]

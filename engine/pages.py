@@ -1,0 +1,257 @@
+"""Keys and values of many sequences in pages of one pool, and which pages are found again by what they hold.
+
+A page has 64 positions of every layer. Sequences that begin alike share the pages of what they have in
+common; whoever writes into a shared page gets a copy of its own first. A page that is full is known by its
+key: a hash of its tokens and of the key of the page before it, so a key stands for all that came before, and
+the first one is made from what the bits of keys and values depend on (Session's `made_by`).
+
+A page that nobody holds is free, and keeps what it has until it is taken for something else, the one that
+was let go longest ago first: free pages are the cache of prefixes.
+
+Sources: nano-vllm's block manager has the same rules (block_manager.py); pages of HND layout, heads before
+positions, are those of vLLM and FlashInfer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.config import ModelConfig
+from aerie.engine.embeddings import Token
+from aerie.engine.errors import UserError
+from aerie.engine.kv import Layers
+from aerie.engine.numerics import bf16
+
+PAGE = 64
+"""Positions of a page: a K/V tile of attention, or two of them where heads are wide."""
+
+
+class PoolFullError(UserError):
+    """More pages than are free. `needed` and `free` count them."""
+
+    def __init__(self, needed: int, free: int, pages: int) -> None:
+        super().__init__(
+            f"the KV pool has {free} of its {pages} pages of {PAGE} positions free, and {needed} are needed; "
+            "wait for other answers to end, ask for fewer tokens, or make the pool larger (kv_pool of load)"
+        )
+        self.needed, self.free = needed, free
+
+
+class PageManager:
+    """Which pages are held, how often, and by which key a full one is found. It knows numbers alone.
+
+    Every method leaves all as it was where it raises.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._holders = [0] * pages
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pages))
+        self._keys: dict[int, bytes] = {}
+        self._by_key: dict[bytes, int] = {}
+
+    @property
+    def pages(self) -> int:
+        """How many there are."""
+        return len(self._holders)
+
+    @property
+    def free(self) -> int:
+        """How many nobody holds."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """So many free pages, held once each; what they had is forgotten. PoolFullError."""
+        if count > self.free:
+            raise PoolFullError(count, self.free, self.pages)
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for page in taken:
+            self._forget(page)
+            self._holders[page] = 1
+        return taken
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Hold these once more."""
+        for page in pages:
+            self._free.pop(page, None)
+            self._holders[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Hold these once less. The last one is taken first, as what comes after is of no use without what
+        came before. ValueError for one that nobody holds."""
+        if not all(self._holders[page] for page in pages):
+            raise ValueError(f"of the pages {list(pages)} one is held by nobody")
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free[page] = None
+
+    def is_shared(self, page: int) -> bool:
+        """Whether more than one holds it."""
+        return self._holders[page] > 1
+
+    def publish(self, page: int, key: bytes) -> None:
+        """A page that is held is full and computed, and may be found by this key. Where another page has it,
+        that one goes on being found."""
+        if not self._holders[page]:
+            raise ValueError(f"page {page} is held by nobody, so it cannot be published")
+        if key not in self._by_key:
+            self._forget(page)
+            self._keys[page], self._by_key[key] = key, page
+
+    def find(self, keys: Iterator[bytes]) -> list[int]:
+        """The pages of the first keys, as far as there are any, held once more each."""
+        found: list[int] = []
+        for key in keys:
+            if (page := self._by_key.get(key)) is None:
+                break
+            found.append(page)
+        self.hold(found)
+        return found
+
+    def check(self) -> None:
+        """AssertionError where the books do not agree with each other."""
+        held = [page for page, holders in enumerate(self._holders) if holders]
+        assert sorted([*held, *self._free]) == [*range(self.pages)], "free and held pages are not all pages"
+        assert {page: key for key, page in self._by_key.items()} == self._keys, "keys and pages differ"
+
+    def _forget(self, page: int) -> None:
+        if (key := self._keys.pop(page, None)) is not None:
+            del self._by_key[key]
+
+
+class PagePool:
+    """The memory of pages: keys and values of each layer, (kv_heads, pages * PAGE, head_dim) bf16, of which
+    page p has the positions from p * PAGE on.
+
+    first_key: what the bits of keys and values depend on, beside the tokens.
+    """
+
+    def __init__(self, config: ModelConfig, pages: int, first_key: bytes) -> None:
+        self.manager, self.first_key = PageManager(pages), first_key
+        shape = (config.num_hidden_layers, config.num_key_value_heads, pages * PAGE, config.head_dim)
+        self._arrays = np.zeros(shape, bf16), np.zeros(shape, bf16)
+        self.layers: Layers = list(zip(*self._arrays, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays)
+
+    def copy(self, page: int, to: int) -> None:
+        """All layers of a page."""
+        for array in self._arrays:
+            array[:, :, to * PAGE : (to + 1) * PAGE] = array[:, :, page * PAGE : (page + 1) * PAGE]
+
+    def keys(self, tokens: Sequence[Token], before: bytes = b"") -> Iterator[bytes]:
+        """The keys of the full pages that these tokens make, after a page with the key `before`; up to the
+        first embedding, which has no key."""
+        key = before or self.first_key
+        for first in range(0, len(tokens) - PAGE + 1, PAGE):
+            page = tokens[first : first + PAGE]
+            if not all(isinstance(token, Integral) for token in page):
+                return
+            key = hashlib.blake2b(np.array(page, np.int64).tobytes(), digest_size=16, key=key).digest()
+            yield key
+
+
+def page_bytes(config: ModelConfig) -> int:
+    """Bytes of a page's keys and values in all layers."""
+    per_head = 2 * PAGE * config.head_dim * bf16.itemsize
+    return config.num_hidden_layers * config.num_key_value_heads * per_head
+
+
+def pages_for(config: ModelConfig, positions: int | None, sequences: int, available: int | None) -> int:
+    """How many pages a pool has: for so many positions; or, where nobody says, for as many sequences of the
+    model's context, but in a quarter of the memory that is available, in bytes, at most.
+
+    UserError for fewer positions than a page.
+    """
+    if positions is not None and positions < PAGE:
+        raise UserError(f"kv_pool is {positions} positions, and a page has {PAGE}; give {PAGE} or more")
+    if positions is not None:
+        return positions // PAGE
+    wanted = sequences * -(-config.context // PAGE)
+    return wanted if available is None else max(1, min(wanted, available // 4 // page_bytes(config)))
+
+
+class Paged:
+    """A sequence of tokens, and the pages that have their keys and values.
+
+    A step reserves room, writes at `places`, and then calls `advance` with its tokens; what is written beyond
+    `length` is never looked at. `token_ids` has the token of each position.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool, self.pages, self.token_ids = pool, list[int](), list[Token]()
+        self._keys: list[bytes] = []
+
+    @property
+    def length(self) -> int:
+        """The positions that are held."""
+        return len(self.token_ids)
+
+    def begin(self, tokens: Sequence[Token]) -> int:
+        """Take the pages that are known of these tokens, the last of which always runs; how many tokens that
+        are. Only of an empty sequence."""
+        self.pages = self.pool.manager.find(self.pool.keys(tokens[:-1]))
+        self.token_ids = list(tokens[: len(self.pages) * PAGE])
+        self._keys = [*self.pool.keys(self.token_ids)]
+        return self.length
+
+    def missing(self, count: int) -> int:
+        """Pages that `reserve` would take for so many more tokens."""
+        return -(-(self.length + count) // PAGE) - len(self.pages) + len(self._shared())
+
+    def reserve(self, count: int) -> None:
+        """Have room to write so many more tokens, in pages that nobody else holds. PoolFullError, which
+        leaves all as it was."""
+        shared = self._shared()
+        taken = self.pool.manager.take(self.missing(count))
+        for page in shared:
+            to = taken.pop()
+            self.pool.copy(page, to)
+            self.pages[self.pages.index(page)] = to
+        self.pool.manager.release(shared)
+        self.pages += taken
+
+    def _shared(self) -> list[int]:
+        """Pages that are to be written to, and that others hold too."""
+        return [page for page in self.pages[self.length // PAGE :] if self.pool.manager.is_shared(page)]
+
+    def places(self, first: int, count: int) -> NDArray[np.int64]:
+        """Where in the pool the positions from `first` on are, (count,)."""
+        positions = np.arange(first, first + count)
+        return np.array(self.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
+
+    def advance(self, tokens: Sequence[Token]) -> None:
+        """Count these tokens as held; pages that are full now may be found by others."""
+        self.token_ids += tokens
+        fresh = self.pool.keys(
+            self.token_ids[len(self._keys) * PAGE :], self._keys[-1] if self._keys else b""
+        )
+        for key in fresh:
+            self.pool.manager.publish(self.pages[len(self._keys)], key)
+            self._keys.append(key)
+
+    def go_back(self, length: int) -> None:
+        """Hold the first `length` positions alone."""
+        del self.token_ids[length:]
+        kept = -(-length // PAGE)
+        self.pool.manager.release(self.pages[kept:])
+        del self.pages[kept:], self._keys[length // PAGE :]
+
+    def fork(self) -> Paged:
+        """Another that begins as this one; the pages are shared until one writes."""
+        other = Paged(self.pool)
+        self.pool.manager.hold(self.pages)
+        other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
+        return other
+
+    def release(self) -> None:
+        """Hold nothing any more. What is full can be found until its pages are taken."""
+        self.go_back(0)

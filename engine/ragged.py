@@ -1,0 +1,205 @@
+"""A step of several sequences at once: rows of each, in one pass through the weights.
+
+Products do not know which sequence a row belongs to, and attention is told by the mask. So a row has the bits
+that it would have alone, whatever stands beside it (windows.py), in the family `rows`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.attention import NewRows
+from aerie.engine.blocks import FEW_ROWS
+from aerie.engine.embeddings import Token, embed
+from aerie.engine.errors import NoVariantError
+from aerie.engine.forward import head_rows
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array, bf16
+from aerie.engine.pages import Paged, PagePool
+from aerie.engine.passes import AtOnce, BlockCalls
+from aerie.engine.planner import Step
+from aerie.engine.windows import Window
+from aerie.kernel_builder.arguments import bit_words
+from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, ROWS
+from aerie.runtime import HostWork, Recording
+
+
+class Piece(NamedTuple):
+    """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted."""
+
+    sequence: Paged
+    tokens: Sequence[Token]
+    wanted: int = 1
+
+
+class Ragged:
+    """Runs steps of several sequences. One at a time, as its buffers are those of the model's programs."""
+
+    def __init__(self, model: LoadedModel, pool: PagePool, window: Window) -> None:
+        self._model, self._pool, self._window = model, pool, window
+        self._recorded: dict[tuple[int, int, str], _Pass] = {}
+        rows = {one.rows for one in model.blocks.variants if one.rows > 1}
+        self._rows = sorted(rows | {n for n in ROWS if 1 < n <= FEW_ROWS})
+
+    @property
+    def most_rows(self) -> int:
+        """Tokens of a step, of all sequences together, at most."""
+        return self._rows[-1]
+
+    def fits(self, pieces: Sequence[Piece]) -> bool:
+        """Whether there is a window that these fit in together."""
+        try:
+            self._window.context_for([one.sequence.length + len(one.tokens) for one in pieces])
+        except NoVariantError:
+            return False
+        return True
+
+    def step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
+        """Run these tokens, of different sequences, which hold them then; logits of the wanted ones, each
+        (vocab_size,), piece after piece.
+
+        Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
+        each sequence holds as it was.
+        """
+        total = sum(len(piece.tokens) for piece in pieces)
+        width = next(n for n in self._rows if n >= total)
+        for piece in pieces:
+            piece.sequence.reserve(len(piece.tokens))
+        ends = {one.sequence: one.sequence.length + len(one.tokens) for one in pieces}
+        bases = self._window.place(ends)
+        hidden = self._hidden(pieces, bases, width)
+        for piece in pieces:
+            piece.sequence.advance(piece.tokens)
+            self._window.wrote(piece.sequence)
+        return head_rows(self._model, hidden) if len(hidden) else []
+
+    def _hidden(self, pieces: Sequence[Piece], bases: Sequence[int], width: int) -> BF16Array:
+        """The last layer's output for the wanted rows."""
+        model, stand = self._model, _Stand.of(pieces, bases, width, self._window.context)
+        with model.host_timer("embedding"):
+            x = np.zeros((width, model.config.hidden_size), bf16)
+            tokens = [token for piece in pieces for token in piece.tokens]
+            x[: len(tokens)] = embed(model.embed_table, tokens)
+        return self._pass(width)(x, stand)
+
+    def _pass(self, width: int) -> _Pass:
+        """For steps of so many rows in the window as it is; kept where its calls can be noted."""
+        key = width, self._window.context, self._window.slot
+        found = self._recorded.get(key)
+        if found and found.is_current:
+            return found
+        recording = self._model.runner.record() if width <= FEW_ROWS else None
+        made = _Pass(self._model, width, self._window, self._pool, recording)
+        if recording:
+            self._recorded[key] = made
+        return made
+
+
+class _Stand(NamedTuple):
+    """Where the rows of a step stand.
+
+    positions: in their sequences, (rows,), 0 for padding. seen: what each sees of the window, (rows, context)
+    bool. to_window, to_pool: where keys and values go, of each row that is no padding. wanted: the rows whose
+    results are.
+    """
+
+    positions: NDArray[np.int64]
+    seen: NDArray[np.bool_]
+    to_window: NDArray[np.int64]
+    to_pool: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+
+    @staticmethod
+    def of(pieces: Sequence[Piece], bases: Sequence[int], width: int, context: int) -> _Stand:
+        positions, seen = np.zeros(width, np.int64), np.zeros((width, context), bool)
+        to_window, to_pool, wanted, row = [], [], [], 0
+        for piece, base in zip(pieces, bases, strict=True):
+            first, count = piece.sequence.length, len(piece.tokens)
+            rows = slice(row, row + count)
+            positions[rows] = np.arange(first, first + count)
+            within = np.arange(first + count)
+            seen[rows, base : base + first + count] = within <= positions[rows, None]
+            to_window.append(base + positions[rows])
+            to_pool.append(piece.sequence.places(first, count))
+            wanted.append(np.arange(row + count - piece.wanted, row + count))
+            row += count
+        return _Stand(positions, seen, *map(np.concatenate, (to_window, to_pool, wanted)))
+
+    def some(self, rows: NDArray[np.int64], width: int) -> _Stand:
+        """Of these rows alone, filled up."""
+        positions, seen = np.zeros(width, np.int64), np.zeros((width, self.seen.shape[1]), bool)
+        positions[: len(rows)], seen[: len(rows)] = self.positions[rows], self.seen[rows]
+        return _Stand(positions, seen, self.to_window[:0], self.to_pool[:0], np.arange(len(rows)))
+
+
+class _Pass:
+    """The way of so many rows through all layers in a window: noted once and repeated, or taken at once."""
+
+    def __init__(
+        self, model: LoadedModel, width: int, window: Window, pool: PagePool, recording: Recording | None
+    ) -> None:
+        self._model, self._width, self._window, self._recording = model, width, window, recording
+        self._new = NewRows(window.layers), NewRows(pool.layers)
+        self._step = _block(width, window.context)
+        model.supply(model.blocks.names(self._step))
+        self._calls = recording or AtOnce(model)
+        self._rows = BlockCalls(model, self._step, window, self._calls)
+        self._x = np.zeros((width, model.config.hidden_size), bf16)
+        if recording:
+            self._out = self._layers(self._x)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the buffers that its calls were noted for are there still."""
+        return self._recording is not None and self._recording.is_current
+
+    def __call__(self, x: BF16Array, stand: _Stand) -> BF16Array:
+        """The last layer's output for the wanted rows; x: embeddings, (rows, hidden_size)."""
+        for new, to in zip(self._new, (stand.to_window, stand.to_pool), strict=True):
+            new.move_apart(to)
+        self._rows.stand(stand.positions, bit_words(stand.seen))
+        if self._recording is None:
+            return self._at_once(x, stand)
+        self._x[...] = x
+        self._recording()
+        return self._out[stand.wanted]
+
+    def _layers(self, x: BF16Array) -> BF16Array:
+        for layer in range(self._model.config.num_hidden_layers):
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._keep))
+        return x
+
+    def _keep(self, layer: int, *new: BF16Array) -> list[HostWork]:
+        return [*itertools.chain.from_iterable(each.works(layer, *new) for each in self._new)]
+
+    def _at_once(self, x: BF16Array, stand: _Stand) -> BF16Array:
+        """Of many rows, with the rest of the last layer for the wanted rows alone."""
+        last = self._model.config.num_hidden_layers - 1
+        for layer in range(last):
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._keep))
+        queries = self._rows.project(last, x, self._keep, on_device=())["q_roped"]
+        cuts = range(0, len(stand.wanted), FEW_ROWS)
+        parts = [self._end(last, x, queries, stand, stand.wanted[cut : cut + FEW_ROWS]) for cut in cuts]
+        return np.concatenate([x[:0], *parts])
+
+    def _end(
+        self, last: int, x: BF16Array, queries: BF16Array, stand: _Stand, wanted: NDArray[np.int64]
+    ) -> BF16Array:
+        """What the last layer makes of a few rows, by the programs of so few."""
+        width = next(n for n in LM_HEAD_ROWS if n >= len(wanted))
+        step = _block(width, self._window.context)
+        self._model.supply(self._model.blocks.names(step)[1:])
+        rows, few = BlockCalls(self._model, step, self._window, self._calls), stand.some(wanted, width)
+        rows.stand(few.positions, bit_words(few.seen))
+        x, queries = (rows.padded(each[wanted]) for each in (x, queries))
+        return rows.attend(last, x, {"q_roped": queries})[: len(wanted)].copy()
+
+
+def _block(rows: int, context: int) -> Step:
+    """A step of these sizes, whatever is in it."""
+    return Step(rows, context, 0, 0, rows, 0, 0)

@@ -1,0 +1,240 @@
+"""Many requests over one model: which tokens of which go into the next pass through the weights.
+
+Every step has a token of each answer that is under way, and as many tokens of prompts as its rows take, in
+the order of priority and arrival. A request comes in when the pool has pages for its prompt. Where pages
+run out, the least urgent request that is under way, and of these the last to come, gives its pages back and
+waits again; what it had is read anew later, as far as nobody took its pages. No token is drawn twice, so an
+answer has the tokens that it would have alone.
+
+Nothing runs by itself: whoever asks for a token takes a step for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from aerie.engine.embeddings import Token, ids_among
+from aerie.engine.errors import UserError
+from aerie.engine.forward import check_prompt
+from aerie.engine.generate import Figures, FinishReason, Recover, give_up
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.pages import PAGE, Paged, PagePool, PoolFullError
+from aerie.engine.ragged import Piece, Ragged
+from aerie.engine.sampler import Sampler
+from aerie.engine.windows import Window
+from aerie.runtime import RunError
+
+MOST_ANSWERS = 32
+"""Under way at once: rows of the largest program that reads each weight once for few rows."""
+STEP_TOKENS = 512
+"""Of a step, at most: a longer prompt is read in several, between which answers go on."""
+
+
+class Request:
+    """A prompt and how to answer it, and what has come of it. Made by Scheduler.submit.
+
+    `priority`: the higher goes first. `cached_tokens`: of the prompt, those that were found in the pool.
+    `finish_reason` says why it ended, None while it has not; or `error` does.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, prompt: Sequence[Token], max_tokens: int, sampler: Sampler, priority: int
+    ) -> None:
+        self.prompt, self.prompt_ids = tuple(prompt), tuple(ids_among(prompt))
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.error: UserError | None = None
+        self.priority, self.cached_tokens = priority, 0
+        self._scheduler, self._max_tokens, self._sampler = scheduler, max_tokens, sampler
+        self._started = time.perf_counter()
+        self._first = self._last = self._started
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def tokens(self) -> Sequence[Token]:
+        """All that its sequence has, or will have, of which the last is not computed yet."""
+        return (*self.prompt, *self.token_ids)
+
+    def steps(self) -> Iterator[int | None]:
+        """The tokens as they come, and None after each step that gave none. Raises what `error` is."""
+        given = 0
+        while True:
+            while given < len(self.token_ids):  # which may become more meanwhile
+                given += 1
+                yield self.token_ids[given - 1]
+            if self.error:
+                raise self.error
+            if self.is_over:
+                return
+            self._scheduler.step()
+            if given == len(self.token_ids) and not self.is_over:
+                yield None
+
+    def stop(self) -> None:
+        """End it where it is."""
+        if not self.is_over:
+            self.finish_reason = FinishReason.INTERRUPTED
+
+    def go_on_with(self, model: LoadedModel) -> None:
+        """The scheduler sees to it."""
+
+    @property
+    def figures(self) -> Figures:
+        count = len(self.token_ids)
+        rate = (count - 1) / (self._last - self._first) if count > 1 else None
+        return Figures(len(self.prompt), count, self._first - self._started, rate)
+
+    def pick(self, logits: BF16Array | F32Array, model: LoadedModel, length: int) -> None:
+        """The next token, after `length` positions; or an error, which is this request's alone."""
+        try:
+            token = self._sampler(logits, self.prompt_ids, self.token_ids)
+        except UserError as error:
+            self.error = error
+            return
+        self._last = time.perf_counter()
+        if not self.token_ids:
+            self._first = self._last
+        self.token_ids.append(token)
+        if token in model.config.eos_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif len(self.token_ids) >= self._max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        elif length >= model.positions:
+            self.finish_reason = FinishReason.CONTEXT
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, tokens of
+    prompts that were found in the pool."""
+
+    steps: int = 0
+    rows: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+
+class Scheduler:
+    """Requests that share a model, a pool of pages and a window on it. One thread at a time."""
+
+    def __init__(
+        self, model: LoadedModel, pool: PagePool, window: Callable[[LoadedModel], Window],
+        recover: Recover = give_up,
+    ) -> None:  # fmt: skip
+        self.counts = Counts()
+        self._model, self._pool, self._window, self._recover = model, pool, window, recover
+        self._ragged = Ragged(model, pool, window(model))
+        self._waiting: list[Request] = []
+        self._running: dict[Request, Paged] = {}
+
+    def submit(
+        self, prompt: Sequence[Token], max_tokens: int, sampler: Sampler, priority: int = 0
+    ) -> Request:
+        """A request that waits for its turn. PromptError and UserError for what cannot be run at all."""
+        model = self._model
+        check_prompt(prompt, model.config)
+        if max_tokens < 1:
+            raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
+        sampler.check_vocabulary(model.config.vocab_size)
+        pages = -(-(len(prompt) + 1) // PAGE)
+        if pages > self._pool.manager.pages:
+            raise PoolFullError(pages, self._pool.manager.pages, self._pool.manager.pages)
+        request = Request(self, prompt, max_tokens, sampler, priority)
+        self._waiting.append(request)
+        return request
+
+    def step(self) -> None:
+        """One pass for all that can be in it. An exception, KeyboardInterrupt too, leaves each request as it
+        was before."""
+        self._leave_out()
+        self._admit()
+        chosen = self._choose()
+        if not chosen:
+            return
+        pieces = [piece for _, piece in chosen]
+        logits = iter(self._run(pieces))
+        rows = sum(len(piece.tokens) for piece in pieces)
+        self.counts = replace(self.counts, steps=self.counts.steps + 1, rows=self.counts.rows + rows)
+        for request, piece in chosen:
+            if piece.wanted:
+                request.pick(next(logits), self._model, piece.sequence.length)
+        self._leave_out()
+
+    def _run(self, pieces: Sequence[Piece]) -> Sequence[BF16Array | F32Array]:
+        try:
+            return self._ragged.step(pieces)
+        except RunError as error:
+            self._model = self._recover(error, "in a step of several requests")
+            self._ragged = Ragged(self._model, self._pool, self._window(self._model))
+        return self._ragged.step(pieces)
+
+    def _leave_out(self) -> None:
+        """Let go of what is over."""
+        self._waiting = [one for one in self._waiting if not one.is_over]
+        for request in [one for one in self._running if one.is_over]:
+            self._running.pop(request).release()
+
+    def _admit(self) -> None:
+        """Take in those whose pages are free, the most urgent first; who came earlier is not passed by."""
+        self._waiting.sort(key=lambda one: -one.priority)
+        while self._waiting and len(self._running) < MOST_ANSWERS:
+            request, sequence = self._waiting[0], Paged(self._pool)
+            found = sequence.begin(request.tokens)
+            if sequence.missing(len(request.tokens) - found) > self._pool.manager.free:
+                sequence.release()
+                return
+            if not request.token_ids:
+                request.cached_tokens = found
+            self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + found)
+            self._running[self._waiting.pop(0)] = sequence
+            sequence.reserve(len(request.tokens) - found)
+
+    def _choose(self) -> list[tuple[Request, Piece]]:
+        """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
+        in the window."""
+        left = {one: one.tokens[sequence.length :] for one, sequence in self._running.items()}
+        order = sorted(self._running, key=lambda one: (len(left[one]) > 1, -one.priority))
+        budget = self._rows_for(sum(map(len, left.values())))
+        chosen: list[tuple[Request, Piece]] = []
+        for request in order:
+            tokens = left[request][:budget] if request in self._running else ()
+            if not tokens or not self._has_pages(request, len(tokens), [one for one, _ in chosen]):
+                continue
+            piece = Piece(self._running[request], tokens, int(len(tokens) == len(left[request])))
+            if not self._ragged.fits([*(one for _, one in chosen), piece]):
+                continue
+            chosen.append((request, piece))
+            budget -= len(tokens)
+        return chosen
+
+    def _rows_for(self, tokens: int) -> int:
+        """How many rows the next step has, of so many that could run: as the planner cuts a prompt."""
+        most = min(tokens, STEP_TOKENS, self._ragged.most_rows)
+        return self._model.blocks.plan(most, 0)[0].n_process if most > MOST_ANSWERS else most
+
+    def _has_pages(self, request: Request, count: int, stay: Sequence[Request]) -> bool:
+        """Whether there are pages to write so many tokens; where not, others give way, but for those that
+        stay and those that go before this one."""
+        sequence = self._running[request]
+        while (missing := sequence.missing(count)) > self._pool.manager.free:
+            others = [one for one in self._running if one is not request and one not in stay]
+            victim = min(reversed(others), key=lambda one: one.priority, default=None)
+            if victim is None or victim.priority > request.priority:
+                if len(self._running) == 1:
+                    request.error = PoolFullError(missing, self._pool.manager.free, self._pool.manager.pages)
+                return False
+            self._preempt(victim)
+        sequence.reserve(count)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._running.pop(request).release()
+        self._waiting.insert(0, request)
+        self.counts = replace(self.counts, preemptions=self.counts.preemptions + 1)

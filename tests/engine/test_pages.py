@@ -1,0 +1,158 @@
+"""Pages of a pool: every one free or held, whatever is done; found again by what they hold."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import UserError
+from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError, page_bytes, pages_for
+
+CONFIG = cast(
+    ModelConfig,
+    SimpleNamespace(num_hidden_layers=2, num_key_value_heads=2, head_dim=4, context=512),
+)
+
+
+def pool_of(pages: int, first_key: bytes = b"model") -> PagePool:
+    return PagePool(CONFIG, pages, first_key)
+
+
+def write(sequence: Paged, tokens: list[int]) -> None:
+    """Run tokens: what is written depends on the token and its position."""
+    first = sequence.length
+    sequence.reserve(len(tokens))
+    for array in (array for layer in sequence.pool.layers for array in layer):
+        array[:, sequence.places(first, len(tokens))] = np.array(tokens)[:, None] + first
+    sequence.advance(tokens)
+
+
+def held(sequence: Paged) -> Any:
+    """What the sequence reads, of one head of the first layer."""
+    return sequence.pool.layers[0][0][0, sequence.places(0, sequence.length), 0].astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_books_agree_after_every_operation(seed: int) -> None:
+    """Sequences that begin alike, grow, fork, go back and end, in a pool that is often full."""
+    rng, pool = np.random.default_rng(seed), pool_of(12)
+    texts = [[int(each) for each in rng.integers(0, 3, 400)] for _ in range(2)]
+    texts.append(texts[0][:200] + texts[1][200:])
+    living: dict[Paged, list[int]] = {}
+    happened = dict.fromkeys(("found", "full", "copied", "forked"), 0)
+    for _ in range(400):
+        what = rng.choice(["begin", "grow", "grow", "fork", "back", "end"])
+        one = list(living)[rng.integers(len(living))] if living else None
+        try:
+            if what == "begin":
+                text = texts[rng.integers(3)]
+                new = Paged(pool)
+                happened["found"] += new.begin(text)
+                living[new] = text
+            elif one is None:
+                continue
+            elif what == "grow":
+                shared = one._shared()
+                write(one, living[one][one.length : one.length + int(rng.integers(1, 100))] or [7])
+                happened["copied"] += len(shared)
+            elif what == "fork":
+                living[one.fork()] = [*one.token_ids, *map(int, rng.integers(0, 3, 100))]
+                happened["forked"] += 1
+            elif what == "back":
+                one.go_back(int(rng.integers(one.length + 1)))
+            else:
+                del living[one]
+                one.release()
+        except PoolFullError:
+            happened["full"] += 1
+        pool.manager.check()
+        holders = [sum(page in each.pages for each in living) for page in range(12)]
+        assert pool.manager._holders == holders
+        assert pool.manager.free == holders.count(0)
+    assert all(happened.values()), happened
+    for one in living:
+        one.release()
+    assert pool.manager.free == 12
+
+
+def test_a_copy_is_made_before_a_shared_page_is_written() -> None:
+    pool = pool_of(4)
+    one = Paged(pool)
+    write(one, [1] * 70)
+    other = one.fork()
+    before = held(one)
+    write(other, [2] * 10)
+    write(one, [3] * 4)
+    assert one.pages[0] == other.pages[0]
+    assert one.pages[1] != other.pages[1]
+    np.testing.assert_array_equal(held(one)[:70], before)
+    np.testing.assert_array_equal(held(other)[:70], before)
+    assert (held(one)[70], held(other)[70]) == (73, 72)
+
+
+def test_full_and_computed_pages_are_found_but_never_the_last_token() -> None:
+    pool = pool_of(8)
+    tokens = list(range(2 * PAGE))
+    one = Paged(pool)
+    one.reserve(len(tokens))
+    assert Paged(pool).begin([*tokens, 1]) == 0  # not computed yet
+    one.advance(tokens)
+    assert Paged(pool).begin([*tokens, 1]) == 2 * PAGE
+    assert Paged(pool).begin(tokens) == PAGE
+    assert Paged(pool).begin([5, *tokens]) == 0
+    assert Paged(pool).begin(tokens[PAGE:] + tokens) == 0  # the same page after another beginning
+    one.release()
+    found = Paged(pool)
+    assert found.begin([*tokens, 1]) == 2 * PAGE
+    np.testing.assert_array_equal(held(found), held(found))
+
+
+def test_what_was_let_go_longest_ago_is_taken_first_and_its_end_before_its_beginning() -> None:
+    pool = pool_of(4)
+    old, new = (Paged(pool) for _ in range(2))
+    write(old, [1] * 2 * PAGE)
+    write(new, [2] * 2 * PAGE)
+    old.release()
+    new.release()
+    write(Paged(pool), [3])
+    assert Paged(pool).begin([1] * 200) == PAGE
+    assert Paged(pool).begin([2] * 200) == 2 * PAGE
+
+
+def test_pools_of_other_models_have_other_keys() -> None:
+    keys = [list(pool_of(1, first).keys([1] * PAGE)) for first in (b"a", b"b")]
+    assert keys[0] != keys[1]
+
+
+def test_embeddings_have_no_key() -> None:
+    tokens: Any = [*range(PAGE), np.zeros(4), *range(PAGE)]
+    assert len(list(pool_of(1).keys(tokens))) == 1
+
+
+def test_a_full_pool_is_told_and_changes_nothing() -> None:
+    manager = PageManager(3)
+    manager.take(1)
+    with pytest.raises(
+        PoolFullError, match=r"has 2 of its 3 pages of 64 positions free, and 3 are needed; wait"
+    ):
+        manager.take(3)
+    assert manager.free == 2
+    with pytest.raises(ValueError, match="held by nobody"):
+        manager.release([2])
+
+
+@pytest.mark.parametrize(
+    ("positions", "available", "pages"),
+    [(640, None, 10), (None, None, 32), (None, 40 * page_bytes(CONFIG), 10), (None, 1, 1)],
+)
+def test_how_large_a_pool_is(positions: int | None, available: int | None, pages: int) -> None:
+    assert pages_for(CONFIG, positions, 4, available) == pages
+
+
+def test_a_pool_of_less_than_a_page_is_refused() -> None:
+    with pytest.raises(UserError, match="kv_pool is 63 positions, and a page has 64; give 64 or more"):
+        pages_for(CONFIG, 63, 4, None)

@@ -1,0 +1,296 @@
+"""Requests side by side: each has the bits that it has alone, whatever company it is in, in two families.
+
+Alone is another way through the engine: one sequence in a KV cache of its own (generate.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerie import FinishReason, load
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import NotFiniteError, PromptError, UserError
+from aerie.engine.generate import Generation
+from aerie.engine.pages import PagePool, PoolFullError
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.windows import ALIGN, window_of
+from aerie.kernel_builder.attention import STAGES, kv_rows
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.runtime import RunError, select_backend
+from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+
+NEW = 5
+SEEDS = {0: None, 1: 7, 2: 8}
+"""Of requests, by their number modulo 3: greedy, or drawn with a seed."""
+
+
+class Listening(Sampler):
+    """A Sampler that keeps the bits of the logits that it was given."""
+
+    def __call__(self, logits: Any, prompt_ids: Any = (), token_ids: Any = ()) -> int:
+        self.__dict__.setdefault("heard", []).append(np.asarray(logits).tobytes())
+        return super().__call__(logits, prompt_ids, token_ids)
+
+    @property
+    def bits(self) -> list[bytes]:
+        heard: list[bytes] = self.__dict__["heard"]
+        return heard
+
+
+def sampler(number: int) -> Listening:
+    seed = SEEDS[number % 3]
+    return Listening(temperature=0.0 if seed is None else 1.2, seed=seed)
+
+
+def drawn_prompts(vocabulary: int) -> list[list[int]]:
+    """Of one token to several pages; some begin alike, two are the same."""
+    rng = np.random.default_rng(3)
+    prompts = [[int(t) for t in rng.integers(3, vocabulary, n)] for n in (1, 9, 63, 64, 65, 130, 200, 40)]
+    prompts += [prompts[6][:150] + prompts[1], prompts[6][:128] + prompts[2], prompts[5]]
+    return prompts
+
+
+class Family:
+    """A session of a model, prompts, and what each request gives alone."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.prompts = drawn_prompts(min(1500, session.model.config.vocab_size))
+        self.alone = [self._alone(number) for number in range(len(self.prompts))]
+
+    def _alone(self, number: int) -> tuple[list[int], list[bytes]]:
+        listening = sampler(number)
+        tokens = list(Generation(self.session.model, self.prompts[number], NEW, listening))
+        return tokens, listening.bits
+
+    def scheduler(self, pages: int) -> Scheduler:
+        model = self.session.model
+        return Scheduler(model, PagePool(model.config, pages, b"this model"), window_of)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Family:
+    return Family(session_of(open_checkpoint(DEMO_FOLDER)))
+
+
+@pytest.fixture(scope="module", params=["demo", "qwen3"])
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    if request.param == "demo":
+        yield request.getfixturevalue("demo")
+        return
+    config = of_another_family(longer(companion_config(open_checkpoint(DEMO_FOLDER).config)))
+    with random_checkpoint(config, Reporter()) as checkpoint:
+        yield Family(session_of(checkpoint))
+
+
+def session_of(checkpoint: Any) -> Session:
+    options = RuntimeOptions(
+        None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
+    )
+    return prepare_runtime(checkpoint, options, Reporter())
+
+
+def run(scheduler: Scheduler, arriving: list[tuple[int, Any]], cancelled: dict[int, int]) -> None:
+    """Steps until nothing is left: what comes, by the step, and the step at which some are cancelled."""
+    requests: list[Request] = []
+    for step in range(2000):
+        while arriving and arriving[0][0] <= step:
+            requests.append(arriving.pop(0)[1]())
+        for number, life in cancelled.items():
+            if number < len(requests) and step > life:
+                requests[number].stop()
+        if not arriving and all(one.is_over for one in requests):
+            return
+        scheduler.step()
+        scheduler._pool.manager.check()
+    raise AssertionError("it does not come to an end")
+
+
+Made = list[tuple[int, Request, Listening]]
+
+
+def arrive(family: Family, scheduler: Scheduler, made: Made, number: int, priority: int) -> Request:
+    listening = sampler(number)
+    request = scheduler.submit(family.prompts[number], NEW, listening, priority)
+    made.append((number, request, listening))
+    return request
+
+
+def test_no_answer_depends_on_its_company(family: Family) -> None:
+    """Drawn schedules: arrivals, priorities, pools that are too small for all, requests that are stopped."""
+    happened = np.zeros(4, np.int64)
+    for draw in range(4):
+        rng, scheduler = np.random.default_rng(draw), family.scheduler(pages=int(rng_pages(draw)))
+        numbers = [int(n) for n in rng.permutation(np.repeat(np.arange(len(family.prompts)), 2))]
+        made: Made = []
+
+        submit = partial(arrive, family, scheduler, made)
+        whens = sorted(int(step) for step in rng.integers(0, 25, len(numbers)))
+        arriving = [
+            (step, partial(submit, n, int(rng.integers(3)))) for step, n in zip(whens, numbers, strict=True)
+        ]
+        cancelled = {int(n): int(rng.integers(30)) for n in rng.permutation(len(numbers))[:3]}
+        run(scheduler, arriving, cancelled)
+        for number, request, listening in made:
+            tokens, logits = family.alone[number]
+            is_whole = request.finish_reason is not FinishReason.INTERRUPTED
+            count = len(tokens) if is_whole else len(request.token_ids)
+            assert request.token_ids == tokens[:count]
+            assert (listening.bits if request.token_ids else []) == logits[:count]
+        counts = scheduler.counts
+        assert scheduler._pool.manager.free == scheduler._pool.manager.pages
+        happened += counts.steps, counts.rows, counts.preemptions, counts.cached_tokens
+    steps, rows, preemptions, cached = happened
+    assert (rows / steps > 4, preemptions > 0, cached > 0) == (True, True, True), happened
+
+
+def rng_pages(draw: int) -> int:
+    """Pages of a drawn schedule's pool: from hardly more than the longest request to plenty."""
+    return (5, 8, 12, 40)[draw]
+
+
+def test_a_step_that_fails_leaves_every_request_as_it_was(demo: Family, monkeypatch: Any) -> None:
+    scheduler = demo.scheduler(40)
+    requests = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in (1, 5)]
+    scheduler.step()
+    calls = 0
+
+    def failing(*_: Any, **__: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aerie.engine.passes.BlockCalls.stand", failing)
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.step()
+    assert calls == 1
+    while not all(one.is_over for one in requests):
+        scheduler.step()
+    assert [one.token_ids for one in requests] == [demo.alone[number][0] for number in (1, 5)]
+
+
+def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any) -> None:
+    """The pool is on the host, so nothing is lost; tokens stay the same."""
+    given_up: list[str] = []
+    model = demo.session.model
+
+    def recover(error: RunError, where: str) -> Any:
+        given_up.append(where)
+        return model
+
+    scheduler = Scheduler(model, PagePool(model.config, 20, b""), window_of, recover)
+    request = scheduler.submit(demo.prompts[5], NEW, sampler(5))
+    scheduler.step()
+    scheduler.step()
+    ragged = scheduler._ragged
+
+    def failing(*_: Any) -> None:
+        raise RunError("the device is gone")
+
+    monkeypatch.setattr(ragged, "step", failing)
+    tokens = [token for token in request.steps() if token is not None]
+    assert tokens == demo.alone[5][0]
+    assert given_up == ["in a step of several requests"]
+
+
+def test_the_more_urgent_goes_first(demo: Family) -> None:
+    scheduler = demo.scheduler(6)  # not enough for both
+    late = scheduler.submit(demo.prompts[6], NEW, sampler(6))
+    scheduler.step()
+    urgent = scheduler.submit(demo.prompts[9], NEW, sampler(9), priority=1)
+    while not urgent.is_over:
+        scheduler.step()
+    assert not late.is_over
+    assert [token for token in late.steps() if token is not None][-1] == demo.alone[6][0][-1]
+
+
+def test_a_request_that_cannot_be_served_fails_alone(demo: Family) -> None:
+    scheduler = demo.scheduler(4)
+    with pytest.raises(PoolFullError, match=r"4 of its 4 pages of 64 positions free, and 5 are needed"):
+        scheduler.submit([5] * 256, NEW, Sampler())
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        scheduler.submit([], NEW, Sampler())
+    with pytest.raises(UserError, match="0 tokens were asked for; ask for 1 or more"):
+        scheduler.submit([5], 0, Sampler())
+    with pytest.raises(UserError, match="logit-bias names token 99999"):
+        scheduler.submit([5], 1, Sampler(logit_bias={99999: 1.0}))
+    outgrows = scheduler.submit([5] * 250, 60, Sampler(temperature=5.0, seed=1))
+    with pytest.raises(PoolFullError, match="and 1 are needed"):
+        list(outgrows.steps())
+    assert len(outgrows.token_ids) > 1
+    assert scheduler.submit(demo.prompts[1], NEW, sampler(1)).steps()
+
+
+def test_an_error_of_one_does_not_touch_the_others(demo: Family) -> None:
+    class Failing(Sampler):
+        def __call__(self, *_: Any) -> int:
+            raise NotFiniteError
+
+    scheduler = demo.scheduler(20)
+    bad = scheduler.submit(demo.prompts[2], NEW, Failing())
+    good = scheduler.submit(demo.prompts[1], NEW, sampler(1))
+    assert [token for token in good.steps() if token is not None] == demo.alone[1][0]
+    assert isinstance(bad.error, NotFiniteError)
+    assert bad.token_ids == []
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_a_place_begins_where_tiles_fall_to_the_same_cores(head_dim: int) -> None:
+    assert ALIGN % (STAGES * kv_rows(head_dim)) == 0
+
+
+QUESTIONS = ["What is the capital of France?", "What is the capital of Egypt?", "Hello", "Who are you?"]
+
+
+def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
+    lines: list[str] = []
+    with load("demo", decode="rows", kv_pool=6400, progress=lines.append) as model:
+        alone = [model.generate(each) for each in QUESTIONS]
+        drawn = model.generate(QUESTIONS[0], temperature=1.5, seed=3, max_tokens=6)
+        stopped = model.generate(QUESTIONS[1], stop=" of")
+        many = model.generate_batch(
+            [
+                *QUESTIONS,
+                {"prompt": QUESTIONS[0], "temperature": 1.5, "seed": 3, "max_tokens": 6},
+                {"prompt": QUESTIONS[1], "stop": " of", "priority": 1},
+                {"prompt": QUESTIONS[0], "temperature": -1.0},
+                {"prompt": [], "max_tokens": 5},
+                {"prompt": "x", "warmth": 3},
+            ]
+        )
+        *answers, cold, empty, unknown = many
+        wanted = [*alone, drawn, stopped]
+        assert [(one.text, one.token_ids) for one in answers[:5]] == [
+            (a.text, a.token_ids) for a in wanted[:5]
+        ]
+        assert (answers[5].text, answers[5].finish_reason) == (stopped.text, FinishReason.STOP)
+        assert {one.finish_reason for one in (cold, empty, unknown)} == {FinishReason.ERROR}
+        assert cold.error == "temperature is -1.0; it must be 0 (greedy) or more"
+        assert empty.error.startswith("the prompt is empty")
+        assert "a request has a setting that there is not" in unknown.error
+        counts = model._open().scheduler.counts
+        assert counts.rows / counts.steps > 4
+        again = model.generate_batch([QUESTIONS[0] * 12] * 2)
+        assert [one.usage.cached_tokens for one in model.generate_batch([QUESTIONS[0] * 12])] == [64]
+        assert again[0].token_ids == again[1].token_ids
+    assert any(line.startswith("KV pool: 100 pages of 64 positions, ") for line in lines)
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": "rows", "context_end": "shift"}], ids=str)
+def test_a_batch_needs_the_family_rows(options: Any) -> None:
+    with (
+        load("demo", **options) as model,
+        pytest.raises(UserError, match="load it with decode='rows' and with"),
+    ):
+        model.generate_batch(["Hello"])
