@@ -6,6 +6,7 @@ Alone is another way through the engine: one sequence in a KV cache of its own (
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,16 @@ import numpy as np
 import pytest
 
 from aerie import FinishReason, load
+from aerie.engine import windows
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NotFiniteError, PromptError, UserError
 from aerie.engine.generate import Generation
-from aerie.engine.pages import PagePool, PoolFullError
+from aerie.engine.pages import PAGE, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
+from aerie.engine.ragged import Ragged
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.scheduler import Counts, Request, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
@@ -57,6 +60,7 @@ def drawn_prompts(vocabulary: int) -> list[list[int]]:
     rng = np.random.default_rng(3)
     prompts = [[int(t) for t in rng.integers(3, vocabulary, n)] for n in (1, 9, 63, 64, 65, 130, 200, 40)]
     prompts += [prompts[6][:150] + prompts[1], prompts[6][:128] + prompts[2], prompts[5]]
+    prompts[7] = prompts[5][:64] + prompts[6][64:128] + prompts[7]  # a page of another prompt, after others
     return prompts
 
 
@@ -126,37 +130,91 @@ def arrive(family: Family, scheduler: Scheduler, made: Made, number: int, priori
     return request
 
 
+def play(family: Family, draw: int) -> tuple[int, Counts]:
+    """A drawn schedule: arrivals, priorities, a pool that may be too small, requests that are stopped.
+
+    Gives how many answers are not those that are given alone, and what happened.
+    """
+    rng, scheduler = np.random.default_rng(draw), family.scheduler(pages=PAGES[draw])
+    numbers = [int(n) for n in rng.permutation(np.repeat(np.arange(len(family.prompts)), 2))]
+    made: Made = []
+    submit = partial(arrive, family, scheduler, made)
+    whens = sorted(int(step) for step in rng.integers(0, 25, len(numbers)))
+    arriving = [
+        (step, partial(submit, number, int(rng.integers(3))))
+        for step, number in zip(whens, numbers, strict=True)
+    ]
+    cancelled = {int(n): int(rng.integers(30)) for n in rng.permutation(len(numbers))[:3]}
+    run(scheduler, arriving, cancelled)
+    assert scheduler._pool.manager.free == scheduler._pool.manager.pages
+    return sum(not is_as_alone(family, *each) for each in made), scheduler.counts
+
+
+def is_as_alone(family: Family, number: int, request: Request, listening: Listening) -> bool:
+    """Whether tokens and logits are those that the request gives alone, as far as it was let live."""
+    tokens, logits = family.alone[number]
+    count = len(request.token_ids) if request.finish_reason is FinishReason.INTERRUPTED else len(tokens)
+    heard = listening.bits if request.token_ids else []
+    return request.token_ids == tokens[:count] and heard == logits[:count]
+
+
+PAGES = (5, 8, 12, 40)
+"""Of the pools of drawn schedules: from hardly more than the longest request to plenty."""
+
+
 def test_no_answer_depends_on_its_company(family: Family) -> None:
-    """Drawn schedules: arrivals, priorities, pools that are too small for all, requests that are stopped."""
-    happened = np.zeros(4, np.int64)
-    for draw in range(4):
-        rng, scheduler = np.random.default_rng(draw), family.scheduler(pages=int(rng_pages(draw)))
-        numbers = [int(n) for n in rng.permutation(np.repeat(np.arange(len(family.prompts)), 2))]
-        made: Made = []
-
-        submit = partial(arrive, family, scheduler, made)
-        whens = sorted(int(step) for step in rng.integers(0, 25, len(numbers)))
-        arriving = [
-            (step, partial(submit, n, int(rng.integers(3)))) for step, n in zip(whens, numbers, strict=True)
-        ]
-        cancelled = {int(n): int(rng.integers(30)) for n in rng.permutation(len(numbers))[:3]}
-        run(scheduler, arriving, cancelled)
-        for number, request, listening in made:
-            tokens, logits = family.alone[number]
-            is_whole = request.finish_reason is not FinishReason.INTERRUPTED
-            count = len(tokens) if is_whole else len(request.token_ids)
-            assert request.token_ids == tokens[:count]
-            assert (listening.bits if request.token_ids else []) == logits[:count]
-        counts = scheduler.counts
-        assert scheduler._pool.manager.free == scheduler._pool.manager.pages
-        happened += counts.steps, counts.rows, counts.preemptions, counts.cached_tokens
-    steps, rows, preemptions, cached = happened
-    assert (rows / steps > 4, preemptions > 0, cached > 0) == (True, True, True), happened
+    """Each schedule has 22 requests; together they are in steps of several, give pages back, find pages."""
+    played = [play(family, draw) for draw in range(len(PAGES))]
+    assert [wrong for wrong, _ in played] == [0] * len(PAGES)
+    steps, rows, preemptions, cached = np.sum([astuple(counts) for _, counts in played], axis=0)
+    assert (rows / steps > 4, preemptions > 0, cached > 0) == (True, True, True), played
 
 
-def rng_pages(draw: int) -> int:
-    """Pages of a drawn schedule's pool: from hardly more than the longest request to plenty."""
-    return (5, 8, 12, 40)[draw]
+def neighbours_page(patch: Any) -> None:
+    """A sequence reads, from its second page on, what the page after its own holds."""
+    real = windows._runs
+    patch.setattr(
+        windows,
+        "_runs",
+        lambda pages, *ends: real([pages[0], *(max(0, page - 1) for page in pages[1:])], *ends),
+    )
+
+
+def stale_window(patch: Any) -> None:
+    """What lies at a sequence's place is taken for its own."""
+    patch.setattr(windows.Window, "_gather", windows.Window.wrote)
+
+
+def keys_of_a_page_alone(patch: Any) -> None:
+    """A page is found whatever came before it."""
+    real = PagePool.keys
+
+    def keys(self: PagePool, tokens: Any, before: bytes = b"") -> Iterator[bytes]:
+        for first in range(0, len(tokens) - PAGE + 1, PAGE):
+            yield from real(self, tokens[first : first + PAGE])
+
+    patch.setattr(PagePool, "keys", keys)
+
+
+def one_seed_for_all(patch: Any) -> None:
+    """All requests draw from one generator."""
+    shared = np.random.default_rng(7)
+    patch.setattr(Sampler, "__post_init__", lambda self: object.__setattr__(self, "_random", shared))
+
+
+def row_beside(patch: Any) -> None:
+    """Logits of a request are the next one's."""
+    real = Ragged.step
+    patch.setattr(Ragged, "step", lambda self, pieces: np.roll(real(self, pieces), 1, axis=0))
+
+
+@pytest.mark.parametrize(
+    "fault", [neighbours_page, stale_window, keys_of_a_page_alone, one_seed_for_all, row_beside]
+)
+def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
+    """In schedules where nothing is wrong without it."""
+    fault(monkeypatch)
+    assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
 def test_a_step_that_fails_leaves_every_request_as_it_was(demo: Family, monkeypatch: Any) -> None:
