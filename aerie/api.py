@@ -27,7 +27,7 @@ from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
-from aerie.engine.embeddings import Token, embed, embedded_tokens
+from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
@@ -169,6 +169,31 @@ class Model:
         except UserError as error:
             return error
 
+    def forward_batch(
+        self, prompts: Iterable[Prompt], positions: str = "last", raw: bool = False
+    ) -> list[F32Array]:
+        """What the model says of the token after each prompt, in shared passes, (1, vocab_size) float32 each;
+        or, with positions="all", of the token after each of a prompt's, (tokens, vocab_size).
+
+        Nothing is sampled. Raises PromptError for a prompt that cannot be run, and as generate_batch.
+        """
+        if positions not in ("last", "all"):
+            raise UserError(f"positions is {positions!r}; give 'last' or 'all'")
+        tokens = [self._tokens(prompt, raw) for prompt in prompts]
+        with self._turn:
+            made = self._open().scheduler.forward(tokens, positions == "all")
+        return [np.array([np.asarray(row, np.float32) for row in rows]) for rows in made]
+
+    def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
+        """The natural logarithm of what the model gives each token of a prompt but the first, after those
+        before it, (tokens - 1,) float32. Raises as forward_batch."""
+        texts = [self._tokens(prompt, raw) for prompt in prompts]
+        if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
+            raise PromptError("embeddings have no likelihood, as they are no tokens; give text or token ids")
+        with self._turn:
+            made = self._open().scheduler.forward(texts, every=True)
+        return [_likelihoods(rows[:-1], text[1:]) for rows, text in zip(made, texts, strict=True)]
+
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
         """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32.
 
@@ -298,6 +323,16 @@ def load(
     session = prepare_runtime(checkpoint, options, Told(progress))
     session.kv_pool = kv_pool
     return Model(session)
+
+
+def _likelihoods(rows: Sequence[Any], tokens: Sequence[Any]) -> F32Array:
+    """log softmax of each row of logits at its token, summed in float64."""
+    scores = (np.asarray(row, np.float64) for row in rows)
+    found = [
+        row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
+        for row, token in zip(scores, tokens, strict=True)
+    ]
+    return np.array(found, np.float32)
 
 
 def _one_of(devices: int | Sequence[int]) -> int:

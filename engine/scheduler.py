@@ -11,9 +11,11 @@ Nothing runs by itself: whoever asks for a token takes a step for all.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
@@ -26,6 +28,8 @@ from aerie.engine.ragged import Piece, Ragged
 from aerie.engine.sampler import Sampler
 from aerie.engine.windows import Window
 from aerie.runtime import RunError
+
+Rows: TypeAlias = "list[BF16Array | F32Array]"
 
 MOST_ANSWERS = 32
 """Under way at once: rows of the largest program that reads each weight once for few rows."""
@@ -149,6 +153,52 @@ class Scheduler:
         request = Request(self, prompt, max_tokens, sampler, priority)
         self._waiting.append(request)
         return request
+
+    def forward(self, prompts: Sequence[Sequence[Token]], every: bool = False) -> list[Rows]:
+        """Logits after each prompt's last token, or after every one, each (vocab_size,), in shared passes.
+
+        Nothing is drawn. Raises PromptError for one that cannot be run, before anything is computed, and
+        PoolFullError where the pool has no room beside the requests that are under way.
+        """
+        for prompt in prompts:
+            check_prompt(prompt, self._model.config)
+        made: list[Rows] = [[] for _ in prompts]
+        sequences = [Paged(self._pool) for _ in prompts]
+        left = [[*prompt] for prompt in prompts]
+        try:
+            while any(left):
+                chosen = self._next_of(sequences, left, every)
+                logits = iter(self._run([piece for _, piece in chosen]))
+                for number, piece in chosen:
+                    made[number] += itertools.islice(logits, piece.wanted)
+                    del left[number][: len(piece.tokens)]
+                    if not left[number]:
+                        piece.sequence.release()
+        finally:
+            for sequence in sequences:
+                sequence.release()
+        return made
+
+    def _next_of(
+        self, sequences: Sequence[Paged], left: Sequence[Sequence[Token]], every: bool
+    ) -> list[tuple[int, Piece]]:
+        """A step of prompts alone, in order, as far as there are rows, pages and room in the window."""
+        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[int, Piece]]()
+        free = self._pool.manager.free
+        for number, (sequence, tokens) in enumerate(zip(sequences, left, strict=True)):
+            cut = tokens[:budget]
+            wanted = len(cut) if every else int(len(cut) == len(tokens))
+            piece = Piece(sequence, cut, wanted)
+            if not cut or not self._ragged.fits([*(one for _, one in chosen), piece]):
+                continue
+            needed = sequence.missing(len(cut))
+            if needed > free:
+                if not chosen:
+                    raise PoolFullError(needed, free, self._pool.manager.pages)
+                break
+            budget, free = budget - len(cut), free - needed
+            chosen.append((number, piece))
+        return chosen
 
     def step(self) -> None:
         """One pass for all that can be in it. An exception, KeyboardInterrupt too, leaves each request as it

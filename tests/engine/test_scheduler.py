@@ -345,6 +345,27 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
     assert any(line.startswith("KV pool: 100 pages of 64 positions, ") for line in lines)
 
 
+def test_logits_and_likelihoods_of_many_prompts() -> None:
+    """Bits of `logits`, which reads one prompt at a time; however they are cut and shared out."""
+    with load("demo", decode="rows", kv_pool=1280) as model:
+        rng = np.random.default_rng(5)
+        prompts = [[int(t) for t in rng.integers(3, 1500, n)] for n in (150, 1, 64, 300, 7)]
+        whole = [model.logits(prompt) for prompt in prompts]
+        every, last = model.forward_batch(prompts, "all"), model.forward_batch(prompts)
+        for one, other, end in zip(whole, every, last, strict=True):
+            assert one.tobytes() == other.tobytes()
+            assert one[-1:].tobytes() == end.tobytes()
+        (likely,) = model.log_likelihoods([prompts[2]])
+        scores = whole[2][:-1].astype(np.float64)
+        softmax = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(likely, np.log(softmax[np.arange(63), prompts[2][1:]]), rtol=1e-5)
+        assert model._open().scheduler._pool.manager.free == 20
+        with pytest.raises(UserError, match="positions is 'first'; give 'last' or 'all'"):
+            model.forward_batch(prompts, "first")
+        with pytest.raises(PromptError, match="embeddings have no likelihood"):
+            model.log_likelihoods([model.embed("Hello")])
+
+
 @pytest.mark.parametrize("options", [{}, {"decode": "rows", "context_end": "shift"}], ids=str)
 def test_a_batch_needs_the_family_rows(options: Any) -> None:
     with (
