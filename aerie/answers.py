@@ -28,7 +28,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of the prompt: what was known from the answer before, and not computed again."""
+    """Of the prompt: what was known, from the answer before or in the pool, and not computed again."""
 
     @property
     def total_tokens(self) -> int:
@@ -107,6 +107,7 @@ class Stream(Iterator[str]):
                 if not self.token_ids:
                     self._tell(EventKind.CONTINUE)
         except StopIteration:
+            self._generation.stop()  # where a stop string ended it, it would go on beside others
             self._finish()
             raise
         except BaseException:
@@ -226,9 +227,13 @@ def results_of(streams: Sequence[Stream | UserError]) -> list[Result]:
             errors[id(stream)] = error
             return False
 
-    left = [one for one in streams if isinstance(one, Stream)]
-    while left:
-        left = [one for one in left if is_left(one)]
+    left = every = [one for one in streams if isinstance(one, Stream)]
+    try:
+        while left:
+            left = [one for one in left if is_left(one)]
+    finally:
+        for one in every:  # of an interrupted batch nothing goes on in the next one
+            one.close()
     return [_told(one, errors.get(id(one))) for one in streams]
 
 

@@ -93,7 +93,7 @@ class Model:
     """A model that is ready to answer; `load` makes one. Close it, or use it in a `with`.
 
     Its answers do not know of each other: a conversation is the messages that you give. Several may be under
-    way at once, also from several threads: they take turns, a token each.
+    way at once, also from several threads: they take turns, a token or a step of a prompt each.
     """
 
     def __init__(self, session: Session) -> None:
@@ -153,19 +153,20 @@ class Model:
         scheduler = self._open().scheduler
         given: dict[str, Any] = {"max_tokens": max_tokens, **options}
         with self._turn:
-            streams = [self._submitted(scheduler, **{**given, **_item(prompt)}) for prompt in prompts]
+            streams = [self._submitted(scheduler, {**given, **_item(prompt)}) for prompt in prompts]
         return results_of(streams)
 
-    def _submitted(
-        self, scheduler: Scheduler, prompt: Prompt, max_tokens: int, priority: int = 0, **options: Any
-    ) -> Stream | UserError:
+    def _submitted(self, scheduler: Scheduler, item: dict[str, Any]) -> Stream | UserError:
         """The stream of a request, or what is wrong with it."""
         try:
-            stops, raw = stops_of(options.pop("stop", ())), options.pop("raw", False)
-            sampler, tokens = Sampler(**options), self._tokens(prompt, raw)
-            return Stream(self._asked, scheduler.submit(tokens, max_tokens, sampler, priority), stops)
+            stops, raw = stops_of(item.pop("stop", ())), item.pop("raw", False)
+            tokens, most = self._tokens(item.pop("prompt"), raw), item.pop("max_tokens")
+            priority = item.pop("priority", 0)
+            return Stream(self._asked, scheduler.submit(tokens, most, Sampler(**item), priority), stops)
         except TypeError as error:
-            return UserError(f"a request has a setting that there is not ({error}); see Model.generate_batch")
+            return UserError(
+                f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"
+            )
         except UserError as error:
             return error
 

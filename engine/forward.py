@@ -23,7 +23,6 @@ from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Step as ToldStep
 from aerie.engine.progress import no_step
 from aerie.multi_launch_builder import Program, legal_seq_len
-from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, program_name
 
 
 def check_prompt(
@@ -220,8 +219,8 @@ def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Arra
 
 
 def head_rows(model: LoadedModel, hidden: BF16Array) -> list[BF16Array | F32Array]:
-    """As next_token_row for each of several rows, (rows, hidden_size), by the LM heads of several rows."""
-    name = program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= len(hidden)), LM_HEAD_ROWS[-1]))
+    """As next_token_row for each of several rows, (rows, hidden_size)."""
+    name = model.blocks.head(len(hidden))
     model.supply([name])
     head, rows = model.programs[name], list[BF16Array | F32Array]()
     for first in range(0, len(hidden), head.rows):

@@ -45,6 +45,12 @@ class Figures:
     ttft_s: float
     tokens_per_s: float | None
 
+    @staticmethod
+    def between(prompt_tokens: int, new_tokens: int, started: float, first: float, last: float) -> Figures:
+        """Of an answer that was begun, and had its first and its last token so far, at these times."""
+        rate = (new_tokens - 1) / (last - first) if new_tokens > 1 else None
+        return Figures(prompt_tokens, new_tokens, first - started, rate)
+
     def __str__(self) -> str:
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:.2f}"
         return (
@@ -64,6 +70,26 @@ def give_up(error: RunError, where: str) -> LoadedModel:  # noqa: ARG001
 
 def never() -> bool:
     return False
+
+
+def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sampler: Sampler) -> None:
+    """PromptError for a prompt that cannot be run, UserError for what else cannot be asked for."""
+    check_prompt(prompt, model.config, model.seq_len, endless=model.end.drops)
+    if max_tokens < 1:
+        raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
+    sampler.check_vocabulary(model.config.vocab_size)
+
+
+def reason_to_finish(
+    model: LoadedModel, token: int, is_last: bool, next_position: int
+) -> FinishReason | None:
+    """Why an answer ends with this token, the last that was asked for or not; None where it goes on."""
+    if token in model.config.eos_token_ids:
+        return FinishReason.STOP
+    if is_last:
+        return FinishReason.LENGTH
+    is_full = next_position >= model.positions and not model.end.drops
+    return FinishReason.CONTEXT if is_full else None
 
 
 class Generation:
@@ -88,10 +114,7 @@ class Generation:
         bar: Bar = no_bar,
         kept: Kept | None = None,
     ) -> None:
-        check_prompt(prompt, model.config, model.seq_len, endless=model.end.drops)
-        if max_new_tokens < 1:
-            raise UserError(f"{max_new_tokens} tokens were asked for; ask for 1 or more")
-        sampler.check_vocabulary(model.config.vocab_size)
+        check_asked(model, prompt, max_new_tokens, sampler)
         self.prompt = tuple(prompt)
         self.prompt_ids = tuple(ids_among(prompt))
         self.token_ids: list[int] = []
@@ -165,9 +188,8 @@ class Generation:
 
     @property
     def figures(self) -> Figures:
-        count = len(self.token_ids)
-        rate = (count - 1) / (self._last - self._first) if count > 1 else None
-        return Figures(len(self.prompt), count, self._first - self._started, rate)
+        times = self._started, self._first, self._last
+        return Figures.between(len(self.prompt), len(self.token_ids), *times)
 
     def _read(self, cache: KVCache) -> Generator[None, None, BF16Array | None]:
         """The prompt, until `cache` has all of it: gives what its last step does, None where interrupted."""
@@ -212,11 +234,6 @@ class Generation:
             return step(self._model, *arguments)
 
     def _reason_to_finish(self, token: int, next_position: int) -> FinishReason | None:
-        config = self._model.config
-        if token in config.eos_token_ids:
-            return FinishReason.STOP
-        if len(self.token_ids) >= self._max_new_tokens:
-            return FinishReason.LENGTH
-        if next_position >= self._model.positions and not self._model.end.drops:
-            return FinishReason.CONTEXT
-        return FinishReason.INTERRUPTED if self._interrupted() else None
+        is_last = len(self.token_ids) >= self._max_new_tokens
+        by_model = reason_to_finish(self._model, token, is_last, next_position)
+        return by_model or (FinishReason.INTERRUPTED if self._interrupted() else None)

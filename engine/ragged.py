@@ -73,10 +73,11 @@ class Ragged:
         ends = {one.sequence: one.sequence.length + len(one.tokens) for one in pieces}
         bases = self._window.place(ends)
         hidden = self._hidden(pieces, bases, width)
+        logits = head_rows(self._model, hidden) if len(hidden) else []
         for piece in pieces:
             piece.sequence.advance(piece.tokens)
             self._window.wrote(piece.sequence)
-        return head_rows(self._model, hidden) if len(hidden) else []
+        return logits
 
     def _hidden(self, pieces: Sequence[Piece], bases: Sequence[int], width: int) -> BF16Array:
         """The last layer's output for the wanted rows."""
@@ -143,12 +144,12 @@ class _Pass:
     def __init__(
         self, model: LoadedModel, width: int, window: Window, pool: PagePool, recording: Recording | None
     ) -> None:
-        self._model, self._width, self._window, self._recording = model, width, window, recording
+        self._model, self._window, self._recording = model, window, recording
         self._new = NewRows(window.layers), NewRows(pool.layers)
-        self._step = _block(width, window.context)
-        model.supply(model.blocks.names(self._step))
+        step = _block(width, window.context)
+        model.supply(model.blocks.names(step))
         self._calls = recording or AtOnce(model)
-        self._rows = BlockCalls(model, self._step, window, self._calls)
+        self._rows = BlockCalls(model, step, window, self._calls)
         self._x = np.zeros((width, model.config.hidden_size), bf16)
         if recording:
             self._out = self._layers(self._x)

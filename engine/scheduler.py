@@ -20,7 +20,7 @@ from typing import TypeAlias
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
 from aerie.engine.forward import check_prompt
-from aerie.engine.generate import Figures, FinishReason, Recover, give_up
+from aerie.engine.generate import Figures, FinishReason, Recover, check_asked, give_up, reason_to_finish
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.pages import PAGE, Paged, PagePool, PoolFullError
@@ -87,16 +87,18 @@ class Request:
             self.finish_reason = FinishReason.INTERRUPTED
 
     def go_on_with(self, model: LoadedModel) -> None:
-        """The scheduler sees to it."""
+        """The scheduler is told by itself."""
 
     @property
     def figures(self) -> Figures:
-        count = len(self.token_ids)
-        rate = (count - 1) / (self._last - self._first) if count > 1 else None
-        return Figures(len(self.prompt), count, self._first - self._started, rate)
+        times = self._started, self._first, self._last
+        return Figures.between(len(self.prompt), len(self.token_ids), *times)
 
     def pick(self, logits: BF16Array | F32Array, model: LoadedModel, length: int) -> None:
-        """The next token, after `length` positions; or an error, which is this request's alone."""
+        """The next token, after `length` positions, unless it was stopped; or an error, which is this
+        request's alone."""
+        if self.is_over:
+            return
         try:
             token = self._sampler(logits, self.prompt_ids, self.token_ids)
         except UserError as error:
@@ -106,12 +108,7 @@ class Request:
         if not self.token_ids:
             self._first = self._last
         self.token_ids.append(token)
-        if token in model.config.eos_token_ids:
-            self.finish_reason = FinishReason.STOP
-        elif len(self.token_ids) >= self._max_tokens:
-            self.finish_reason = FinishReason.LENGTH
-        elif length >= model.positions:
-            self.finish_reason = FinishReason.CONTEXT
+        self.finish_reason = reason_to_finish(model, token, len(self.token_ids) >= self._max_tokens, length)
 
 
 @dataclass(frozen=True)
@@ -129,24 +126,27 @@ class Scheduler:
     """Requests that share a model, a pool of pages and a window on it. One thread at a time."""
 
     def __init__(
-        self, model: LoadedModel, pool: PagePool, window: Callable[[LoadedModel], Window],
+        self,
+        model: LoadedModel,
+        pool: PagePool,
+        window: Callable[[LoadedModel], Window],
         recover: Recover = give_up,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.counts = Counts()
-        self._model, self._pool, self._window, self._recover = model, pool, window, recover
-        self._ragged = Ragged(model, pool, window(model))
+        self._pool, self._window, self._recover = pool, window, recover
+        self.go_on_with(model)
         self._waiting: list[Request] = []
         self._running: dict[Request, Paged] = {}
+
+    def go_on_with(self, model: LoadedModel) -> None:
+        """Make what is left by this model: another device's, or the first one. The pool stays."""
+        self._model, self._ragged = model, Ragged(model, self._pool, self._window(model))
 
     def submit(
         self, prompt: Sequence[Token], max_tokens: int, sampler: Sampler, priority: int = 0
     ) -> Request:
         """A request that waits for its turn. PromptError and UserError for what cannot be run at all."""
-        model = self._model
-        check_prompt(prompt, model.config)
-        if max_tokens < 1:
-            raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
-        sampler.check_vocabulary(model.config.vocab_size)
+        check_asked(self._model, prompt, max_tokens, sampler)
         pages = -(-(len(prompt) + 1) // PAGE)
         if pages > self._pool.manager.pages:
             raise PoolFullError(pages, self._pool.manager.pages, self._pool.manager.pages)
@@ -160,6 +160,7 @@ class Scheduler:
         Nothing is drawn. Raises PromptError for one that cannot be run, before anything is computed, and
         PoolFullError where the pool has no room beside the requests that are under way.
         """
+        self._leave_out()
         for prompt in prompts:
             check_prompt(prompt, self._model.config)
         made: list[Rows] = [[] for _ in prompts]
@@ -221,12 +222,15 @@ class Scheduler:
         try:
             return self._ragged.step(pieces)
         except RunError as error:
-            self._model = self._recover(error, "in a step of several requests")
-            self._ragged = Ragged(self._model, self._pool, self._window(self._model))
+            self.go_on_with(self._recover(error, "in a step of several requests"))
         return self._ragged.step(pieces)
 
     def _leave_out(self) -> None:
-        """Let go of what is over."""
+        """Let go of what is over; what was computed and not picked from, where a step was broken off, is left
+        to be computed again."""
+        for request, sequence in self._running.items():
+            if not request.is_over and sequence.length == len(request.tokens):
+                sequence.go_back(sequence.length - 1)
         self._waiting = [one for one in self._waiting if not one.is_over]
         for request in [one for one in self._running if one.is_over]:
             self._running.pop(request).release()

@@ -152,6 +152,8 @@ class Session:
         self.model.home.leave()
         self.cache.close()
         self.cache, self.model = fallback()
+        if "scheduler" in self.__dict__:  # it was asked for
+            self.scheduler.go_on_with(self.model)
         self.backend = f"{failed}, then {self.cache.backend.name}"
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model

@@ -5,6 +5,7 @@ Alone is another way through the engine: one sequence in a KV cache of its own (
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import astuple
 from functools import partial
@@ -217,7 +218,12 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-def test_a_step_that_fails_leaves_every_request_as_it_was(demo: Family, monkeypatch: Any) -> None:
+BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "scheduler.Request.pick")
+"""Where a step is broken off: before its pass, at the logits, when all is computed."""
+
+
+@pytest.mark.parametrize("place", BREAKS)
+def test_a_step_that_fails_leaves_every_request_as_it_was(place: str, demo: Family, monkeypatch: Any) -> None:
     scheduler = demo.scheduler(40)
     requests = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in (1, 5)]
     scheduler.step()
@@ -229,7 +235,7 @@ def test_a_step_that_fails_leaves_every_request_as_it_was(demo: Family, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("aerie.engine.passes.BlockCalls.stand", failing)
+        patch.setattr(f"aerie.engine.{place}", failing)
         with pytest.raises(KeyboardInterrupt):
             scheduler.step()
     assert calls == 1
@@ -262,6 +268,18 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
     assert given_up == ["in a step of several requests"]
 
 
+def test_requests_go_on_where_an_answer_by_itself_found_the_device_gone(demo: Family) -> None:
+    """The session is told of the failure, and the scheduler that it has goes on with it."""
+    checkpoint = open_checkpoint(DEMO_FOLDER)
+    session, other = session_of(checkpoint), session_of(checkpoint)
+    request = session.scheduler.submit(demo.prompts[5], NEW, sampler(5))
+    session.scheduler.step()
+    session.fallback = lambda: (other.cache, other.model)
+    session.recover(RunError("the device is gone"), "elsewhere")
+    assert [token for token in request.steps() if token is not None] == demo.alone[5][0]
+    assert session.model is other.model
+
+
 def test_the_more_urgent_goes_first(demo: Family) -> None:
     scheduler = demo.scheduler(6)  # not enough for both
     late = scheduler.submit(demo.prompts[6], NEW, sampler(6))
@@ -287,7 +305,8 @@ def test_a_request_that_cannot_be_served_fails_alone(demo: Family) -> None:
     with pytest.raises(PoolFullError, match="and 1 are needed"):
         list(outgrows.steps())
     assert len(outgrows.token_ids) > 1
-    assert scheduler.submit(demo.prompts[1], NEW, sampler(1)).steps()
+    later = scheduler.submit(demo.prompts[1], NEW, sampler(1))
+    assert [token for token in later.steps() if token is not None] == demo.alone[1][0]
 
 
 def test_an_error_of_one_does_not_touch_the_others(demo: Family) -> None:
@@ -336,13 +355,29 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         assert {one.finish_reason for one in (cold, empty, unknown)} == {FinishReason.ERROR}
         assert cold.error == "temperature is -1.0; it must be 0 (greedy) or more"
         assert empty.error.startswith("the prompt is empty")
-        assert "a request has a setting that there is not" in unknown.error
-        counts = model._open().scheduler.counts
+        assert "a request has a setting that cannot be taken" in unknown.error
+        scheduler = model._open().scheduler
+        assert [one for one in scheduler._running if not one.is_over] == []
+        counts = scheduler.counts
         assert counts.rows / counts.steps > 4
         again = model.generate_batch([QUESTIONS[0] * 12] * 2)
         assert [one.usage.cached_tokens for one in model.generate_batch([QUESTIONS[0] * 12])] == [64]
         assert again[0].token_ids == again[1].token_ids
     assert any(line.startswith("KV pool: 100 pages of 64 positions, ") for line in lines)
+
+
+def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> None:
+    with load("demo", decode="rows", kv_pool=640) as model:
+        scheduler = model._open().scheduler
+        with monkeypatch.context() as patch:
+            patch.setattr(Request, "pick", lambda *_: signal.raise_signal(signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                model.generate_batch(QUESTIONS)
+        assert [len(logits) for logits in model.forward_batch([[5]])] == [1]
+        assert scheduler._pool.manager.free == 10
+        assert [one.text for one in model.generate_batch(QUESTIONS[:1])] == [
+            "The capital of France is Paris."
+        ]
 
 
 def test_logits_and_likelihoods_of_many_prompts() -> None:
