@@ -14,7 +14,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, embed, ids_among
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.kv import KVCache
-from aerie.engine.logits import dequantised, last_row
+from aerie.engine.logits import last_row
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm, widen
 from aerie.engine.passes import BlockPass, RowPass, TokenPass
@@ -200,29 +200,21 @@ def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
 
 def all_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
     """As next_token_logits for rows of the last layer's output, (rows, hidden_size): (rows, vocab_size)."""
-    name = model.blocks.head(len(hidden))
-    model.supply([name])
-    head = model.programs[name]
-    cuts = (hidden[first : first + head.rows] for first in range(0, len(hidden), head.rows))
-    size = model.config.vocab_size
-    return np.concatenate(
-        [dequantised(head.arguments, _head(model, head, cut), size, len(cut), len(cut)) for cut in cuts]
-    )
+    rows = head_rows(model, hidden)
+    return np.array([widen(row) if row.dtype == bf16 else row for row in rows], np.float32)
 
 
 def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Array:
     """As next_token_logits, in bf16 where the program gives them so: what a Sampler takes as well."""
-    head = model.programs[model.blocks.of_a_token[-1]]
-    made = _head(model, head, hidden[None])
-    first = {key: array.reshape(head.rows, -1)[0] for key, array in made.items()}
-    return last_row(head.arguments, first, model.config.vocab_size)
+    return head_rows(model, hidden[None])[0]
 
 
 def head_rows(model: LoadedModel, hidden: BF16Array) -> list[BF16Array | F32Array]:
-    """As next_token_row for each of several rows, (rows, hidden_size)."""
-    name = model.blocks.head(len(hidden))
+    """As next_token_row for each of several rows, (rows, hidden_size), which the LM head takes a few at a
+    time."""
+    name, rows = model.blocks.head(len(hidden)), list[BF16Array | F32Array]()
     model.supply([name])
-    head, rows = model.programs[name], list[BF16Array | F32Array]()
+    head = model.programs[name]
     for first in range(0, len(hidden), head.rows):
         cut = hidden[first : first + head.rows]
         made = _head(model, head, cut)
