@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from aerie.air_dialect.common import on_first_use
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program
 from aerie.multi_launch_builder.shapes import (
-    ConfigError,
     ModelShape,
     UnsupportedShapeError,
     legal_seq_len,
@@ -43,7 +42,6 @@ else:
 
 __all__ = [
     "CompileOption",
-    "ConfigError",
     "DataflowError",
     "ExternalObject",
     "GraphType",

@@ -13,7 +13,6 @@ from aerie.multi_launch_builder.building import write_mlir
 from aerie.multi_launch_builder.shapes import (
     DEMO,
     DEMO_SEQ_LEN,
-    ConfigError,
     ModelShape,
     UnsupportedShapeError,
 )
@@ -25,9 +24,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mlir = commands.add_parser("mlir", help="write kernels, programs and their argument tables")
     mlir.add_argument("out", type=Path, help="folder to write kernels/ and programs/ into")
-    mlir.add_argument(
-        "--config", type=Path, help="a Hugging Face config.json (default: the demo model's shape)"
-    )
     mlir.add_argument(
         "--seq-len", type=int, default=DEMO_SEQ_LEN, help=f"compiled prompt length (default {DEMO_SEQ_LEN})"
     )
@@ -48,10 +44,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shape(options: argparse.Namespace) -> ModelShape:
-    base = DEMO if options.config is None else ModelShape.from_config_file(options.config)
+    """The demo's, but for what is given."""
     names = [field.name for field in dataclasses.fields(ModelShape)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return dataclasses.replace(base, **given)
+    return dataclasses.replace(DEMO, **given)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         variants = map(Variant.parse, options.variants)
         paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
-    except (UnsupportedShapeError, ConfigError) as error:
+    except UnsupportedShapeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:

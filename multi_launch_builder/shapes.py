@@ -5,11 +5,7 @@ Needs no IR and no kernel. Which shapes the kernels accept is for `limits` to sa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from aerie.air_dialect.common import AerieError
 
@@ -23,10 +19,6 @@ class UnsupportedShapeError(AerieError, ValueError):
     def __init__(self, problem: str, nearest: str = "") -> None:
         super().__init__(f"{problem}; {nearest}" if nearest else problem)
         self.problem = problem
-
-
-class ConfigError(AerieError, ValueError):
-    """A config.json that does not say what shape the model has."""
 
 
 LM_HEAD_PARTITIONS = 8
@@ -68,71 +60,6 @@ class ModelShape:
     def kv_dim(self) -> int:
         """Width of all key (or value) heads together."""
         return self.n_kv_heads * self.head_dim
-
-    @staticmethod
-    def from_config(config: Mapping[str, Any], source: str = "config.json") -> ModelShape:
-        """The shape in the Hugging Face configuration of a Llama, or of a family made of it.
-
-        As transformers has them, a Qwen2 always has biases of queries, keys and values, and a Qwen3 norms of
-        heads. Raises ConfigError for a key that is missing or no number, and for other biases; `source`
-        names the file in it.
-        """
-        sizes = {field: _number(config, key, source) for field, key in _CONFIG_KEYS.items()}
-        kv_heads = _number(config, "num_key_value_heads", source, default=sizes["n_heads"])
-        head_dim = _number(config, "head_dim", source, default=sizes["emb_dim"] // max(1, sizes["n_heads"]))
-        eps = config.get("rms_norm_eps", 1e-6)  # the default of transformers' LlamaConfig
-        if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-            raise ConfigError(f"{source}: 'rms_norm_eps' is {eps!r}, and must be a number, such as 1e-5")
-        family = config.get("model_type")
-        if family != "qwen2" and config.get("attention_bias"):
-            raise ConfigError(
-                f"{source}: 'attention_bias' is {config['attention_bias']!r}, which also gives the output "
-                "projection a bias, and no program adds one; use a model without, or a Qwen2, whose biases "
-                "are those of queries, keys and values"
-            )
-        return ModelShape(
-            n_kv_heads=kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=float(eps),
-            qkv_bias=family == "qwen2",
-            qk_norm=family == "qwen3",
-            **sizes,
-        )
-
-    @staticmethod
-    def from_config_file(path: Path) -> ModelShape:
-        """The shape in the config.json at `path`. Raises ConfigError."""
-        try:
-            config = json.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError(
-                f"cannot read {path}: {error.strerror}; name a Hugging Face config.json"
-            ) from error
-        except ValueError as error:
-            raise ConfigError(f"{path} is not JSON ({error}); name a Hugging Face config.json") from error
-        if not isinstance(config, dict):
-            raise ConfigError(f"{path} holds no JSON object; name a Hugging Face config.json")
-        return ModelShape.from_config(config, str(path))
-
-
-_CONFIG_KEYS = {
-    "emb_dim": "hidden_size",
-    "n_heads": "num_attention_heads",
-    "hidden_dim": "intermediate_size",
-    "vocab_size": "vocab_size",
-}
-
-
-def _number(config: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int):
-        given = "is missing" if value is None else f"is {value!r}"
-        raise ConfigError(
-            f"{source}: '{key}' {given}, and must be a whole number; is this a Llama's config.json?"
-        )
-    return value
 
 
 DEMO = ModelShape(

@@ -27,7 +27,6 @@ from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import add_model, whole_number
 from aerie.llama32_1b.find import find_checkpoint
-from aerie.multi_launch_builder.shapes import DEMO_SEQ_LEN, ConfigError, ModelShape
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu.checks import preflight
 from aerie.runtime.npu.stage_runner import StageRunner
@@ -53,9 +52,6 @@ def add_toolchain(parser: argparse.ArgumentParser) -> None:
         "variant, such as AR-8xCL-512, or one of its programs",
     )
     add_model(parser)
-    parser.add_argument(
-        "--config", type=Path, help="a Hugging Face config.json, for the shape alone, instead of --model"
-    )
     parser.add_argument("--json", action="store_true", help="one record of JSON instead of the table")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every stage's texts and logs there")
     parser.add_argument(
@@ -73,7 +69,8 @@ def toolchain(arguments: argparse.Namespace) -> int:
     tools, report = StageTools.found(), Reporter()
     if not tools.runnable:
         raise UserError(missing_list("no stage of the compilers can run here", tools.missing))
-    model, shape, seq_len = _asked(arguments)
+    config = load_config(find_checkpoint(arguments.model))
+    shape, seq_len = config.shape, choose_seq_len(config, arguments.seq_len)
     chosen = choose(shape, seq_len, arguments.names)
     for line in tools_told(tools):
         report.note(line)
@@ -82,23 +79,11 @@ def toolchain(arguments: argparse.Namespace) -> int:
             build(shape, seq_len, chosen), StageRunner(tools), folder, arguments.run_up_to, report.note
         )
     if arguments.json:
-        print(json.dumps(record(outcomes, tools, model, seq_len), indent=1))
+        print(json.dumps(record(outcomes, tools, arguments.model, seq_len), indent=1))
     else:
-        print_outcomes(outcomes, f"{model}, {seq_len} tokens: upstream's compilers, stage by stage")
+        print_outcomes(outcomes, f"{arguments.model}, {seq_len} tokens: upstream's compilers, stage by stage")
     report.note(KEPT if arguments.keep else NOT_KEPT)
     return RIGHT if all(outcome.is_right for outcome in outcomes) else WRONG
-
-
-def _asked(arguments: argparse.Namespace) -> tuple[str, ModelShape, int]:
-    """The model's name, its shape and the prompt length. Raises UserError for a model that there is not."""
-    if arguments.config is None:
-        config = load_config(find_checkpoint(arguments.model))
-        return arguments.model, config.shape, choose_seq_len(config, arguments.seq_len)
-    try:
-        shape = ModelShape.from_config_file(arguments.config)
-    except ConfigError as error:
-        raise UserError(str(error)) from error
-    return str(arguments.config), shape, arguments.seq_len or DEMO_SEQ_LEN
 
 
 def tools_told(tools: StageTools) -> Iterator[str]:

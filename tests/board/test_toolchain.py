@@ -29,6 +29,7 @@ SIZES = {
     "head_dim": DEMO.head_dim,
     "intermediate_size": DEMO.hidden_dim,
     "vocab_size": DEMO.vocab_size,
+    "num_hidden_layers": 1,
 }
 
 
@@ -237,12 +238,12 @@ def test_a_shape_from_a_config_alone(stage_machine: Command, toolchain: Command,
     stage_machine("air-opt")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SIZES))
-    done = toolchain(f"swiglu --json --run-up-to 0 --config {config}")
+    done = toolchain(f"swiglu --json --run-up-to 0 --model {tmp_path}")
     assert [item["name"] for item in json.loads(done.out)["items"]] == ["swiglu", "swiglu-o_gemv_ffn-swiglu"]
     config.write_text("[]")
-    assert "holds no JSON object" in toolchain(f"swiglu --config {config}").err
+    assert "holds list, not an object" in toolchain(f"swiglu --model {tmp_path}").err
     config.write_text(json.dumps({**SIZES, "head_dim": 100}))
-    refused = toolchain(f"swiglu --config {config}")
+    refused = toolchain(f"swiglu --model {tmp_path}")
     assert (refused.status, "head_dim=100" in refused.err) == (2, True)
 
 

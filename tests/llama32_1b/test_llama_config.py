@@ -8,6 +8,9 @@ import pytest
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError
 from aerie.engine.rope import Llama3
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.llama32_1b.synthetic.shape import SHAPES
+from aerie.multi_launch_builder import shapes
 
 MINIMAL = {
     "vocab_size": 512,
@@ -93,6 +96,11 @@ def test_shape_for_the_builders(load):
     shape = load(num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-5).shape
     assert (shape.emb_dim, shape.hidden_dim, shape.vocab_size) == (256, 512, 512)
     assert (shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.rms_norm_eps) == (4, 2, 32, 1e-5)
+
+
+def test_shapes_that_builders_know_by_name_are_those_of_the_models():
+    assert load_config(DEMO_FOLDER).shape == shapes.DEMO
+    assert SHAPES["llama-3.2-1b"].shape == shapes.LLAMA_3_2_1B
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,6 @@ def test_every_kernel_is_there_at_every_shape(out):
             ["--variants", "8"],
             "error: '8' is no variant: tokens of a call and positions of the cache; write AR-8xCL",
         ),
-        (["--config", "nowhere.json"], "error: cannot read nowhere.json: No such file or directory"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, words):
@@ -101,12 +100,3 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     assert error.startswith(wanted)
     assert error.endswith("; name another folder\n")
     assert "Errno" not in error
-
-
-def test_a_config_and_a_flag_over_it(tmp_path):
-    config = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 9}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = ["--config", str(tmp_path / "config.json"), "--seq-len", "64", "--hidden-dim", "128"]
-    assert main(["mlir", str(tmp_path / "out"), *flags]) == 0
-    table = json.loads((tmp_path / "out" / "programs" / "o_ffn.args.json").read_text())
-    assert {a["name"]: a["shape"] for a in table["arguments"]}["w_gate"] == [128, 64]

@@ -1,11 +1,9 @@
-"""Model shapes: read from config.json, checked, and the nearest legal one named."""
+"""Model shapes: checked, and the nearest legal one named."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.kernels import cached_attention, flash_attention, gemv, registry
 from aerie.multi_launch_builder import (
-    ConfigError,
     ModelShape,
     UnsupportedShapeError,
     build_programs,
@@ -34,76 +31,6 @@ AT_MOST = {
     "n_heads * head_dim": lambda most: {"n_heads": most // 32},
 }
 """What to change of a shape whose heads are 32 wide, so that the size of a rule is at its limit."""
-LLAMA_CONFIG = {
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "rms_norm_eps": 1e-5,
-}
-
-
-def test_a_config_gives_the_shape():
-    assert ModelShape.from_config(LLAMA_CONFIG) == LLAMA_3_2_1B
-
-
-def test_a_config_without_head_dim_and_kv_heads_has_the_usual_ones():
-    config = {k: v for k, v in LLAMA_CONFIG.items() if k not in ("head_dim", "num_key_value_heads")}
-    shape = ModelShape.from_config({**config, "head_dim": None})
-    assert (shape.head_dim, shape.n_kv_heads) == (64, 32)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_size": None}, "c.json: 'hidden_size' is missing, and must be a whole number"),
-        ({"vocab_size": "many"}, "c.json: 'vocab_size' is 'many', and must be a whole number"),
-        ({"rms_norm_eps": "small"}, "c.json: 'rms_norm_eps' is 'small', and must be a number"),
-    ],
-)
-def test_a_config_that_does_not_say(change, words):
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        ModelShape.from_config({**LLAMA_CONFIG, **change}, "c.json")
-
-
-def test_families_that_add_to_a_llama():
-    """As transformers has them: Qwen2Attention has biases always, Qwen3Attention norms of heads always."""
-    plain = ModelShape.from_config(LLAMA_CONFIG)
-    assert (plain.qkv_bias, plain.qk_norm) == (False, False)
-    qwen2 = ModelShape.from_config({**LLAMA_CONFIG, "model_type": "qwen2"})
-    qwen3 = ModelShape.from_config({**LLAMA_CONFIG, "model_type": "qwen3", "attention_bias": False})
-    assert qwen2 == dataclasses.replace(plain, qkv_bias=True)
-    assert qwen3 == dataclasses.replace(plain, qk_norm=True)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_bias_of_the_output_projection_is_refused(family):
-    with pytest.raises(ConfigError, match=r"c.json: 'attention_bias' is True, which also gives the out"):
-        ModelShape.from_config({**LLAMA_CONFIG, "model_type": family, "attention_bias": True}, "c.json")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "cannot read"), ("{", "is not JSON"), ("[]", "holds no JSON object")],
-)
-def test_a_file_that_is_no_config(tmp_path, content, words):
-    path = tmp_path / "config.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=words + ".*name a Hugging Face config.json"):
-        ModelShape.from_config_file(path)
-
-
-def test_a_config_file(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-    assert ModelShape.from_config_file(tmp_path / "config.json") == LLAMA_3_2_1B
-
-
-def test_demo_is_the_checkpoint_that_ships_with_the_project():
-    config = Path(__file__).parents[2] / "llama32_1b/demo/checkpoint/config.json"
-    assert ModelShape.from_config_file(config) == DEMO
 
 
 @pytest.mark.parametrize("shape", [DEMO, LLAMA_3_2_1B])
