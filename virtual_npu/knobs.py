@@ -13,6 +13,7 @@ from aerie.virtual_npu.errors import KnobError
 
 MOST_THREADS = 1024
 MOST_RACE_EVENTS = 1 << 29
+MOST_DEVICES = 64
 
 
 def _anything(_: str) -> bool:
@@ -59,6 +60,11 @@ def _is_event_count(text: str) -> bool:
     return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= MOST_RACE_EVENTS
 
 
+@functools.cache
+def _is_device_count(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,2}", text) is not None and 1 <= int(text) <= MOST_DEVICES
+
+
 def _is_march(text: str) -> bool:
     return re.fullmatch(r"\w[\w.+=-]*", text) is not None
 
@@ -81,6 +87,13 @@ STRICT = Knob(
     "1: host and device memory of virtual_npu.pyxrt are separate",
     "1 for separate memories, 0 for a shared one",
     {"0", "1"}.__contains__,
+)
+DEVICES = Knob(
+    "VNPU_DEVICES",
+    "1",
+    "how many devices virtual_npu.pyxrt has, of the indices 0, 1, ...",
+    f"a whole number from 1 to {MOST_DEVICES}",
+    _is_device_count,
 )
 CXX = Knob("VNPU_CXX", "", "C++ compiler, such as g++-13 or ccache g++; empty: CXX, then c++, g++, clang++")
 MARCH = Knob(
@@ -169,7 +182,7 @@ PLAIN = Knob(
     ),
 )
 
-TABLE = (THREADS, STRICT, CXX, MARCH, OPT, KEEP, HOME, CACHE, NUMERICS, ROUNDING, RACE_EVENTS, PLAIN)
+TABLE = (THREADS, STRICT, DEVICES, CXX, MARCH, OPT, KEEP, HOME, CACHE, NUMERICS, ROUNDING, RACE_EVENTS, PLAIN)
 
 
 def check() -> None:
@@ -193,6 +206,11 @@ def threads() -> int:
 def race_events() -> int:
     """How many accesses the race check remembers. Raises KnobError where VNPU_RACE_EVENTS is no number."""
     return int(RACE_EVENTS.get())
+
+
+def devices() -> int:
+    """How many devices there are. Raises KnobError where VNPU_DEVICES is no such number."""
+    return int(DEVICES.get())
 
 
 def strict() -> bool:

@@ -257,7 +257,8 @@ def test_a_sub_buffer_keeps_its_parent(strict_session):
         ),
         (lambda s: s.bo(64).sync(TO_DEVICE, 4, -4), "sync of 4 bytes at offset -4 leaves"),
         (lambda s: s.bo(64).sync(pyxrt.xclBOSyncDirection(2)), "GMIO_TO_AIE.* is not one of the NPU's"),
-        (lambda s: pyxrt.device(1), "there is no device 1; the virtual NPU is device 0"),
+        (lambda s: pyxrt.device(-1), "there is no device -1"),
+        (lambda s: pyxrt.device(1), "there is no device 1; the virtual NPU has device 0 alone: VNPU_D"),
         (lambda s: pyxrt.elf("/nowhere/x.so"), "there is no file '/nowhere/x.so'; build the program first"),
         (lambda s: pyxrt.hw_context(s.elf, s.device), r"hw_context wants .* not \(Elf, Device\)"),
         (

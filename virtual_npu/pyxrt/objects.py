@@ -126,11 +126,15 @@ class RunQueue:
 
 
 class Device:
-    """The virtual NPU. There is one, of index 0. `strict` is VNPU_STRICT at the time it was opened."""
+    """One of the virtual NPUs, of which there are VNPU_DEVICES. Each has its own queue of runs, and no other
+    one's buffers. `strict` is VNPU_STRICT at the time it was opened."""
 
     def __init__(self, index: int = 0) -> None:
-        if index != 0:
-            raise XrtError(f"there is no device {index!r}; the virtual NPU is device 0")
+        if index not in range(count := knobs.devices()):
+            there = "device 0 alone" if count == 1 else f"the devices 0 to {count - 1}"
+            raise XrtError(
+                f"there is no device {index!r}; the virtual NPU has {there}: VNPU_DEVICES says how many"
+            )
         self.strict = knobs.strict()
         self.queue = RunQueue()
 

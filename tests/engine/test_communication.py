@@ -1,0 +1,126 @@
+"""What ranks say to each other: sums in the order of ranks, whoever comes first; and what comes of one that
+does not come."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerie.engine.communication import (
+    Alone,
+    Communication,
+    PeerError,
+    add_up,
+    between_processes,
+    check_alike,
+    from_first,
+    in_process,
+)
+from aerie.engine.errors import UserError
+from aerie.engine.numerics import bf16, widen
+
+NAMES = ("device 0", "device 4", "device 7")
+
+
+def together(
+    work: Callable[[Communication], Any], delays: tuple[float, ...] = (), patience_s: float = 20.0
+) -> list[Any]:
+    """What each of three ranks makes, or the error that it raises; rank r begins after delays[r] seconds."""
+    meeting, made = in_process(NAMES, patience_s), [None] * len(NAMES)
+
+    def run(rank: int, delay: float) -> None:
+        time.sleep(delay)
+        try:
+            made[rank] = work(meeting.member(rank))
+        except PeerError as error:
+            made[rank] = error
+
+    delays = delays or (0.0,) * len(NAMES)
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(delays)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return made
+
+
+def drawn(seed: int) -> Any:
+    return np.random.default_rng(seed).normal(size=(8, 33)).astype(bf16)
+
+
+def summed(group: Communication) -> bytes:
+    """Two sums, one of the other."""
+    x, out = drawn(9), np.empty((8, 33), bf16)
+    add_up(group, x, drawn(group.rank), out)
+    first = out.copy()
+    add_up(group, first, drawn(group.rank + 3), out)
+    return out.tobytes()
+
+
+def test_a_sum_has_the_same_bits_whoever_comes_first() -> None:
+    x = drawn(9)
+    for seeds in ((0, 1, 2), (3, 4, 5)):
+        total = widen(x)
+        for seed in seeds:
+            total = total + widen(drawn(seed))
+        x = total.astype(bf16)
+    for delays in itertools.permutations((0.0, 0.01, 0.02)):
+        assert together(summed, delays) == [x.tobytes()] * 3
+
+
+def test_a_sum_of_one_is_residual_and_product_rounded_once() -> None:
+    out = np.empty((8, 33), bf16)
+    add_up(Alone(), drawn(1), drawn(2), out)
+    assert out.tobytes() == (widen(drawn(1)) + widen(drawn(2))).astype(bf16).tobytes()
+
+
+def test_what_the_first_has_comes_to_all() -> None:
+    made = together(lambda group: from_first(group, drawn(group.rank)).tobytes())
+    assert made == [drawn(0).tobytes()] * 3
+
+
+def test_ranks_that_do_not_compute_the_same_are_told() -> None:
+    assert together(lambda group: check_alike(group, 5)) == [None] * 3
+    made = together(lambda group: check_alike(group, 5 + (group.rank == 1)))
+    assert ["rank 1 of 3 is about to compute other tokens than rank 0" in str(each) for each in made] == [
+        True
+    ] * 3
+
+
+def test_one_that_does_not_come_is_named_in_bounded_time() -> None:
+    started = time.perf_counter()
+    made = together(lambda group: group.rank == 1 or summed(group), patience_s=0.2)
+    assert time.perf_counter() - started < 10
+    assert sorted(str(each) for each in made if isinstance(each, PeerError)) == [
+        f"{name} waited for device 4, which did not come (at most 0.2 s)" for name in (NAMES[0], NAMES[2])
+    ]
+
+
+def test_one_that_leaves_is_not_waited_for() -> None:
+    def work(group: Communication) -> Any:
+        return group.leave() if group.rank == 1 else summed(group)
+
+    started = time.perf_counter()
+    made = together(work, delays=(0.0, 0.05, 0.0))
+    assert time.perf_counter() - started < 10
+    assert [isinstance(each, PeerError) for each in made] == [True, False, True]
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (2, 2), (-1, 2)])
+def test_places_that_there_are_not_are_refused(rank: int, ranks: int) -> None:
+    with pytest.raises(
+        UserError, match=f"rank {rank} of {ranks} is no place among processes: give 2 or more"
+    ):
+        between_processes("tcp://127.0.0.1:1", rank, ranks)
+
+
+def test_without_torch_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(UserError, match=r"torch is not installed: run pip install 'aerie\[distributed\]'"):
+        between_processes("tcp://127.0.0.1:1", 0, 2)
