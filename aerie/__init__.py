@@ -18,12 +18,14 @@ from aerie.air_dialect.common import AerieError, on_first_use
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage
     from aerie.api import Model, load
+    from aerie.chunked import ChunkedLLM
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
 else:
     _HOMES = {
         "aerie.answers": ["Result", "Stream", "Usage"],
         "aerie.api": ["Model", "load"],
+        "aerie.chunked": ["ChunkedLLM"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
     }
@@ -31,6 +33,7 @@ else:
 
 __all__ = [
     "AerieError",
+    "ChunkedLLM",
     "Event",
     "EventKind",
     "FinishReason",

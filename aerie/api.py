@@ -31,6 +31,7 @@ from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
+from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler, Sampling
@@ -101,7 +102,8 @@ class Model:
         self._turn = threading.Lock()
         self.kpis = Kpis()
         """Figures of all its answers that have ended."""
-        self._asked = Asked(self._open, self._turn, self.kpis)
+        self.asked = Asked(self._open, self._turn, self.kpis)
+        """Itself, for what asks it: streams, and aerie.ChunkedLLM."""
 
     def stream(
         self,
@@ -127,7 +129,7 @@ class Model:
         tokens = self._tokens(prompt, raw)
         with self._turn:
             generation = session.generate(tokens, max_tokens, sampler)
-        return Stream(self._asked, generation, stops, on_event)
+        return Stream(self.asked, generation, stops, on_event)
 
     def generate(
         self,
@@ -162,7 +164,7 @@ class Model:
             stops, raw = stops_of(item.pop("stop", ())), item.pop("raw", False)
             tokens, most = self._tokens(item.pop("prompt"), raw), item.pop("max_tokens")
             priority = item.pop("priority", 0)
-            return Stream(self._asked, scheduler.submit(tokens, most, Sampler(**item), priority), stops)
+            return Stream(self.asked, scheduler.submit(tokens, most, Sampler(**item), priority), stops)
         except TypeError as error:
             return UserError(
                 f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"
@@ -182,7 +184,8 @@ class Model:
             raise UserError(f"positions is {positions!r}; give 'last' or 'all'")
         tokens = [self._tokens(prompt, raw) for prompt in prompts]
         with self._turn:
-            made = self._open().scheduler.forward(tokens, positions == "all")
+            wanted = [len(each) if positions == "all" else 1 for each in tokens]
+            made = self._open().scheduler.forward(tokens, wanted)
         return [np.array([np.asarray(row, np.float32) for row in rows]) for rows in made]
 
     def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
@@ -192,7 +195,7 @@ class Model:
         if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
             raise PromptError("embeddings have no likelihood, as they are no tokens; give text or token ids")
         with self._turn:
-            made = self._open().scheduler.forward(texts, every=True)
+            made = self._open().scheduler.forward(texts, [len(text) for text in texts])
         return [_likelihoods(rows[:-1], text[1:]) for rows, text in zip(made, texts, strict=True)]
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
@@ -327,12 +330,8 @@ def load(
 
 
 def _likelihoods(rows: Sequence[Any], tokens: Sequence[Any]) -> F32Array:
-    """log softmax of each row of logits at its token, summed in float64."""
-    scores = (np.asarray(row, np.float64) for row in rows)
-    found = [
-        row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
-        for row, token in zip(scores, tokens, strict=True)
-    ]
+    """log softmax of each row of logits at its token."""
+    found = [log_softmax(row)[token] for row, token in zip(rows, tokens, strict=True)]
     return np.array(found, np.float32)
 
 

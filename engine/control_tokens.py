@@ -40,12 +40,13 @@ class ControlTokens:
         numbers = set(self._ids.values())
         return sum(number in numbers for number in ids) <= len(self._spelling.findall(text))
 
-    def encode_text(self, text: str) -> list[int]:
-        """Ids of text in which no control token is one, with those that the tokenizer puts around it."""
+    def encode_text(self, text: str, special: bool = True) -> list[int]:
+        """Ids of text in which no control token is one, with those that the tokenizer puts around it if
+        `special`."""
         as_before = self._backend.encode_special_tokens
         self._backend.encode_special_tokens = True  # that is: as text
         try:
-            return list(self._backend.encode(text).ids)
+            return list(self._backend.encode(text, add_special_tokens=special).ids)
         finally:
             self._backend.encode_special_tokens = as_before
 

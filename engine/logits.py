@@ -48,6 +48,13 @@ def dequantised(
     return numbers
 
 
+def log_softmax(row: NDArray[Any]) -> NDArray[np.float64]:
+    """Natural logarithms of what logits, (vocab_size,), give each token; in float64."""
+    wide: NDArray[np.float64] = np.asarray(row, np.float64) - np.float64(row.max())
+    found: NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
+    return found
+
+
 def last_row(
     arguments: ArgumentTable, made: Mapping[str, NDArray[Any]], vocab_size: int
 ) -> BF16Array | F32Array:

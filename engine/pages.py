@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -104,7 +104,7 @@ class PageManager:
             self._forget(page)
             self._keys[page], self._by_key[key] = key, page
 
-    def find(self, keys: Iterator[bytes]) -> list[int]:
+    def find(self, keys: Iterable[bytes]) -> list[int]:
         """The pages of the first keys, as far as there are any, held once more each."""
         found: list[int] = []
         for key in keys:
@@ -113,6 +113,15 @@ class PageManager:
             found.append(page)
         self.hold(found)
         return found
+
+    def has(self, keys: Iterable[bytes]) -> bool:
+        """Whether all of them would be found."""
+        return all(key in self._by_key for key in keys)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """What has these keys is found no more. Its pages stay held, or free, as they are."""
+        for page in [self._by_key[key] for key in keys if key in self._by_key]:
+            self._forget(page)
 
     def check(self) -> None:
         """AssertionError where the books do not agree with each other."""
@@ -147,10 +156,14 @@ class PagePool:
         for array in self._arrays:
             array[:, :, to * PAGE : (to + 1) * PAGE] = array[:, :, page * PAGE : (page + 1) * PAGE]
 
-    def keys(self, tokens: Sequence[Token], before: bytes = b"") -> Iterator[bytes]:
+    def key_of(self, more: bytes) -> bytes:
+        """The first key of what depends on more than the pool says."""
+        return hashlib.blake2b(more, digest_size=16, key=self.first_key).digest()
+
+    def keys(self, tokens: Sequence[Token], before: bytes) -> Iterator[bytes]:
         """The keys of the full pages that these tokens make, after a page with the key `before`; up to the
         first embedding, which has no key."""
-        key = before or self.first_key
+        key = before
         for first in range(0, len(tokens) - PAGE + 1, PAGE):
             page = tokens[first : first + PAGE]
             if not all(isinstance(token, Integral) for token in page):
@@ -183,11 +196,13 @@ class Paged:
     """A sequence of tokens, and the pages that have their keys and values.
 
     A step reserves room, writes at `places`, and then calls `advance` with its tokens; what is written beyond
-    `length` is never looked at. `token_ids` has the token of each position.
+    `length` is never looked at. `token_ids` has the token of each position. `key` is what its keys and
+    values depend on beside its tokens and what the pool says; None where that is nothing.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, key: bytes | None = None) -> None:
         self.pool, self.pages, self.token_ids = pool, list[int](), list[Token]()
+        self._first_key = pool.first_key if key is None else pool.key_of(key)
         self._keys: list[bytes] = []
 
     @property
@@ -198,9 +213,9 @@ class Paged:
     def begin(self, tokens: Sequence[Token]) -> int:
         """Take the pages that are known of these tokens, the last of which always runs; how many tokens that
         are. Only of an empty sequence."""
-        self.pages = self.pool.manager.find(self.pool.keys(tokens[:-1]))
+        self.pages = self.pool.manager.find(self.pool.keys(tokens[:-1], self._first_key))
         self.token_ids = list(tokens[: len(self.pages) * PAGE])
-        self._keys = [*self.pool.keys(self.token_ids)]
+        self._keys = [*self.pool.keys(self.token_ids, self._first_key)]
         return self.length
 
     def missing(self, count: int) -> int:
@@ -231,10 +246,8 @@ class Paged:
     def advance(self, tokens: Sequence[Token]) -> None:
         """Count these tokens as held; pages that are full now may be found by others."""
         self.token_ids += tokens
-        fresh = self.pool.keys(
-            self.token_ids[len(self._keys) * PAGE :], self._keys[-1] if self._keys else b""
-        )
-        for key in fresh:
+        before = self._keys[-1] if self._keys else self._first_key
+        for key in self.pool.keys(self.token_ids[len(self._keys) * PAGE :], before):
             self.pool.manager.publish(self.pages[len(self._keys)], key)
             self._keys.append(key)
 
@@ -248,6 +261,7 @@ class Paged:
     def fork(self) -> Paged:
         """Another that begins as this one; the pages are shared until one writes."""
         other = Paged(self.pool)
+        other._first_key = self._first_key
         self.pool.manager.hold(self.pages)
         other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
         return other

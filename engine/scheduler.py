@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from aerie.engine.composing import Beginning, Composition, beginning_of
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
 from aerie.engine.forward import check_prompt
@@ -30,6 +31,7 @@ from aerie.engine.windows import Window
 from aerie.runtime import RunError
 
 Rows: TypeAlias = "list[BF16Array | F32Array]"
+Prompt: TypeAlias = "Sequence[Token] | Composition"
 
 MOST_ANSWERS = 32
 """Under way at once: rows of the largest program that reads each weight once for few rows."""
@@ -45,9 +47,10 @@ class Request:
     """
 
     def __init__(
-        self, scheduler: Scheduler, prompt: Sequence[Token], max_tokens: int, sampler: Sampler, priority: int
+        self, scheduler: Scheduler, begins: Beginning, max_tokens: int, sampler: Sampler, priority: int
     ) -> None:
-        self.prompt, self.prompt_ids = tuple(prompt), tuple(ids_among(prompt))
+        self.begins, self.prompt = begins, tuple(begins.tokens)
+        self.prompt_ids = tuple(ids_among(self.prompt))
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.error: UserError | None = None
@@ -65,6 +68,10 @@ class Request:
     def tokens(self) -> Sequence[Token]:
         """All that its sequence has, or will have, of which the last is not computed yet."""
         return (*self.prompt, *self.token_ids)
+
+    def due(self, length: int) -> Sequence[Token]:
+        """The tokens after the first `length` that can be run now."""
+        return self.tokens[length : self.begins.runs_to(length)]
 
     def steps(self) -> Iterator[int | None]:
         """The tokens as they come, and None after each step that gave none. Raises what `error` is."""
@@ -114,12 +121,41 @@ class Request:
 @dataclass(frozen=True)
 class Counts:
     """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, tokens of
-    prompts that were found in the pool."""
+    prompts that were found in the pool, and such that were laid from chunks."""
 
     steps: int = 0
     rows: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    laid_tokens: int = 0
+
+
+class _Reading:
+    """A prompt that is read, of so many last tokens of which logits are wanted; `rows` has them then."""
+
+    def __init__(self, begins: Beginning, pool: PagePool, wanted: int) -> None:
+        self.sequence, self.rows = Paged(pool, begins.key), list[BF16Array | F32Array]()
+        self._begins, self._wanted, self._left = begins, wanted, len(begins.tokens)
+
+    def due(self) -> Sequence[Token]:
+        """The tokens that can be run now."""
+        if not self._left:
+            return ()
+        self._left -= self._begins.lay(self.sequence)
+        length = self.sequence.length
+        return self._begins.tokens[length : self._begins.runs_to(length)]
+
+    def piece(self, tokens: Sequence[Token]) -> Piece:
+        """Of the next step, these tokens."""
+        wanted = self._wanted - self._left + len(tokens)
+        return Piece(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
+
+    def took(self, piece: Piece, logits: Iterator[BF16Array | F32Array]) -> None:
+        """A step has run it, and gave these."""
+        self.rows += itertools.islice(logits, piece.wanted)
+        self._left -= len(piece.tokens)
+        if not self._left:
+            self.sequence.release()
 
 
 class Scheduler:
@@ -133,72 +169,66 @@ class Scheduler:
         recover: Recover = give_up,
     ) -> None:
         self.counts = Counts()
-        self._pool, self._window, self._recover = pool, window, recover
+        self.pool, self._window, self._recover = pool, window, recover
         self.go_on_with(model)
         self._waiting: list[Request] = []
         self._running: dict[Request, Paged] = {}
 
     def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left by this model: another device's, or the first one. The pool stays."""
-        self._model, self._ragged = model, Ragged(model, self._pool, self._window(model))
+        self._model, self._ragged = model, Ragged(model, self.pool, self._window(model))
 
-    def submit(
-        self, prompt: Sequence[Token], max_tokens: int, sampler: Sampler, priority: int = 0
-    ) -> Request:
+    def submit(self, prompt: Prompt, max_tokens: int, sampler: Sampler, priority: int = 0) -> Request:
         """A request that waits for its turn. PromptError and UserError for what cannot be run at all."""
-        check_asked(self._model, prompt, max_tokens, sampler)
-        pages = -(-(len(prompt) + 1) // PAGE)
-        if pages > self._pool.manager.pages:
-            raise PoolFullError(pages, self._pool.manager.pages, self._pool.manager.pages)
-        request = Request(self, prompt, max_tokens, sampler, priority)
+        begins = beginning_of(prompt)
+        check_asked(self._model, begins.tokens, max_tokens, sampler)
+        pages = -(-(len(begins.tokens) + 1) // PAGE)
+        if pages > self.pool.manager.pages:
+            raise PoolFullError(pages, self.pool.manager.pages, self.pool.manager.pages)
+        request = Request(self, begins, max_tokens, sampler, priority)
         self._waiting.append(request)
         return request
 
-    def forward(self, prompts: Sequence[Sequence[Token]], every: bool = False) -> list[Rows]:
-        """Logits after each prompt's last token, or after every one, each (vocab_size,), in shared passes.
+    def forward(self, prompts: Sequence[Prompt], wanted: Sequence[int] | None = None) -> list[Rows]:
+        """Logits after so many last tokens of each prompt, 1 unless said, each (vocab_size,), in shared
+        passes. What is laid of a composition has none.
 
         Nothing is drawn. Raises PromptError for one that cannot be run, before anything is computed, and
         PoolFullError where the pool has no room beside the requests that are under way.
         """
         self._leave_out()
-        for prompt in prompts:
-            check_prompt(prompt, self._model.config)
-        made: list[Rows] = [[] for _ in prompts]
-        sequences = [Paged(self._pool) for _ in prompts]
-        left = [[*prompt] for prompt in prompts]
+        begins = [beginning_of(prompt) for prompt in prompts]
+        for each in begins:
+            check_prompt(each.tokens, self._model.config)
+        wanted = wanted or [1] * len(prompts)
+        readings = [_Reading(one, self.pool, count) for one, count in zip(begins, wanted, strict=True)]
         try:
-            while any(left):
-                chosen = self._next_of(sequences, left, every)
+            while chosen := self._next_of(readings):
                 logits = iter(self._run([piece for _, piece in chosen]))
-                for number, piece in chosen:
-                    made[number] += itertools.islice(logits, piece.wanted)
-                    del left[number][: len(piece.tokens)]
-                    if not left[number]:
-                        piece.sequence.release()
+                for reading, piece in chosen:
+                    reading.took(piece, logits)
         finally:
-            for sequence in sequences:
-                sequence.release()
-        return made
+            for reading in readings:
+                reading.sequence.release()
+        return [reading.rows for reading in readings]
 
-    def _next_of(
-        self, sequences: Sequence[Paged], left: Sequence[Sequence[Token]], every: bool
-    ) -> list[tuple[int, Piece]]:
+    def _next_of(self, readings: Sequence[_Reading]) -> list[tuple[_Reading, Piece]]:
         """A step of prompts alone, in order, as far as there are rows, pages and room in the window."""
-        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[int, Piece]]()
-        free = self._pool.manager.free
-        for number, (sequence, tokens) in enumerate(zip(sequences, left, strict=True)):
-            cut = tokens[:budget]
-            wanted = len(cut) if every else int(len(cut) == len(tokens))
-            piece = Piece(sequence, cut, wanted)
+        left = [one.due() for one in readings]
+        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[_Reading, Piece]]()
+        free = self.pool.manager.free
+        for reading, tokens in zip(readings, left, strict=True):
+            piece = reading.piece(tokens[:budget])
+            cut, sequence = piece.tokens, piece.sequence
             if not cut or not self._ragged.fits([*(one for _, one in chosen), piece]):
                 continue
             needed = sequence.missing(len(cut))
             if needed > free:
                 if not chosen:
-                    raise PoolFullError(needed, free, self._pool.manager.pages)
+                    raise PoolFullError(needed, free, self.pool.manager.pages)
                 break
             budget, free = budget - len(cut), free - needed
-            chosen.append((number, piece))
+            chosen.append((reading, piece))
         return chosen
 
     def step(self) -> None:
@@ -206,6 +236,7 @@ class Scheduler:
         was before."""
         self._leave_out()
         self._admit()
+        self._lay()
         chosen = self._choose()
         if not chosen:
             return
@@ -239,9 +270,10 @@ class Scheduler:
         """Take in those whose pages are free, the most urgent first; who came earlier is not passed by."""
         self._waiting.sort(key=lambda one: -one.priority)
         while self._waiting and len(self._running) < MOST_ANSWERS:
-            request, sequence = self._waiting[0], Paged(self._pool)
+            request = self._waiting[0]
+            sequence = Paged(self.pool, request.begins.key)
             found = sequence.begin(request.tokens)
-            if sequence.missing(len(request.tokens) - found) > self._pool.manager.free:
+            if sequence.missing(len(request.tokens) - found) > self.pool.manager.free:
                 sequence.release()
                 return
             if not request.token_ids:
@@ -250,10 +282,17 @@ class Scheduler:
             self._running[self._waiting.pop(0)] = sequence
             sequence.reserve(len(request.tokens) - found)
 
+    def _lay(self) -> None:
+        """Give sequences what is laid next of their chunks."""
+        for request, sequence in self._running.items():
+            laid = request.begins.lay(sequence)
+            request.cached_tokens += 0 if request.token_ids else laid
+            self.counts = replace(self.counts, laid_tokens=self.counts.laid_tokens + laid)
+
     def _choose(self) -> list[tuple[Request, Piece]]:
         """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
         in the window."""
-        left = {one: one.tokens[sequence.length :] for one, sequence in self._running.items()}
+        left = {one: one.due(sequence.length) for one, sequence in self._running.items()}
         order = sorted(self._running, key=lambda one: (len(left[one]) > 1, -one.priority))
         budget = self._rows_for(sum(map(len, left.values())))
         chosen: list[tuple[Request, Piece]] = []
@@ -261,7 +300,9 @@ class Scheduler:
             tokens = left[request][:budget] if request in self._running else ()
             if not tokens or not self._has_pages(request, len(tokens), [one for one, _ in chosen]):
                 continue
-            piece = Piece(self._running[request], tokens, int(len(tokens) == len(left[request])))
+            sequence = self._running[request]
+            is_all = sequence.length + len(tokens) == len(request.tokens)
+            piece = Piece(sequence, tokens, int(is_all))
             if not self._ragged.fits([*(one for _, one in chosen), piece]):
                 continue
             chosen.append((request, piece))
@@ -277,12 +318,12 @@ class Scheduler:
         """Whether there are pages to write so many tokens; where not, others give way, but for those that
         stay and those that go before this one."""
         sequence = self._running[request]
-        while (missing := sequence.missing(count)) > self._pool.manager.free:
+        while (missing := sequence.missing(count)) > self.pool.manager.free:
             others = [one for one in self._running if one is not request and one not in stay]
             victim = min(reversed(others), key=lambda one: one.priority, default=None)
             if victim is None or victim.priority > request.priority:
                 if len(self._running) == 1:
-                    request.error = PoolFullError(missing, self._pool.manager.free, self._pool.manager.pages)
+                    request.error = PoolFullError(missing, self.pool.manager.free, self.pool.manager.pages)
                 return False
             self._preempt(victim)
         sequence.reserve(count)

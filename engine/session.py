@@ -19,22 +19,23 @@ from pathlib import Path
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.chunks import ChunkRegistry
 from aerie.engine.compiling import Programs, RuntimeOptions, compile_into, compile_programs
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
 from aerie.engine.footprint import check_memory
-from aerie.engine.forward import check_prompt
+from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
-from aerie.engine.kv import Kept
+from aerie.engine.kv import Kept, KVCache
 from aerie.engine.model import LoadedModel, assemble, preload, preload_steps
 from aerie.engine.pages import PAGE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import restore_sequence, save_sequence, weights_mark
+from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
 from aerie.engine.scheduler import MOST_ANSWERS, Request, Scheduler
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.windows import window_of
-from aerie.runtime import Backend, KernelCache, RunError
+from aerie.runtime import Backend, KernelCache, RunError, RunStopped
 from aerie.runtime.memory import available_bytes, size
 
 Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
@@ -104,6 +105,24 @@ class Session:
         pool = PagePool(model.config, pages, self._first_key)
         self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}")
         return Scheduler(model, pool, window_of, self.recover)
+
+    def chunk_registry(self, folder: Path | None = None) -> ChunkRegistry:
+        """Chunks on the scheduler's pool; kept in `folder` too, where one is given. UserError, as
+        `scheduler`, and for a folder that cannot be used."""
+        files = ChunkFolder(folder, self._made_by, self.note) if folder else None
+        return ChunkRegistry(self.scheduler.pool, self.model.rope, self.read_apart, files)
+
+    def read_apart(self, token_ids: Sequence[int]) -> KVCache:
+        """A cache of its own with these tokens, which see nothing before them, and their keys before RoPE.
+        Raises as make_room, and RunError."""
+        self.make_room(token_ids)
+        read = partial(_read_apart, token_ids=token_ids, bar=self.bar)
+        try:
+            return read(self.model)
+        except RunStopped:
+            raise
+        except RunError as error:
+            return read(self.recover(error, "while a chunk was read"))
 
     @property
     def _first_key(self) -> bytes:
@@ -180,6 +199,13 @@ class Session:
             yield piece
         if piece := stream.flush():
             yield piece
+
+
+def _read_apart(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCache:
+    cache = KVCache(model.home, 1, with_unturned=True)
+    with bar(prefill_steps(model, len(token_ids))) as step:
+        prefill(model, token_ids, cache, step, last_only=True)
+    return cache
 
 
 def _until(generation: Generation | Request, stop: Collection[int]) -> Iterator[int | None]:

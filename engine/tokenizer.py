@@ -73,12 +73,14 @@ class Tokenizer:
         """The control tokens that are spelled out in `text`, each once."""
         return self._control.find(text)
 
-    def encode(self, text: str, control_tokens: bool = False) -> list[int]:
-        """Ids of text, with the special tokens the tokenizer puts around text (BOS, mostly).
+    def encode(self, text: str, control_tokens: bool = False, special: bool = True) -> list[int]:
+        """Ids of text, with the special tokens the tokenizer puts around text (BOS, mostly) if `special`.
 
         A control token that is spelled out in it is text like all else, unless `control_tokens` is set.
         """
-        return list(self._inner.encode(text)) if control_tokens else self._control.encode_text(text)
+        if control_tokens:
+            return list(self._inner.encode(text))
+        return self._control.encode_text(text, special)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation in the checkpoint's template, up to where the assistant answers.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.context_end import STOP
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
@@ -38,6 +39,7 @@ from aerie.verify.companion import (
     of_another_family,
     random_checkpoint,
 )
+from aerie.verify.composed import Composed, try_modes
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import Record, verify
@@ -48,7 +50,7 @@ from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.rules import numerics_of
 from aerie.verify.subject import BROKEN, one_line
-from aerie.verify.ways import identities_in_blocks, in_few_rows
+from aerie.verify.ways import identities_in_blocks, in_few_rows, in_rows
 from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
@@ -172,7 +174,9 @@ def _verify(
         same += reopened(session, case, options, lambda other: prepare_runtime(checkpoint, other, report))
     else:
         same.append(case)
-    return record.with_identities([*same, *_in_blocks(checkpoint, options, report)])
+    record = record.with_identities([*same, *_in_blocks(checkpoint, options, report)])
+    report.note("chunks")
+    return record.with_composed([*_composed(checkpoint, options, report)])
 
 
 def _case(session: Session, prompt: Prompt) -> Case | Identity:
@@ -208,12 +212,26 @@ def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
     def open_(which: Checkpoint, how: RuntimeOptions) -> Session:
         return prepare_runtime(which, how, report)
 
-    yield from identities_in_blocks("the model", checkpoint, options, open_)
+    for whose, which in _kinds(checkpoint, report):
+        yield from identities_in_blocks(whose, which, options, open_)
+
+
+def _composed(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Composed]:
+    """Every mode of chunks, of the same models."""
+    for whose, which in _kinds(checkpoint, report):
+        stops = replace(in_rows(options, which.config), context_end=STOP)
+        session, reference = _open_both(which, stops, report)
+        yield from try_modes(whose, session, reference)
+        session.cache.close()
+
+
+def _kinds(checkpoint: Checkpoint, report: Reporter) -> Iterator[tuple[str, Checkpoint]]:
+    """The model, and random weights in its family and in another one."""
+    yield "the model", checkpoint
     alike = longer(companion_config(checkpoint.config))
     for config in (alike, of_another_family(alike)):
-        whose = f"random {config.family.model_type}"
         with random_checkpoint(config, report) as random:
-            yield from identities_in_blocks(whose, random, options, open_)
+            yield f"random {config.family.model_type}", random
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
+from aerie.verify.composed import Composed
 from aerie.verify.identity import GOES_ON, Identity, going_on, try_identity
 from aerie.verify.ladder import Ladder
 from aerie.verify.prompts import Prompt
@@ -154,6 +155,7 @@ class Record:
     identities: list[Identity] = field(default_factory=list)
     rounding: str = "conv_even"
     ladders: list[Ladder] = field(default_factory=list)
+    composed: list[Composed] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Failure]:
@@ -161,11 +163,15 @@ class Record:
         of_prompts = [failure for trial in self.trials for failure in trial.failures]
         of_steps = [failure for ladder in self.ladders for failure in ladder.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
-        return [*of_prompts, *self.overall, *of_steps, *of_bits]
+        of_chunks = [failure for composed in self.composed for failure in composed.failures]
+        return [*of_prompts, *self.overall, *of_steps, *of_bits, *of_chunks]
 
     @property
     def verdict(self) -> str:
         return "FAIL" if self.failures else "PASS"
+
+    def with_composed(self, composed: Sequence[Composed]) -> Record:
+        return replace(self, composed=list(composed))
 
     def with_ladders(self, ladders: Sequence[Ladder]) -> Record:
         return replace(self, ladders=list(ladders))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError, UserError
@@ -96,6 +97,28 @@ class Reference:
         keep = len(token_ids) - start
         with torch.inference_mode():
             out = self.model(torch.tensor([list(token_ids)]), use_cache=False, logits_to_keep=keep)
+        return _float32(out.logits[0])
+
+    def masked(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        seen: NDArray[np.bool_],
+        count: int,
+    ) -> F32Array:
+        """Logits after the last `count` tokens, (count, vocab_size), of which each has a position and sees
+        what `seen`, (tokens, tokens), says."""
+        torch = import_torch()
+        kind = self.model.dtype
+        mask = torch.where(torch.from_numpy(seen), 0.0, torch.finfo(kind).min).to(kind)[None, None]
+        with torch.inference_mode():
+            out = self.model(
+                torch.tensor([list(token_ids)]),
+                attention_mask=mask,
+                position_ids=torch.tensor([list(positions)]),
+                use_cache=False,
+                logits_to_keep=count,
+            )
         return _float32(out.logits[0])
 
     def greedy(self, token_ids: Sequence[int], steps: int) -> Answer:

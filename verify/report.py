@@ -16,6 +16,7 @@ from rich.table import Table
 
 from aerie.engine.errors import UserError
 from aerie.runtime.tables import VERDICT, compact_table, print_tables
+from aerie.verify.composed import Composed
 from aerie.verify.diagnosis_report import percent, row_json
 from aerie.verify.gate import PENALTY, PENALTY_KL, POSITIONS, Record, Trial
 from aerie.verify.ladder import Ladder
@@ -60,7 +61,7 @@ mean, in nats. used: of a step's own bound, on the inputs that ours had."""
 def print_record(record: Record, file: TextIO | None = None) -> None:
     """Tables, every failure but the first (a few, if many), and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
-    print_tables(console, _distance_table(record), *_ladder_tables(record), *_identity_tables(record))
+    print_tables(console, _distance_table(record), *_other_tables(record))
     console.print(EXPLANATION, soft_wrap=True)
     for failure in record.failures[1 : SHOWN_FAILURES + 1]:
         console.print(f"also: {failure}", soft_wrap=True)
@@ -129,6 +130,10 @@ def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bound
     ]
 
 
+def _other_tables(record: Record) -> list[Table]:
+    return [*_ladder_tables(record), *_identity_tables(record), *_composed_tables(record)]
+
+
 def _ladder_tables(record: Record) -> Iterator[Table]:
     """The step nearest its bound, of each ladder in prefill and in decode."""
     if not record.ladders:
@@ -163,6 +168,24 @@ def _identity_tables(record: Record) -> Iterator[Table]:
     yield table
 
 
+def _composed_tables(record: Record) -> Iterator[Table]:
+    if not record.composed:
+        return
+    figures = ("tokens", "laid", "n", "place", "rms", "KL", "KL to one text")
+    table = compact_table(
+        "chunks against transformers with the mode's mask", ("of", "mode"), figures, (VERDICT,)
+    )
+    for found in record.composed:
+        verdict = "FAIL" if found.failures else "ok"
+        if found.distance is None or found.rounding is None:
+            table.add_row(found.whose, found.mode, str(found.tokens), *["-"] * 6, verdict)
+            continue
+        n, _, place, rms, _, _, kl, _ = _numbers("", found.distance, found.rounding, record.bounds)
+        counts = str(found.tokens), str(found.laid), n, place, rms, kl, f"{found.from_causal:.1e}"
+        table.add_row(found.whose, found.mode, *counts, verdict)
+    yield table
+
+
 def save_record(record: Record, model: str, path: Path) -> None:
     """Write the record as JSON, in one step. Raises UserError where that cannot be done."""
     write_report(path, json.dumps(as_json(record, model), indent=1, allow_nan=False) + "\n")
@@ -183,6 +206,7 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "prompts": [_trial(trial) for trial in record.trials],
         "ladders": [_ladder(ladder) for ladder in record.ladders],
         "bit_identity": [asdict(found) for found in record.identities],
+        "chunks": [_composed(found) for found in record.composed],
     }
 
 
@@ -216,6 +240,11 @@ def _ladder(ladder: Ladder) -> dict[str, Any]:
         "broken": ladder.broken,
         "steps": [row_json(row) for row in ladder.rows],
     }
+
+
+def _composed(found: Composed) -> dict[str, Any]:
+    distances = {name: _distance(getattr(found, name)) for name in ("distance", "rounding")}
+    return {**vars(found), **distances, "failures": [_failure(failure) for failure in found.failures]}
 
 
 def _distance(distance: Distance | None) -> dict[str, list[float]] | None:

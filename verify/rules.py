@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.runtime.toolchain import VirtualToolchain
@@ -182,7 +183,7 @@ def place(logits: F32Array, token: int) -> int:
 
 def kl_divergence(theirs: F32Array | Numbers, ours: F32Array | Numbers) -> float:
     """KL(softmax(theirs) || softmax(ours)) in nats, in float64."""
-    p, q = _log_softmax(theirs), _log_softmax(ours)
+    p, q = log_softmax(theirs), log_softmax(ours)
     return max(0.0, float(np.exp(p) @ (p - q)))  # rounding can leave it just below 0
 
 
@@ -196,12 +197,6 @@ def _compare_row(theirs: F32Array, ours: F32Array) -> tuple[float, ...]:
         float(np.abs(difference).max()),
         float(difference.mean()),
     )
-
-
-def _log_softmax(logits: F32Array | Numbers) -> Numbers:
-    shifted = logits.astype(np.float64) - logits.max()
-    result: Numbers = shifted - np.log(np.exp(shifted).sum())
-    return result
 
 
 def judge(part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bounds) -> Iterator[Failure]:

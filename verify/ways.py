@@ -116,7 +116,7 @@ def identities_in_blocks(
     whose: str, checkpoint: Checkpoint, options: RuntimeOptions, open_: Open
 ) -> Iterator[Identity]:
     """All ways on two threads, and one of them on one."""
-    options = _in_blocks(options, checkpoint.config)
+    options = in_rows(options, checkpoint.config)
     with _opened(open_, checkpoint, options, threads=2) as session:
         model, ids = session.model, text_of(session.tokenizer, GROWN_TOKENS)
         few = Whole(model, ids[:CUT_TOKENS], AT_ONCE)
@@ -131,7 +131,8 @@ def identities_in_blocks(
         yield few.judge(CHUNKS, session.model, f"{whose}, 1 thread")
 
 
-def _in_blocks(options: RuntimeOptions, config: ModelConfig) -> RuntimeOptions:
+def in_rows(options: RuntimeOptions, config: ModelConfig) -> RuntimeOptions:
+    """Options for the family `rows`, by blocks of few rows."""
     contexts = CONTEXTS[: 2 if config.context >= GROWN_TOKENS else 1]
     variants = f"8,16,32,64x{','.join(map(str, contexts))}"
     return replace(options, seq_len=None, variants=variants, decode=ROWS, prompt_tokens=0)

@@ -125,13 +125,13 @@ def test_what_was_let_go_longest_ago_is_taken_first_and_its_end_before_its_begin
 
 
 def test_pools_of_other_models_have_other_keys() -> None:
-    keys = [list(pool_of(1, first).keys([1] * PAGE)) for first in (b"a", b"b")]
+    keys = [list(pool_of(1).keys([1] * PAGE, first)) for first in (b"a", b"b")]
     assert keys[0] != keys[1]
 
 
 def test_embeddings_have_no_key() -> None:
     tokens: Any = [*range(PAGE), np.zeros(4), *range(PAGE)]
-    assert len(list(pool_of(1).keys(tokens))) == 1
+    assert len(list(pool_of(1).keys(tokens, b"first"))) == 1
 
 
 def test_a_full_pool_is_told_and_changes_nothing() -> None:

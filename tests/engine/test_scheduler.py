@@ -117,7 +117,7 @@ def run(scheduler: Scheduler, arriving: list[tuple[int, Any]], cancelled: dict[i
         if not arriving and all(one.is_over for one in requests):
             return
         scheduler.step()
-        scheduler._pool.manager.check()
+        scheduler.pool.manager.check()
     raise AssertionError("it does not come to an end")
 
 
@@ -147,7 +147,7 @@ def play(family: Family, draw: int) -> tuple[int, Counts]:
     ]
     cancelled = {int(n): int(rng.integers(30)) for n in rng.permutation(len(numbers))[:3]}
     run(scheduler, arriving, cancelled)
-    assert scheduler._pool.manager.free == scheduler._pool.manager.pages
+    assert scheduler.pool.manager.free == scheduler.pool.manager.pages
     return sum(not is_as_alone(family, *each) for each in made), scheduler.counts
 
 
@@ -167,7 +167,7 @@ def test_no_answer_depends_on_its_company(family: Family) -> None:
     """Each schedule has 22 requests; together they are in steps of several, give pages back, find pages."""
     played = [play(family, draw) for draw in range(len(PAGES))]
     assert [wrong for wrong, _ in played] == [0] * len(PAGES)
-    steps, rows, preemptions, cached = np.sum([astuple(counts) for _, counts in played], axis=0)
+    steps, rows, preemptions, cached, _ = np.sum([astuple(counts) for _, counts in played], axis=0)
     assert (rows / steps > 4, preemptions > 0, cached > 0) == (True, True, True), played
 
 
@@ -374,7 +374,7 @@ def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> Non
             with pytest.raises(KeyboardInterrupt):
                 model.generate_batch(QUESTIONS)
         assert [len(logits) for logits in model.forward_batch([[5]])] == [1]
-        assert scheduler._pool.manager.free == 10
+        assert scheduler.pool.manager.free == 10
         assert [one.text for one in model.generate_batch(QUESTIONS[:1])] == [
             "The capital of France is Paris."
         ]
@@ -394,7 +394,7 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
         scores = whole[2][:-1].astype(np.float64)
         softmax = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         np.testing.assert_allclose(likely, np.log(softmax[np.arange(63), prompts[2][1:]]), rtol=1e-5)
-        assert model._open().scheduler._pool.manager.free == 20
+        assert model._open().scheduler.pool.manager.free == 20
         with pytest.raises(UserError, match="positions is 'first'; give 'last' or 'all'"):
             model.forward_batch(prompts, "first")
         with pytest.raises(PromptError, match="embeddings have no likelihood"):

@@ -1,0 +1,143 @@
+"""Chunks of context in Python: registered once, and composed in any order for any number of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from aerie.answers import OnEvent, Result, Stream, stops_of
+from aerie.api import MAX_TOKENS, Model, Options
+from aerie.engine.chunks import ChunkInfo
+from aerie.engine.composing import PREFIX, Composition, mode_of
+from aerie.engine.errors import PromptError, UserError
+from aerie.engine.logits import log_softmax
+from aerie.engine.rope import RopeRule
+from aerie.engine.sampler import Sampler, Sampling
+from aerie.engine.tokenizer import check_text
+
+
+class ChunkedLLM:
+    """A model whose prompts are composed of chunks: texts that are read once and stand in many prompts.
+
+        llm = ChunkedLLM(model, folder="chunks")
+        paris = llm.register("Paris is the capital of France. ")
+        asked = llm.register("What is the capital of France?")
+        print(llm.generate_from_chunks([paris, asked], mode="block", max_tokens=8))
+
+    model: one that was loaded with decode="rows"; UserError for another. folder: where chunks are kept, so
+    that a later process finds them; None: they last as long as this object. Chunks share the model's KV pool.
+    docs/chunks.md says what each mode is, and what it is not.
+    """
+
+    def __init__(self, model: Model, folder: str | Path | None = None) -> None:
+        self._model = model
+        with model.asked.turn:
+            self._registry = model.asked.session().chunk_registry(Path(folder) if folder else None)
+
+    def register(self, content: str | Sequence[int], *, pinned: bool = False, special: bool = False) -> str:
+        """The id of this content, the SHA-256 of its token ids; it is read now, unless it was before.
+
+        content: a text, or token ids, which are taken as they are. special: with the tokens that the
+        tokenizer puts around a text, such as the one that begins it, which the first chunk may want. pinned:
+        its keys and values stay in the pool, where others go when room is needed, and are read anew.
+
+        Raises PromptError for what cannot be run, UserError for a file that cannot be written.
+        """
+        token_ids = self._tokens(content, special)
+        with self._model.asked.turn:
+            return self._registry.register(token_ids, pinned)
+
+    def stream_from_chunks(
+        self,
+        ids: Sequence[str],
+        mode: str = PREFIX,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        on_event: OnEvent | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """The answer to these chunks, one after the other, piece by piece; the last is the one that asks.
+
+        mode: "prefix", "block" or "block+link-K"; see docs/chunks.md. options: as those of Model.stream. In
+        `usage`, cached_tokens are those of the prompt that were not run for this answer. Raises UserError for
+        ids that are not registered, a mode that is none or not for this model, and as Model.stream.
+        """
+        stops = stops_of(options.pop("stop", ()))
+        options.pop("raw", None)  # chunks are always taken as they are
+        sampling: Sampling = options
+        asked, sampler = self._model.asked, Sampler(**sampling)
+        composition = self._composition(ids, mode)
+        with asked.turn:
+            request = asked.session().scheduler.submit(composition, max_tokens, sampler)
+        return Stream(asked, request, stops, on_event)
+
+    def generate_from_chunks(
+        self,
+        ids: Sequence[str],
+        mode: str = PREFIX,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        on_event: OnEvent | None = None,
+        **options: Unpack[Options],
+    ) -> Result:
+        """The whole answer; see stream_from_chunks."""
+        return self.stream_from_chunks(ids, mode, max_tokens, on_event=on_event, **options).result()
+
+    def divergence(self, ids: Sequence[str], mode: str) -> float:
+        """How far a mode is from one text: the Kullback-Leibler divergence, in nats, of what the model says
+        of the token after the chunks, from what it says where all see all before them. Raises as
+        stream_from_chunks."""
+        prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
+        with self._model.asked.turn:
+            rows = self._model.asked.session().scheduler.forward(prompts)
+        causal, other = (log_softmax(row) for (row,) in rows)
+        return float(np.sum(np.exp(causal) * (causal - other)))
+
+    def chunks(self) -> list[ChunkInfo]:
+        """All that are registered, in the order in which they came."""
+        with self._model.asked.turn:
+            return self._registry.chunks()
+
+    def text(self, name: str) -> str:
+        """The text of a chunk. UserError for an id that is not registered."""
+        return self._model.decode(self._registry.chunk(name).tokens)
+
+    def pin(self, name: str, pinned: bool = True) -> None:
+        """Have a chunk's keys and values stay in the pool, or not any more. Raises as register, and UserError
+        for an id that is not registered."""
+        with self._model.asked.turn:
+            self._registry.pin(name, pinned)
+
+    def evict(self, name: str) -> None:
+        """Forget a chunk, its file too; answers under way with it go on. UserError for an id that is not
+        registered."""
+        with self._model.asked.turn:
+            self._registry.evict(name)
+
+    def _tokens(self, content: str | Sequence[int], special: bool) -> list[int]:
+        if not isinstance(content, str):
+            return self._model.encode(content)
+        check_text(content, "the chunk")
+        return self._model.asked.session().tokenizer.encode(content, special=special)
+
+    def _composition(self, ids: Sequence[str], mode: str) -> Composition:
+        if isinstance(ids, str) or not ids:
+            raise PromptError(
+                f"chunks are a list of one or more ids, and not {ids!r}; give those of register"
+            )
+        chosen, session = mode_of(mode), self._model.asked.session()
+        if chosen.blind:
+            _check_rope(session.model.config.rope_scaling, mode)
+        return Composition([self._registry.chunk(name) for name in ids], chosen)
+
+
+def _check_rope(rule: RopeRule | None, mode: str) -> None:
+    """UserError for a rule whose frequencies depend on how long a text is."""
+    if rule and rule.positions is not None:
+        raise UserError(
+            f"mode {mode} sets a chunk's keys anywhere in a text, and RoPE's rule {rule.name} of this model "
+            f"has other frequencies for longer texts; mode {PREFIX} works"
+        )
