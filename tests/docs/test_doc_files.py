@@ -12,6 +12,7 @@ PROJECT = DOCS.parent
 PAGES = [
     "README.md",
     "docs/architecture.md",
+    "docs/chunks.md",
     "docs/hardware.md",
     "docs/install.md",
     "docs/usage.md",

@@ -13,26 +13,27 @@ from doc_transcripts import DOCS, FENCE, blocks, matches, table
 
 import aerie
 from aerie.api import MAX_TOKENS, Model, Options, load
+from aerie.chunked import ChunkedLLM
 
-PAGE = "python.md"
-BLOCKS = blocks(PAGE)
+PAGE, CHUNKS = "python.md", "chunks.md"
 EXAMPLES = [
-    pytest.param(code, printed, id=code.strip().splitlines()[-1].strip())
-    for (language, _, code), (_, _, printed) in itertools.pairwise(BLOCKS)
+    pytest.param(page, code, printed, id=code.strip().splitlines()[-1].strip())
+    for page in (PAGE, CHUNKS)
+    for (language, _, code), (_, _, printed) in itertools.pairwise(blocks(page))
     if language == "python"
 ]
 
 
-@pytest.mark.parametrize(("code", "expected"), EXAMPLES)
+@pytest.mark.parametrize(("page", "code", "expected"), EXAMPLES)
 def test_an_example_prints_what_it_says(
-    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with redirect_stdout(printed):
-        exec(compile(code, PAGE, "exec"), {"__name__": "__main__"})
+        exec(compile(code, page, "exec"), {"__name__": "__main__"})
     if not matches(expected, printed.getvalue()):
-        pytest.fail(f"{PAGE}:\n{code}--- expected\n{expected}--- found\n{printed.getvalue()}", pytrace=False)
+        pytest.fail(f"{page}:\n{code}--- expected\n{expected}--- found\n{printed.getvalue()}", pytrace=False)
 
 
 def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,8 +55,9 @@ def test_the_parameters_of_the_page() -> None:
     assert inspect.signature(Model.generate).parameters == inspect.signature(Model.stream).parameters
 
 
-def test_every_public_name_is_on_the_page() -> None:
-    text = (DOCS / PAGE).read_text()
-    methods = [name for name in vars(Model) if not name.startswith("_")]
+@pytest.mark.parametrize(("page", "kind"), [(PAGE, Model), (CHUNKS, ChunkedLLM)])
+def test_every_public_name_is_on_the_page(page: str, kind: type) -> None:
+    text = (DOCS / page).read_text()
+    methods = [name for name in vars(kind) if not name.startswith("_")]
     assert [name for name in methods if f"{name}" not in text] == []
     assert {"AerieError", "Result", "FinishReason", "Model", "Stream", "load"} <= set(aerie.__all__)
