@@ -27,9 +27,9 @@ class ChunkedLLM:
         asked = llm.register("What is the capital of France?")
         print(llm.generate_from_chunks([paris, asked], mode="block", max_tokens=8))
 
-    model: one that was loaded with decode="rows"; UserError for another. folder: where chunks are kept, so
-    that a later process finds them; None: they last as long as this object. Chunks share the model's KV pool.
-    docs/chunks.md says what each mode is, and what it is not.
+    folder: where chunks are kept, so that a later process finds them; None: they last as long as this object.
+    Chunks share the model's KV pool, and answers are decoded in the family "rows", as batches are. UserError
+    as for those. docs/chunks.md says what each mode is, and what it is not.
     """
 
     def __init__(self, model: Model, folder: str | Path | None = None) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from aerie.engine.blocks import Blocks
+from aerie.engine.blocks import ROWS, Blocks
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
+from aerie.engine.errors import UserError
 from aerie.engine.kv import Home, KVCache, MaskRule, OnDevice, OnHost, causal
 from aerie.engine.numerics import BF16Array, rope_table
 from aerie.engine.planner import Step
@@ -132,6 +133,21 @@ def assemble(
         mask=end.mask,
         host_timer=host_timer,
     )
+
+
+def in_rows(model: LoadedModel) -> LoadedModel:
+    """The same model in the family `rows`, which many requests share passes in. UserError where it has no
+    variants, or drops positions at the end of the context."""
+    if not model.blocks.variants or model.end.drops:
+        given = f"seq_len={model.seq_len}" if model.seq_len else f"context_end={model.end}"
+        raise UserError(
+            f"several requests, and chunks, share passes in the decode family {ROWS}, by programs of "
+            "variants and where nothing is dropped at the end of the context; this model was loaded with "
+            f"{given}: load it without that"
+        )
+    blocks = replace(model.blocks, decode=ROWS)
+    model.supply(blocks.of_a_token)
+    return replace(model, blocks=blocks)
 
 
 def preload(model: LoadedModel, weights: Weights, programs: Iterable[Program] | None = None) -> Iterator[str]:

@@ -27,7 +27,7 @@ from aerie.engine.footprint import check_memory
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.kv import Kept, KVCache
-from aerie.engine.model import LoadedModel, assemble, preload, preload_steps
+from aerie.engine.model import LoadedModel, assemble, in_rows, preload, preload_steps
 from aerie.engine.pages import PAGE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
@@ -92,25 +92,20 @@ class Session:
 
     @cached_property
     def scheduler(self) -> Scheduler:
-        """Many requests at once, on a pool of pages that is made now. UserError where the model's programs
-        cannot serve that."""
-        model = self.model
-        if model.blocks.decode != ROWS or model.end.drops:
-            raise UserError(
-                f"several requests share passes in the decode family {ROWS}, and where nothing is dropped at "
-                f"the end of the context; this model has decode={model.blocks.decode!r} and at the end "
-                f"{model.end}: load it with decode={ROWS!r} and without context_end"
-            )
+        """Many requests at once, in the family `rows` whatever an answer by itself is decoded in, on a pool
+        of pages that is made now. UserError where the model's programs cannot serve that."""
+        model = in_rows(self.model)
         pages = pages_for(model.config, self.kv_pool, MOST_ANSWERS, available_bytes())
         pool = PagePool(model.config, pages, self._first_key)
-        self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}")
-        return Scheduler(model, pool, window_of, self.recover)
+        self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}; decode in {ROWS}")
+        return Scheduler(model, pool, window_of, lambda error, where: in_rows(self.recover(error, where)))
 
     def chunk_registry(self, folder: Path | None = None) -> ChunkRegistry:
         """Chunks on the scheduler's pool; kept in `folder` too, where one is given. UserError, as
         `scheduler`, and for a folder that cannot be used."""
-        files = ChunkFolder(folder, self._made_by, self.note) if folder else None
-        return ChunkRegistry(self.scheduler.pool, self.model.rope, self.read_apart, files)
+        pool = self.scheduler.pool
+        files = ChunkFolder(folder, self._made_by_rows, self.note) if folder else None
+        return ChunkRegistry(pool, self.model.rope, self.read_apart, files)
 
     def read_apart(self, token_ids: Sequence[int]) -> KVCache:
         """A cache of its own with these tokens, which see nothing before them, and their keys before RoPE.
@@ -127,7 +122,7 @@ class Session:
     @property
     def _first_key(self) -> bytes:
         """Of the pool's pages: all that the bits of keys and values depend on but the tokens."""
-        return hashlib.sha256(repr(sorted(self._made_by.items())).encode()).digest()
+        return hashlib.sha256(repr(sorted(self._made_by_rows.items())).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
@@ -137,18 +132,21 @@ class Session:
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
-        save_sequence(self.kept.cache, path, self._made_by)
+        save_sequence(self.kept.cache, path, self._made_by(self.model))
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
-        cache = restore_sequence(self.model.new_cache, path, self._made_by)
+        cache = restore_sequence(self.model.new_cache, path, self._made_by(self.model))
         self.kept.give(cache)
         return cache.length
 
     @property
-    def _made_by(self) -> dict[str, str]:
+    def _made_by_rows(self) -> dict[str, str]:
+        return self._made_by(in_rows(self.model))
+
+    def _made_by(self, model: LoadedModel) -> dict[str, str]:
         """What the bits of keys and values depend on, the plainest first."""
-        model, blocks = self.model, self.model.blocks
+        blocks = model.blocks
         return {
             "weights": self.mark(),
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
@@ -172,7 +170,7 @@ class Session:
         self.cache.close()
         self.cache, self.model = fallback()
         if "scheduler" in self.__dict__:  # it was asked for
-            self.scheduler.go_on_with(self.model)
+            self.scheduler.go_on_with(in_rows(self.model))
         self.backend = f"{failed}, then {self.cache.backend.name}"
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model

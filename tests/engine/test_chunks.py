@@ -75,7 +75,7 @@ def registry_on(session: Session, pages: int, folder: Path | None = None) -> tup
     """A pool of its own."""
     model, notes = session.model, list[str]()
     pool = PagePool(model.config, pages, b"this model")
-    files = ChunkFolder(folder, session._made_by, notes.append) if folder else None
+    files = ChunkFolder(folder, session._made_by_rows, notes.append) if folder else None
     registry = ChunkRegistry(pool, model.rope, session.read_apart, files)
     registry.notes = notes  # type: ignore[attr-defined]
     return Scheduler(model, pool, window_of, session.recover), registry
@@ -350,7 +350,7 @@ def test_a_chunk_of_another_model_is_refused(one: tuple[Session, Reference], tmp
     _, ours = registry_on(one[0], 40, tmp_path)
     name = ours.register(TEXTS[1])
     pool = PagePool(one[0].model.config, 40, b"other")
-    other = {**one[0]._made_by, "weights": "0123"}
+    other = {**one[0]._made_by_rows, "weights": "0123"}
     notes: list[str] = []
     theirs = ChunkRegistry(
         pool, one[0].model.rope, one[0].read_apart, ChunkFolder(tmp_path, other, notes.append)

@@ -190,9 +190,9 @@ def keys_of_a_page_alone(patch: Any) -> None:
     """A page is found whatever came before it."""
     real = PagePool.keys
 
-    def keys(self: PagePool, tokens: Any, before: bytes = b"") -> Iterator[bytes]:
+    def keys(self: PagePool, tokens: Any, before: bytes) -> Iterator[bytes]:
         for first in range(0, len(tokens) - PAGE + 1, PAGE):
-            yield from real(self, tokens[first : first + PAGE])
+            yield from real(self, tokens[first : first + PAGE], b"")
 
     patch.setattr(PagePool, "keys", keys)
 
@@ -401,10 +401,26 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
             model.log_likelihoods([model.embed("Hello")])
 
 
-@pytest.mark.parametrize("options", [{}, {"decode": "rows", "context_end": "shift"}], ids=str)
-def test_a_batch_needs_the_family_rows(options: Any) -> None:
+@pytest.mark.parametrize(
+    ("options", "given"), [({"seq_len": 64}, "seq_len=64"), ({"context_end": "shift"}, "context_end=Shift")]
+)
+def test_what_a_batch_needs_is_told(options: Any, given: str) -> None:
     with (
         load("demo", **options) as model,
-        pytest.raises(UserError, match="load it with decode='rows' and with"),
+        pytest.raises(UserError, match=f"loaded with {given}.*without that"),
     ):
         model.generate_batch(["Hello"])
+
+
+def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None:
+    """To the bit, and no hit crosses: what a model of the family guide decoded is not found."""
+    asked, notes = "What is the capital of Egypt?", list[str]()
+    with load("demo", decode="rows") as model:
+        alone = model.generate(asked, temperature=1.5, seed=2)
+    with load("demo", progress=notes.append) as model:
+        first = model.generate(asked, temperature=1.5, seed=2)
+        batch = model.generate_batch([asked, "Hello"], temperature=1.5, seed=2)
+        assert batch[0].token_ids == alone.token_ids
+        assert (batch[0].usage.cached_tokens, len(notes)) == (0, len(notes))
+        assert model.generate(asked, temperature=1.5, seed=2).token_ids == first.token_ids
+    assert any("decode in rows" in note for note in notes)
