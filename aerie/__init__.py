@@ -18,6 +18,7 @@ from aerie.air_dialect.common import AerieError, on_first_use
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage
     from aerie.api import Model, load
+    from aerie.batches import KV
     from aerie.chunked import ChunkedLLM
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
@@ -25,6 +26,7 @@ else:
     _HOMES = {
         "aerie.answers": ["Result", "Stream", "Usage"],
         "aerie.api": ["Model", "load"],
+        "aerie.batches": ["KV"],
         "aerie.chunked": ["ChunkedLLM"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
@@ -32,6 +34,7 @@ else:
     __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
 __all__ = [
+    "KV",
     "AerieError",
     "ChunkedLLM",
     "Event",

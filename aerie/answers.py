@@ -244,6 +244,19 @@ def _told(stream: Stream | UserError, error: UserError | None) -> Result:
     return replace(made, finish_reason=FinishReason.ERROR, error=str(error))
 
 
+NOT_BUILT = {
+    "num_beams": "beam search is not built; tokens are the likeliest, or drawn (temperature)",
+    "pipeline_parallel_size": "pipeline parallelism is not built; every device has all layers",
+}
+"""What may be asked for by these names as 1, and else is refused, and why."""
+
+
+def check_built(name: str, given: object) -> None:
+    """UserError for more than 1 of what is not built."""
+    if given != 1:
+        raise UserError(f"{name} is {given!r}: {NOT_BUILT[name]}; leave it out")
+
+
 def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
     """Texts and token ids, these also of numpy's types. UserError for anything else, and an empty text."""
     given: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.answers import Asked, OnEvent, Result, Stream, results_of, stops_of
+from aerie.answers import Asked, OnEvent, Result, Stream, check_built, results_of, stops_of
+from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -31,11 +32,10 @@ from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
-from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler, Sampling
-from aerie.engine.scheduler import Scheduler
+from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import Message, check_text, note_missing_template
 from aerie.llama32_1b.find import find_checkpoint
@@ -57,6 +57,7 @@ class Options(Sampling, total=False):
 
     stop: str | int | Iterable[str | int]
     raw: bool
+    num_beams: int
 
 
 class Told(Reporter):
@@ -117,13 +118,14 @@ class Model:
 
         options: those of a Sampler, such as `temperature` and `seed`. `stop`: texts and token ids at which
         the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
-        as it is, without the chat template. on_event: is told what happens, and stops the answer by giving
-        False.
+        as it is, without the chat template. `num_beams`: 1 alone, as beam search is not built. on_event: is
+        told what happens, and stops the answer by giving False.
 
         Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
         """
         stops, raw = stops_of(options.pop("stop", ())), options.pop("raw", False)
+        check_built("num_beams", options.pop("num_beams", 1))
         sampling: Sampling = options
         session, sampler = self._open(), Sampler(**sampling)
         tokens = self._tokens(prompt, raw)
@@ -163,6 +165,7 @@ class Model:
         """The stream of a request, or what is wrong with it."""
         try:
             stops, raw = stops_of(item.pop("stop", ())), item.pop("raw", False)
+            check_built("num_beams", item.pop("num_beams", 1))
             tokens, most = self._tokens(item.pop("prompt"), raw), item.pop("max_tokens")
             priority = item.pop("priority", 0)
             return Stream(self.asked, scheduler.submit(tokens, most, Sampler(**item), priority), stops)
@@ -173,31 +176,85 @@ class Model:
         except UserError as error:
             return error
 
-    def forward_batch(
-        self, prompts: Iterable[Prompt], positions: str = "last", raw: bool = False
-    ) -> list[F32Array]:
-        """What the model says of the token after each prompt, in shared passes, (1, vocab_size) float32 each;
-        or, with positions="all", of the token after each of a prompt's, (tokens, vocab_size).
+    def new_kv(self, seed: int | None = None) -> KV:
+        """A KV for infer_batch and forward_batch, with nothing in it yet. It is the caller's, who closes it.
 
-        Nothing is sampled. Raises PromptError for a prompt that cannot be run, and as generate_batch.
+        seed: of what infer_batch draws with it. Raises as generate_batch.
         """
-        if positions not in ("last", "all"):
-            raise UserError(f"positions is {positions!r}; give 'last' or 'all'")
-        tokens = [self._tokens(prompt, raw) for prompt in prompts]
+        scheduler = self._open().scheduler
         with self._turn:
-            wanted = [len(each) if positions == "all" else 1 for each in tokens]
-            made = self._open().scheduler.forward(tokens, wanted)
+            return KV(scheduler.new_sequence(), self._turn, seed)
+
+    def infer_batch(
+        self,
+        tokens: Numbers,
+        lengths: Numbers,
+        positions: Numbers,
+        kvs: Sequence[KV],
+        temperature: float | Sequence[float] = 0.0,
+        top_k: int | Sequence[int] = 0,
+        top_p: float | Sequence[float] = 1.0,
+    ) -> list[int]:
+        """The next token of each request, in shared passes: with the bits that it has alone.
+
+        tokens: those of all requests, one after the other. lengths: how many each has. positions: where each
+        begins; what its KV holds from there on is forgotten. kvs: of each its own, which holds its tokens
+        afterwards; the one that comes out is not among them. Settings are of all, or one for each.
+
+        Raises, before anything is changed, UserError for what does not fit together or is out of range,
+        PromptError for a request that cannot be run, and PoolFullError where pages run out; then, and where
+        anything else fails, the KVs hold what is before their requests.
+        """
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        prompts = split(tokens, lengths)
+        chosen = samplers(len(prompts), settings)
+        with self._turn:
+            return pick(kvs, positions, chosen, self._forward(prompts, positions, kvs))
+
+    def forward_batch(
+        self,
+        tokens: Numbers,
+        lengths: Numbers,
+        positions: Numbers | None = None,
+        kvs: Sequence[KV] | None = None,
+        every: bool = False,
+    ) -> list[F32Array]:
+        """What the model says of the token after each request, (1, vocab_size) float32 each; or, with
+        `every`, of the token after each of a request's, (tokens, vocab_size).
+
+        Takes and raises what infer_batch does, and samples nothing. Without `kvs`, every request begins at 0,
+        and nothing is kept.
+        """
+        prompts = split(tokens, lengths)
+        with self._turn:
+            made = self._forward(prompts, positions, kvs, every)
         return [np.array([np.asarray(row, np.float32) for row in rows]) for rows in made]
+
+    def _forward(
+        self,
+        prompts: Sequence[Sequence[int]],
+        positions: Numbers | None,
+        kvs: Sequence[KV] | None,
+        every: bool = False,
+    ) -> list[Rows]:
+        """Logits in shared passes, and what the KVs hold by it."""
+        scheduler, wanted = self._open().scheduler, [len(each) if every else 1 for each in prompts]
+        if kvs is None and positions is None:
+            return scheduler.forward(prompts, wanted)
+        given, firsts = kvs or (), [0] * len(prompts) if positions is None else positions
+        check_kvs(given, firsts, len(prompts), scheduler.pool)
+        after = [(kv.sequence, int(first)) for kv, first in zip(given, firsts, strict=True)]
+        return scheduler.forward(prompts, wanted, after)
 
     def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
         """The natural logarithm of what the model gives each token of a prompt but the first, after those
-        before it, (tokens - 1,) float32. Raises as forward_batch."""
+        before it, (tokens - 1,) float32, in shared passes. Raises as generate_batch, and PromptError."""
         texts = [self._tokens(prompt, raw) for prompt in prompts]
         if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
             raise PromptError("embeddings have no likelihood, as they are no tokens; give text or token ids")
         with self._turn:
             made = self._open().scheduler.forward(texts, [len(text) for text in texts])
-        return [_likelihoods(rows[:-1], text[1:]) for rows, text in zip(made, texts, strict=True)]
+        return [likelihoods(rows[:-1], text[1:]) for rows, text in zip(made, texts, strict=True)]
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
         """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32.
@@ -299,6 +356,7 @@ def load(
     fallback: str | None = None,
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
+    pipeline_parallel_size: int = 1,
     kv_pool: int | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
@@ -312,10 +370,12 @@ def load(
     place of variants. fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
     where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
     "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; only one for
-    now. kv_pool: positions that `generate_batch` keeps keys and values of; None: as many as a quarter of the
-    memory holds. cache_dir: of compiled programs. progress: called with each line of what is going on;
+    now. pipeline_parallel_size: 1 alone, as layers are not shared out over devices. kv_pool: positions of
+    which many requests' keys and values are kept; None: as many as a quarter of the memory holds. cache_dir:
+    of compiled programs. progress: called with each line of what is going on;
     nothing is printed without it. Raises AerieError.
     """
+    check_built("pipeline_parallel_size", pipeline_parallel_size)
     if decode not in (GUIDE, ROWS):
         raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
     chosen = replace(select_backend(backend, numerics), device=_one_of(devices))
@@ -328,12 +388,6 @@ def load(
     session = prepare_runtime(checkpoint, options, Told(progress))
     session.kv_pool = kv_pool
     return Model(session)
-
-
-def _likelihoods(rows: Sequence[Any], tokens: Sequence[Any]) -> F32Array:
-    """log softmax of each row of logits at its token."""
-    found = [log_softmax(row)[token] for row, token in zip(rows, tokens, strict=True)]
-    return np.array(found, np.float32)
 
 
 def _one_of(devices: int | Sequence[int]) -> int:

@@ -95,6 +95,11 @@ class PageManager:
         """Whether more than one holds it."""
         return self._holders[page] > 1
 
+    def overwrite(self, pages: Sequence[int]) -> None:
+        """What these have is not found any more, as others are written there."""
+        for page in pages:
+            self._forget(page)
+
     def publish(self, page: int, key: bytes) -> None:
         """A page that is held is full and computed, and may be found by this key. Where another page has it,
         that one goes on being found."""
@@ -146,10 +151,20 @@ class PagePool:
         shape = (config.num_hidden_layers, config.num_key_value_heads, pages * PAGE, config.head_dim)
         self._arrays = np.zeros(shape, bf16), np.zeros(shape, bf16)
         self.layers: Layers = list(zip(*self._arrays, strict=True))
+        self._left: list[Paged] = []
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
+
+    def leave(self, sequence: Paged) -> None:
+        """A sequence is not used any more. May come from any thread, at any moment."""
+        self._left.append(sequence)
+
+    def take_back(self) -> None:
+        """Free the pages of what was left."""
+        while self._left:
+            self._left.pop().release()
 
     def copy(self, page: int, to: int) -> None:
         """All layers of a page."""
@@ -233,6 +248,7 @@ class Paged:
             self.pages[self.pages.index(page)] = to
         self.pool.manager.release(shared)
         self.pages += taken
+        self.pool.manager.overwrite(self.pages[self.length // PAGE :])
 
     def _shared(self) -> list[int]:
         """Pages that are to be written to, and that others hold too."""

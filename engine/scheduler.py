@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from aerie.engine.composing import Beginning, Composition, beginning_of
+from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
-from aerie.engine.errors import UserError
+from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import Figures, FinishReason, Recover, check_asked, give_up, reason_to_finish
 from aerie.engine.model import LoadedModel
@@ -131,11 +132,16 @@ class Counts:
 
 
 class _Reading:
-    """A prompt that is read, of so many last tokens of which logits are wanted; `rows` has them then."""
+    """A prompt that is read, of so many last tokens of which logits are wanted; `rows` has them then. It goes
+    on the sequence from position `first`, which holds it afterwards where it is kept."""
 
-    def __init__(self, begins: Beginning, pool: PagePool, wanted: int) -> None:
-        self.sequence, self.rows = Paged(pool, begins.key), list[BF16Array | F32Array]()
-        self._begins, self._wanted, self._left = begins, wanted, len(begins.tokens)
+    def __init__(self, begins: Beginning, sequence: Paged, first: int, wanted: int, is_kept: bool) -> None:
+        self.sequence, self.rows = sequence, list[BF16Array | F32Array]()
+        self._begins, self._first, self._wanted, self._is_kept = begins, first, wanted, is_kept
+        self._left = len(begins.tokens)
+        sequence.go_back(first)
+        if is_kept and not first:
+            self._left -= sequence.begin(begins.tokens[: len(begins.tokens) - wanted + 1])
 
     def due(self) -> Sequence[Token]:
         """The tokens that can be run now."""
@@ -143,7 +149,7 @@ class _Reading:
             return ()
         self._left -= self._begins.lay(self.sequence)
         length = self.sequence.length
-        return self._begins.tokens[length : self._begins.runs_to(length)]
+        return self._begins.tokens[length - self._first : self._begins.runs_to(length)]
 
     def piece(self, tokens: Sequence[Token]) -> Piece:
         """Of the next step, these tokens."""
@@ -154,8 +160,16 @@ class _Reading:
         """A step has run it, and gave these."""
         self.rows += itertools.islice(logits, piece.wanted)
         self._left -= len(piece.tokens)
-        if not self._left:
+        if not self._left and not self._is_kept:
             self.sequence.release()
+
+
+def _check(begins: Beginning, config: ModelConfig, past: int, name: str) -> None:
+    """PromptError, which `name` begins, for what cannot be run after so many positions."""
+    try:
+        check_prompt(begins.tokens, config, past=past)
+    except PromptError as error:
+        raise PromptError(f"{name}{error}") from None
 
 
 class Scheduler:
@@ -189,27 +203,42 @@ class Scheduler:
         self._waiting.append(request)
         return request
 
-    def forward(self, prompts: Sequence[Prompt], wanted: Sequence[int] | None = None) -> list[Rows]:
+    def new_sequence(self) -> Paged:
+        """An empty one, in the pool that all share."""
+        self.pool.take_back()
+        return Paged(self.pool)
+
+    def forward(
+        self,
+        prompts: Sequence[Prompt],
+        wanted: Sequence[int] | None = None,
+        after: Sequence[tuple[Paged, int]] = (),
+    ) -> list[Rows]:
         """Logits after so many last tokens of each prompt, 1 unless said, each (vocab_size,), in shared
         passes. What is laid of a composition has none.
 
-        Nothing is drawn. Raises PromptError for one that cannot be run, before anything is computed, and
-        PoolFullError where the pool has no room beside the requests that are under way.
+        after: for each prompt the sequence that it goes on, which holds it then, and from which position;
+        else it begins anew, and nothing is held. Nothing is drawn. Raises PromptError for one that cannot be
+        run, before anything is changed, and PoolFullError where the pool has no room beside the requests
+        that are under way: sequences hold what is before their prompts then.
         """
         self._leave_out()
         begins = [beginning_of(prompt) for prompt in prompts]
-        for each in begins:
-            check_prompt(each.tokens, self._model.config)
-        wanted = wanted or [1] * len(prompts)
-        readings = [_Reading(one, self.pool, count) for one, count in zip(begins, wanted, strict=True)]
+        for number, each in enumerate(begins):
+            past = after[number][1] if after else 0
+            _check(each, self._model.config, past, f"request {number}: " if len(begins) > 1 else "")
+        places = after or [(Paged(self.pool, each.key), 0) for each in begins]
+        every = zip(begins, places, wanted or [1] * len(begins), strict=True)
+        readings = [_Reading(one, *place, count, is_kept=bool(after)) for one, place, count in every]
         try:
             while chosen := self._next_of(readings):
                 logits = iter(self._run([piece for _, piece in chosen]))
                 for reading, piece in chosen:
                     reading.took(piece, logits)
-        finally:
-            for reading in readings:
-                reading.sequence.release()
+        except BaseException:
+            for sequence, first in places:
+                sequence.go_back(min(first, sequence.length))
+            raise
         return [reading.rows for reading in readings]
 
     def _next_of(self, readings: Sequence[_Reading]) -> list[tuple[_Reading, Piece]]:
@@ -257,8 +286,9 @@ class Scheduler:
         return self._ragged.step(pieces)
 
     def _leave_out(self) -> None:
-        """Let go of what is over; what was computed and not picked from, where a step was broken off, is left
-        to be computed again."""
+        """Let go of what is over or was left; what was computed and not picked from, where a step was broken
+        off, is left to be computed again."""
+        self.pool.take_back()
         for request, sequence in self._running.items():
             if not request.is_over and sequence.length == len(request.tokens):
                 sequence.go_back(sequence.length - 1)

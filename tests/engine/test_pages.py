@@ -112,6 +112,32 @@ def test_full_and_computed_pages_are_found_but_never_the_last_token() -> None:
     assert found.pages == pages
 
 
+def test_a_page_that_is_written_anew_is_not_found_by_what_it_had() -> None:
+    """Not before the new tokens are computed either, and a page that others hold goes on being found."""
+    pool = pool_of(4)
+    one = Paged(pool)
+    write(one, [1] * PAGE)
+    one.go_back(10)
+    one.reserve(5)
+    assert Paged(pool).begin([1] * 100) == 0
+    one.advance([2] * 54)
+    other = one.fork()
+    other.go_back(20)
+    write(other, [3] * 44)
+    assert Paged(pool).begin([1] * 10 + [2] * 54 + [0]) == PAGE
+    assert held(one)[63] != held(other)[63]
+
+
+def test_what_was_left_is_free_after_the_next_look() -> None:
+    pool = pool_of(4)
+    one = Paged(pool)
+    write(one, [1] * 70)
+    pool.leave(one)
+    assert pool.manager.free == 2
+    pool.take_back()
+    assert pool.manager.free == 4
+
+
 def test_what_was_let_go_longest_ago_is_taken_first_and_its_end_before_its_beginning() -> None:
     pool = pool_of(4)
     old, new = (Paged(pool) for _ in range(2))

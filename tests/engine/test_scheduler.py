@@ -373,7 +373,7 @@ def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> Non
             patch.setattr(Request, "pick", lambda *_: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 model.generate_batch(QUESTIONS)
-        assert [len(logits) for logits in model.forward_batch([[5]])] == [1]
+        assert [len(logits) for logits in model.forward_batch([5], [1])] == [1]
         assert scheduler.pool.manager.free == 10
         assert [one.text for one in model.generate_batch(QUESTIONS[:1])] == [
             "The capital of France is Paris."
@@ -386,7 +386,8 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
         rng = np.random.default_rng(5)
         prompts = [[int(t) for t in rng.integers(3, 1500, n)] for n in (150, 1, 64, 300, 7)]
         whole = [model.logits(prompt) for prompt in prompts]
-        every, last = model.forward_batch(prompts, "all"), model.forward_batch(prompts)
+        flat, lengths = np.concatenate(prompts), [*map(len, prompts)]
+        every, last = (model.forward_batch(flat, lengths, every=each) for each in (True, False))
         for one, other, end in zip(whole, every, last, strict=True):
             assert one.tobytes() == other.tobytes()
             assert one[-1:].tobytes() == end.tobytes()
@@ -395,8 +396,6 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
         softmax = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         np.testing.assert_allclose(likely, np.log(softmax[np.arange(63), prompts[2][1:]]), rtol=1e-5)
         assert model._open().scheduler.pool.manager.free == 20
-        with pytest.raises(UserError, match="positions is 'first'; give 'last' or 'all'"):
-            model.forward_batch(prompts, "first")
         with pytest.raises(PromptError, match="embeddings have no likelihood"):
             model.log_likelihoods([model.embed("Hello")])
 
