@@ -152,7 +152,7 @@ def test_a_mask_is_a_bit_for_each_position() -> None:
         ({"n": 3, "n_heads": 2}, "use an n that is a multiple of 8, and a head_dim of at most"),
         (
             {"heads": 3},
-            "with heads=3 make no tile of a multiple of 8 rows that fits .*; use heads=2 positions=8",
+            "with heads=3 make no tile of a multiple of 8 rows that fits .*; use heads=2 positions=4",
         ),
         ({"n": 8 * 8 * 257}, "blocks of .* rows, a launch has at most 255 trips; use an n of at most"),
         ({"m": 65536}, "m=65536 makes 256 tiles of 64 keys for each of 4 rows .* use an m of at most 65280"),
