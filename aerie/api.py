@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from aerie.answers import Asked, OnEvent, Result, Stream, check_built, results_of, stops_of
 from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
-from aerie.engine.blocks import GUIDE, ROWS
+from aerie.engine.blocks import GUIDE, check_decode
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
@@ -376,8 +376,7 @@ def load(
     nothing is printed without it. Raises AerieError.
     """
     check_built("pipeline_parallel_size", pipeline_parallel_size)
-    if decode not in (GUIDE, ROWS):
-        raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
+    check_decode(decode)
     chosen = replace(select_backend(backend, numerics), device=_one_of(devices))
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
     checkpoint = open_checkpoint(find_checkpoint(str(model)))

@@ -10,6 +10,7 @@ import numpy as np
 
 from aerie.answers import OnEvent, Result, Stream, stops_of
 from aerie.api import MAX_TOKENS, Model, Options
+from aerie.engine.blocks import ROWS, check_decode
 from aerie.engine.chunks import ChunkInfo
 from aerie.engine.composing import PREFIX, Composition, mode_of
 from aerie.engine.errors import PromptError, UserError
@@ -28,14 +29,16 @@ class ChunkedLLM:
         print(llm.generate_from_chunks([paris, asked], mode="block", max_tokens=8))
 
     folder: where chunks are kept, so that a later process finds them; None: they last as long as this object.
-    Chunks share the model's KV pool, and answers are decoded in the family "rows", as batches are. UserError
-    as for those. docs/chunks.md says what each mode is, and what it is not.
+    decode: the family that answers are decoded in: "rows", on the pool that batches have, or "guide", by
+    GEMVs and attention on the host, on one of its own. Raises UserError for another, and as batches do.
+    docs/chunks.md says what each mode is, and what it is not.
     """
 
-    def __init__(self, model: Model, folder: str | Path | None = None) -> None:
-        self._model = model
+    def __init__(self, model: Model, folder: str | Path | None = None, decode: str = ROWS) -> None:
+        check_decode(decode)
+        self._model, self._decode = model, decode
         with model.asked.turn:
-            self._registry = model.asked.session().chunk_registry(Path(folder) if folder else None)
+            self._registry = model.asked.session().chunk_registry(Path(folder) if folder else None, decode)
 
     def register(self, content: str | Sequence[int], *, pinned: bool = False, special: bool = False) -> str:
         """The id of this content, the SHA-256 of its token ids; it is read now, unless it was before.
@@ -71,7 +74,7 @@ class ChunkedLLM:
         asked, sampler = self._model.asked, Sampler(**sampling)
         composition = self._composition(ids, mode)
         with asked.turn:
-            request = asked.session().scheduler.submit(composition, max_tokens, sampler)
+            request = asked.session().scheduler_in(self._decode).submit(composition, max_tokens, sampler)
         return Stream(asked, request, stops, on_event)
 
     def generate_from_chunks(
@@ -92,7 +95,7 @@ class ChunkedLLM:
         stream_from_chunks."""
         prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
         with self._model.asked.turn:
-            rows = self._model.asked.session().scheduler.forward(prompts)
+            rows = self._model.asked.session().scheduler_in(self._decode).forward(prompts)
         causal, other = (log_softmax(row) for (row,) in rows)
         return float(np.sum(np.exp(causal) * (causal - other)))
 

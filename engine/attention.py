@@ -83,9 +83,10 @@ class CacheAttention:
         """Whether a token that sees `visible` would be given the same form."""
         return _serving(self._layers[0][0], visible) is self._native
 
-    def move_to(self, position: int, visible: Any) -> None:
-        """The next token stands at `position` and sees the positions that the index `visible` picks."""
-        self._rows.move_to(position)
+    def move_to(self, place: int, visible: Any) -> None:
+        """The next token is kept at this place of the cache, and sees the places that the index `visible`
+        picks."""
+        self._rows.move_to(place)
         self._visible = visible
         if self._native:
             self._place.see(visible, self._layers[0][0].shape[1])

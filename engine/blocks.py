@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from aerie.engine.errors import UserError
 from aerie.engine.planner import Step, plan
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, ONE_ROW, program_name
@@ -20,6 +21,12 @@ CALLS_S, READ_PER_S, PRODUCTS_PER_S = 2e-4, 25e9, 300e9
 however many rows there are, floating-point operations in a second. Measured on the virtual NPU, two cores
 with AVX512-BF16. Only what they are to each other decides where tokens are cut: 12 rows more take as long as
 reading the weights once more. Elsewhere plans are as right, and may be a few per cent from the best."""
+
+
+def check_decode(decode: str) -> None:
+    """UserError for what is no family."""
+    if decode not in (GUIDE, ROWS):
+        raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
 
 
 class Whole(NamedTuple):

@@ -156,7 +156,7 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     visible = model.mask(cache.length)
     kept = cache.token_pass
     if not (isinstance(kept, TokenPass) and kept.serves(model, visible)):
-        kept = cache.token_pass = TokenPass(model, cache, visible)
+        kept = cache.token_pass = TokenPass(model, cache.layers, visible, cache.unturned)
     row = kept(token_id, cache.length, visible)
     cache.advance([token_id])
     return row

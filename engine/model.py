@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from aerie.engine.blocks import ROWS, Blocks
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
@@ -135,17 +135,16 @@ def assemble(
     )
 
 
-def in_rows(model: LoadedModel) -> LoadedModel:
-    """The same model in the family `rows`, which many requests share passes in. UserError where it has no
+def for_many(model: LoadedModel, decode: str) -> LoadedModel:
+    """The same model in a family of decode, for many requests and for chunks. UserError where it has no
     variants, or drops positions at the end of the context."""
     if not model.blocks.variants or model.end.drops:
         given = f"seq_len={model.seq_len}" if model.seq_len else f"context_end={model.end}"
         raise UserError(
-            f"several requests, and chunks, share passes in the decode family {ROWS}, by programs of "
-            "variants and where nothing is dropped at the end of the context; this model was loaded with "
-            f"{given}: load it without that"
+            "several requests, and chunks, share passes through the programs of variants, where nothing is "
+            f"dropped at the end of the context; this model was loaded with {given}: load it without that"
         )
-    blocks = replace(model.blocks, decode=ROWS)
+    blocks = replace(model.blocks, decode=decode)
     model.supply(blocks.of_a_token)
     return replace(model, blocks=blocks)
 

@@ -219,6 +219,7 @@ class Paged:
         self.pool, self.pages, self.token_ids = pool, list[int](), list[Token]()
         self._first_key = pool.first_key if key is None else pool.key_of(key)
         self._keys: list[bytes] = []
+        self._by_blocks = True
 
     @property
     def length(self) -> int:
@@ -259,9 +260,13 @@ class Paged:
         positions = np.arange(first, first + count)
         return np.array(self.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
 
-    def advance(self, tokens: Sequence[Token]) -> None:
-        """Count these tokens as held; pages that are full now may be found by others."""
+    def advance(self, tokens: Sequence[Token], by_blocks: bool = True) -> None:
+        """Count these tokens as held; pages that are full now may be found by others, unless tokens in them
+        or before them were decoded in another way than by blocks, which gives other bits."""
         self.token_ids += tokens
+        self._by_blocks = self._by_blocks and by_blocks
+        if not self._by_blocks:
+            return
         before = self._keys[-1] if self._keys else self._first_key
         for key in self.pool.keys(self.token_ids[len(self._keys) * PAGE :], before):
             self.pool.manager.publish(self.pages[len(self._keys)], key)
@@ -277,7 +282,7 @@ class Paged:
     def fork(self) -> Paged:
         """Another that begins as this one; the pages are shared until one writes."""
         other = Paged(self.pool)
-        other._first_key = self._first_key
+        other._first_key, other._by_blocks = self._first_key, self._by_blocks
         self.pool.manager.hold(self.pages)
         other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
         return other

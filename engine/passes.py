@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -214,16 +214,18 @@ class TokenPass:
     """A token's way through all layers, on arrays that stay in place from token to token.
 
     Where the model's runner records calls, they are noted once and repeated for every token; else they are
-    made layer by layer.
+    made layer by layer. layers, unturned: as for CacheAttention.
     """
 
-    def __init__(self, model: LoadedModel, cache: KVCache, visible: Any) -> None:
+    def __init__(
+        self, model: LoadedModel, layers: Layers, visible: Any, unturned: Sequence[BF16Array] = ()
+    ) -> None:
         config = model.config
-        self._model, self._with_unturned = model, bool(cache.unturned)
+        self._model, self._with_unturned = model, bool(unturned)
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_row = np.empty_like(model.rope[0])
         width = config.num_attention_heads * config.head_dim
-        self._attention = CacheAttention(cache.layers, width, visible, cache.unturned)
+        self._attention = CacheAttention(layers, width, visible, unturned)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
@@ -233,12 +235,13 @@ class TokenPass:
         is_current = self._recording is None or self._recording.is_current
         return model is self._model and is_current and self._attention.serves(visible)
 
-    def __call__(self, token_id: int, position: int, visible: Any) -> BF16Array:
-        """The last layer's output, (hidden_size,), for a token at a position."""
+    def __call__(self, token_id: int, position: int, visible: Any, place: int | None = None) -> BF16Array:
+        """The last layer's output, (hidden_size,), for a token at a position, which is also its place among
+        the layers' keys and values unless that is given."""
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
             self._rope_row[...] = self._model.rope[position]
-        self._attention.move_to(position, visible)
+        self._attention.move_to(position if place is None else place, visible)
         if self._recording is None:
             row = self._layers(AtOnce(self._model))
         else:

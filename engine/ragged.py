@@ -1,7 +1,9 @@
 """A step of several sequences at once: rows of each, in one pass through the weights.
 
 Products do not know which sequence a row belongs to, and attention is told by the mask. So a row has the bits
-that it would have alone, whatever stands beside it (windows.py), in the family `rows`.
+that it would have alone, whatever stands beside it (windows.py), in the family `rows`. In the family `guide`
+a token that is decoded goes its own way, by GEMVs and attention on the host, which reads the sequence's pages
+where they lie: it has the bits that it has in a cache of its own.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from numpy.typing import NDArray
 
 from aerie.engine.attention import NewRows
 from aerie.engine.blocks import FEW_ROWS
-from aerie.engine.embeddings import Token, embed
+from aerie.engine.embeddings import Token, embed, ids_among
 from aerie.engine.errors import NoVariantError
 from aerie.engine.forward import head_rows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16
 from aerie.engine.pages import Paged, PagePool
-from aerie.engine.passes import AtOnce, BlockCalls
+from aerie.engine.passes import AtOnce, BlockCalls, TokenPass
 from aerie.engine.planner import Step
 from aerie.engine.windows import Window
 from aerie.kernel_builder.arguments import bit_words
@@ -30,11 +32,13 @@ from aerie.runtime import HostWork, Recording
 
 
 class Piece(NamedTuple):
-    """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted."""
+    """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted.
+    `decoded`: it is one token, which is decoded in the family guide."""
 
     sequence: Paged
     tokens: Sequence[Token]
     wanted: int = 1
+    decoded: bool = False
 
 
 class Ragged:
@@ -43,6 +47,7 @@ class Ragged:
     def __init__(self, model: LoadedModel, pool: PagePool, window: Window) -> None:
         self._model, self._pool, self._window = model, pool, window
         self._recorded: dict[tuple[int, int, str], _Pass] = {}
+        self._token_pass: TokenPass | None = None
         rows = {one.rows for one in model.blocks.variants if one.rows > 1}
         self._rows = sorted(rows | {n for n in ROWS if 1 < n <= FEW_ROWS})
 
@@ -53,8 +58,9 @@ class Ragged:
 
     def fits(self, pieces: Sequence[Piece]) -> bool:
         """Whether there is a window that these fit in together."""
+        positions = [one.sequence.length + len(one.tokens) for one in pieces if not one.decoded]
         try:
-            self._window.context_for([one.sequence.length + len(one.tokens) for one in pieces])
+            self._window.context_for(positions)
         except NoVariantError:
             return False
         return True
@@ -64,8 +70,27 @@ class Ragged:
         (vocab_size,), piece after piece.
 
         Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
-        each sequence holds as it was.
+        each sequence holds as it was, or as after the step.
         """
+        together = [piece for piece in pieces if not piece.decoded]
+        rows = iter(self._step(together) if together else ())
+        found = [self._decode(one) if one.decoded else itertools.islice(rows, one.wanted) for one in pieces]
+        return [*itertools.chain.from_iterable(found)]
+
+    def _decode(self, piece: Piece) -> list[BF16Array | F32Array]:
+        """One token in the family guide."""
+        sequence, position = piece.sequence, piece.sequence.length
+        sequence.reserve(1)
+        seen = sequence.places(0, position + 1)
+        if not (self._token_pass and self._token_pass.serves(self._model, seen)):
+            self._token_pass = TokenPass(self._model, self._pool.layers, seen)
+        row = self._token_pass(ids_among(piece.tokens)[0], position, seen, place=int(seen[-1]))
+        logits = head_rows(self._model, row[None])[: piece.wanted]
+        sequence.advance(piece.tokens, by_blocks=False)
+        return logits
+
+    def _step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
+        """As step, for what goes through blocks."""
         total = sum(len(piece.tokens) for piece in pieces)
         width = next(n for n in self._rows if n >= total)
         for piece in pieces:

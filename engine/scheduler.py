@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from aerie.engine.blocks import GUIDE
 from aerie.engine.composing import Beginning, Composition, beginning_of
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
@@ -70,9 +71,9 @@ class Request:
         """All that its sequence has, or will have, of which the last is not computed yet."""
         return (*self.prompt, *self.token_ids)
 
-    def due(self, length: int) -> Sequence[Token]:
-        """The tokens after the first `length` that can be run now."""
-        return self.tokens[length : self.begins.runs_to(length)]
+    def due(self, length: int, decoding: bool) -> Sequence[Token]:
+        """The tokens after the first `length` that can be run now: one, where it is `decoding`."""
+        return self.tokens[length : length + 1 if decoding else self.begins.runs_to(length)]
 
     def steps(self) -> Iterator[int | None]:
         """The tokens as they come, and None after each step that gave none. Raises what `error` is."""
@@ -191,6 +192,7 @@ class Scheduler:
     def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left by this model: another device's, or the first one. The pool stays."""
         self._model, self._ragged = model, Ragged(model, self.pool, self._window(model))
+        self._by_token = model.blocks.decode == GUIDE
 
     def submit(self, prompt: Prompt, max_tokens: int, sampler: Sampler, priority: int = 0) -> Request:
         """A request that waits for its turn. PromptError and UserError for what cannot be run at all."""
@@ -302,7 +304,9 @@ class Scheduler:
         while self._waiting and len(self._running) < MOST_ANSWERS:
             request = self._waiting[0]
             sequence = Paged(self.pool, request.begins.key)
-            found = sequence.begin(request.tokens)
+            found = sequence.begin(
+                request.tokens[: len(request.prompt) + 1] if self._by_token else request.tokens
+            )
             if sequence.missing(len(request.tokens) - found) > self.pool.manager.free:
                 sequence.release()
                 return
@@ -322,7 +326,8 @@ class Scheduler:
     def _choose(self) -> list[tuple[Request, Piece]]:
         """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
         in the window."""
-        left = {one: one.due(sequence.length) for one, sequence in self._running.items()}
+        decoding = {one: self._is_decoding(one) for one in self._running}
+        left = {one: one.due(sequence.length, decoding[one]) for one, sequence in self._running.items()}
         order = sorted(self._running, key=lambda one: (len(left[one]) > 1, -one.priority))
         budget = self._rows_for(sum(map(len, left.values())))
         chosen: list[tuple[Request, Piece]] = []
@@ -332,12 +337,20 @@ class Scheduler:
                 continue
             sequence = self._running[request]
             is_all = sequence.length + len(tokens) == len(request.tokens)
-            piece = Piece(sequence, tokens, int(is_all))
+            piece = Piece(sequence, tokens, int(is_all), decoding[request])
             if not self._ragged.fits([*(one for _, one in chosen), piece]):
                 continue
             chosen.append((request, piece))
             budget -= len(tokens)
         return chosen
+
+    def _findable(self, request: Request) -> int | None:
+        """How many of its tokens may be looked for, and the one after them; in guide these are its prompt."""
+        return len(request.prompt) + 1 if self._by_token else None
+
+    def _is_decoding(self, request: Request) -> bool:
+        """Whether its next token is decoded in the family guide: it was made by the model."""
+        return self._by_token and self._running[request].length >= len(request.prompt)
 
     def _rows_for(self, tokens: int) -> int:
         """How many rows the next step has, of so many that could run: as the planner cuts a prompt."""

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from aerie.engine.blocks import ROWS
@@ -27,7 +27,7 @@ from aerie.engine.footprint import check_memory
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.kv import Kept, KVCache
-from aerie.engine.model import LoadedModel, assemble, in_rows, preload, preload_steps
+from aerie.engine.model import LoadedModel, assemble, for_many, preload, preload_steps
 from aerie.engine.pages import PAGE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
@@ -63,6 +63,7 @@ class Session:
     mark: Callable[[], str] = str
     kept: Kept = field(default_factory=Kept)
     kv_pool: int | None = None
+    _schedulers: dict[str, Scheduler] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
@@ -90,21 +91,31 @@ class Session:
             self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
         )
 
-    @cached_property
+    @property
     def scheduler(self) -> Scheduler:
-        """Many requests at once, in the family `rows` whatever an answer by itself is decoded in, on a pool
-        of pages that is made now. UserError where the model's programs cannot serve that."""
-        model = in_rows(self.model)
-        pages = pages_for(model.config, self.kv_pool, MOST_ANSWERS, available_bytes())
-        pool = PagePool(model.config, pages, self._first_key)
-        self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}; decode in {ROWS}")
-        return Scheduler(model, pool, window_of, lambda error, where: in_rows(self.recover(error, where)))
+        """That of the family `rows`, whatever an answer by itself is decoded in. As scheduler_in."""
+        return self.scheduler_in(ROWS)
 
-    def chunk_registry(self, folder: Path | None = None) -> ChunkRegistry:
-        """Chunks on the scheduler's pool; kept in `folder` too, where one is given. UserError, as
-        `scheduler`, and for a folder that cannot be used."""
-        pool = self.scheduler.pool
-        files = ChunkFolder(folder, self._made_by_rows, self.note) if folder else None
+    def scheduler_in(self, decode: str) -> Scheduler:
+        """Many requests at once, decoded in this family, on a pool of pages of its own, which is made when it
+        is first asked for. UserError where the model's programs cannot serve that."""
+        if decode not in self._schedulers:
+            model = for_many(self.model, decode)
+            pages = pages_for(model.config, self.kv_pool, MOST_ANSWERS, available_bytes())
+            pool = PagePool(model.config, pages, self._first_key(model))
+            self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}; decode in {decode}")
+            recover = partial(self._recovered, decode=decode)
+            self._schedulers[decode] = Scheduler(model, pool, window_of, recover)
+        return self._schedulers[decode]
+
+    def _recovered(self, error: RunError, where: str, decode: str) -> LoadedModel:
+        return for_many(self.recover(error, where), decode)
+
+    def chunk_registry(self, folder: Path | None = None, decode: str = ROWS) -> ChunkRegistry:
+        """Chunks on a scheduler's pool; kept in `folder` too, where one is given. UserError, as scheduler_in,
+        and for a folder that cannot be used."""
+        pool, made_by = self.scheduler_in(decode).pool, self.made_by(for_many(self.model, decode))
+        files = ChunkFolder(folder, made_by, self.note) if folder else None
         return ChunkRegistry(pool, self.model.rope, self.read_apart, files)
 
     def read_apart(self, token_ids: Sequence[int]) -> KVCache:
@@ -119,10 +130,9 @@ class Session:
         except RunError as error:
             return read(self.recover(error, "while a chunk was read"))
 
-    @property
-    def _first_key(self) -> bytes:
-        """Of the pool's pages: all that the bits of keys and values depend on but the tokens."""
-        return hashlib.sha256(repr(sorted(self._made_by_rows.items())).encode()).digest()
+    def _first_key(self, model: LoadedModel) -> bytes:
+        """Of a pool's pages: all that the bits of keys and values depend on but the tokens."""
+        return hashlib.sha256(repr(sorted(self.made_by(model).items())).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
@@ -132,19 +142,15 @@ class Session:
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
-        save_sequence(self.kept.cache, path, self._made_by(self.model))
+        save_sequence(self.kept.cache, path, self.made_by(self.model))
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
-        cache = restore_sequence(self.model.new_cache, path, self._made_by(self.model))
+        cache = restore_sequence(self.model.new_cache, path, self.made_by(self.model))
         self.kept.give(cache)
         return cache.length
 
-    @property
-    def _made_by_rows(self) -> dict[str, str]:
-        return self._made_by(in_rows(self.model))
-
-    def _made_by(self, model: LoadedModel) -> dict[str, str]:
+    def made_by(self, model: LoadedModel) -> dict[str, str]:
         """What the bits of keys and values depend on, the plainest first."""
         blocks = model.blocks
         return {
@@ -169,8 +175,8 @@ class Session:
         self.model.home.leave()
         self.cache.close()
         self.cache, self.model = fallback()
-        if "scheduler" in self.__dict__:  # it was asked for
-            self.scheduler.go_on_with(in_rows(self.model))
+        for decode, scheduler in self._schedulers.items():
+            scheduler.go_on_with(for_many(self.model, decode))
         self.backend = f"{failed}, then {self.cache.backend.name}"
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model

@@ -37,6 +37,7 @@ class Place(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("position", "rows", "first", "last")),
         ("to", ctypes.c_void_p),
+        ("seen", ctypes.c_void_p),
     )
 
     position: int
@@ -44,6 +45,7 @@ class Place(ctypes.Structure):
     first: int
     last: int
     to: int | None
+    seen: int | None
 
     def stand(self, position: int, rows: int = 1) -> None:
         self.position, self.rows, self.to = position, rows, None
@@ -58,8 +60,17 @@ class Place(ctypes.Structure):
         """Those of new rows."""
         return self._positions if self.to else self.position + np.arange(self.rows)
 
-    def see(self, visible: slice, capacity: int) -> None:
-        self.first, self.last, _ = visible.indices(capacity)
+    def see(self, visible: slice | NDArray[np.int64], capacity: int) -> None:
+        """A decoded token attends to a run of positions, or to these, in this order. IndexError for positions
+        that the cache does not have."""
+        if isinstance(visible, slice):
+            self.first, self.last, _ = visible.indices(capacity)
+            self.seen = None
+        else:
+            if visible.min() < 0 or visible.max() >= capacity:
+                raise IndexError(f"positions {visible.min()}..{visible.max()} in a cache of {capacity}")
+            self._seen = np.ascontiguousarray(visible, np.int64)  # to which `seen` points
+            self.first, self.last, self.seen = 0, len(self._seen), self._seen.ctypes.data
 
 
 _ARRAYS = ("query", "key_rows", "value_rows", "keys", "values", "out")
@@ -132,11 +143,14 @@ class NativeAttention:
             function.argtypes = [ctypes.c_void_p] * 3
 
     def serves(self, keys: BF16Array, visible: object) -> bool:
-        """Whether it can attend to these: `visible` a run of positions, whole vectors, a cache as it lies."""
-        if not isinstance(visible, slice) or keys.shape[2] % ELEMENTS:
+        """Whether it can attend to these: `visible` a run of positions, or where positions lie, one or more
+        in either; whole vectors, a cache as it lies."""
+        if keys.shape[2] % ELEMENTS or not keys.flags.c_contiguous:
             return False
-        start, stop, step = visible.indices(keys.shape[1])
-        return step == 1 and start < stop and keys.flags.c_contiguous
+        if isinstance(visible, slice):
+            start, stop, step = visible.indices(keys.shape[1])
+            return step == 1 and start < stop
+        return isinstance(visible, np.ndarray) and visible.dtype == np.int64 and visible.size > 0
 
     def timed(self, function: Any, layer: _Layer) -> None:
         """Call one of the functions."""

@@ -114,10 +114,11 @@ Floats exponential(Floats x) {
 }
 
 // The position of the first of so many new rows, and the positions that a decoded token attends to: first .. last - 1.
-// Rows that are not one after the other have their positions in `to`, which is null else.
+// Rows that are not one after the other have their positions in `to`, which is null else. Where what is attended to is
+// no run, as in pages of a pool, `seen` has where in the cache each of last - first positions lies, in their order.
 struct Place {
   std::int64_t position, rows, first, last;
-  const std::int64_t* to;
+  const std::int64_t *to, *seen;
 };
 
 // One layer's part of a decoded token; __init__.py has the same struct.
@@ -133,6 +134,7 @@ struct Layer {
 struct Job : Layer {
   std::int64_t group, first, positions;
   std::int64_t padded;  // positions, to whole tiles
+  const std::int64_t* seen;
   float scale;
 
   explicit Job(const Layer& layer)
@@ -141,28 +143,55 @@ struct Job : Layer {
         first(place->first),
         positions(place->last - first),
         padded((positions + kTile - 1) / kTile * kTile),
+        seen(place->seen),
         scale(float(1 / std::sqrt(double(head_dim)))) {}
 };
 
 // Bytes of the cache that are asked of memory before their turn: the CPU by itself asks for too few while it computes.
 constexpr std::int64_t kAhead = 8192;
 
-INLINE void fetch_ahead(const std::uint16_t* rows, std::int64_t elements) {
-  const char* const from = reinterpret_cast<const char*>(rows) + kAhead;
+INLINE void fetch(const std::uint16_t* rows, std::int64_t elements) {
+  const char* const from = reinterpret_cast<const char*>(rows);
   for (std::int64_t at = 0; at < elements * 2; at += 64) __builtin_prefetch(from + at);
 }
 
+// Where positions lie, of a head's rows: one after the other.
+struct InARow {
+  std::int64_t width;
+
+  explicit InARow(const Job& job) : width(job.head_dim) {}
+  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + at * width; }
+  INLINE const std::uint16_t* ahead(const std::uint16_t* rows, std::int64_t at) const {
+    return rows + at * width + kAhead / 2;
+  }
+};
+
+// The same where `seen` says it.
+struct Apart {
+  std::int64_t width, last, before;
+  const std::int64_t* seen;
+
+  explicit Apart(const Job& job)
+      : width(job.head_dim), last(job.positions - 1), before(kAhead / 2 / width), seen(job.seen) {}
+  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
+    return rows + seen[at] * width;
+  }
+  INLINE const std::uint16_t* ahead(const std::uint16_t* rows, std::int64_t at) const {
+    return rows + seen[std::min(at + before, last)] * width;
+  }
+};
+
 // Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[head * padded + position]. Rows
 // past the last are the last again.
-template <int HEADS>
-void score(const Job& job, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
+template <int HEADS, class Lie>
+void score(const Job& job, Lie lie, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
            float* scores) {
   constexpr int kRows = kTile / HEADS;
   for (std::int64_t at = from; at < to; at += kRows) {
     Floats sums[kTile] = {};
     const std::uint16_t* rows[kRows];
-    for (int row = 0; row < kRows; ++row) rows[row] = keys + std::min(at + row, job.positions - 1) * job.head_dim;
-    fetch_ahead(rows[0], kRows * job.head_dim);
+    for (int row = 0; row < kRows; ++row) rows[row] = lie(keys, std::min(at + row, job.positions - 1));
+    fetch(lie.ahead(keys, at), kRows * job.head_dim);
     for (std::int64_t d = 0; d < job.head_dim; d += kPair) {
       for (int row = 0; row < kRows; ++row) {
         const Pair key(rows[row] + d);
@@ -203,9 +232,9 @@ float soften(float* scores, std::int64_t positions, std::int64_t padded) {
 
 constexpr std::int64_t kBlock = 64;  // positions whose values stay in L1 while all their elements are added
 
-// To sums, of HEADS heads and kPair elements each: the weighted values of so many positions.
-template <int HEADS>
-void add_values(const Job& job, const float* weights, const std::uint16_t* values, std::int64_t positions,
+// To sums, of HEADS heads and kPair elements each: the weighted values of positions from .. to - 1.
+template <int HEADS, class Lie>
+void add_values(const Job& job, Lie lie, const float* weights, const std::uint16_t* values, std::int64_t from, std::int64_t to,
                 float* sums) {
   const std::int64_t width = job.head_dim;
   const float* of[HEADS];
@@ -215,9 +244,9 @@ void add_values(const Job& job, const float* weights, const std::uint16_t* value
     even[head] = load(sums + head * width);
     odd[head] = load(sums + head * width + kLanes);
   }
-  for (std::int64_t at = 0; at < positions; ++at, values += width) {
-    fetch_ahead(values, kPair);
-    const Pair value(values);
+  for (std::int64_t at = from; at < to; ++at) {
+    fetch(lie.ahead(values, at), kPair);
+    const Pair value(lie(values, at));
     for (int head = 0; head < HEADS; ++head) {
       even[head] += of[head][at] * value.even;
       odd[head] += of[head][at] * value.odd;
@@ -230,14 +259,13 @@ void add_values(const Job& job, const float* weights, const std::uint16_t* value
 }
 
 // The values, weighted and added, of HEADS heads: elements from .. to - 1. sums: room for HEADS * head_dim.
-template <int HEADS>
-void mix(const Job& job, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t from,
+template <int HEADS, class Lie>
+void mix(const Job& job, Lie lie, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t from,
          std::int64_t to, float* sums, std::uint16_t* out) {
   for (int head = 0; head < HEADS; ++head) std::fill(sums + head * job.head_dim + from, sums + head * job.head_dim + to, 0.0f);
   for (std::int64_t at = 0; at < job.positions; at += kBlock) {
-    const std::int64_t some = std::min(kBlock, job.positions - at);
-    const std::uint16_t* const rows = values + at * job.head_dim;
-    for (std::int64_t d = from; d < to; d += kPair) add_values<HEADS>(job, weights + at, rows + d, some, sums + d);
+    const std::int64_t end = std::min(at + kBlock, job.positions);
+    for (std::int64_t d = from; d < to; d += kPair) add_values<HEADS>(job, lie, weights, values + d, at, end, sums + d);
   }
   for (int head = 0; head < HEADS; ++head) {
     for (std::int64_t d = head * job.head_dim + from; d < head * job.head_dim + to; d += kPair) {
@@ -285,23 +313,34 @@ class Group {
 
   void score(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
-      ::score<count>(job_, query_ + head * job_.head_dim, job_.keys + first_row_, from, to, scores_ + head * job_.padded);
+      const float* const query = query_ + head * job_.head_dim;
+      as_they_lie([&](auto lie) {
+        ::score<count>(job_, lie, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded);
+      });
     });
   }
   void soften() const {
-    fetch_ahead(job_.values + first_row_ - kAhead / 2, std::min(kAhead / 2, job_.positions * job_.head_dim));
+    if (!job_.seen) fetch(job_.values + first_row_, std::min(kAhead / 2, job_.positions * job_.head_dim));
     for (std::int64_t head = 0; head < job_.group; ++head)
       totals_[head] = ::soften(scores_ + head * job_.padded, job_.positions, job_.padded);
   }
   void mix(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const std::int64_t at = head * job_.head_dim;
-      ::mix<count>(job_, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
-                   job_.out + first_element_ + at);
+      as_they_lie([&](auto lie) {
+        ::mix<count>(job_, lie, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to,
+                     sums_ + at, job_.out + first_element_ + at);
+      });
     });
   }
 
  private:
+  template <class F>
+  INLINE void as_they_lie(F f) const {
+    if (job_.seen) f(Apart(job_));
+    else f(InARow(job_));
+  }
+
   const Job& job_;
   const std::int64_t first_row_, first_element_;
   float *const scores_, *const query_, *const sums_, *const totals_;

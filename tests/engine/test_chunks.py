@@ -18,6 +18,7 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.composing import Composition, Mode, mode_of
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.generate import Generation
+from aerie.engine.model import for_many
 from aerie.engine.numerics import turned
 from aerie.engine.pages import PAGE, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
@@ -32,6 +33,7 @@ from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from aerie.verify.composed import MODES, layout, try_modes
+from aerie.verify.identity import on_threads
 from aerie.verify.reference import Reference
 
 RULES = {"plain": None, "linear": Linear(4.0), "llama3": Llama3(8.0, 1.0, 4.0, 256)}
@@ -75,7 +77,7 @@ def registry_on(session: Session, pages: int, folder: Path | None = None) -> tup
     """A pool of its own."""
     model, notes = session.model, list[str]()
     pool = PagePool(model.config, pages, b"this model")
-    files = ChunkFolder(folder, session._made_by_rows, notes.append) if folder else None
+    files = ChunkFolder(folder, session.made_by(session.model), notes.append) if folder else None
     registry = ChunkRegistry(pool, model.rope, session.read_apart, files)
     registry.notes = notes  # type: ignore[attr-defined]
     return Scheduler(model, pool, window_of, session.recover), registry
@@ -242,6 +244,47 @@ def test_compositions_beside_each_other_have_the_answers_that_they_have_alone(se
     assert scheduler.pool.manager.free == scheduler.pool.manager.pages
 
 
+def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Session, Reference]) -> None:
+    """Decoded after a composition whose pages lie apart: in C++ over the pages, and in programs over what was
+    gathered. Each has the same bits on any number of threads."""
+    session, bits, rows = one[0], [], {}
+    for decode in ("guide", "rows"):
+        for threads in (1, 2):
+            with on_threads(threads):
+                rows[decode] = decoded_logits(session, decode)
+            bits.append(rows[decode].tobytes())
+    assert (bits[0], bits[2]) == (bits[1], bits[3])
+    assert bits[0] != bits[2], "both went one way"
+    apart = np.abs(rows["guide"] - rows["rows"])
+    assert apart.max() < 0.05 * rows["rows"].std(), "further apart than bf16 rounds"
+
+
+def decoded_logits(session: Session, decode: str) -> Any:
+    """After three tokens that are fed, whatever the model would say, (3, vocab_size)."""
+    model = for_many(session.model, decode)
+    pool = PagePool(model.config, 40, b"this model")
+    pool.manager.hold(held := pool.manager.take(3))
+    scheduler = Scheduler(model, pool, window_of, session.recover)
+    registry = ChunkRegistry(pool, model.rope, session.read_apart)
+    pool.manager.release([held[1], held[1]])  # so that pages are no run
+    forced = Forced((7, 8, 9))
+    request = scheduler.submit(composed(registry, TEXTS, "block"), 4, forced)
+    assert len([*filter(None, request.steps())]) == 4
+    return np.array(forced.__dict__["heard"][1:])
+
+
+class Forced(Sampler):
+    """Says these tokens, and keeps the logits."""
+
+    def __init__(self, said: tuple[int, ...]) -> None:
+        super().__init__()
+        self.__dict__.update(said=[*said, 10], heard=[])
+
+    def __call__(self, logits: Any, prompt_ids: Any = (), token_ids: Any = ()) -> int:
+        self.__dict__["heard"].append(np.asarray(logits, np.float32))
+        return int(self.__dict__["said"][len(token_ids)])
+
+
 def test_a_hit_crosses_no_mode(one: tuple[Session, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
     """And would be seen if it did."""
 
@@ -350,7 +393,7 @@ def test_a_chunk_of_another_model_is_refused(one: tuple[Session, Reference], tmp
     _, ours = registry_on(one[0], 40, tmp_path)
     name = ours.register(TEXTS[1])
     pool = PagePool(one[0].model.config, 40, b"other")
-    other = {**one[0]._made_by_rows, "weights": "0123"}
+    other = {**one[0].made_by(one[0].model), "weights": "0123"}
     notes: list[str] = []
     theirs = ChunkRegistry(
         pool, one[0].model.rope, one[0].read_apart, ChunkFolder(tmp_path, other, notes.append)

@@ -98,9 +98,9 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
         yield Family(session_of(checkpoint))
 
 
-def session_of(checkpoint: Any) -> Session:
+def session_of(checkpoint: Any, decode: str = "rows") -> Session:
     options = RuntimeOptions(
-        None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
+        None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode=decode
     )
     return prepare_runtime(checkpoint, options, Reporter())
 
@@ -169,6 +169,29 @@ def test_no_answer_depends_on_its_company(family: Family) -> None:
     assert [wrong for wrong, _ in played] == [0] * len(PAGES)
     steps, rows, preemptions, cached, _ = np.sum([astuple(counts) for _, counts in played], axis=0)
     assert (rows / steps > 4, preemptions > 0, cached > 0) == (True, True, True), played
+
+
+@pytest.mark.parametrize("form", ["C++", "numpy"])
+def test_in_guide_each_token_reads_its_pages_on_the_host(form: str, monkeypatch: Any) -> None:
+    """And has the bits that it has in a cache of its own, where attention reads one run of memory."""
+    if form == "numpy":
+        monkeypatch.setenv("AERIE_PLAIN", "host_code")
+    guide = Family(session_of(open_checkpoint(DEMO_FOLDER), "guide"))
+    played = [play(guide, draw) for draw in range(len(PAGES))]
+    assert [wrong for wrong, _ in played] == [0] * len(PAGES)
+    *_, preemptions, cached, _ = np.sum([astuple(counts) for _, counts in played], axis=0)
+    assert (preemptions > 0, cached > 0) == (True, True)
+
+
+def test_what_guide_decoded_is_not_found_by_a_prompt(demo: Family) -> None:
+    session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
+    scheduler = session.scheduler_in("guide")
+    endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
+    first = scheduler.submit(demo.prompts[4][:60], 30, endless)
+    assert len([*filter(None, first.steps())]) == 30
+    second = scheduler.submit([*first.prompt, *first.token_ids, 5], 1, Sampler())
+    assert [*filter(None, second.steps())]
+    assert second.cached_tokens == 0, "a page with decoded tokens was found"
 
 
 def neighbours_page(patch: Any) -> None:

@@ -123,6 +123,24 @@ def test_a_window(form):
     )
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_positions_that_lie_apart(form, shape):
+    """As in pages of a pool: the bits of the same positions in a row, whatever lies between them."""
+    query, keys, values = drawn(*shape)
+    places = np.concatenate([np.arange(first, first + 16) for first in (48, 16, 96, 64, 0)])[:75]
+    apart = decode_attention(query, keys, values, 99, mask=lambda position: places)
+    together = (array[:, places].copy() for array in (keys, values))
+    run = decode_attention(query, *together, 74, mask=lambda position: slice(0, 75))
+    np.testing.assert_array_equal(bits(apart), bits(run))
+
+
+@pytest.mark.parametrize("place", [CAPACITY, -1])
+def test_a_place_that_the_cache_does_not_have_is_no_read_beyond_it(place):
+    query, keys, values = drawn(4, 2, 64)
+    with pytest.raises(IndexError, match=f"in a cache of {CAPACITY}"):
+        decode_attention(query, keys, values, 5, mask=lambda position: np.array([0, place]))
+
+
 @pytest.mark.parametrize("broken", [0, 1, 2])
 def test_what_is_no_number_shows(form, broken):
     arrays = drawn(4, 2, 64)
