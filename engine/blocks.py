@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from aerie.engine.costs import StepCosts
 from aerie.engine.errors import UserError
 from aerie.engine.planner import Step, plan
 from aerie.multi_launch_builder import Variant
@@ -15,12 +16,6 @@ GUIDE, ROWS = "guide", "rows"
 """Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
 FEW_ROWS = LM_HEAD_ROWS[-1]
 """Blocks of more rows leave what only the last token needs to a block of fewer."""
-
-CALLS_S, READ_PER_S, PRODUCTS_PER_S = 2e-4, 25e9, 300e9
-"""What a step's time is made of, by layer: seconds of three calls, bytes of weights that are read in a second
-however many rows there are, floating-point operations in a second. Measured on the virtual NPU, two cores
-with AVX512-BF16. Only what they are to each other decides where tokens are cut: 12 rows more take as long as
-reading the weights once more. Elsewhere plans are as right, and may be a few per cent from the best."""
 
 
 def check_decode(decode: str) -> None:
@@ -47,14 +42,13 @@ class Names(NamedTuple):
 @dataclass(frozen=True)
 class Blocks:
     """seq_len: the prompt length that the six programs are built for; 0 where blocks are of `variants`, each
-    of several rows. decode: the family. layer_weights: how many elements the products of a layer have, by
-    which steps are told how long they take; 0: it is not looked at.
+    of several rows. decode: the family. costs: by which tokens are cut; None: by the planner's own rule.
     """
 
     seq_len: int = 0
     variants: tuple[Variant, ...] = ()
     decode: str = GUIDE
-    layer_weights: int = 0
+    costs: StepCosts | None = field(default=None, compare=False)
 
     @property
     def largest_context(self) -> int | None:
@@ -80,12 +74,7 @@ class Blocks:
             return plan(tokens, past, [Whole(self.seq_len, self.seq_len)])
         roomy = (one for one in self.variants if one.context >= capacity)
         fitting = [one for one in roomy if anew or not past or one.rows < one.context]
-        return plan(tokens, past, fitting, self._seconds if self.layer_weights else None)
-
-    def _seconds(self, variant: Variant) -> float:
-        """What a layer of a step takes, without attention, which costs the same however tokens are cut."""
-        products = 2 * variant.rows * self.layer_weights / PRODUCTS_PER_S
-        return CALLS_S + 2 * self.layer_weights / READ_PER_S + products
+        return plan(tokens, past, fitting, self.costs)
 
     def tail(self, step: Step, wanted: range) -> Step | None:
         """The step of those of its tokens alone, with fewer rows; None where that would save little."""

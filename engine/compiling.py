@@ -15,6 +15,7 @@ from pathlib import Path
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import STOP, ContextEnd, context_end
+from aerie.engine.costs import StepCosts
 from aerie.engine.errors import ConfigError, UserError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
@@ -78,7 +79,7 @@ def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode:
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    return Blocks(0, blocks, decode, config.layer_weights)
+    return Blocks(0, blocks, decode, StepCosts(config.layer_weights))
 
 
 CONFIG_NAMES = {

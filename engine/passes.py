@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, NewRows
+from aerie.engine.costs import StepCosts
 from aerie.engine.kv import KVCache, Layers, mask_words
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
@@ -33,8 +35,7 @@ class BlockPass:
     """
 
     def __init__(self, model: LoadedModel, step: Step, cache: KVCache, ran: Callable[[str], None]) -> None:
-        self._model, self._step, self._cache = model, step, cache
-        self._at_once = AtOnce(model, ran)
+        self._model, self._step, self._cache, self._ran = model, step, cache, ran
         self._last = model.config.num_hidden_layers - 1
         if model.blocks.variants:
             cache.reserve(step.context)
@@ -59,7 +60,9 @@ class BlockPass:
         return _cut(rows.attend(self._last, x, projected), wanted).copy()
 
     def _rows(self, step: Step) -> BlockCalls:
-        rows = BlockCalls(self._model, step, self._cache, self._at_once, bool(self._cache.unturned))
+        is_full = step.n_process == step.variant  # else rows of zeros may be left out, and cost less
+        calls = AtOnce(self._model, self._ran, self._model.blocks.costs if is_full else None)
+        rows = BlockCalls(self._model, step, self._cache, calls, bool(self._cache.unturned))
         rows.move_to(step)
         return rows
 
@@ -272,10 +275,17 @@ class TokenPass:
 
 
 class AtOnce:
-    """Takes at once the steps that a Recording would note. `ran` is told the kind of every program."""
+    """Takes at once the steps that a Recording would note. `ran` is told the kind of every program, `costs`
+    how long it took."""
 
-    def __init__(self, model: LoadedModel, ran: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        ran: Callable[[str], None] | None = None,
+        costs: StepCosts | None = None,
+    ) -> None:
         self._runner, self._timer, self._ran = model.runner, model.host_timer, ran
+        self._costs = costs
 
     def run(
         self,
@@ -287,9 +297,12 @@ class AtOnce:
         on_device: Collection[str],
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
+        started = time.perf_counter()
         made = self._runner.run(
             program, bo_key=bo_key, outputs=outputs, copy=False, on_device=on_device, **arrays
         )
+        if self._costs:
+            self._costs.saw(program, time.perf_counter() - started)
         if self._ran:
             self._ran(program.kind)
         return made
