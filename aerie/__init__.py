@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aerie.api import Model, load
     from aerie.batches import KV
     from aerie.chunked import ChunkedLLM
+    from aerie.engine.communication import between_processes
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
 else:
@@ -28,6 +29,7 @@ else:
         "aerie.api": ["Model", "load"],
         "aerie.batches": ["KV"],
         "aerie.chunked": ["ChunkedLLM"],
+        "aerie.engine.communication": ["between_processes"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
     }
@@ -45,5 +47,6 @@ __all__ = [
     "Result",
     "Stream",
     "Usage",
+    "between_processes",
     "load",
 ]

@@ -26,6 +26,7 @@ from aerie.answers import Asked, OnEvent, Result, Stream, check_built, results_o
 from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
 from aerie.engine.blocks import GUIDE, check_decode
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.communication import Alone, Communication
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
 from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
@@ -328,7 +329,7 @@ class Model:
     def close(self) -> None:
         """Give up the device, the buffers and the weights in them."""
         if self._session:
-            self._session.cache.close()
+            self._session.close()
         self._session = None
 
     def __enter__(self) -> Model:
@@ -357,6 +358,7 @@ def load(
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
     pipeline_parallel_size: int = 1,
+    group: Communication | None = None,
     kv_pool: int | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
@@ -369,31 +371,49 @@ def load(
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
     place of variants. fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
     where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
-    "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; only one for
-    now. pipeline_parallel_size: 1 alone, as layers are not shared out over devices. kv_pool: positions of
-    which many requests' keys and values are kept; None: as many as a quarter of the memory holds. cache_dir:
-    of compiled programs. progress: called with each line of what is going on;
+    "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; or several that
+    share the model, as [0, 1], with decode="rows". group: this process among several that share it, with one
+    device each (`between_processes`). pipeline_parallel_size: 1 alone, as layers are not shared out over
+    devices. kv_pool: positions of which many requests' keys and values are kept; None: as many as a quarter
+    of the memory holds. cache_dir: of compiled programs. progress: called with each line of what is going on;
     nothing is printed without it. Raises AerieError.
     """
     check_built("pipeline_parallel_size", pipeline_parallel_size)
     check_decode(decode)
-    chosen = replace(select_backend(backend, numerics), device=_one_of(devices))
+    chosen_devices = _indices(devices, group)
+    chosen = replace(select_backend(backend, numerics), device=chosen_devices[0])
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
     checkpoint = open_checkpoint(find_checkpoint(str(model)))
     folder = cache_dir or folders.programs()
     options = RuntimeOptions(
-        seq_len, chosen, folder, other, variants=variants, decode=decode, context_end=context_end
+        seq_len,
+        chosen,
+        folder,
+        other,
+        variants=variants,
+        decode=decode,
+        context_end=context_end,
+        devices=chosen_devices,
+        group=group or Alone(),
     )
     session = prepare_runtime(checkpoint, options, Told(progress))
     session.kv_pool = kv_pool
     return Model(session)
 
 
-def _one_of(devices: int | Sequence[int]) -> int:
-    """The index of the one device. UserError for none or several, and for what is no index."""
+def _indices(devices: int | Sequence[int], group: Communication | None) -> tuple[int, ...]:
+    """The indices of the devices. UserError for none, for one twice, for what is no index, and for several
+    in one of several processes."""
     given = [devices] if isinstance(devices, int) else [*devices]
-    if len(given) != 1 or not isinstance(given[0], Integral) or given[0] < 0:
+    if not given or any(not isinstance(one, Integral) or one < 0 for one in given):
         raise UserError(
-            f"devices is {reprlib.repr(devices)}; a model runs on one device for now: give its index, as 0"
+            f"devices is {reprlib.repr(devices)}; give the index of a device, as 0, or of several, as [0, 1]"
         )
-    return int(given[0])
+    if len(set(given)) < len(given):
+        raise UserError(f"devices is {reprlib.repr(devices)}; name each device once")
+    if group is not None and len(given) > 1:
+        raise UserError(
+            f"devices is {reprlib.repr(devices)}, and a process among several has one device; give one "
+            "index, or leave group out"
+        )
+    return tuple(int(one) for one in given)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from aerie.engine.costs import StepCosts
 from aerie.engine.errors import UserError
 from aerie.engine.planner import Step, plan
 from aerie.multi_launch_builder import Variant
-from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, ONE_ROW, program_name
+from aerie.multi_launch_builder.variants import LAYER, LM_HEAD_ROWS, ONE_ROW, SHARED_LAYER, program_name
 
 GUIDE, ROWS = "guide", "rows"
 """Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
@@ -31,24 +31,23 @@ class Whole(NamedTuple):
     context: int
 
 
-class Names(NamedTuple):
-    """The programs that take a block through a layer."""
-
-    qkv: str
-    attention: str
-    ffn: str
+Names: TypeAlias = "tuple[str, ...]"
+"""The programs that take a block through a layer, in order: what comes before attention, attention, and after
+it one, or, on one of several devices, two (multi_launch_builder/variants.py, SHARED_LAYER)."""
 
 
 @dataclass(frozen=True)
 class Blocks:
     """seq_len: the prompt length that the six programs are built for; 0 where blocks are of `variants`, each
     of several rows. decode: the family. costs: by which tokens are cut; None: by the planner's own rule.
+    devices: how many share each layer.
     """
 
     seq_len: int = 0
     variants: tuple[Variant, ...] = ()
     decode: str = GUIDE
     costs: StepCosts | None = field(default=None, compare=False)
+    devices: int = 1
 
     @property
     def largest_context(self) -> int | None:
@@ -87,12 +86,16 @@ class Blocks:
         first = step.new_idx + wanted.start
         return step._replace(variant=rows, n_past=first, n_process=len(wanted), new_idx=first)
 
+    @property
+    def kinds(self) -> Names:
+        """Of the programs of a layer, in blocks of variants."""
+        return LAYER if self.devices == 1 else SHARED_LAYER
+
     def names(self, step: Step) -> Names:
         """The programs of a step."""
         if self.seq_len:
-            return Names("rms_gemms_rope", "flash_attn", "o_ffn")
-        kinds = ("rms_gemms_rope", "cached_attn", "o_ffn")
-        return Names(*(program_name(kind, step.variant, step.context) for kind in kinds))
+            return "rms_gemms_rope", "flash_attn", "o_ffn"
+        return tuple(program_name(kind, step.variant, step.context) for kind in self.kinds)
 
     def needed(self, steps: Sequence[Step], last_only: bool) -> Iterator[str]:
         """The programs that these steps run, the last one for its last token alone with `last_only`."""
@@ -108,6 +111,11 @@ class Blocks:
         if self.decode == GUIDE:
             return ONE_ROW[-1]
         return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
+
+    @property
+    def heads(self) -> Collection[str]:
+        """The LM heads, for any number of rows."""
+        return {self.head(rows) for rows in LM_HEAD_ROWS}
 
     @property
     def of_a_token(self) -> Sequence[str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
+from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import STOP, ContextEnd, context_end
 from aerie.engine.costs import StepCosts
@@ -22,6 +23,7 @@ from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.native import prepare_native
 from aerie.engine.programs import HEADS, Places, program_flops
 from aerie.engine.progress import Reporter, Step
+from aerie.engine.sharding import part_of
 from aerie.engine.variants import default_variants, parse_variants
 from aerie.multi_launch_builder import (
     Program,
@@ -40,7 +42,9 @@ class RuntimeOptions:
     seq_len: the prompt length, in tokens, of the six programs; None: programs of variants. variants: which,
     as text (`engine/variants.py`); None: the model's default set. `fallback` is where programs run once
     `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt is known to come. decode: the
-    family. context_end: what happens at the end of the largest context (`engine/context_end.py`).
+    family. context_end: what happens at the end of the largest context (`engine/context_end.py`). devices:
+    those of this process that share the model, by their index in pyxrt, the backend's first; () for that
+    alone. group: this process among several that share it, each with one device.
     """
 
     seq_len: int | None
@@ -51,13 +55,27 @@ class RuntimeOptions:
     variants: str | None = None
     decode: str = GUIDE
     context_end: str = STOP
+    devices: tuple[int, ...] = ()
+    group: Communication = field(default_factory=Alone)
+
+    @property
+    def ranks(self) -> int:
+        """How many devices share the model, in all processes."""
+        return max(self.group.ranks, len(self.devices), 1)
+
+    def part(self, config: ModelConfig) -> ModelConfig:
+        """The facts of what a device has: of the model, or of a part. UserError as `part_of`."""
+        return config if self.ranks == 1 else part_of(config, self.ranks)
 
     def end(self, config: ModelConfig) -> ContextEnd:
         """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`."""
         return context_end(self.context_end, self.blocks(config), config.context)
 
     def blocks(self, config: ModelConfig) -> Blocks:
-        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none."""
+        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none, and for
+        what several devices cannot share."""
+        if self.ranks > 1:
+            return self._shared_blocks(config)
         check_shape(config)
         if self.seq_len is not None and (self.variants or self.decode == ROWS):
             given = "--variants (VARIANTS)" if self.variants else "--decode rows (DECODE)"
@@ -68,6 +86,19 @@ class RuntimeOptions:
         if self.seq_len is not None:
             return Blocks(choose_seq_len(config, self.seq_len))
         return blocks_of_variants(config, self.variants, self.decode)
+
+    def _shared_blocks(self, config: ModelConfig) -> Blocks:
+        """Of several devices."""
+        if self.seq_len is not None or self.decode != ROWS or self.fallback:
+            given = "fallback (FALLBACK)" if self.fallback else f"decode={self.decode!r}"
+            given = "seq_len (SEQ_LEN)" if self.seq_len is not None else given
+            raise UserError(
+                f"{self.ranks} devices share the passes of the decode family {ROWS}, by programs of variants "
+                f"and without a fallback, and {given} was given: load the model with decode={ROWS!r}, "
+                "without seq_len and fallback, or on one device"
+            )
+        blocks = blocks_of_variants(self.part(config), self.variants, self.decode)
+        return replace(blocks, devices=self.ranks)
 
 
 def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> Blocks:
@@ -123,11 +154,19 @@ def check_shape(config: ModelConfig) -> None:
 class Programs:
     """A model's programs, by name, compiled in a cache whose buffers they share (`places`).
 
-    `have` compiles what is missing of some variants.
+    config: of the model, or of a device's part. `have` compiles what is missing of some variants; never
+    those of `without`.
     """
 
-    def __init__(self, config: ModelConfig, options: RuntimeOptions, report: Reporter) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: RuntimeOptions,
+        report: Reporter,
+        without: Collection[str] = (),
+    ) -> None:
         self.by_name: dict[str, Program] = {}
+        self._without = without
         self.places = Places((), 0)
         self._config, self._options, self._report = config, options, report
         self.cache = self.open_cache(options.backend, Profiler())
@@ -138,7 +177,9 @@ class Programs:
 
     def have(self, names: Iterable[str]) -> list[Program]:
         """Compile what is missing of these programs; gives those. Raises as compile_into."""
-        missing = [name for name in dict.fromkeys(names) if name not in self.by_name]
+        missing = [
+            name for name in dict.fromkeys(names) if name not in self.by_name and name not in self._without
+        ]
         if not missing:
             return []
         started = time.perf_counter()
@@ -171,12 +212,24 @@ def compile_programs(
         )
     if remark := prepare_native():
         report.note(remark)
-    programs = Programs(config, options, report)
+    own = options.part(config)
+    programs = Programs(own, options, report, () if options.group.rank == 0 else blocks.heads)
     if six:
         programs.add(six, started)
     else:
-        programs.have(every_name(config, blocks) if every else first_names(blocks, options.prompt_tokens))
+        programs.have(every_name(own, blocks) if every else first_names(blocks, options.prompt_tokens))
     return programs
+
+
+def of_other_devices(config: ModelConfig, options: RuntimeOptions, first: Programs) -> list[Programs]:
+    """The same programs on each further device of this process, but for the LM head. Raises RunError."""
+    heads = options.blocks(config).heads
+    made = []
+    for device in options.devices[1:]:
+        there = replace(options, backend=replace(options.backend, device=device))
+        made.append(Programs(options.part(config), there, Reporter(terminal=False, quiet=True), heads))
+        made[-1].have(first.by_name)
+    return made
 
 
 def first_names(blocks: Blocks, prompt_tokens: int) -> list[str]:
@@ -189,8 +242,8 @@ def first_names(blocks: Blocks, prompt_tokens: int) -> list[str]:
 
 
 def every_name(config: ModelConfig, blocks: Blocks) -> list[str]:
-    """The programs of all variants, and those of decode."""
-    plans = plan_variant_programs(config.shape, blocks.variants).values()
+    """The programs of all variants, and those of decode; config: of what a device has."""
+    plans = plan_variant_programs(config.shape, blocks.variants, blocks.kinds).values()
     return [*blocks.of_a_token, *(each.name for each in plans if each.kind not in HEADS)]
 
 

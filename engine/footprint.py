@@ -10,14 +10,21 @@ from aerie.engine.compiling import RuntimeOptions, every_name, first_names
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
-from aerie.engine.programs import CACHE, WITHOUT_LAYERS, Places, buffer_set
+from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, Places, buffer_set
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import cached, legal_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
 from aerie.runtime.knobs import CHECK_MEMORY
-from aerie.runtime.memory import available_bytes, buffer_bytes, resident_bytes, size, ways_to_save
+from aerie.runtime.memory import (
+    BufferBytes,
+    available_bytes,
+    buffer_bytes,
+    resident_bytes,
+    size,
+    ways_to_save,
+)
 
 ANSWER_TOKENS = 128
 """Of an answer after the longest prompt; a longer one takes more for its KV cache."""
@@ -80,27 +87,33 @@ class Needs:
         return cached.named_plans(config.shape, self.names)
 
 
-def footprint(config: ModelConfig, needs: Needs, copies: int = 1) -> Footprint:
+def footprint(config: ModelConfig, needs: Needs, copies: int = 1, devices: int = 1) -> Footprint:
     """What a session takes.
 
-    copies: how often the device keeps a buffer (DeviceAccess.copies). Raises UnsupportedShapeError.
+    copies: how often the device keeps a buffer (DeviceAccess.copies). devices: how many of this process have
+    a part with these facts each, the LM head the first one alone. Raises UnsupportedShapeError.
     """
     plans, layers = needs.plans(config), config.num_hidden_layers
+    buffers = _buffers(plans, layers, copies)
+    others = _buffers([plan for plan in plans if plan.kind not in HEADS], layers, copies)
+    of_position = (3 if needs.unturned else 2) * config.num_key_value_heads * config.head_dim * bf16.itemsize
+    rope_rows = max(needs.seq_len, config.max_position_embeddings)
+    return Footprint(
+        weights=buffers.weights + (devices - 1) * others.weights,
+        activations=buffers.activations + (devices - 1) * others.activations,
+        kv_cache=devices * layers * needs.positions * of_position,
+        rope_table=rope_rows * config.head_dim * bf16.itemsize,
+        working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
+    )
+
+
+def _buffers(plans: Sequence[ProgramPlan], layers: int, copies: int) -> BufferBytes:
     sets = [
         (buffer_set(plan, layer), _without_cache(plan))
         for plan in plans
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
     ]
-    buffers = buffer_bytes(sets, Places(plans, layers), copies)
-    of_position = (3 if needs.unturned else 2) * config.num_key_value_heads * config.head_dim * bf16.itemsize
-    rope_rows = max(needs.seq_len, config.max_position_embeddings)
-    return Footprint(
-        weights=buffers.weights,
-        activations=buffers.activations,
-        kv_cache=layers * needs.positions * of_position,
-        rope_table=rope_rows * config.head_dim * bf16.itemsize,
-        working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
-    )
+    return buffer_bytes(sets, Places(plans, layers), copies)
 
 
 def _without_cache(plan: ProgramPlan) -> ArgumentTable:
@@ -133,9 +146,14 @@ def needs_of_variants(config: ModelConfig, blocks: Blocks) -> Needs:
 def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
     """Raises TooLittleMemoryError where a session takes more than this process could be given."""
     copies, needs = options.backend.access.copies, needs_of(config, options)
-    needed = footprint(config, needs, copies)
+    needed = _footprint(config, options, needs, copies)
     ways = [*_smaller(config, options, copies), *ways_to_save(copies), "take a smaller model"]
     require(needed.total, f"the model with {needs}", ways, f" ({needed})", min(needed.held, resident_bytes()))
+
+
+def _footprint(config: ModelConfig, options: RuntimeOptions, needs: Needs, copies: int) -> Footprint:
+    """What a session started so takes in this process."""
+    return footprint(options.part(config), needs, copies, max(1, len(options.devices)))
 
 
 def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: int = 0) -> None:
@@ -161,7 +179,7 @@ def _with_held(held: int) -> int | None:
 def _smaller(config: ModelConfig, options: RuntimeOptions, copies: int) -> Sequence[str]:
     """The largest of what is less, fits, and holds the prompt, as an advice."""
     for less, advice in _less(config, options):
-        needed = footprint(config, less, copies)
+        needed = _footprint(config, options, less, copies)
         if needed.total <= (_with_held(needed.held) or 0):
             return [advice]
     return ["shorten the prompt"] if options.prompt_tokens else []

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.blocks import ROWS, Names
+from aerie.engine.blocks import ROWS
+from aerie.engine.communication import from_first
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, embed, ids_among
 from aerie.engine.errors import PromptError, PromptTooLongError
@@ -56,7 +57,8 @@ def prefill_steps(model: LoadedModel, tokens: int, past: int = 0) -> int:
     """How many programs `prefill` runs for the row of the last token: of the last layer, an earlier step
     needs keys and values alone."""
     steps, layers = len(model.plan(tokens, past)), model.config.num_hidden_layers
-    return steps * (layers * len(Names._fields)) - (steps - 1) * len(Names._fields[1:])
+    of_layer = len(model.blocks.kinds)
+    return steps * layers * of_layer - (steps - 1) * (of_layer - 1)
 
 
 def prefill(
@@ -184,7 +186,7 @@ def _row_pass(model: LoadedModel, step: Step, cache: KVCache) -> RowPass | None:
         return kept
     cache.reserve(step.context)
     model.supply(model.blocks.names(step))
-    recording = model.runner.record()
+    recording = model.record()
     made = cache.token_pass = RowPass(model, step, cache, recording) if recording else None
     return made
 
@@ -211,7 +213,20 @@ def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Arra
 
 def head_rows(model: LoadedModel, hidden: BF16Array) -> list[BF16Array | F32Array]:
     """As next_token_row for each of several rows, (rows, hidden_size), which the LM head takes a few at a
-    time."""
+    time. Of several processes the first one's LM head gives them to all."""
+    if model.group.ranks == 1:
+        return _head_rows(model, hidden)
+    rows = np.empty((len(hidden), model.config.vocab_size), bf16)
+    if model.group.rank == 0:
+        try:
+            rows[...] = _head_rows(model, hidden)
+        except BaseException:
+            model.group.leave()
+            raise
+    return list(from_first(model.group, rows))
+
+
+def _head_rows(model: LoadedModel, hidden: BF16Array) -> list[BF16Array | F32Array]:
     name, rows = model.blocks.head(len(hidden)), list[BF16Array | F32Array]()
     model.supply([name])
     head = model.programs[name]

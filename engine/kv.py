@@ -101,16 +101,18 @@ class OnHost:
 
 
 class OnDevice:
-    """Buffer objects of a runner, two for each layer, of `contexts` positions; their names begin with `name`.
+    """Buffer objects, two for each layer, of `contexts` positions; their names begin with `name`.
 
-    Room that was given back is used again for the next sequence.
+    config: of what is stored (LoadedModel.stored). Its layers are those of the runners in turn: each runner
+    has its part of every layer of the model, one after the other. Room that was given back is used again for
+    the next sequence.
     """
 
     def __init__(
-        self, config: ModelConfig, runner: ProgramRunner, contexts: Sequence[int], name: str = "kv"
+        self, config: ModelConfig, runners: Sequence[ProgramRunner], contexts: Sequence[int], name: str = "kv"
     ) -> None:
         self.caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
-        self._config, self._runner = config, runner
+        self._config, self._runners = config, runners
         self._contexts = sorted(contexts)
         self._names = (f"{name}{number}" for number in itertools.count())
         self._free: dict[int, list[Room]] = defaultdict(list)
@@ -134,9 +136,10 @@ class OnDevice:
         config, slot = self._config, next(self._names)
         shape = (config.num_key_value_heads, context, config.head_dim)
 
-        def array(layer: int, name: str) -> BF16Array:
+        def array(number: int, name: str) -> BF16Array:
+            layer, part = divmod(number, len(self._runners))
             argument = Argument(name, shape, bf16_type, Role.INPUT)
-            return self._runner.array(cache_place(slot, layer, name), argument)
+            return self._runners[part].array(cache_place(slot, layer, name), argument)
 
         layers = range(config.num_hidden_layers)
         keys, values = CACHE

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from aerie.engine.blocks import Blocks
+from aerie.engine.blocks import ROWS, Blocks
 from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
+from aerie.engine.devices import Devices
 from aerie.engine.errors import UserError
 from aerie.engine.kv import Home, KVCache, MaskRule, OnDevice, OnHost, causal
 from aerie.engine.numerics import BF16Array, rope_table
 from aerie.engine.planner import Step
 from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
 from aerie.engine.tensors import Rows, Tensor
-from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
-from aerie.runtime import Static
+from aerie.runtime import Recording, Static
+
+T = TypeVar("T")
 
 HostTimer = Callable[[str], AbstractContextManager[Any]]
 """Times a host operation: entered around it, under the operation's name."""
@@ -48,6 +51,10 @@ class LoadedModel:
     bf16; `rope` has a row for every position of the model, and of the padding where that goes beyond.
     `places` are those of the programs' arguments, `home` is where KV caches lie. `end` is what happens at the
     end of the largest context, and `mask` what a token sees.
+
+    Where several devices share it, `devices` has their parts (sharding.py), which are models as well; what
+    else is here is rank 0's, or this process's. `group` is how this one talks to other ranks: a part to the
+    other parts, a whole model to the other processes. A part is number `part` of the `parts` of its process.
     """
 
     config: ModelConfig
@@ -63,6 +70,38 @@ class LoadedModel:
     end: ContextEnd = field(default_factory=Stop)
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
+    devices: Devices[LoadedModel] | None = None
+    group: Communication = field(default_factory=Alone)
+    part: int = 0
+    parts: int = 1
+
+    def each(self, work: Callable[[LoadedModel], T]) -> T:
+        """What `work` makes of this model; of one that is shared, of all its parts at once, which make the
+        same. Raises as Devices.each."""
+        return work(self) if self.devices is None else self.devices.each(work)[0]
+
+    def record(self) -> Recording | None:
+        """Where to note calls that are made again and again; None where the runner cannot, and on several
+        devices, whose sums are the host's work between calls."""
+        return self.runner.record() if self.blocks.devices == 1 else None
+
+    @property
+    def runners(self) -> Sequence[ProgramRunner]:
+        """Of all devices of this process."""
+        return [each.runner for each in self.devices.parts] if self.devices else [self.runner]
+
+    @property
+    def stored(self) -> ModelConfig:
+        """The facts of a model whose layers are those that a KV cache here has: of every layer, the parts of
+        this process's devices, one after the other."""
+        if self.devices is None:
+            return self.config
+        part = self.devices.parts[0]
+        return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.parts)
+
+    def at(self, layer: int) -> int:
+        """Where a layer's keys and values are among those of a KV cache."""
+        return layer * self.parts + self.part
 
     @property
     def seq_len(self) -> int:
@@ -126,7 +165,7 @@ def assemble(
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
         rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
-        home=OnDevice(config, runner, blocks.contexts) if blocks.variants else OnHost(config),
+        home=OnDevice(config, [runner], blocks.contexts) if blocks.variants else OnHost(config),
         places=Places((), 0) if places is None else places,
         supply=supply,
         end=end,
@@ -144,12 +183,79 @@ def for_many(model: LoadedModel, decode: str) -> LoadedModel:
             "several requests, and chunks, share passes through the programs of variants, where nothing is "
             f"dropped at the end of the context; this model was loaded with {given}: load it without that"
         )
+    if model.blocks.devices > 1 and decode != ROWS:
+        raise UserError(
+            f"{model.blocks.devices} devices share the passes of the decode family {ROWS!r}, and {decode!r} "
+            "was asked for: leave it out, or load the model on one device"
+        )
     blocks = replace(model.blocks, decode=decode)
     model.supply(blocks.of_a_token)
     return replace(model, blocks=blocks)
 
 
-def preload(model: LoadedModel, weights: Weights, programs: Iterable[Program] | None = None) -> Iterator[str]:
+class OnOneDevice(Protocol):
+    """The programs of a part, on a device of its own."""
+
+    by_name: dict[str, Program]
+    places: Places
+
+    @property
+    def cache(self) -> TimedRunner: ...
+
+
+class TimedRunner(ProgramRunner, Protocol):
+    """A runner that tells what time its programs take."""
+
+    @property
+    def profiler(self) -> Any: ...
+
+
+def shared_out(
+    whole: LoadedModel,
+    part: ModelConfig,
+    devices: Sequence[OnOneDevice],
+    groups: Sequence[Communication],
+    names: Sequence[str],
+    begin: Callable[[], None] | None = None,
+) -> LoadedModel:
+    """`whole` on several devices, those of this process, each with a part with the facts `part`.
+
+    groups, names, begin: as for Devices; without `begin` the ranks are in processes of their own, one here.
+    """
+    parts = [
+        replace(
+            whole,
+            config=part,
+            programs=one.by_name,
+            runner=one.cache,
+            places=one.places,
+            supply=nothing_missing,
+            host_timer=one.cache.profiler.span,
+            group=group,
+            part=number,
+            parts=len(devices),
+        )
+        for number, (one, group) in enumerate(zip(devices, groups, strict=True))
+    ]
+    if begin is None:
+        shared = replace(whole, devices=Devices(parts, names, groups), group=groups[0])
+    else:
+        shared = replace(whole, devices=Devices(parts, names, groups, begin))
+    return replace(shared, home=OnDevice(shared.stored, shared.runners, whole.blocks.contexts))
+
+
+class LayerWeights(Protocol):
+    """What a device's buffers are filled with: weights.Weights, or the part of a rank."""
+
+    def layer(self, layer: int) -> Mapping[str, Static]: ...
+
+    @property
+    def lm_head(self) -> Tensor: ...
+
+
+def preload(
+    model: LoadedModel, weights: LayerWeights, programs: Iterable[Program] | None = None
+) -> Iterator[str]:
     """Fill every buffer-object set with its weights; yields what was filled, one step at a time.
 
     Tensors are read from their file into the buffer objects, and what sets share only once. There is one step

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
+import zlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, NewRows
+from aerie.engine.communication import add_up, check_alike
 from aerie.engine.costs import StepCosts
 from aerie.engine.kv import KVCache, Layers, mask_words
 from aerie.engine.model import LoadedModel
@@ -21,6 +24,7 @@ from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
 Arrays = dict[str, NDArray[Any]]
+Ran: TypeAlias = "Callable[[str], None]"
 ROPE_ROWS, MASK = "rope_rows", "mask"
 """What programs of blocks are given of the positions of their rows."""
 
@@ -46,23 +50,30 @@ class BlockPass:
         x: their embeddings, (n_process, hidden_size). With none wanted, the last layer gives keys and values
         alone (DECODER_PREFILL).
         """
-        rows = self._rows(self._step)
+        check_alike(self._model.group, zlib.crc32(repr(self._step).encode(), zlib.crc32(x.tobytes())))
+        return self._model.each(lambda part: self._on(part, x, wanted))
+
+    def _on(self, part: LoadedModel, x: BF16Array, wanted: range) -> BF16Array:
+        """The same on a device that has the model, or a part of it."""
+        ran = self._ran if part.part == 0 else None
+        rows = self._rows(part, self._step, ran)
         x = rows.padded(x)
         for layer in range(self._last):
             x = rows.attend(layer, x, rows.project(layer, x, self._keep))
         projected = rows.project(self._last, x, self._keep, on_device=())
         if not wanted:
             return x[:0].copy()
-        if tail := self._model.blocks.tail(self._step, wanted):
-            rows = self._rows(tail)
+        if tail := part.blocks.tail(self._step, wanted):
+            rows = self._rows(part, tail, ran)
             x, queries = (rows.padded(_cut(each, wanted)) for each in (x, projected["q_roped"]))
             projected, wanted = {"q_roped": queries}, range(len(wanted))
         return _cut(rows.attend(self._last, x, projected), wanted).copy()
 
-    def _rows(self, step: Step) -> BlockCalls:
-        is_full = step.n_process == step.variant  # else rows of zeros may be left out, and cost less
-        calls = AtOnce(self._model, self._ran, self._model.blocks.costs if is_full else None)
-        rows = BlockCalls(self._model, step, self._cache, calls, bool(self._cache.unturned))
+    def _rows(self, part: LoadedModel, step: Step, ran: Ran | None) -> BlockCalls:
+        # With fewer tokens, rows of zeros may be left out, and cost less.
+        is_timed = step.n_process == step.variant and part.blocks.devices == 1
+        calls = AtOnce(part, ran, part.blocks.costs if is_timed else None)
+        rows = BlockCalls(part, step, self._cache, calls, bool(self._cache.unturned))
         rows.move_to(step)
         return rows
 
@@ -147,29 +158,45 @@ class BlockCalls:
         self, layer: int, x: BF16Array, keep: Keep, on_device: Collection[str] = ("q_roped",)
     ) -> Arrays:
         """Queries, keys and values of a layer: the latter two are in the cache then."""
-        program = self._programs[self._names.qkv]
+        program = self._programs[self._names[0]]
         key, given = buffer_set(program, layer), self._given(program)
         unturned, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
         made = self._calls.run(program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **given)
         new = [made["k_roped"], made["v"], *([made.pop(unturned)] if unturned else [])]
-        for work in keep(layer, *new):
+        for work in keep(self._model.at(layer), *new):
             self._calls.host("KV cache write", work)
         return made
 
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """What a layer does with queries: attention, output projection, FFN; x is its input."""
-        attention, ffn = (self._programs[name] for name in self._names[1:])
+        attention, *after = (self._programs[name] for name in self._names[1:])
         given = {"q_roped": projected["q_roped"], **self._given(attention)}
         key = buffer_set(attention, layer)
         if MASK in given:
-            given |= dict(zip(CACHE, self._layers[layer], strict=True))
+            given |= dict(zip(CACHE, self._layers[self._model.at(layer)], strict=True))
             key = self._model.places.key(attention, layer, self._slot)
         else:
             given |= projected
-        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **given)
-        on_device, key = () if layer == self._last else ("x_next",), buffer_set(ffn, layer)
-        made = self._calls.run(ffn, bo_key=key, on_device=on_device, x=x, attn_out=attended["attn_out"])
-        return made["x_next"]
+        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **given)["attn_out"]
+        if len(after) > 1:
+            return self._add_up_parts(layer, x, attended, *after)
+        on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
+        return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
+
+    def _add_up_parts(
+        self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
+    ) -> BF16Array:
+        """The same on one of several devices, with a sum of all of them after each of the two programs."""
+        made = self._calls.run(output, bo_key=buffer_set(output, layer), on_device=(), attn_out=attended)
+        res1 = self._sum(x, made["proj"])
+        made = self._calls.run(ffn, bo_key=buffer_set(ffn, layer), on_device=(), res1=res1)
+        return self._sum(res1, made["down"])
+
+    def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
+        out = np.empty_like(residual)
+        work = partial(add_up, self._model.group, residual, partial_sum, out)
+        self._calls.host("sum over devices", HostWork(work))
+        return out
 
     def _given(self, program: Program) -> Arrays:
         """Those inputs that a program takes."""

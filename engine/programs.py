@@ -122,7 +122,7 @@ def program_flops(program: Program) -> float:
         return _causal_attention_flops(*program.arguments["q_roped"].shape)
     if program.kind == "cached_attn":
         return 0.0  # as many as there are positions to see, which each call says
-    shape = program.arguments["x"].shape
+    shape = program.arguments[0].shape
     rows = shape[0] if len(shape) == 2 else 1
     matrices = [a.shape for a in program.arguments if a.role is Role.WEIGHT and len(a.shape) == 2]
     return 2.0 * rows * sum(math.prod(matrix) for matrix in matrices)

@@ -38,9 +38,10 @@ def no_bar(total: int) -> AbstractContextManager[Step]:  # noqa: ARG001
 class Reporter:
     """Says what is going on. Bars move on a terminal only; notes are said everywhere."""
 
-    def __init__(self, file: TextIO | None = None, terminal: bool | None = None) -> None:
-        """Writes to `file` (default: standard error), which is asked whether it is a terminal."""
-        self._file = file
+    def __init__(self, file: TextIO | None = None, terminal: bool | None = None, quiet: bool = False) -> None:
+        """Writes to `file` (default: standard error), which is asked whether it is a terminal; quiet: says
+        nothing."""
+        self._file, self._quiet = file, quiet
         self._terminal = terminal
         self._console: Console | None = None
         """What shows a bar, while there is one: notes appear above it."""
@@ -51,6 +52,8 @@ class Reporter:
 
     def note(self, message: str) -> None:
         """A line."""
+        if self._quiet:
+            return
         if self._console:
             self._console.print(message)
         else:

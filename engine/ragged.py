@@ -9,7 +9,8 @@ where they lie: it has the bits that it has in a cache of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from aerie.engine.attention import NewRows
 from aerie.engine.blocks import FEW_ROWS
+from aerie.engine.communication import check_alike
 from aerie.engine.embeddings import Token, embed, ids_among
 from aerie.engine.errors import NoVariantError
 from aerie.engine.forward import head_rows
@@ -111,16 +113,26 @@ class Ragged:
             x = np.zeros((width, model.config.hidden_size), bf16)
             tokens = [token for piece in pieces for token in piece.tokens]
             x[: len(tokens)] = embed(model.embed_table, tokens)
-        return self._pass(width)(x, stand)
+        model.supply(self._needed(width, len(stand.wanted)))
+        check_alike(model.group, zlib.crc32(x.tobytes(), zlib.crc32(stand.positions.tobytes())))
+        return model.each(lambda part: self._pass(part, width)(x, stand))
 
-    def _pass(self, width: int) -> _Pass:
+    def _needed(self, width: int, wanted: int) -> Iterator[str]:
+        """The programs of a step of so many rows, and of what is wanted of it, by as few as it may take."""
+        names, context = self._model.blocks.names, self._window.context
+        yield from names(_block(width, context))
+        at_once = width > FEW_ROWS or self._model.blocks.devices > 1
+        for rows in {min(wanted, FEW_ROWS), wanted % FEW_ROWS} - {0} if at_once else ():
+            yield from names(_block(_few(rows), context))[1:]
+
+    def _pass(self, part: LoadedModel, width: int) -> _Pass:
         """For steps of so many rows in the window as it is; kept where its calls can be noted."""
         key = width, self._window.context, self._window.slot
         found = self._recorded.get(key)
         if found and found.is_current:
             return found
-        recording = self._model.runner.record() if width <= FEW_ROWS else None
-        made = _Pass(self._model, width, self._window, self._pool, recording)
+        recording = part.record() if width <= FEW_ROWS else None
+        made = _Pass(part, width, self._window, self._pool, recording)
         if recording:
             self._recorded[key] = made
         return made
@@ -172,7 +184,6 @@ class _Pass:
         self._model, self._window, self._recording = model, window, recording
         self._new = NewRows(window.layers), NewRows(pool.layers)
         step = _block(width, window.context)
-        model.supply(model.blocks.names(step))
         self._calls = recording or AtOnce(model)
         self._rows = BlockCalls(model, step, window, self._calls)
         self._x = np.zeros((width, model.config.hidden_size), bf16)
@@ -217,13 +228,17 @@ class _Pass:
         self, last: int, x: BF16Array, queries: BF16Array, stand: _Stand, wanted: NDArray[np.int64]
     ) -> BF16Array:
         """What the last layer makes of a few rows, by the programs of so few."""
-        width = next(n for n in LM_HEAD_ROWS if n >= len(wanted))
+        width = _few(len(wanted))
         step = _block(width, self._window.context)
-        self._model.supply(self._model.blocks.names(step)[1:])
         rows, few = BlockCalls(self._model, step, self._window, self._calls), stand.some(wanted, width)
         rows.stand(few.positions, bit_words(few.seen))
         x, queries = (rows.padded(each[wanted]) for each in (x, queries))
         return rows.attend(last, x, {"q_roped": queries})[: len(wanted)].copy()
+
+
+def _few(rows: int) -> int:
+    """Rows of the smallest program that takes so few."""
+    return next(n for n in LM_HEAD_ROWS if n >= rows)
 
 
 def _block(rows: int, context: int) -> Step:

@@ -16,23 +16,40 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunks import ChunkRegistry
-from aerie.engine.compiling import Programs, RuntimeOptions, compile_into, compile_programs
+from aerie.engine.communication import in_process
+from aerie.engine.compiling import (
+    Programs,
+    RuntimeOptions,
+    compile_into,
+    compile_programs,
+    of_other_devices,
+)
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
 from aerie.engine.footprint import check_memory
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.kv import Kept, KVCache
-from aerie.engine.model import LoadedModel, assemble, for_many, preload, preload_steps
+from aerie.engine.model import (
+    LayerWeights,
+    LoadedModel,
+    assemble,
+    for_many,
+    preload,
+    preload_steps,
+    shared_out,
+)
 from aerie.engine.pages import PAGE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
 from aerie.engine.scheduler import MOST_ANSWERS, Request, Scheduler
+from aerie.engine.sharding import WeightsOfRank
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.windows import window_of
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
@@ -50,7 +67,7 @@ class Session:
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
     read. `mark` gives a word for the weights. `kept` has the KV cache of the last answer, for a prompt that
     begins as that did. `kv_pool` is how many positions the pool of `scheduler` has, None for as many as
-    memory suggests.
+    memory suggests. `others` are the caches of further devices that share the model.
     """
 
     model: LoadedModel
@@ -63,6 +80,7 @@ class Session:
     mark: Callable[[], str] = str
     kept: Kept = field(default_factory=Kept)
     kv_pool: int | None = None
+    others: Sequence[KernelCache] = ()
     _schedulers: dict[str, Scheduler] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -101,8 +119,8 @@ class Session:
         is first asked for. UserError where the model's programs cannot serve that."""
         if decode not in self._schedulers:
             model = for_many(self.model, decode)
-            pages = pages_for(model.config, self.kv_pool, MOST_ANSWERS, available_bytes())
-            pool = PagePool(model.config, pages, self._first_key(model))
+            pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
+            pool = PagePool(model.stored, pages, self._first_key(model))
             self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}; decode in {decode}")
             recover = partial(self._recovered, decode=decode)
             self._schedulers[decode] = Scheduler(model, pool, window_of, recover)
@@ -156,11 +174,20 @@ class Session:
         return {
             "weights": self.mark(),
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
-            "decode": blocks.decode,
+            "decode": f"{blocks.decode}{_shared_by(model)}",
             "context-end": str(model.end),
             "numerics": self.cache.backend.numerics,
-            "programs": " ".join(self.cache.artifact(name).key for name in blocks.of_a_token),
+            "programs": " ".join(
+                self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs
+            ),
         }
+
+    def close(self) -> None:
+        """Give up the devices, the buffers and the weights in them."""
+        if self.model.devices:
+            self.model.devices.close()
+        for cache in (self.cache, *self.others):
+            cache.close()
 
     def recover(self, error: RunError, where: str) -> LoadedModel:
         """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
@@ -205,6 +232,14 @@ class Session:
             yield piece
 
 
+def _shared_by(model: LoadedModel) -> str:
+    """On how many devices, where these are several, and which of them have what is here."""
+    if model.blocks.devices == 1:
+        return ""
+    here = f"rank {model.group.rank}" if model.group.ranks > 1 else "all"
+    return f", {here} of {model.blocks.devices} devices"
+
+
 def _read_apart(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCache:
     cache = KVCache(model.home, 1, with_unturned=True)
     with bar(prefill_steps(model, len(token_ids))) as step:
@@ -233,13 +268,14 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     check_memory(config, options)
     with checkpoint.weights.reading_ahead():
         programs = compile_programs(config, options, report)
-    model = _assemble(checkpoint, options, programs)
+    devices = [programs, *of_other_devices(config, options, programs)]
+    model, filled = _assemble(checkpoint, options, devices)
 
     def fall_back(to: Backend) -> tuple[KernelCache, LoadedModel]:
         programs.cache = programs.open_cache(to, programs.cache.profiler)
         compile_into(programs.cache, [*programs.by_name.values()], report)
-        on_other = _assemble(checkpoint, options, programs)
-        _preload(on_other, checkpoint, report)
+        on_other, filled = _assemble(checkpoint, options, [programs])
+        _preload(filled, checkpoint, report)
         return programs.cache, on_other
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
@@ -247,43 +283,78 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     mark = partial(weights_mark, checkpoint.weights.files)
     note = report.note
     session = Session(model, checkpoint.tokenizer, programs.cache, note, fallback, bar=bar, mark=mark)
+    session.others = [each.cache for each in devices[1:]]
     try:
-        _preload(model, checkpoint, report)
+        _preload(filled, checkpoint, report)
     except RunError as error:
         session.recover(error, "while weights were loaded")
     session.cache.profiler.reset()
     return session
 
 
-def _assemble(checkpoint: Checkpoint, options: RuntimeOptions, programs: Programs) -> LoadedModel:
-    """The model on the programs' cache; what it needs later is compiled then, and given its weights."""
+class Filled(NamedTuple):
+    """A device's model, or its part of one, and the weights that its buffers are filled with."""
+
+    model: LoadedModel
+    weights: LayerWeights
+
+
+def _assemble(
+    checkpoint: Checkpoint, options: RuntimeOptions, devices: Sequence[Programs]
+) -> tuple[LoadedModel, Sequence[Filled]]:
+    """The model on the programs of these devices, and what each has of it; what it needs later is compiled
+    then, and given its weights."""
 
     def supply(names: Iterable[str]) -> None:
-        if new := programs.have(names):
-            for _ in preload(model, checkpoint.weights, new):
-                pass
+        names = list(names)
+        for programs, (model, weights) in zip(devices, filled, strict=True):
+            if new := programs.have(names):
+                for _ in preload(model, weights, new):
+                    pass
 
-    config, cache = checkpoint.config, programs.cache
-    model = assemble(
+    config, first = checkpoint.config, devices[0]
+    whole = assemble(
         checkpoint,
-        programs.by_name,
-        cache,
+        first.by_name,
+        first.cache,
         options.blocks(config),
-        cache.profiler.span,
-        places=programs.places,
+        first.cache.profiler.span,
+        places=first.places,
         supply=supply,
         end=options.end(config),
     )
-    return model
+    if options.ranks == 1:
+        filled = [Filled(whole, checkpoint.weights)]
+        return whole, filled
+    shared = _share_out(whole, options, devices)
+    parts = shared.devices.parts if shared.devices else ()
+    filled = [
+        Filled(part, WeightsOfRank(checkpoint.weights, config, part.group.rank, options.ranks))
+        for part in parts
+    ]
+    return shared, filled
 
 
-def _preload(model: LoadedModel, checkpoint: Checkpoint, report: Reporter) -> None:
-    started = time.perf_counter()
-    total = preload_steps(model.config)
+def _share_out(whole: LoadedModel, options: RuntimeOptions, devices: Sequence[Programs]) -> LoadedModel:
+    """The model on these devices of this process: all that share it, or one of several processes' devices."""
+    part, group = options.part(whole.config), options.group
+    if group.ranks > 1:
+        return shared_out(whole, part, devices, [group], [f"rank {group.rank} of {group.ranks}"])
+    names = [f"device {device}" for device in options.devices]
+    meeting = in_process(names)
+    groups = [meeting.member(rank) for rank in range(len(names))]
+    return shared_out(whole, part, devices, groups, names, meeting.begin)
+
+
+def _preload(filled: Sequence[Filled], checkpoint: Checkpoint, report: Reporter) -> None:
+    started, layers = time.perf_counter(), checkpoint.config.num_hidden_layers
+    total = len(filled) * preload_steps(checkpoint.config)
     with report.bar("loading weights", total) as step:
-        for done, what in enumerate(preload(model, checkpoint.weights), start=1):
+        steps = (what for each in filled for what in preload(*each))
+        for done, what in enumerate(steps, start=1):
             step(what, done)
     spent = time.perf_counter() - started
-    report.note(f"weights: {model.config.num_hidden_layers} layers loaded, {spent:.1f} s")
+    shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
+    report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")
     if lost := str(checkpoint.weights.rounding):
         report.note(lost)

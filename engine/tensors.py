@@ -124,6 +124,10 @@ class Tensor:
         start = self.start + first * (self.itemsize if self.is_transposed else self.row_bytes)
         return replace(self, shape=(rows, *self.shape[1:]), start=start)
 
+    def columns(self, first: int, count: int) -> Tensor:
+        """`count` of its columns from `first` on; it is a matrix."""
+        return self.transposed().part(first, count).transposed()
+
     def rows_into(self, out: BF16Array, first: int) -> None:
         """Read as many rows as `out` has, from row `first` on, into it. Raises WeightsError."""
         part = self.part(first, len(out))
@@ -172,7 +176,12 @@ class _File:
 
     def read_rows(self, out: BF16Array, piece: slice) -> None:
         """Some rows of the tensor into those of `out`, bf16 straight into it."""
-        self.read(out[piece], piece.start * self._tensor.row_bytes)
+        tensor = self._tensor
+        if tensor.pitch == math.prod(tensor.shape[1:]):
+            self.read(out[piece], piece.start * tensor.row_bytes)
+        else:
+            for number in range(piece.start, piece.stop):
+                self.read(out[number], number * tensor.row_bytes)
 
     def read_columns(self, out: BF16Array, piece: slice) -> None:
         """Some columns of a transposed tensor into those of `out`, through as many rows of the file."""

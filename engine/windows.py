@@ -133,7 +133,7 @@ def window_of(model: LoadedModel) -> Window:
     """A window for sequences of a model: of any context up to the variants' largest, or 8192."""
     most = max(model.blocks.contexts[-1], DEFAULT_CONTEXTS[-1])
     contexts = [one for one in CONTEXTS if one <= most]
-    return Window(OnDevice(model.config, model.runner, contexts, "window"), contexts)
+    return Window(OnDevice(model.stored, model.runners, contexts, "window"), contexts)
 
 
 def _whole(positions: int) -> int:

@@ -202,13 +202,58 @@ class _Projection:
 
 def after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
     """Output projection, residual, RMSNorm, SwiGLU FFN, residual, eight launches: attn_out, x -> x_next."""
-    emb, hidden, q = shape.emb_dim, shape.hidden_dim, shape.q_dim
+    emb = shape.emb_dim
     arguments = bf16_table(
-        ("attn_out", _activation(rows, q), Role.INPUT),
-        ("wo", (emb, q), Role.WEIGHT),
-        ("proj", _activation(rows, emb), Role.INTERMEDIATE),
+        *_output_arguments(shape, rows, Role.INTERMEDIATE),
         ("x", _activation(rows, emb), Role.INPUT),
         ("res1", _activation(rows, emb), Role.INTERMEDIATE),
+        *_ffn_arguments(shape, rows, Role.INTERMEDIATE),
+        ("x_next", _activation(rows, emb), Role.OUTPUT),
+    )
+    narrow = {"rows": rows, "cols": emb}
+    steps = (
+        _output_projection(shape, rows),
+        Step("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
+        *_ffn_steps(shape, rows),
+        Step("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
+    )
+    return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
+
+
+def attention_output(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
+    """Output projection of the heads of a device, one launch: attn_out -> proj, its part of a sum."""
+    arguments = bf16_table(*_output_arguments(shape, rows, Role.OUTPUT))
+    return ProgramPlan(name or kind, arguments, (_output_projection(shape, rows),), _grid(rows), kind, rows)
+
+
+def ffn(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
+    """RMSNorm and SwiGLU FFN of a device's part of the width, five launches: res1 -> down, part of a sum."""
+    x = ("res1", _activation(rows, shape.emb_dim), Role.INPUT)
+    arguments = bf16_table(x, *_ffn_arguments(shape, rows, Role.OUTPUT))
+    return ProgramPlan(name or kind, arguments, _ffn_steps(shape, rows), _grid(rows), kind, rows)
+
+
+Rows = tuple[tuple[str, tuple[int, ...], Role], ...]
+"""Of an argument table, as bf16_table takes them."""
+
+
+def _output_arguments(shape: ModelShape, rows: int | None, made: Role) -> Rows:
+    """Of the output projection; made: the role of what it makes."""
+    return (
+        ("attn_out", _activation(rows, shape.q_dim), Role.INPUT),
+        ("wo", (shape.emb_dim, shape.q_dim), Role.WEIGHT),
+        ("proj", _activation(rows, shape.emb_dim), made),
+    )
+
+
+def _output_projection(shape: ModelShape, rows: int | None) -> Step:
+    return _projection("o", rows, shape.q_dim, shape.emb_dim, "attn_out", "wo", "proj")
+
+
+def _ffn_arguments(shape: ModelShape, rows: int | None, made: Role) -> Rows:
+    """Of the FFN with its norm, without what it reads; made: the role of what it makes."""
+    emb, hidden = shape.emb_dim, shape.hidden_dim
+    return (
         ("ffn_norm", (emb,), Role.WEIGHT),
         ("normed", _activation(rows, emb), Role.INTERMEDIATE),
         ("w_gate", (hidden, emb), Role.WEIGHT),
@@ -217,21 +262,20 @@ def after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = 
         ("up", _activation(rows, hidden), Role.INTERMEDIATE),
         ("swiglu", _activation(rows, hidden), Role.INTERMEDIATE),
         ("w_down", (emb, hidden), Role.WEIGHT),
-        ("down", _activation(rows, emb), Role.INTERMEDIATE),
-        ("x_next", _activation(rows, emb), Role.OUTPUT),
+        ("down", _activation(rows, emb), made),
     )
-    wide, narrow = ({"rows": rows, "cols": cols} for cols in (hidden, emb))
-    steps = (
-        _projection("o", rows, q, emb, "attn_out", "wo", "proj"),
-        Step("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
+
+
+def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[Step, ...]:
+    emb, hidden = shape.emb_dim, shape.hidden_dim
+    gated = {"gate": "gate", "up": "up", "out": "swiglu"}
+    return (
         _norm("ffn_norm", rows, shape, "res1", "ffn_norm"),
         _projection("gate", rows, emb, hidden, "normed", "w_gate", "gate"),
         _projection("up", rows, emb, hidden, "normed", "w_up", "up"),
-        Step("swiglu", "swiglu", wide, {"gate": "gate", "up": "up", "out": "swiglu"}),
+        Step("swiglu", "swiglu", {"rows": rows, "cols": hidden}, gated),
         _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
-        Step("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
     )
-    return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
 
 
 def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:

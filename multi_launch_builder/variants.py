@@ -4,6 +4,11 @@
     cached_attn_ar{n}_cl{m}   q_roped, keys, values, mask -> attn_out
     o_ffn_ar{n}               attn_out, x -> x_next                     as o_ffn
     lm_head_ar{n}             x -> logits_0..7                          as lm_head_gemv, of 8, 16 or 32 rows
+    o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices
+
+The last two stand in the place of `o_ffn_ar{n}` where a model is shared out: each device makes its part of a
+sum, and the host adds them up. Their shape, and that of the others then, is of the heads and the part of the
+FFN's width that the device has.
 
 Between the first and the second the host writes k_roped and v into the cache, at the positions of their rows.
 Only attention knows of the context, so the other programs of n rows are shared by all contexts; and weights
@@ -120,6 +125,8 @@ PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
     "o_ffn": lambda shape, rows, _: programs.after_attention(
         "o_ffn", shape, rows, program_name("o_ffn", rows)
     ),
+    "o": lambda shape, rows, _: programs.attention_output("o", shape, rows, program_name("o", rows)),
+    "ffn": lambda shape, rows, _: programs.ffn("ffn", shape, rows, program_name("ffn", rows)),
     "lm_head": lambda shape, rows, _: programs.lm_head("lm_head", shape, rows, program_name("lm_head", rows)),
 }
 """Every kind of program of several rows: from the model's shape, rows and context to its plan."""
@@ -153,22 +160,30 @@ def plan_named(shape: ModelShape, name: str) -> ProgramPlan | None:
     return PLANS[kind](shape, rows, variant.context)
 
 
-def plan_variant_programs(shape: ModelShape, variants: Iterable[Variant]) -> dict[str, ProgramPlan]:
-    """The plans of all programs that these variants need, by name, each once.
+LAYER = ("rms_gemms_rope", "cached_attn", "o_ffn")
+"""The kinds that take rows through a layer."""
+SHARED_LAYER = ("rms_gemms_rope", "cached_attn", "o", "ffn")
+"""The same on one of several devices: after each of the last two, what all have made is added up."""
+
+
+def plan_variant_programs(
+    shape: ModelShape, variants: Iterable[Variant], layer: Sequence[str] = LAYER
+) -> dict[str, ProgramPlan]:
+    """The plans of all programs that these variants need, by name, each once; `layer`: the kinds of a layer.
 
     An LM head of 8 rows comes with any variant of several rows, as whatever was prefilled goes on from its
     last row; those of 16 and 32 with variants of as many. Whether the kernels accept the shape is not asked
     here (`limits`).
     """
-    plans = (plan for variant in sorted(set(variants)) for plan in _plans_of(shape, variant))
+    plans = (plan for variant in sorted(set(variants)) for plan in _plans_of(shape, variant, layer))
     return {plan.name: plan for plan in plans}
 
 
-def _plans_of(shape: ModelShape, variant: Variant) -> Iterator[ProgramPlan]:
+def _plans_of(shape: ModelShape, variant: Variant, layer: Sequence[str]) -> Iterator[ProgramPlan]:
     if variant.rows == 1:
         yield from programs.plan_programs(shape, variant.context, ONE_ROW).values()
         return
-    for kind in ("rms_gemms_rope", "cached_attn", "o_ffn"):
+    for kind in layer:
         yield PLANS[kind](shape, variant.rows, variant.context)
     for rows in dict.fromkeys((LM_HEAD_ROWS[0], variant.rows)):
         if rows in LM_HEAD_ROWS:

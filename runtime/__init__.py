@@ -16,7 +16,7 @@ from aerie.runtime.errors import (
 )
 from aerie.runtime.profiler import Profiler
 from aerie.virtual_npu.pyxrt.batch import HostCode
-from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running
+from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running, watched_stop
 
 __all__ = [
     "NOTHING_SHARED",
@@ -41,4 +41,5 @@ __all__ = [
     "Stop",
     "select_backend",
     "stop_running",
+    "watched_stop",
 ]

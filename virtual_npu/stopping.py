@@ -41,7 +41,7 @@ class Stop:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Within this, runs of this thread look at the flag, and at no other. RunStopped where it is set."""
-        outer = _current()
+        outer = watched_stop()
         _watch(self)
         try:
             refuse_stopped()
@@ -53,7 +53,8 @@ class Stop:
 _HERE = threading.local()
 
 
-def _current() -> Stop | None:
+def watched_stop() -> Stop | None:
+    """The Stop that this thread watches, for others that work for it."""
     found: Stop | None = getattr(_HERE, "stop", None)
     return found
 
@@ -65,11 +66,11 @@ def _watch(stop: Stop | None) -> None:
 
 def refuse_stopped() -> None:
     """RunStopped where this thread watches a Stop that is set."""
-    if (stop := _current()) and stop.is_set:
+    if (stop := watched_stop()) and stop.is_set:
         raise RunStopped("stopped")
 
 
 def stop_running() -> None:
     """Stop what this thread runs under a Stop; for handlers of signals. Where it watches none, nothing."""
-    if stop := _current():
+    if stop := watched_stop():
         stop.set()

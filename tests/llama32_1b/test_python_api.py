@@ -408,9 +408,15 @@ def test_an_answer_goes_on_when_another_prompt_has_longer_programs_compiled() ->
         assert unbegun.result().text == "The capital of Egypt is Cairo."
 
 
-@pytest.mark.parametrize("devices", [(), (0, 1), -1, "0"])
-def test_a_model_runs_on_one_device(devices: Any) -> None:
-    with pytest.raises(UserError, match="a model runs on one device for now: give its index, as 0"):
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        *((each, "give the index of a device, as 0, or of several, as") for each in ((), -1, "0", (0, None))),
+        ((1, 1), r"devices is \(1, 1\); name each device once"),
+    ],
+)
+def test_devices_that_are_none(devices: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load("demo", backend="virtual", devices=devices)
 
 

@@ -200,7 +200,7 @@ def test_the_note_comes_once_the_weights_are_loaded(
     config = checkpoint.config
     programs = programs_without_text(config.shape, 64)
     model = assemble(checkpoint, programs, numpy_runner_class(config), Blocks(64))
-    session._preload(model, checkpoint, Reporter())
+    session._preload([session.Filled(model, checkpoint.weights)], checkpoint, Reporter())
     first, *more = capsys.readouterr().err.splitlines()
     assert first.startswith("weights: 2 layers loaded")
     assert more == ([] if dtype is bf16 else [str(checkpoint.weights.rounding)])
