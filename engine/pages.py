@@ -18,6 +18,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from aerie.engine.numerics import bf16
 
 PAGE = 64
 """Positions of a page: a K/V tile of attention, or two of them where heads are wide."""
+
+SPARE = 4
+"""For so many pages of a pool there is one place more, for what is put aside."""
 
 
 class PoolFullError(UserError):
@@ -140,15 +144,17 @@ class PageManager:
 
 
 class PagePool:
-    """The memory of pages: keys and values of each layer, (kv_heads, pages * PAGE, head_dim) bf16, of which
+    """The memory of pages: keys and values of each layer, (kv_heads, places, head_dim) bf16, of which
     page p has the positions from p * PAGE on.
 
-    first_key: what the bits of keys and values depend on, beside the tokens.
+    first_key: what the bits of keys and values depend on, beside the tokens. spare: so many places more,
+    behind the pages, for what is put aside (Paged.put_aside); they are no part of the pool's pages.
     """
 
-    def __init__(self, config: ModelConfig, pages: int, first_key: bytes) -> None:
-        self.manager, self.first_key = PageManager(pages), first_key
-        shape = (config.num_hidden_layers, config.num_key_value_heads, pages * PAGE, config.head_dim)
+    def __init__(self, config: ModelConfig, pages: int, first_key: bytes, spare: int = 0) -> None:
+        self.manager, self.spare, self.first_key = PageManager(pages), PageManager(spare), first_key
+        places = (pages + spare) * PAGE
+        shape = (config.num_hidden_layers, config.num_key_value_heads, places, config.head_dim)
         self._arrays = np.zeros(shape, bf16), np.zeros(shape, bf16)
         self.layers: Layers = list(zip(*self._arrays, strict=True))
         self._left: list[Paged] = []
@@ -287,6 +293,36 @@ class Paged:
         other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
         return other
 
+    def put_aside(self) -> Aside:
+        """A copy of what is held, behind the pool's pages. PoolFullError where there is no room."""
+        places = self.pool.spare.take(len(self.pages))
+        for page, place in zip(self.pages, places, strict=True):
+            self.pool.copy(page, self.pool.manager.pages + place)
+        return Aside(self.pool, self.token_ids[:], places, len(self._keys) * PAGE, self._by_blocks)
+
     def release(self) -> None:
         """Hold nothing any more. What is full can be found until its pages are taken."""
         self.go_back(0)
+
+
+class Aside(NamedTuple):
+    """What a sequence held: its tokens, and the places behind the pool's pages that have a copy. Of its
+    tokens `published` were in pages that others may find; `by_blocks` as for Paged.advance."""
+
+    pool: PagePool
+    token_ids: list[Token]
+    places: list[int]
+    published: int
+    by_blocks: bool
+
+    def put_back(self, sequence: Paged) -> None:
+        """Have a sequence hold it, which has the pages for it and may hold the first of it already."""
+        for number in range(sequence.length // PAGE, len(self.places)):
+            self.pool.copy(self.pool.manager.pages + self.places[number], sequence.pages[number])
+        sequence.advance(self.token_ids[sequence.length : self.published])
+        sequence.advance(self.token_ids[sequence.length :], self.by_blocks)
+        self.release()
+
+    def release(self) -> None:
+        """It is not needed any more."""
+        self.pool.spare.release(self.places)

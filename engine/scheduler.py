@@ -1,10 +1,12 @@
 """Many requests over one model: which tokens of which go into the next pass through the weights.
 
 Every step has a token of each answer that is under way, and as many tokens of prompts as its rows take, in
-the order of priority and arrival. A request comes in when the pool has pages for its prompt. Where pages
-run out, the least urgent request that is under way, and of these the last to come, gives its pages back and
-waits again; what it had is read anew later, as far as nobody took its pages. No token is drawn twice, so an
-answer has the tokens that it would have alone.
+the order of their turns. A turn is the step in which a request came, PATIENCE steps sooner for each level of
+priority: so the urgent pass others by, and nobody for ever. A request comes in when the pool has pages for
+its prompt, and is refused where nobody is under way who could give any. Where pages run out, the request
+under way whose turn is last gives its pages back and waits again: they are put aside where that is cheaper
+(`_is_put_aside`), else what they had is read anew later, as far as nobody took them. Either way no bit
+changes and no token is drawn twice, so an answer has the tokens that it would have alone.
 
 Nothing runs by itself: whoever asks for a token takes a step for all.
 """
@@ -25,8 +27,8 @@ from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import Figures, FinishReason, Recover, check_asked, give_up, reason_to_finish
 from aerie.engine.model import LoadedModel
-from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import PAGE, Paged, PagePool, PoolFullError
+from aerie.engine.numerics import BF16Array, F32Array, bf16
+from aerie.engine.pages import PAGE, Aside, Paged, PagePool, PoolFullError, page_bytes
 from aerie.engine.ragged import Piece, Ragged
 from aerie.engine.sampler import Sampler
 from aerie.engine.windows import Window
@@ -37,6 +39,8 @@ Prompt: TypeAlias = "Sequence[Token] | Composition"
 
 MOST_ANSWERS = 32
 """Under way at once: rows of the largest program that reads each weight once for few rows."""
+PATIENCE = 1000
+"""Steps by which a request of one level of priority more may have come later and goes first all the same."""
 STEP_TOKENS = 512
 """Of a step, at most: a longer prompt is read in several, between which answers go on."""
 
@@ -44,8 +48,8 @@ STEP_TOKENS = 512
 class Request:
     """A prompt and how to answer it, and what has come of it. Made by Scheduler.submit.
 
-    `priority`: the higher goes first. `cached_tokens`: of the prompt, those that were found in the pool.
-    `finish_reason` says why it ended, None while it has not; or `error` does.
+    `priority`: the higher goes first. `turn`: the lower does. `cached_tokens`: of the prompt, those that were
+    found in the pool. `finish_reason` says why it ended, None while it has not; or `error` does.
     """
 
     def __init__(
@@ -58,7 +62,8 @@ class Request:
         self.error: UserError | None = None
         self.priority, self.cached_tokens = priority, 0
         self._scheduler, self._max_tokens, self._sampler = scheduler, max_tokens, sampler
-        self._started = time.perf_counter()
+        self.turn = scheduler.turn_of(priority)
+        self._started = scheduler.clock()
         self._first = self._last = self._started
 
     @property
@@ -113,7 +118,7 @@ class Request:
         except UserError as error:
             self.error = error
             return
-        self._last = time.perf_counter()
+        self._last = self._scheduler.clock()
         if not self.token_ids:
             self._first = self._last
         self.token_ids.append(token)
@@ -122,12 +127,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, tokens of
-    prompts that were found in the pool, and such that were laid from chunks."""
+    """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, those of
+    them whose pages were put aside, tokens of prompts that were found in the pool, and such that were laid
+    from chunks."""
 
     steps: int = 0
     rows: int = 0
     preemptions: int = 0
+    swaps: int = 0
     cached_tokens: int = 0
     laid_tokens: int = 0
 
@@ -174,7 +181,10 @@ def _check(begins: Beginning, config: ModelConfig, past: int, name: str) -> None
 
 
 class Scheduler:
-    """Requests that share a model, a pool of pages and a window on it. One thread at a time."""
+    """Requests that share a model, a pool of pages and a window on it. One thread at a time.
+
+    clock: seconds, of the requests' figures.
+    """
 
     def __init__(
         self,
@@ -182,17 +192,24 @@ class Scheduler:
         pool: PagePool,
         window: Callable[[LoadedModel], Window],
         recover: Recover = give_up,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.counts = Counts()
+        self.counts, self.clock = Counts(), clock
+        self._arrivals = itertools.count()
         self.pool, self._window, self._recover = pool, window, recover
         self.go_on_with(model)
         self._waiting: list[Request] = []
         self._running: dict[Request, Paged] = {}
+        self._aside: dict[Request, Aside] = {}
 
     def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left by this model: another device's, or the first one. The pool stays."""
         self._model, self._ragged = model, Ragged(model, self.pool, self._window(model))
         self._by_token = model.blocks.decode == GUIDE
+
+    def turn_of(self, priority: int) -> tuple[int, int]:
+        """Of a request that comes now; no two have the same."""
+        return self.counts.steps - PATIENCE * priority, next(self._arrivals)
 
     def submit(self, prompt: Prompt, max_tokens: int, sampler: Sampler, priority: int = 0) -> Request:
         """A request that waits for its turn. PromptError and UserError for what cannot be run at all."""
@@ -297,24 +314,32 @@ class Scheduler:
         self._waiting = [one for one in self._waiting if not one.is_over]
         for request in [one for one in self._running if one.is_over]:
             self._running.pop(request).release()
+        for request in [one for one in self._aside if one.is_over]:
+            self._aside.pop(request).release()
 
     def _admit(self) -> None:
-        """Take in those whose pages are free, the most urgent first; who came earlier is not passed by."""
-        self._waiting.sort(key=lambda one: -one.priority)
+        """Take in those whose pages are free, in the order of their turns: nobody is passed by."""
+        self._waiting.sort(key=lambda one: one.turn)
         while self._waiting and len(self._running) < MOST_ANSWERS:
             request = self._waiting[0]
             sequence = Paged(self.pool, request.begins.key)
             found = sequence.begin(
                 request.tokens[: len(request.prompt) + 1] if self._by_token else request.tokens
             )
-            if sequence.missing(len(request.tokens) - found) > self.pool.manager.free:
+            if (missing := sequence.missing(len(request.tokens) - found)) > self.pool.manager.free:
                 sequence.release()
-                return
+                if self._running:
+                    return
+                request.error = PoolFullError(missing, self.pool.manager.free, self.pool.manager.pages)
+                self._leave_out()
+                continue
             if not request.token_ids:
                 request.cached_tokens = found
             self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + found)
             self._running[self._waiting.pop(0)] = sequence
             sequence.reserve(len(request.tokens) - found)
+            if aside := self._aside.pop(request, None):
+                aside.put_back(sequence)
 
     def _lay(self) -> None:
         """Give sequences what is laid next of their chunks."""
@@ -328,7 +353,7 @@ class Scheduler:
         in the window."""
         decoding = {one: self._is_decoding(one) for one in self._running}
         left = {one: one.due(sequence.length, decoding[one]) for one, sequence in self._running.items()}
-        order = sorted(self._running, key=lambda one: (len(left[one]) > 1, -one.priority))
+        order = sorted(self._running, key=lambda one: (len(left[one]) > 1, one.turn))
         budget = self._rows_for(sum(map(len, left.values())))
         chosen: list[tuple[Request, Piece]] = []
         for request in order:
@@ -359,12 +384,12 @@ class Scheduler:
 
     def _has_pages(self, request: Request, count: int, stay: Sequence[Request]) -> bool:
         """Whether there are pages to write so many tokens; where not, others give way, but for those that
-        stay and those that go before this one."""
+        stay and those whose turn is before this one's."""
         sequence = self._running[request]
         while (missing := sequence.missing(count)) > self.pool.manager.free:
             others = [one for one in self._running if one is not request and one not in stay]
-            victim = min(reversed(others), key=lambda one: one.priority, default=None)
-            if victim is None or victim.priority > request.priority:
+            victim = max(others, key=lambda one: one.turn, default=None)
+            if victim is None or victim.turn < request.turn:
                 if len(self._running) == 1:
                     request.error = PoolFullError(missing, self.pool.manager.free, self.pool.manager.pages)
                 return False
@@ -373,6 +398,23 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self._running.pop(request).release()
-        self._waiting.insert(0, request)
-        self.counts = replace(self.counts, preemptions=self.counts.preemptions + 1)
+        sequence = self._running.pop(request)
+        swaps = self._is_put_aside(sequence)
+        if swaps:
+            self._aside[request] = sequence.put_aside()
+        sequence.release()
+        self._waiting.append(request)
+        done = self.counts
+        self.counts = replace(done, preemptions=done.preemptions + 1, swaps=done.swaps + swaps)
+
+    def _is_put_aside(self, sequence: Paged) -> bool:
+        """Whether there is room for its pages aside, and to copy them there and back moves fewer bytes than
+        to read the layers' weights for the tokens that would be read anew, in passes of 32 rows: those of
+        pages that nobody else holds, as the others' are found again."""
+        if len(sequence.pages) > self.pool.spare.free:
+            return False
+        config = self._model.stored
+        own = sequence.length - PAGE * sum(map(self.pool.manager.is_shared, sequence.pages))
+        weights = bf16.itemsize * config.num_hidden_layers * config.layer_weights
+        copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice
+        return copied < weights * -(-own // MOST_ANSWERS)

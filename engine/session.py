@@ -44,7 +44,7 @@ from aerie.engine.model import (
     preload_steps,
     shared_out,
 )
-from aerie.engine.pages import PAGE, PagePool, pages_for
+from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
@@ -120,8 +120,11 @@ class Session:
         if decode not in self._schedulers:
             model = for_many(self.model, decode)
             pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
-            pool = PagePool(model.stored, pages, self._first_key(model))
-            self.note(f"KV pool: {pages} pages of {PAGE} positions, {size(pool.nbytes)}; decode in {decode}")
+            pool = PagePool(model.stored, pages, self._first_key(model), spare=pages // SPARE)
+            self.note(
+                f"KV pool: {pages} pages of {PAGE} positions and {pages // SPARE} for what is put aside, "
+                f"{size(pool.nbytes)}; decode in {decode}"
+            )
             recover = partial(self._recovered, decode=decode)
             self._schedulers[decode] = Scheduler(model, pool, window_of, recover)
         return self._schedulers[decode]

@@ -179,6 +179,27 @@ def test_kvs_hold_what_is_before_their_requests_where_a_call_fails(model: Model,
         assert (one.length, two.length, one.drawn) == (60, 400, drawn)
 
 
+def test_a_pool_that_is_full_queues_and_then_refuses(model: Model) -> None:
+    """Queued as long as an answer is under way that may give pages; refused where nobody is."""
+    scheduler = model._open().scheduler
+    with model.new_kv() as one, model.new_kv() as two, model.new_kv() as three:
+        model.infer_batch(
+            [11] * 380 + [12] * 380 + [13] * 340, [380, 380, 340], [0] * 3, [one, two, three]
+        )  # all but two pages of 20
+        waiting = [scheduler.submit([9] * 70, 3, Sampler()) for _ in range(2)]
+        larger = scheduler.submit([8] * 190, 3, Sampler())
+        scheduler.step()
+        assert [one.error for one in (*waiting, larger)] == [None] * 3
+        while not all(one.is_over for one in (*waiting, larger)):
+            scheduler.step()
+        assert [len(one.token_ids) for one in waiting] == [3, 3]
+        (result,) = model.generate_batch([[4] * 190])
+        for told in (str(larger.error), result.error):
+            assert "has 2 of its 20 pages of 64 positions free, and 3 are needed; wait for other" in told
+    (result,) = model.generate_batch([[4] * 190], max_tokens=2)
+    assert result.token_ids
+
+
 def test_what_is_not_built_is_refused_by_its_name(model: Model) -> None:
     with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
         model.generate("Hello", num_beams=4)

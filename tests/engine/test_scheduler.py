@@ -20,7 +20,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NotFiniteError, PromptError, UserError
 from aerie.engine.generate import Generation
-from aerie.engine.pages import PAGE, PagePool, PoolFullError
+from aerie.engine.pages import PAGE, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.ragged import Ragged
 from aerie.engine.sampler import Sampler
@@ -78,9 +78,9 @@ class Family:
         tokens = list(Generation(self.session.model, self.prompts[number], NEW, listening))
         return tokens, listening.bits
 
-    def scheduler(self, pages: int) -> Scheduler:
+    def scheduler(self, pages: int, spare: int = 0) -> Scheduler:
         model = self.session.model
-        return Scheduler(model, PagePool(model.config, pages, b"this model"), window_of)
+        return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def play(family: Family, draw: int) -> tuple[int, Counts]:
 
     Gives how many answers are not those that are given alone, and what happened.
     """
-    rng, scheduler = np.random.default_rng(draw), family.scheduler(pages=PAGES[draw])
+    rng, scheduler = np.random.default_rng(draw), family.scheduler(pages=PAGES[draw], spare=SPARE[draw])
     numbers = [int(n) for n in rng.permutation(np.repeat(np.arange(len(family.prompts)), 2))]
     made: Made = []
     submit = partial(arrive, family, scheduler, made)
@@ -147,7 +147,8 @@ def play(family: Family, draw: int) -> tuple[int, Counts]:
     ]
     cancelled = {int(n): int(rng.integers(30)) for n in rng.permutation(len(numbers))[:3]}
     run(scheduler, arriving, cancelled)
-    assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+    for books in (scheduler.pool.manager, scheduler.pool.spare):
+        assert books.free == books.pages
     return sum(not is_as_alone(family, *each) for each in made), scheduler.counts
 
 
@@ -159,16 +160,40 @@ def is_as_alone(family: Family, number: int, request: Request, listening: Listen
     return request.token_ids == tokens[:count] and heard == logits[:count]
 
 
-PAGES = (5, 8, 12, 40)
-"""Of the pools of drawn schedules: from hardly more than the longest request to plenty."""
+PAGES, SPARE = (5, 8, 12, 40), (0, 8, 3, 0)
+"""Of the pools of drawn schedules: from hardly more than the longest request to plenty; and aside."""
 
 
 def test_no_answer_depends_on_its_company(family: Family) -> None:
     """Each schedule has 22 requests; together they are in steps of several, give pages back, find pages."""
     played = [play(family, draw) for draw in range(len(PAGES))]
     assert [wrong for wrong, _ in played] == [0] * len(PAGES)
-    steps, rows, preemptions, cached, _ = np.sum([astuple(counts) for _, counts in played], axis=0)
-    assert (rows / steps > 4, preemptions > 0, cached > 0) == (True, True, True), played
+    steps, rows, preemptions, swaps, cached, _ = np.sum([astuple(counts) for _, counts in played], axis=0)
+    assert rows / steps > 4, played
+    assert preemptions > swaps > 0, played
+    assert cached > 0, played
+
+
+@pytest.mark.parametrize("spare", [0, 4], ids=["read anew", "put aside"])
+def test_an_answer_that_gave_way_goes_on_with_the_same_bits(spare: int, family: Family) -> None:
+    """Its pages are taken and written to by another one meanwhile. Put aside, nothing is computed twice."""
+    model, scheduler = family.session.model, family.scheduler(5, spare)
+    going_on = dict.fromkeys(model.config.eos_token_ids, -100.0)
+    alone, listening = Listening(logit_bias=going_on), Listening(logit_bias=going_on)
+    tokens = list(Generation(model, family.prompts[6], 30, alone))  # four pages
+    gives_way = scheduler.submit(family.prompts[6], 30, listening)
+    while len(gives_way.token_ids) < 2:
+        scheduler.step()
+    urgent = scheduler.submit([7] * 63, 8, Listening(logit_bias=going_on), priority=1)
+    while not gives_way.is_over:
+        scheduler.step()
+    assert (gives_way.token_ids, listening.bits) == (tokens, alone.bits)
+    assert len(urgent.token_ids) == 8
+    counts = scheduler.counts
+    assert (counts.preemptions, counts.swaps) == (1, int(bool(spare)))
+    once = len(gives_way.prompt) + len(urgent.prompt) + 29 + 7
+    assert (counts.rows == once) == bool(spare)
+    assert scheduler.pool.spare.free == spare
 
 
 @pytest.mark.parametrize("form", ["C++", "numpy"])
@@ -232,9 +257,47 @@ def row_beside(patch: Any) -> None:
     patch.setattr(Ragged, "step", lambda self, pieces: np.roll(real(self, pieces), 1, axis=0))
 
 
-@pytest.mark.parametrize(
-    "fault", [neighbours_page, stale_window, keys_of_a_page_alone, one_seed_for_all, row_beside]
+def freed_page(patch: Any) -> None:
+    """Pages that are found are not held, so others take them while they are read."""
+    real, real_publish = PageManager.release, PageManager.publish
+
+    def release(self: PageManager, pages: Any) -> None:
+        for page in reversed(pages):
+            if self._holders[page]:
+                real(self, [page])
+
+    def publish(self: PageManager, page: int, key: bytes) -> None:
+        if self._holders[page]:
+            real_publish(self, page, key)
+
+    patch.setattr(PageManager, "hold", lambda *_: None)
+    patch.setattr(PageManager, "publish", publish)
+    patch.setattr(PageManager, "release", release)
+
+
+def anothers_place(patch: Any) -> None:
+    """What was put aside comes back from where another one lies."""
+    real = PagePool.copy
+
+    def copy(self: PagePool, page: int, to: int) -> None:
+        pages = self.manager.pages
+        real(self, page if page < pages else pages + (page + 1 - pages) % self.spare.pages, to)
+
+    patch.setattr(PagePool, "copy", copy)
+
+
+FAULTS = (
+    neighbours_page,
+    stale_window,
+    keys_of_a_page_alone,
+    one_seed_for_all,
+    row_beside,
+    freed_page,
+    anothers_place,
 )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     """In schedules where nothing is wrong without it."""
     fault(monkeypatch)
@@ -386,7 +449,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         again = model.generate_batch([QUESTIONS[0] * 12] * 2)
         assert [one.usage.cached_tokens for one in model.generate_batch([QUESTIONS[0] * 12])] == [64]
         assert again[0].token_ids == again[1].token_ids
-    assert any(line.startswith("KV pool: 100 pages of 64 positions, ") for line in lines)
+    assert any(line.startswith("KV pool: 100 pages of 64 positions and 25 for ") for line in lines)
 
 
 def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> None:
