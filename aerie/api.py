@@ -145,6 +145,16 @@ class Model:
         """The whole answer; see stream."""
         return self.stream(prompt, max_tokens, on_event=on_event, **options).result()
 
+    def go_on(self, max_tokens: int = MAX_TOKENS, *, on_event: OnEvent | None = None) -> Stream:
+        """More of the last answer, or of the one that `restore` brought: the very tokens that it would have
+        had, had it not ended where it did, drawn by its own settings. `prompt_token_ids` of its result are
+        the prompt and what was said before. An answer that the model itself ended stays ended. UserError
+        where there is none, or its end can no longer be had, as after another prompt."""
+        session = self._open()
+        with self._turn:
+            generation = session.go_on(max_tokens)
+        return Stream(self.asked, generation, (), on_event)
+
     def generate_batch(
         self, prompts: Iterable[Prompt | BatchItem], max_tokens: int = MAX_TOKENS, **options: Unpack[Options]
     ) -> list[Result]:

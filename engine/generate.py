@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
 from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill_steps, read
-from aerie.engine.kv import Kept, KVCache
+from aerie.engine.kv import Kept, KVCache, Said
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.progress import Bar, no_bar
@@ -99,8 +99,10 @@ class Generation:
     of a program: what has come stays, and the KV cache is as before the step. `bar` moves while the prompt is
     read. What `kept` has of the prompt is not computed again: `cached_tokens` says how many that were.
     Afterwards `finish_reason` says why it ended and `figures` how fast it was. `recover` is called when a
-    device fails: the step that failed is run again by the model that it gives. Raises PromptError, before
-    anything is run, for a prompt that cannot be run, and UserError where fewer than one token is asked for.
+    device fails: the step that failed is run again by the model that it gives. `said`: the
+    answer that `kept` has, with which the prompt ends; it goes on. Raises PromptError, before anything is
+    run, for a prompt that cannot be run, and UserError where fewer than one token is asked for, or where
+    another answer took the place of `said`.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Generation:
         recover: Recover = give_up,
         bar: Bar = no_bar,
         kept: Kept | None = None,
+        said: Said | None = None,
     ) -> None:
         check_asked(model, prompt, max_new_tokens, sampler)
         self.prompt = tuple(prompt)
@@ -125,7 +128,9 @@ class Generation:
         self._interrupted = interrupted
         self._recover = recover
         self._bar = bar
-        self._kept = kept or Kept()
+        self._kept, self._said = kept or Kept(), said
+        self._before = tuple(said.token_ids) if said else ()
+        self._asked_ids = self.prompt_ids[: len(self.prompt_ids) - len(self._before)]
         self._stop = Stop()
         self.cached_tokens = 0
         self._started = self._first = self._last = 0.0
@@ -139,16 +144,17 @@ class Generation:
         self._started = time.perf_counter()
         cache = self._begin()
         try:
-            yield from self._tokens(cache)
+            yield from self._goes_on(self._before[-1], cache) if self._before else self._tokens(cache)
         except RunStopped:
             self.finish_reason = FinishReason.INTERRUPTED
         finally:
             if self._model.blocks.variants:
-                self._kept.give(cache)
+                asked = self.prompt[: len(self.prompt) - len(self._before)]
+                self._kept.give(cache, Said(asked, (*self._before, *self.token_ids), self._sampler))
 
     def _begin(self) -> KVCache:
-        """The cache of a sequence that began alike, or a new one."""
-        cache = self._kept.take(self.prompt)
+        """The cache of the answer that goes on, of a sequence that began alike, or a new one."""
+        cache = self._kept.take_said(self._said) if self._said else self._kept.take(self.prompt)
         self.cached_tokens = cache.length if cache else 0
         return cache or self._model.new_cache(len(self.prompt) + self._max_new_tokens)
 
@@ -159,6 +165,10 @@ class Generation:
             return
         token = self._pick(rows[-1])
         yield token
+        yield from self._goes_on(token, cache)
+
+    def _goes_on(self, token: int, cache: KVCache) -> Iterator[int]:
+        """What comes after a token of the answer."""
         while (reason := self._reason_to_finish(token, cache.length)) is None:
             row = self._step(decode_step, token, cache)
             token = self._pick(row)
@@ -217,7 +227,8 @@ class Generation:
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)
         with self._model.host_timer("sampling"):
-            token = self._sampler(logits, self.prompt_ids, self.token_ids)
+            said = (*self._before, *self.token_ids) if self._before else self.token_ids
+            token = self._sampler(logits, self._asked_ids, said)
         self._last = time.perf_counter()
         if not self.token_ids:
             self._first = self._last

@@ -18,16 +18,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import NoVariantError
+from aerie.engine.errors import NoVariantError, UserError
 from aerie.engine.numerics import BF16Array, bf16, turned
 from aerie.engine.programs import CACHE, ProgramRunner, cache_place
+from aerie.engine.sampler import Sampler
 from aerie.kernel_builder.arguments import Argument, Role, bit_words
 from aerie.kernel_builder.arguments import bf16 as bf16_type
 
@@ -301,19 +302,44 @@ def _is_same_id(tokens: tuple[Token, Token]) -> bool:
     return all(isinstance(one, Integral) for one in tokens) and bool(tokens[0] == tokens[1])
 
 
+class Said(NamedTuple):
+    """An answer as far as it came: its prompt, its tokens, and what draws them, with what it remembers."""
+
+    prompt: Sequence[Token]
+    token_ids: Sequence[int]
+    sampler: Sampler
+
+
 class Kept:
-    """The cache of the last sequence, for the next one that begins as it did. Lent to one at a time."""
+    """The cache of the last sequence, for the next one that begins as it did, and the answer in it, which may
+    go on. Lent to one at a time."""
 
     def __init__(self) -> None:
         self._cache: KVCache | None = None
+        self.said: Said | None = None
 
     def take(self, token_ids: Sequence[Token]) -> KVCache | None:
         """The cache, back at what it has of these tokens; None where that is nothing."""
-        cache, self._cache = self._cache, None
+        cache = self._taken()
         return cache if cache and cache.go_back_for(token_ids) else None
 
-    def give(self, cache: KVCache) -> None:
-        self._cache = cache
+    def take_said(self, said: Said) -> KVCache:
+        """The cache as this answer left it. UserError where it is no longer there."""
+        is_it = self.said is said
+        cache = self._taken() if is_it else None
+        if cache is None or cache.seen != len(said.prompt) + len(said.token_ids) - 1:
+            raise UserError(
+                "the answer cannot go on: another one was begun since, and its keys and values are no longer "
+                "kept; give the prompt again"
+            )
+        return cache
+
+    def _taken(self) -> KVCache | None:
+        cache, self._cache, self.said = self._cache, None, None
+        return cache
+
+    def give(self, cache: KVCache, said: Said | None = None) -> None:
+        self._cache, self.said = cache, said
 
     @property
     def cache(self) -> KVCache | None:

@@ -20,9 +20,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +157,11 @@ class Sampler:
         kept = np.cumsum(probabilities) - probabilities < self.top_p
         kept &= probabilities >= self.min_p * probabilities[0]
         return likely[kept], _normalised(probabilities[kept])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     def state(self) -> str:
         """The state of the random generator, as JSON: a Sampler with it draws what this one would next."""

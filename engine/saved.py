@@ -20,12 +20,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as in_bytes
 
 from aerie.engine.chunks import chunk_id
+from aerie.engine.embeddings import ids_among
 from aerie.engine.errors import UserError
-from aerie.engine.kv import KVCache, Layers
+from aerie.engine.kv import KVCache, Layers, Said
 from aerie.engine.numerics import bf16
+from aerie.engine.sampler import Sampler
 from aerie.virtual_npu.store import write_whole
 
-FORMAT = "aerie sequence 1"
+FORMAT, ANSWER = "aerie sequence 2", "answer"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
 IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
 SAMPLES, SAMPLE_BYTES = 64, 4096
@@ -49,20 +51,43 @@ def weights_mark(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def save_sequence(cache: KVCache, path: Path, made_by: MadeBy) -> None:
-    """Write what a cache holds. UserError for tokens that were given as embeddings, and where the file cannot
-    be written, which leaves what was there."""
+def save_sequence(cache: KVCache, said: Said | None, path: Path, made_by: MadeBy) -> None:
+    """Write what a cache holds, and the answer in it, if there is one. UserError for tokens that were given
+    as embeddings, and where the file cannot be written, which leaves what was there."""
     if not all(isinstance(token, int | np.integer) for token in cache.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
     held = _held(cache.layers, cache.unturned, cache.length)
     arrays = {name: np.ascontiguousarray(array) for name, array in held.items()}
     arrays[TOKENS] = np.array(cache.token_ids, np.int64)
-    _write(path, arrays, {**made_by, **{name: str(getattr(cache, name)) for name in COUNTS}})
+    about = {name: str(getattr(cache, name)) for name in COUNTS}
+    _write(path, arrays, {**made_by, **about, ANSWER: json.dumps(_answer(said) if said else {})})
 
 
-def restore_sequence(new_cache: Callable[[int], KVCache], path: Path, made_by: MadeBy) -> KVCache:
-    """A new cache with what `save_sequence` wrote. UserError for another file, a torn one, and one that other
-    things made; nothing else is changed then."""
+def _answer(said: Said) -> dict[str, Any]:
+    """As what JSON has."""
+    bias = {str(token): value for token, value in said.sampler.logit_bias.items()}
+    return {
+        "prompt": [int(token) for token in ids_among(said.prompt)],
+        "tokens": [*said.token_ids],
+        "settings": {**said.sampler.settings, "logit_bias": bias},
+        "state": said.sampler.state(),
+    }
+
+
+def _said(answer: Mapping[str, Any]) -> Said:
+    """What `_answer` was made of."""
+    settings = answer["settings"]
+    bias = {int(token): value for token, value in settings["logit_bias"].items()}
+    sampler = Sampler(**{**settings, "logit_bias": bias})
+    sampler.restore(answer["state"])
+    return Said(answer["prompt"], answer["tokens"], sampler)
+
+
+def restore_sequence(
+    new_cache: Callable[[int], KVCache], path: Path, made_by: MadeBy
+) -> tuple[KVCache, Said | None]:
+    """A new cache with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
+    one, and one that other things made; nothing else is changed then."""
     arrays, about = _read(path)
     for what, ours in made_by.items():
         if about.get(what) != ours:
@@ -76,7 +101,8 @@ def restore_sequence(new_cache: Callable[[int], KVCache], path: Path, made_by: M
     for name, to in _held(cache.layers, cache.unturned, len(tokens)).items():
         to[...] = arrays[name]
     cache.holds(tokens, *(int(about[name]) for name in COUNTS))
-    return cache
+    answer = json.loads(about[ANSWER])
+    return cache, _said(answer) if answer else None
 
 
 class ChunkFolder:

@@ -109,6 +109,19 @@ class Session:
             self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
         )
 
+    def go_on(self, max_new_tokens: int, interrupted: Callable[[], bool] = never) -> Generation:
+        """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
+        there is none."""
+        said = self.kept.said
+        if said is None or not said.token_ids:
+            raise UserError(
+                "there is no answer to go on with: none was made yet, one is under way, or the programs are "
+                "those of seq_len, which keep none; ask for one"
+            )
+        tokens, kept = (*said.prompt, *said.token_ids), self.kept
+        given = said.sampler, interrupted, self.recover, self.bar, kept, said
+        return Generation(self.model, tokens, max_new_tokens, *given)
+
     @property
     def scheduler(self) -> Scheduler:
         """That of the family `rows`, whatever an answer by itself is decoded in. As scheduler_in."""
@@ -163,12 +176,12 @@ class Session:
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
-        save_sequence(self.kept.cache, path, self.made_by(self.model))
+        save_sequence(self.kept.cache, self.kept.said, path, self.made_by(self.model))
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
-        cache = restore_sequence(self.model.new_cache, path, self.made_by(self.model))
-        self.kept.give(cache)
+        cache, said = restore_sequence(self.model.new_cache, path, self.made_by(self.model))
+        self.kept.give(cache, said)
         return cache.length
 
     def made_by(self, model: LoadedModel) -> dict[str, str]:

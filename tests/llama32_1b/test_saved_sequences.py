@@ -48,6 +48,51 @@ def test_another_process_goes_on_with_the_same_bits(tmp_path: Path, decode: str)
     assert found[1] >= len(said.prompt_token_ids) > anew
 
 
+SAMPLING: dict[str, Any] = {
+    "temperature": 1.5,
+    "seed": 7,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.5,
+    "logit_bias": {1496: -100.0, 1499: -100.0},
+}
+
+
+@pytest.mark.parametrize("decode", ["guide", "rows"])
+def test_an_answer_goes_on_with_the_very_tokens_that_it_would_have_had(tmp_path: Path, decode: str) -> None:
+    """In the same process and in another, where it was drawn with penalties: by its sampler's own state."""
+    with opened(decode=decode) as model:
+        whole = model.generate(FIRST, 24, **SAMPLING)
+        first = model.generate(FIRST, 9, **SAMPLING)
+        model.save(tmp_path / "answer")
+        then = model.go_on(8).result()
+        last = model.go_on(7).result()
+    assert first.token_ids + then.token_ids + last.token_ids == whole.token_ids
+    assert then.prompt_token_ids == first.prompt_token_ids + first.token_ids
+    assert then.usage.cached_tokens == len(then.prompt_token_ids) - 1
+    with opened(decode=decode) as other:
+        other.generate("Who are you?")
+        other.restore(tmp_path / "answer")
+        found = other.go_on(15).result()
+        assert first.token_ids + found.token_ids == whole.token_ids
+        kpis = found.kpis
+    assert (kpis.generate.samples, kpis.prompt.samples) == (1, 1)
+
+
+def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
+    with opened() as model:
+        with pytest.raises(UserError, match="there is no answer to go on with"):
+            model.go_on()
+        said = model.generate(FIRST, 40)
+        assert said.finish_reason.value == "stop"
+        over = model.go_on(5).result()
+        assert (over.token_ids, over.finish_reason) == ((), said.finish_reason)
+        model.generate(FIRST, 2)
+        late = model.go_on(5)
+        model.generate("Who are you?", 2)
+        with pytest.raises(UserError, match="another one was begun since"):
+            late.result()
+
+
 def test_what_was_dropped_is_saved_too(tmp_path: Path) -> None:
     """A sequence that is past the end of the context, with its keys before RoPE."""
     with opened(decode="rows", context_end="shift") as model:
