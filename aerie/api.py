@@ -405,10 +405,9 @@ def load(
         context_end=context_end,
         devices=chosen_devices,
         group=group or Alone(),
+        kv_pool=kv_pool,
     )
-    session = prepare_runtime(checkpoint, options, Told(progress))
-    session.kv_pool = kv_pool
-    return Model(session)
+    return Model(prepare_runtime(checkpoint, options, Told(progress)))
 
 
 def _indices(devices: int | Sequence[int], group: Communication | None) -> tuple[int, ...]:

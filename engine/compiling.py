@@ -44,7 +44,8 @@ class RuntimeOptions:
     `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt is known to come. decode: the
     family. context_end: what happens at the end of the largest context (`engine/context_end.py`). devices:
     those of this process that share the model, by their index in pyxrt, the backend's first; () for that
-    alone. group: this process among several that share it, each with one device.
+    alone. group: this process among several that share it, each with one device. kv_pool: positions of
+    which many requests' keys and values are kept; None: as many as memory suggests when they come.
     """
 
     seq_len: int | None
@@ -57,6 +58,7 @@ class RuntimeOptions:
     context_end: str = STOP
     devices: tuple[int, ...] = ()
     group: Communication = field(default_factory=Alone)
+    kv_pool: int | None = None
 
     @property
     def ranks(self) -> int:

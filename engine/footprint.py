@@ -10,7 +10,9 @@ from aerie.engine.compiling import RuntimeOptions, every_name, first_names
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
+from aerie.engine.pages import PAGE, page_bytes, pages_for, pool_bytes
 from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, Places, buffer_set
+from aerie.engine.windows import window_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import cached, legal_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan
@@ -37,17 +39,20 @@ TOKEN_BYTES = 1 << 10
 @dataclass(frozen=True)
 class Footprint:
     """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; the KV
-    cache of the longest prompt with an answer; the RoPE table on the host; and what Python works with."""
+    cache of the longest prompt with an answer; the RoPE table on the host; what Python works with; and, where
+    a size was asked for, the pool of many requests, with what is put aside, and all windows on it."""
 
     weights: int
     activations: int
     kv_cache: int
     rope_table: int
     working: int
+    kv_pool: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.kv_cache + self.rope_table + self.working
+        kept = self.kv_cache + self.kv_pool + self.rope_table
+        return self.weights + self.activations + kept + self.working
 
     @property
     def held(self) -> int:
@@ -59,6 +64,7 @@ class Footprint:
             "weights": self.weights,
             "activations": self.activations,
             "KV cache": self.kv_cache,
+            **({"KV pool": self.kv_pool} if self.kv_pool else {}),
             "all else": self.rope_table + self.working,
         }
         return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
@@ -147,13 +153,24 @@ def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
     """Raises TooLittleMemoryError where a session takes more than this process could be given."""
     copies, needs = options.backend.access.copies, needs_of(config, options)
     needed = _footprint(config, options, needs, copies)
-    ways = [*_smaller(config, options, copies), *ways_to_save(copies), "take a smaller model"]
+    fewer = ["give a smaller kv_pool"] if options.kv_pool else []
+    ways = [*fewer, *_smaller(config, options, copies), *ways_to_save(copies), "take a smaller model"]
     require(needed.total, f"the model with {needs}", ways, f" ({needed})", min(needed.held, resident_bytes()))
 
 
 def _footprint(config: ModelConfig, options: RuntimeOptions, needs: Needs, copies: int) -> Footprint:
     """What a session started so takes in this process."""
-    return footprint(options.part(config), needs, copies, max(1, len(options.devices)))
+    found = footprint(options.part(config), needs, copies, max(1, len(options.devices)))
+    contexts = options.blocks(config).contexts
+    if options.kv_pool is None or not contexts:
+        return found
+    pages = pages_for(config, options.kv_pool, 0, None)
+    return replace(found, kv_pool=pool_bytes(config, pages) + window_bytes(config, contexts))
+
+
+def window_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
+    """What windows of many requests take at most, each context once."""
+    return sum(window_contexts(contexts)) * page_bytes(config) // PAGE
 
 
 def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: int = 0) -> None:

@@ -199,6 +199,11 @@ def page_bytes(config: ModelConfig) -> int:
     return config.num_hidden_layers * config.num_key_value_heads * per_head
 
 
+def pool_bytes(config: ModelConfig, pages: int) -> int:
+    """Of a pool of so many pages, with the places for what is put aside."""
+    return (pages + pages // SPARE) * page_bytes(config)
+
+
 def pages_for(config: ModelConfig, positions: int | None, sequences: int, available: int | None) -> int:
     """How many pages a pool has: for so many positions; or, where nobody says, for as many sequences of the
     model's context, but in a quarter of the memory that is available, in bytes, at most.

@@ -31,7 +31,7 @@ from aerie.engine.compiling import (
 )
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
-from aerie.engine.footprint import check_memory
+from aerie.engine.footprint import check_memory, window_bytes
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
 from aerie.engine.kv import Kept, KVCache
@@ -136,7 +136,8 @@ class Session:
             pool = PagePool(model.stored, pages, self._first_key(model), spare=pages // SPARE)
             self.note(
                 f"KV pool: {pages} pages of {PAGE} positions and {pages // SPARE} for what is put aside, "
-                f"{size(pool.nbytes)}; decode in {decode}"
+                f"{size(pool.nbytes)}, and windows on them of up to "
+                f"{size(window_bytes(model.stored, model.blocks.contexts))}; decode in {decode}"
             )
             recover = partial(self._recovered, decode=decode)
             self._schedulers[decode] = Scheduler(model, pool, window_of, recover)
@@ -298,7 +299,16 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     bar = partial(report.bar, "reading the prompt")
     mark = partial(weights_mark, checkpoint.weights.files)
     note = report.note
-    session = Session(model, checkpoint.tokenizer, programs.cache, note, fallback, bar=bar, mark=mark)
+    session = Session(
+        model,
+        checkpoint.tokenizer,
+        programs.cache,
+        note,
+        fallback,
+        bar=bar,
+        mark=mark,
+        kv_pool=options.kv_pool,
+    )
     session.others = [each.cache for each in devices[1:]]
     try:
         _preload(filled, checkpoint, report)

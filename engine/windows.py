@@ -131,9 +131,14 @@ class Window:
 
 def window_of(model: LoadedModel) -> Window:
     """A window for sequences of a model: of any context up to the variants' largest, or 8192."""
-    most = max(model.blocks.contexts[-1], DEFAULT_CONTEXTS[-1])
-    contexts = [one for one in CONTEXTS if one <= most]
+    contexts = window_contexts(model.blocks.contexts)
     return Window(OnDevice(model.stored, model.runners, contexts, "window"), contexts)
+
+
+def window_contexts(contexts: Sequence[int]) -> list[int]:
+    """Of the windows of a model whose variants have these, the largest last."""
+    most = max(contexts[-1], DEFAULT_CONTEXTS[-1])
+    return [one for one in CONTEXTS if one <= most]
 
 
 def _whole(positions: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from aerie.engine import passes, sharding
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.communication import Alone, PeerError, in_process
+from aerie.engine.communication import PeerError, in_process
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
@@ -354,8 +354,7 @@ def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytes
         patch.setattr(passes, "add_up", add_up)
         assert list(generation) == []
     assert generation.finish_reason is FinishReason.INTERRUPTED
-    assert sums.count(1) == 3
-    assert sums.count(0) <= 3  # it may have ended before
+    assert sums.count(0) == sums.count(1) == 3
     assert list(session.generate(PROMPT, 4, Sampler())) == list(demo.on(1).generate(PROMPT, 4, Sampler()))
 
 
@@ -376,25 +375,6 @@ def test_of_several_errors_the_cause_is_told() -> None:
     assert not isinstance(raised.value, PeerError)
     assert devices.each(lambda rank: meeting.member(rank).gathered(np.zeros(1), len)) == [3, 3, 3]
     devices.close()
-
-
-def test_a_device_that_fails_in_one_of_several_processes_is_left_by_it() -> None:
-    """So that the others notice (test_processes.py: a connection that is closed)."""
-
-    class Group(Alone):
-        left = 0
-
-        def leave(self) -> None:
-            self.left += 1
-
-    def fail(part: int) -> None:
-        raise RunError("no such device") if part else PeerError("rank 0 of 2 is gone")
-
-    for part, told in enumerate(["rank 0 of 2 is gone", "rank 1 of 2 failed: no such device"]):
-        group = Group()
-        with pytest.raises(RunError, match=f"^{told}$"):
-            Devices([part], ["rank 1 of 2"], [group]).each(fail)
-        assert group.left == 1
 
 
 # what else goes on with it

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aerie import Model, load
-from aerie.engine.errors import NotFiniteError, UserError
+from aerie.engine.errors import NotFiniteError, TooLittleMemoryError, UserError
 from aerie.engine.generate import Generation
 from aerie.engine.pages import PoolFullError
 from aerie.engine.sampler import Sampler
@@ -198,6 +198,13 @@ def test_a_pool_that_is_full_queues_and_then_refuses(model: Model) -> None:
             assert "has 2 of its 20 pages of 64 positions free, and 3 are needed; wait for other" in told
     (result,) = model.generate_batch([[4] * 190], max_tokens=2)
     assert result.token_ids
+
+
+def test_a_pool_that_cannot_be_is_told_when_the_model_is_loaded(monkeypatch: Any) -> None:
+    with pytest.raises(UserError, match="kv_pool is 63 positions, and a page has 64; give 64 or more"):
+        load("demo", kv_pool=63)
+    with pytest.raises(TooLittleMemoryError, match=r"KV pool 3576\.3 GiB.*: give a smaller kv_pool, "):
+        load("demo", kv_pool=10**9)
 
 
 def test_what_is_not_built_is_refused_by_its_name(model: Model) -> None:
