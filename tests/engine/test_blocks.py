@@ -1,10 +1,12 @@
 """Prompts cut into blocks: the same bits however they are cut, and programs compiled when they are needed.
 
-On the demo, whose programs by prompt length are the reference. Each test also asserts that what it is about
-happened: several steps, a cache that grew, a program that was compiled late.
+On the demo and on a random Qwen3, whose programs by prompt length are the reference. Each test also asserts
+that what it is about happened: several steps, a cache that grew, a program that was compiled late.
 """
 
 from __future__ import annotations
+
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -24,18 +26,25 @@ from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import RunError, RunStopped, Stop, select_backend
+from aerie.verify.companion import companion_config, of_another_family, random_checkpoint
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 1500, 100)]
 
 
-@pytest.fixture(scope="module")
-def open_session():
-    def open_one(seq_len=None, variants=None, decode="guide"):
-        backend = select_backend("virtual")
-        options = RuntimeOptions(seq_len, backend, default_cache_dir(), variants=variants, decode=decode)
-        return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+@pytest.fixture(scope="module", params=["demo", "qwen3"])
+def open_session(request):
+    with ExitStack() as stack:
+        checkpoint = open_checkpoint(DEMO_FOLDER)
+        if request.param == "qwen3":
+            other = of_another_family(companion_config(checkpoint.config))
+            checkpoint = stack.enter_context(random_checkpoint(other, Reporter()))
 
-    return open_one
+        def open_one(seq_len=None, variants=None, decode="guide"):
+            backend = select_backend("virtual")
+            options = RuntimeOptions(seq_len, backend, default_cache_dir(), variants=variants, decode=decode)
+            return prepare_runtime(checkpoint, options, Reporter())
+
+        yield open_one
 
 
 def bits(rows):
@@ -82,10 +91,10 @@ def test_however_a_prompt_is_cut(blocks, whole, cuts):
 
 
 def test_as_many_programs_run_as_were_foreseen(blocks):
-    """Two blocks of six layers; the first of them needs neither attention nor FFN of the last layer."""
+    """Two blocks; the first of them needs neither attention nor FFN of the last layer."""
     model, told = blocks["guide"].model, []
     prefill(model, TOKENS * 2, model.new_cache(1), lambda name, number: told.append(number), last_only=True)
-    assert told[-1] == len(told) == prefill_steps(model, 200) == 2 * 18 - 2
+    assert told[-1] == len(told) == prefill_steps(model, 200) == 2 * 3 * model.config.num_hidden_layers - 2
 
 
 def test_one_token_at_a_time_in_the_family_rows(blocks, whole):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ import pytest
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.model import LoadedModel, assemble, preload
-from aerie.multi_launch_builder import Program
+from aerie.engine.session import Session
+from aerie.llama32_1b import commands
+from aerie.llama32_1b.cli import main
+from aerie.multi_launch_builder import Program, legal_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.runtime import Profiler
 
 
 def load_helper(name):
@@ -89,3 +94,49 @@ def numpy_model():
         return model
 
     return make
+
+
+class NumpyCache:
+    """Stands where the KernelCache stands in a session."""
+
+    def __init__(self):
+        self.backend = types.SimpleNamespace(name="numpy")
+        self.profiler = Profiler()
+
+
+@pytest.fixture
+def prepared(monkeypatch, numpy_runner_class, programs_without_text):
+    """Sessions whose programs run in numpy; gives the list of the options they were prepared with."""
+    prepared = []
+
+    def prepare(checkpoint, options, report):
+        prepared.append(options)
+        report.note("prepared")
+        config = checkpoint.config
+        seq_len = options.seq_len or legal_seq_len(max(128, options.prompt_tokens))
+        cache = NumpyCache()
+        runner = numpy_runner_class(config)
+        model = assemble(
+            checkpoint,
+            programs_without_text(config.shape, seq_len),
+            runner,
+            Blocks(seq_len),
+            cache.profiler.span,
+        )
+        list(preload(model, checkpoint.weights))
+        return Session(model, checkpoint.tokenizer, cache, report.note)
+
+    monkeypatch.setattr(commands, "prepare_runtime", prepare)
+    return prepared
+
+
+@pytest.fixture
+def run(prepared, capsys, make_checkpoint):
+    """run(*flags) of the run command on the small checkpoint -> (exit code, stdout, stderr)."""
+
+    def run(*flags, model=None, command="run"):
+        code = main([command, "--model", str(model or make_checkpoint()), *flags])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
