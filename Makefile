@@ -10,6 +10,7 @@ SEQ_LEN     ?=
 VARIANTS    ?=
 DECODE      ?=
 CONTEXT_END ?=
+DEVICES     ?=
 BACKEND     ?= auto
 FALLBACK    ?=
 NUMERICS    ?=
@@ -28,7 +29,7 @@ ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
+override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
                   TOP_P MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
@@ -59,7 +60,7 @@ override TEST   := variables $(VENV)/.stamp-test
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
                     $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--decode,DECODE)
-override answering = $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END)
+override answering = $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END) $(call option,--devices,DEVICES)
 override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperature,TEMPERATURE) \
                     $(call option,--top-k,TOP_K) $(call option,--top-p,TOP_P) $(call option,--min-p,MIN_P) \
                     $(call option,--seed,SEED) $(call option,--repetition-penalty,REPETITION_PENALTY)
@@ -81,6 +82,7 @@ help: ## list targets and variables
 	$(DO)echo "  VARIANTS     programs of n tokens against m positions, as 8,128x512,2048; left out: a set for the model's size"
 	$(DO)echo "  DECODE       guide (default): GEMVs, and attention on the CPU; rows: as prompts, all on the device"
 	$(DO)echo "  CONTEXT_END  stop (default), shift or sink: what happens at the end of the largest context"
+	$(DO)echo "  DEVICES      0 (default): the device; 0,1: devices that share the model, with DECODE=rows"
 	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, in place of VARIANTS"
 	$(DO)echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
 	$(DO)echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"

@@ -13,6 +13,7 @@ it.
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -166,11 +167,11 @@ def in_process(names: Sequence[str], patience_s: float = PATIENCE_S) -> Meeting:
 
 
 class Processes:
-    """A rank in a process of its own, by torch.distributed with gloo; made by `between_processes`."""
+    """A rank in a process of its own, by gloo; `between_processes` makes it. group: ProcessGroupGloo."""
 
-    def __init__(self, distributed: Any, torch: Any, patience_s: float) -> None:
-        self.rank, self.ranks = int(distributed.get_rank()), int(distributed.get_world_size())
-        self._distributed, self._torch, self._patience_s = distributed, torch, patience_s
+    def __init__(self, group: Any, rank: int, ranks: int, patience_s: float) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._group, self._patience_s = group, patience_s
         self._left: str = ""
 
     def gathered(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
@@ -178,74 +179,81 @@ class Processes:
             raise PeerError(self._left)
         mine = mine.copy()  # in one run, and writable, as torch wants it
         arrays = [mine if rank == self.rank else np.empty_like(mine) for rank in range(self.ranks)]
-        others = [rank for rank in range(self.ranks) if rank != self.rank]
-        sent = {rank: self._of(rank, "isend", mine) for rank in others}
-        received = {rank: self._of(rank, "irecv", arrays[rank]) for rank in others}
-        for works in (received, sent):
-            for rank, work in works.items():
+        begun: list[tuple[int, Any]] = []
+        try:
+            for call, from_or_to in (("send", lambda _: mine), ("recv", arrays.__getitem__)):
+                others = (rank for rank in range(self.ranks) if rank != self.rank)
+                begun += [(rank, self._begin(call, rank, from_or_to(rank))) for rank in others]
+            for rank, work in reversed(begun):
                 self._await(rank, work)
+        finally:
+            begun.clear()  # an error that is kept would keep the connections
         return use(arrays)
 
     def leave(self) -> None:
         self._go(f"rank {self.rank} of {self.ranks} has left; start all processes again")
 
-    def _of(self, rank: int, call: str, array: Array) -> Any:
-        """A transfer that was begun: `isend` or `irecv`."""
-        tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+    def _begin(self, call: str, rank: int, array: Array) -> Any:
+        """A transfer: `send` or `recv`."""
+        torch = importlib.import_module("torch")
         try:
-            return getattr(self._distributed, call)(tensor, rank)
+            return getattr(self._group, call)([torch.from_numpy(array.reshape(-1).view(np.uint8))], rank, 0)
         except RuntimeError as error:
-            raise self._gone(rank, error) from error
+            raise self._gone(rank, error) from None
 
     def _await(self, rank: int, work: Any) -> None:
         try:
             work.wait(timedelta(seconds=self._patience_s))
         except RuntimeError as error:
-            raise self._gone(rank, error) from error
+            raise self._gone(rank, error) from None
 
     def _gone(self, rank: int, error: RuntimeError) -> PeerError:
-        reason = str(error).splitlines()[0]
         self._go(
-            f"rank {rank} of {self.ranks} is gone, or did not answer in {self._patience_s:g} s ({reason}); "
-            "what was under way is lost: start all processes again"
+            f"rank {rank} of {self.ranks} is gone, or did not answer in {self._patience_s:g} s "
+            f"({_reason(error)}); what was under way is lost: start all processes again"
         )
         return PeerError(self._left)
 
     def _go(self, why: str) -> None:
         """Close the connections, by which the others notice; once."""
-        if not self._left:
-            self._left = why
-            self._distributed.destroy_process_group()
+        self._left, self._group = self._left or why, None
 
 
 def between_processes(address: str, rank: int, ranks: int, patience_s: float = PATIENCE_S) -> Processes:
-    """This process as one of `ranks` that meet at an address, as "tcp://192.0.2.1:29500", where rank 0
-    listens; it waits until all are there. A process has one place at a time.
+    """This process as one of `ranks` that meet at an address, as "192.0.2.1:29500", where rank 0 listens; it
+    waits until all are there.
 
-    Raises UserError for a rank that is none, without torch, and where the others did not come in time.
+    Raises UserError for a rank or an address that is none, without torch, and where the others did not come
+    in time.
     """
+    host, _, port = address.rpartition(":")
     if not 0 <= rank < ranks or ranks < 2:
         raise UserError(
             f"rank {rank} of {ranks} is no place among processes: give 2 or more, and ranks from 0 on"
         )
+    if not host or not port.isdecimal():
+        raise UserError(
+            f"'{address}' is no address where processes meet; give a host and a port, as host:29500"
+        )
     try:
-        torch, distributed = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
+        _, distributed = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
     except ImportError:
         raise UserError(
             "processes talk by torch.distributed, and torch is not installed: run pip install "
             "'aerie[distributed]'"
         ) from None
+    patience = timedelta(seconds=patience_s)
     try:
-        distributed.init_process_group(
-            "gloo",
-            init_method=address,
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=patience_s),
-        )
+        store = distributed.TCPStore(host, int(port), ranks, rank == 0, patience)
+        group = distributed.ProcessGroupGloo(distributed.PrefixStore("aerie", store), rank, ranks, patience)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"rank {rank} of {ranks} found no others at {address} in {patience_s:g} s "
-            f"({str(error).splitlines()[0]}); start all of them, with one address"
+            f"rank {rank} of {ranks} did not meet the others at {address} in {patience_s:g} s "
+            f"({_reason(error)}); start all of them, with one address"
         ) from None
-    return Processes(distributed, torch, patience_s)
+    return Processes(group, rank, ranks, patience_s)
+
+
+def _reason(error: Exception) -> str:
+    """What torch says, in one sentence, without the place in its sources."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0].rstrip(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import nullcontext
@@ -57,9 +58,14 @@ class Devices(Generic[Part]):
             wait(begun, return_when=FIRST_EXCEPTION)
         except BaseException:  # Ctrl-C
             self._leave()
-            self._end(begun)
+            self._await(begun)
             raise
-        self._end(begun)
+        self._await(begun)
+        if self._lost:
+            raise RunError(self._lost)
+        errors = [error for error in map(_error, begun) if error]
+        for error in sorted(errors, key=lambda one: isinstance(one, PeerError)):
+            raise error
         return [each.result() for each in begun]
 
     def close(self) -> None:
@@ -83,19 +89,15 @@ class Devices(Generic[Part]):
             self._groups[number].leave()
             raise
 
-    def _end(self, begun: Sequence[Future[T]]) -> None:
-        """Wait for those that have not ended, where one has failed, and raise the error that counts."""
-        _, left = wait(begun, self._patience_s if any(_error(each) for each in begun) else None)
+    def _await(self, begun: Sequence[Future[T]]) -> None:
+        """Wait for those that have not ended, for one has failed or was stopped; who does not is lost."""
+        _, left = wait(begun, self._patience_s)
         if left:
             names = [name for name, each in zip(self._names, begun, strict=True) if each in left]
             self._lost = (
                 f"{' and '.join(names)} did not come back in {self._patience_s:g} s after another device had "
                 "ended; load the model again, without it where it does so again"
             )
-            raise RunError(self._lost)
-        errors = [error for error in map(_error, begun) if error]
-        for error in sorted(errors, key=lambda one: isinstance(one, PeerError)):
-            raise error
 
     def _leave(self) -> None:
         for group in self._groups:
@@ -107,11 +109,12 @@ def _error(task: Future[Any]) -> BaseException | None:
 
 
 class _Worker:
-    """A thread that does one task after the other."""
+    """A thread that does one task after the other, until this goes."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()
+        self._end = weakref.finalize(self, self._tasks.put, None)
 
     def begin(self, task: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -119,7 +122,7 @@ class _Worker:
         return future
 
     def end(self) -> None:
-        self._tasks.put(None)
+        self._end()
 
 
 def _work(tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:

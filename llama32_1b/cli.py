@@ -159,6 +159,12 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
 
 def _add_answering(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--devices",
+        default="0",
+        help="the device that programs run on, by its number, or several that share the model, as 0,1, which "
+        "want --decode rows (default: %(default)s)",
+    )
+    parser.add_argument(
         "--context-end",
         default=STOP,
         help="what happens at the end of the largest context: stop; shift, which keeps the first 4 tokens "

@@ -162,9 +162,23 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
     )
 
 
+def _devices(text: str) -> tuple[int, ...]:
+    """The numbers of the devices. UserError for what names none, or one twice."""
+    names = text.split(",")
+    if not all(name.strip().isdecimal() for name in names) or len({*map(int, names)}) < len(names):
+        raise UserError(
+            f"--devices '{text}' (DEVICES) names no devices; give a number, as 0, or several, each "
+            "once, as 0,1"
+        )
+    return tuple(map(int, names))
+
+
 def _answering_options(arguments: argparse.Namespace) -> RuntimeOptions:
-    """As runtime_options, with --context-end and --fallback; a backend is no fallback for itself."""
-    options = replace(runtime_options(arguments), context_end=arguments.context_end)
+    """As runtime_options, with --context-end, --devices and --fallback, which is none where it is the same
+    backend."""
+    options, devices = runtime_options(arguments), _devices(arguments.devices)
+    backend = replace(options.backend, device=devices[0])
+    options = replace(options, context_end=arguments.context_end, backend=backend, devices=devices)
     if arguments.fallback is None:
         return options
     fallback = select_backend(arguments.fallback)

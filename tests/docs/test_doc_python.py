@@ -29,6 +29,7 @@ def test_an_example_prints_what_it_says(
     page: str, code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VNPU_DEVICES", "2")
     printed = io.StringIO()
     with redirect_stdout(printed):
         exec(compile(code, page, "exec"), {"__name__": "__main__"})

@@ -117,10 +117,16 @@ def test_places_that_there_are_not_are_refused(rank: int, ranks: int) -> None:
     with pytest.raises(
         UserError, match=f"rank {rank} of {ranks} is no place among processes: give 2 or more"
     ):
-        between_processes("tcp://127.0.0.1:1", rank, ranks)
+        between_processes("127.0.0.1:1", rank, ranks)
 
 
 def test_without_torch_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(UserError, match=r"torch is not installed: run pip install 'aerie\[distributed\]'"):
-        between_processes("tcp://127.0.0.1:1", 0, 2)
+        between_processes("127.0.0.1:1", 0, 2)
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":29500", "host:", "host:port"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match=f"'{address}' is no address where processes meet; give a host and"):
+        between_processes(address, 0, 2)
