@@ -160,12 +160,14 @@ def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
 
 def _footprint(config: ModelConfig, options: RuntimeOptions, needs: Needs, copies: int) -> Footprint:
     """What a session started so takes in this process."""
-    found = footprint(options.part(config), needs, copies, max(1, len(options.devices)))
+    part, devices = options.part(config), max(1, len(options.devices))
+    found = footprint(part, needs, copies, devices)
     contexts = options.blocks(config).contexts
     if options.kv_pool is None or not contexts:
         return found
-    pages = pages_for(config, options.kv_pool, 0, None)
-    return replace(found, kv_pool=pool_bytes(config, pages) + window_bytes(config, contexts))
+    stored = replace(part, num_hidden_layers=part.num_hidden_layers * devices)  # LoadedModel.stored
+    pages = pages_for(stored, options.kv_pool, 0, None)
+    return replace(found, kv_pool=pool_bytes(stored, pages) + window_bytes(stored, contexts))
 
 
 def window_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:

@@ -25,7 +25,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
 from aerie.engine.errors import UserError
 from aerie.engine.families import FAMILIES
-from aerie.engine.footprint import footprint, needs_of
+from aerie.engine.footprint import _footprint, footprint, needs_of
 from aerie.engine.forward import all_logits, decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
@@ -268,6 +268,8 @@ def test_devices_take_the_memory_of_one_but_for_what_all_have(demo: Family) -> N
     two, four = (footprint(part_of(CONFIG, n), needs_of(CONFIG, options(n)), 1, n) for n in (2, 4))
     assert one.weights < two.weights < 1.01 * one.weights
     assert (two.kv_cache, four.kv_cache) == (one.kv_cache, 2 * one.kv_cache)
+    asked = [_footprint(CONFIG, options(n, kv_pool=256), needs, 1).kv_pool for n in (1, 2, 4)]
+    assert asked == [asked[0], asked[0], 2 * asked[0]]
     pools = [PagePool(demo.on(n).model.stored, 2, b"").nbytes for n in (1, 2, 4)]
     assert pools == [pools[0], pools[0], 2 * pools[0]]
 
