@@ -151,6 +151,19 @@ def test_a_shared_model_gives_the_same_bits_each_time_and_in_company(
     assert np.array(ours, np.float32).tobytes() == bits
 
 
+@pytest.mark.parametrize("apart", [{"VNPU_STRICT": "1"}, {"AERIE_PLAIN": "calls,buffers,host_code"}])
+def test_memories_and_buffers_apart_change_no_bit(
+    demo: Family, apart: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a device has its own memory: what the host adds up comes from it and goes there."""
+    wanted = logits(demo.on(2).model).tobytes()
+    for name, value in apart.items():
+        monkeypatch.setenv(name, value)
+    session = opened(demo.checkpoint, 2)
+    assert logits(session.model).tobytes() == wanted
+    session.close()
+
+
 def each_counts_the_residual(patch: pytest.MonkeyPatch) -> None:
     """As many times as there are ranks."""
     real = passes.add_up
