@@ -34,12 +34,21 @@ class NewRows:
         self._native = native_attention() if layers[0][0].flags.c_contiguous else None
 
     def move_to(self, position: int, rows: int = 1) -> None:
-        """The next step has so many rows to keep, the first of them at `position`."""
+        """The next step has so many rows to keep, the first of them at `position`. IndexError beyond the
+        cache."""
+        self._check(position, position + rows - 1)
         self._place.stand(position, rows)
 
     def move_apart(self, positions: NDArray[np.int64]) -> None:
-        """The next step has a row to keep at each of these positions."""
+        """The next step has a row to keep at each of these positions. IndexError beyond the cache."""
+        if len(positions):
+            self._check(int(positions.min()), int(positions.max()))
         self._place.stand_at(positions)
+
+    def _check(self, first: int, last: int) -> None:
+        capacity = self._layers[0][0].shape[1]
+        if first < 0 or last >= capacity:
+            raise IndexError(f"positions {first}..{last} in a cache of {capacity}")
 
     def works(
         self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *unturned: BF16Array

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aerie.engine import native
-from aerie.engine.attention import CacheAttention, reference_attention
+from aerie.engine.attention import CacheAttention, NewRows, reference_attention
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.kv import causal
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
@@ -139,6 +139,14 @@ def test_a_place_that_the_cache_does_not_have_is_no_read_beyond_it(place):
     query, keys, values = drawn(4, 2, 64)
     with pytest.raises(IndexError, match=f"in a cache of {CAPACITY}"):
         decode_attention(query, keys, values, 5, mask=lambda position: np.array([0, place]))
+
+
+@pytest.mark.parametrize(("position", "rows"), [(CAPACITY, 1), (CAPACITY - 3, 4), (-1, 1)])
+def test_rows_beyond_the_cache_are_not_kept(position, rows):
+    new = NewRows([drawn(4, 2, 64)[1:]])
+    for move in (lambda: new.move_to(position, rows), lambda: new.move_apart(position + np.arange(rows))):
+        with pytest.raises(IndexError, match=rf"positions {position}\.\.{position + rows - 1} in a cache of"):
+            move()
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
