@@ -132,16 +132,23 @@ inline uint32_t eight_of(const int32_t* words, unsigned panel) {
   return (uint32_t(words[panel / 4]) >> (panel % 4 * 8)) & 0xffu;
 }
 
-// Scores of keys that their position does not see become the least there is.
+// Scores of keys that their position does not see become the least there is. Mostly a position sees all of them.
 inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
   const aie::vector<float, 8> hidden = aie::broadcast<float, 8>(masked_score);
-  for (unsigned row = 0; row < q_rows; ++row)
+  for (unsigned p = 0; p < positions; ++p) {
+    const int32_t* const words = mask + p * mask_words;
+    uint32_t all = ~0u;
+    for (unsigned word = 0; word < mask_words; ++word) all &= uint32_t(words[word]);
+    if (all == ~0u) continue;
     for (unsigned panel = 0; panel < kv_rows / 8; ++panel) {
-      const uint32_t bits = eight_of(mask + row / heads * mask_words, panel);
+      const uint32_t bits = eight_of(words, panel);
       if (bits == 0xffu) continue;
-      float* at = scores + (panel * q_rows + row) * 8;
-      aie::store_v(at, aie::select(hidden, aie::load_v<8>(at), aie::mask<8>::from_uint32(bits)));
+      for (unsigned row = p * heads; row < (p + 1) * heads; ++row) {
+        float* at = scores + (panel * q_rows + row) * 8;
+        aie::store_v(at, aie::select(hidden, aie::load_v<8>(at), aie::mask<8>::from_uint32(bits)));
+      }
     }
+  }
 }
 
 // Values of keys that nobody sees become zeros: their weights are zero, and zero times what a stale row may hold is not.

@@ -28,8 +28,10 @@ AIE_HOST_INLINE registers<L, N> lesser(const registers<L, N>& x, const registers
     using V = host::common_t<A, B>;                                     \
     using T = typename V::value_type;                                   \
     constexpr unsigned N = V::size();                                   \
-    const auto x = host::wide(host::as_vector<T, N>(a));                \
-    const auto y = host::wide(host::as_vector<T, N>(b));                \
+    const auto& v = host::as_vector<T, N>(a);                           \
+    const auto& w = host::as_vector<T, N>(b);                           \
+    const auto& x = host::wide(v);                                      \
+    const auto& y = host::wide(w);                                      \
     return host::from_wide<T, N>(expression);                           \
   }
 AIE_HOST_VECTOR_OP(add, x + y)

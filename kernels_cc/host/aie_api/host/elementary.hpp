@@ -13,41 +13,42 @@ namespace aie {
 namespace host {
 
 // 2^x in f32, for -126 <= x <= 128: 2^round(x) times a polynomial in the rest, |rest| <= 1/2. Relative error below
-// 2^-22, and exact for integers. The coefficients are ln(2)^n / n!.
+// 2^-22, and exact for integers. The coefficients are ln(2)^n / n!. Every step is taken for all registers before the next
+// one, which waits for it: of one register after another a CPU looks too few steps ahead.
 template <unsigned N>
-AIE_HOST_INLINE lanes<float, N> exp2_inside(const lanes<float, N>& x) {
-  using F = lanes<float, N>;
-  using I = lanes<std::int32_t, N>;
-  const F magic = F{} + 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+AIE_HOST_INLINE registers<float, N> exp2_inside(const registers<float, N>& x) {
+  using F = registers<float, N>;
+  const F magic(12582912.0f);  // 1.5 * 2^23: adding it leaves no bits for a fraction
   const F shifted = x + magic;
   const F rest = x - (shifted - magic);
-  F p = rest * 1.5403530e-4f + 1.3333558e-3f;
-  p = p * rest + 9.6181291e-3f;
-  p = p * rest + 5.5504109e-2f;
-  p = p * rest + 2.4022651e-1f;
-  p = p * rest + 6.9314718e-1f;
-  p = p * rest + 1.0f;
-  const I exponent = ((I)shifted << 23);  // the integer sits in the low bits of `shifted`
-  return (F)((I)p + exponent);
+  F p = rest * F(1.5403530e-4f) + F(1.3333558e-3f);
+  p = p * rest + F(9.6181291e-3f);
+  p = p * rest + F(5.5504109e-2f);
+  p = p * rest + F(2.4022651e-1f);
+  p = p * rest + F(6.9314718e-1f);
+  p = p * rest + F(1.0f);
+  // The integer sits in the low bits of `shifted`.
+  const auto scaled = [](const auto& value, const auto& exponent) AIE_HOST_LAMBDA {
+    using I = lanes<std::int32_t, F::width>;
+    return (typename F::part_type)((I)value + ((I)exponent << 23));
+  };
+  return F::each(scaled, p, shifted);
 }
 
 // For any x.
 template <unsigned N>
-AIE_HOST_INLINE lanes<float, N> exp2_f32(const lanes<float, N>& x) {
-  using F = lanes<float, N>;
-  const F low = F{} - 127.0f, high = F{} + 128.0f;
-  F bounded = x < low ? low : x;
-  bounded = high < bounded ? high : bounded;
-  F value = exp2_inside<N>(bounded);
-  value = x < low ? F{} : value;
-  value = x >= high ? F{} + __builtin_inff() : value;
-  return x == x ? value : x;
-}
-
-template <unsigned N>
 AIE_HOST_INLINE registers<float, N> exp2_f32(const registers<float, N>& x) {
-  const auto power = [](const auto& v) AIE_HOST_LAMBDA { return exp2_f32<registers<float, N>::width>(v); };
-  return registers<float, N>::each(power, x);
+  using V = typename registers<float, N>::part_type;
+  const auto bounded = [](const V& v) AIE_HOST_LAMBDA {
+    const V low = V{} - 127.0f, high = V{} + 128.0f, least = v < low ? low : v;
+    return high < least ? high : least;
+  };
+  const auto beyond = [](const V& v, const V& power) AIE_HOST_LAMBDA {
+    V value = v < V{} - 127.0f ? V{} : power;
+    value = v >= V{} + 128.0f ? V{} + __builtin_inff() : value;
+    return v == v ? value : v;
+  };
+  return registers<float, N>::each(beyond, x, exp2_inside(registers<float, N>::each(bounded, x)));
 }
 
 // In bf16, of any x. Not written out at each call: it is hardly ever needed.
@@ -80,8 +81,7 @@ AIE_HOST_INLINE registers<std::uint16_t, N> exp2_bf16(const registers<float, N>&
     exp2_bf16_of_any<N>(from, to);
     return registers<std::uint16_t, N>::load(to);
   }
-  const auto power = [](const auto& v) AIE_HOST_LAMBDA { return exp2_inside<registers<float, N>::width>(v); };
-  return narrow_normal(registers<float, N>::each(power, x));
+  return narrow_normal(exp2_inside(x));
 }
 
 template <typename T, unsigned N, typename Function>

@@ -87,7 +87,7 @@ using flag_of = std::conditional_t<Bytes == 1, std::int8_t, std::conditional_t<B
 
 // The second operand of a comparison, maximum, ...: a vector as it is, a scalar in every lane.
 template <typename T, unsigned N>
-AIE_HOST_INLINE vector<T, N> as_vector(const vector<T, N>& v) {
+AIE_HOST_INLINE const vector<T, N>& as_vector(const vector<T, N>& v) {
   return v;
 }
 template <typename T, unsigned N, typename E>

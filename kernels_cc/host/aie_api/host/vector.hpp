@@ -145,11 +145,11 @@ struct is_vector_type<vector<T, N>> : std::true_type {};
 
 // The lanes in the type that arithmetic is done in: f32 for bf16, themselves otherwise.
 template <typename T, unsigned N>
-AIE_HOST_INLINE registers<wide_t<T>, N> wide(const vector<T, N>& v) {
+AIE_HOST_INLINE decltype(auto) wide(const vector<T, N>& v) {
   if constexpr (std::is_same_v<T, bfloat16>)
     return widen(v.data);
   else
-    return v.data;
+    return (v.data);
 }
 
 template <typename T, unsigned N>
