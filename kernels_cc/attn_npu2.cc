@@ -127,6 +127,12 @@ inline bool is_any(const uint32_t* seen) {
   for (unsigned word = 0; word < mask_words; ++word) any |= seen[word];
   return any != 0;
 }
+template <typename Word>
+inline bool is_all(const Word* seen) {
+  uint32_t all = ~0u;
+  for (unsigned word = 0; word < mask_words; ++word) all &= uint32_t(seen[word]);
+  return all == ~0u;
+}
 // The bits of 8 keys of a position.
 inline uint32_t eight_of(const int32_t* words, unsigned panel) {
   return (uint32_t(words[panel / 4]) >> (panel % 4 * 8)) & 0xffu;
@@ -137,9 +143,7 @@ inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
   const aie::vector<float, 8> hidden = aie::broadcast<float, 8>(masked_score);
   for (unsigned p = 0; p < positions; ++p) {
     const int32_t* const words = mask + p * mask_words;
-    uint32_t all = ~0u;
-    for (unsigned word = 0; word < mask_words; ++word) all &= uint32_t(words[word]);
-    if (all == ~0u) continue;
+    if (is_all(words)) continue;
     for (unsigned panel = 0; panel < kv_rows / 8; ++panel) {
       const uint32_t bits = eight_of(words, panel);
       if (bits == 0xffu) continue;
@@ -148,15 +152,6 @@ inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
         aie::store_v(at, aie::select(hidden, aie::load_v<8>(at), aie::mask<8>::from_uint32(bits)));
       }
     }
-  }
-}
-
-// Values of keys that nobody sees become zeros: their weights are zero, and zero times what a stale row may hold is not.
-inline void clear_unseen(bfloat16* __restrict v, const uint32_t* seen) {
-  for (unsigned row = 0; row < kv_rows; ++row) {
-    if (seen[row / 32] >> (row % 32) & 1u) continue;
-    for (unsigned panel = 0; panel < head_dim / 8; ++panel)
-      aie::store_v(v + (panel * kv_rows + row) * 8, aie::zeros<bfloat16, 8>());
   }
 }
 #endif
@@ -170,6 +165,31 @@ inline void clear_unseen(bfloat16* __restrict v, const uint32_t* seen) {
       float* at = acc + (panel * q_rows + row) * 8;
       aie::store_v(at, product(aie::load_v<32>(at), f));
     }
+  }
+}
+
+// A block of V with zeros for the rows, keys, whose bit is not set: nobody sees them. Their weights are zero, and zero times
+// what a stale row may hold is not.
+inline Block64 seen_rows(const Block64& v, uint32_t bits) {
+  uint32_t lanes[2] = {0, 0};
+  for (unsigned row = 0; row < 8; ++row) lanes[row / 4] |= (bits >> row & 1u) ? 0xffu << (row % 4 * 8) : 0u;
+  return aie::select(aie::zeros<bfloat16, block>(), v, aie::mask<block>::from_uint32(lanes[0], lanes[1]));
+}
+
+// acc += p v for 8 columns of acc and v: a panel of each. seen: a bit for each row of v, in words of 32; null where all are
+// seen. Once in the object as well.
+[[gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v, const uint32_t* seen,
+                                 float* __restrict acc) {
+  for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
+    float* at = acc + row * block;
+    Block c[row_blocks];
+    repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i] = Block(aie::load_v<block>(at + i * block)); });
+    for (unsigned k = 0; k < kv_rows / 8; ++k) {
+      const uint32_t bits = seen ? seen[k / 4] >> (k % 4 * 8) & 0xffu : 0xffu;
+      const Block64 all = load_block(v, k), b = bits == 0xffu ? all : seen_rows(all, bits);
+      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(p + k * q_rows * 8, row + i), b); });
+    }
+    repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
   }
 }
 
@@ -267,16 +287,7 @@ void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float*
 void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, float* __restrict acc) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (unsigned column = 0; column < head_dim / 8; ++column)
-    for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
-      float* at = acc + column * q_rows * 8 + row * block;
-      Block c[row_blocks];
-      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i] = Block(aie::load_v<block>(at + i * block)); });
-      for (unsigned k = 0; k < kv_rows / 8; ++k) {
-        const Block64 b = load_block(v + column * kv_rows * 8, k);
-        repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(p + k * q_rows * 8, row + i), b); });
-      }
-      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
-    }
+    add_panel(p, v + column * kv_rows * 8, nullptr, acc + column * q_rows * 8);
 }
 
 #ifdef ATTN_HEADS
@@ -294,15 +305,16 @@ void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k
   hide(scores, mask);
 }
 
-// The step of the online softmax, and acc += p v. Rows of v that nobody sees are cleared.
+// The step of the online softmax, and acc += p v without the rows of v that nobody sees.
 void attn_seen_values(const float* __restrict scores, const int32_t* __restrict masks, int32_t tile,
-                      bfloat16* __restrict p, bfloat16* __restrict v, float* __restrict stats, float* __restrict acc) {
+                      bfloat16* __restrict p, const bfloat16* __restrict v, float* __restrict stats,
+                      float* __restrict acc) {
   uint32_t seen[mask_words];
   seen_by_any(masks + unsigned(tile) * positions * mask_words, seen);
   if (!is_any(seen)) return;
-  clear_unseen(v, seen);
   attn_softmax(scores, p, stats, acc);
-  attn_values(p, v, acc);
+  for (unsigned column = 0; column < head_dim / 8; ++column)
+    add_panel(p, v + column * kv_rows * 8, seen, acc + column * q_rows * 8);
 }
 #endif
 

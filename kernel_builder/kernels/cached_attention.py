@@ -11,7 +11,7 @@ token, a block of drafts or of diffusion, a window with sinks, or a tree.
   (`bit_words`). A core gets the words of its rows for as many K/V tiles at a time as there are stages, by the
   channel of its queries.
 - On a K/V tile of which no row of the query tile sees anything, nothing is computed. In a tile that is seen
-  in part, values that nobody sees are cleared first: whatever a position holds that is not seen, be it NaN,
+  in part, values that nobody sees are taken for zeros: whatever a position holds that is not seen, be it NaN,
   it changes no bit of a result. A row that sees nothing at all gives zeros.
 - A query tile has `heads` query heads of one KV head at each of its positions, so that keys and values are
   read once for all of them. Row p * heads + h of it is head h at position p.
