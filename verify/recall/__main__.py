@@ -1,0 +1,104 @@
+"""Asks the probe's model in every mode of chunks, through the engine: `python -m aerie.verify.recall`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.composing import Composition, Mode, mode_of
+from aerie.engine.logits import log_softmax
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
+from aerie.llama32_1b.cli import Parser, begin_process, run_command
+from aerie.runtime import select_backend
+from aerie.runtime.tables import compact_table, print_tables
+from aerie.verify.recall.task import Question, questions
+from aerie.virtual_npu import folders
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+MODES = ("prefix", "block", "block+link-1", "block+link-2", "block+link-4", "block+link-8")
+SEED = 1
+TOGETHER = 16
+"""Questions that share passes."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of the questions of so many hops in a mode: the share answered right, and the mean Kullback-Leibler
+    divergence, in nats, of the answer's distribution from that of one text."""
+
+    mode: str
+    hops: int
+    right: float
+    from_causal: float
+
+
+def scores(session: Session, asked: Sequence[Question], modes: Sequence[str] = MODES) -> Iterator[Score]:
+    """Of every mode; the first is the one that the others are compared with. `asked` are of equal hops."""
+    wanted = np.array([question.answer for question in asked])
+    causal = None
+    for mode in modes:
+        found = answers(session, asked, mode_of(mode))
+        causal = found if causal is None else causal
+        right = float((found.argmax(axis=1) == wanted).mean())
+        apart = float((np.exp(causal) * (causal - found)).sum(axis=1).mean())
+        yield Score(mode, asked[0].hops, right, apart)
+
+
+def answers(session: Session, asked: Sequence[Question], mode: Mode) -> NDArray[np.float64]:
+    """Logarithms of what the model gives each token as the answer, (questions, vocabulary)."""
+    registry, rows = session.chunk_registry(), []
+    for first in range(0, len(asked), TOGETHER):
+        some = asked[first : first + TOGETHER]
+        parts = [[registry.chunk(registry.register(chunk)) for chunk in one.chunks] for one in some]
+        made = session.scheduler.forward([Composition(each, mode) for each in parts])
+        rows += [log_softmax(row) for (row,) in made]
+    return np.array(rows)
+
+
+def opened(folder: Path, report: Reporter) -> Session:
+    """A session of the model in a folder, by the programs that the probe needs."""
+    options = RuntimeOptions(
+        None, select_backend("auto"), folders.programs(), variants="8,16,32x512", decode="rows"
+    )
+    return prepare_runtime(open_checkpoint(folder), options, report)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m aerie.verify.recall", description=__doc__)
+    parser.add_argument("--model", type=Path, default=CHECKPOINT, help="folder of the model (%(default)s)")
+    parser.add_argument("--questions", type=int, default=200, help="of each kind (%(default)s)")
+    parser.set_defaults(command=probe)
+    return run_command(parser, given)
+
+
+def probe(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    report = Reporter()
+    session = opened(arguments.model, report)
+    table = compact_table(
+        "answered right, and nats from one text", ("mode",), ("one hop", "nats", "two hops", "nats"), ()
+    )
+    kinds = []
+    for hops in (1, 2):
+        report.note(f"{arguments.questions} questions, hops: {hops}")
+        kinds.append([*scores(session, questions(SEED, arguments.questions, hops))])
+    for both in zip(*kinds, strict=True):
+        numbers = [text for one in both for text in (f"{one.right:.1%}", f"{one.from_causal:.2g}")]
+        table.add_row(both[0].mode, *numbers)
+    print_tables(Console(highlight=False, markup=False), table)
+    return 0
+
+
+if __name__ == "__main__":
+    begin_process()
+    sys.exit(main())
