@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -465,12 +465,17 @@ class GarbageTail(Generation):
             yield (token + index) % self._model.config.vocab_size
 
 
+def as_kind(kind, session):
+    """The same session as one of another class."""
+    return kind(**{each.name: getattr(session, each.name) for each in fields(session) if each.init})
+
+
 def answer_fault(generation_class):
     class Faulty(Session):
         def generate(self, *arguments, **named):
             return generation_class(self.model, *arguments, **named)
 
-    return lambda healthy: Faulty(**vars(healthy.session))
+    return lambda healthy: as_kind(Faulty, healthy.session)
 
 
 FAULTS = (
@@ -597,7 +602,7 @@ def penalised_twice(healthy):
             object.__setattr__(sampler, "_changed", twice)
             return super().generate(prompt_ids, max_new_tokens, sampler, *others)
 
-    return Faulty(**vars(healthy.session))
+    return as_kind(Faulty, healthy.session)
 
 
 GATE_FAULTS = (

@@ -200,7 +200,7 @@ def test_a_prompt_goes_on_from_what_the_cache_holds(demo_session, prompts, recor
 
 def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts):
     class Forgetful(type(demo_session.kept)):
-        def give(self, cache):
+        def give(self, cache, said=None):
             """And be gone."""
 
     forgetful = Subject(replace(demo_session, kept=Forgetful()))
