@@ -27,6 +27,7 @@ from benchmarks.machine import load_average
 from benchmarks.peaks import MemoryReader
 from benchmarks.plan import (
     BRIEF,
+    POOLED_NEW,
     Plan,
     attention_flops,
     cache_bytes_per_position,
@@ -120,7 +121,7 @@ class Comparison:
         """Peaks, compiling, reading, two starts, few rows, programs by themselves; a warm-up for each prompt;
         then the measures, round by round."""
         prompts, contexts = len(self.plan.prompts), len(self.plan.contexts)
-        return 7 + prompts + self.plan.rounds * (prompts + 1 + 2 * contexts)
+        return 7 + prompts + self.plan.rounds * (prompts + 4 + 2 * contexts)
 
     def measure(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything, in order; gives the programs' own rates, and what the machine can do at most."""
@@ -157,6 +158,7 @@ class Comparison:
         for name, worker in sides.items():
             self.samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
         self._of_ours_alone(ours)
+        self._many(sides)
         return {**programs, **ours("flash_attention", length=plan.longest)}
 
     def _start(self, name: str, worker: Worker) -> None:
@@ -240,6 +242,29 @@ class Comparison:
                 self.samples.add(OURS, f"few_rows_{rows}", seconds)
         self._step("programs by themselves")
         self.samples.add(OURS, "load_and_run", ours("load_and_run")["seconds"])
+
+    def _many(self, sides: Sides) -> None:
+        """Requests together, on both sides; of ours, a prompt that is mostly in the pool, and what pages
+        take."""
+        plan, ours = self.plan, sides[OURS]
+        for number, both in self._rounds(sides):
+            self._step(f"{self._round(number)}: requests together at context {plan.few_rows_context}")
+            for name, worker in both.items():
+                found = worker("together", context=plan.few_rows_context, tokens=plan.tokens)
+                for requests, seconds in found.items():
+                    self.samples.add(name, f"together_{requests}", seconds)
+        ours("first_token_of_pool", length=plan.pooled, shared=plan.pooled - POOLED_NEW)
+        for number in range(plan.rounds):
+            self._step(
+                f"{self._round(number)}: first token of {plan.pooled}, all but {POOLED_NEW} in the pool"
+            )
+            found = ours("first_token_of_pool", length=plan.pooled, shared=plan.pooled - POOLED_NEW)
+            for name in ("new", "shared"):
+                self.samples.add(OURS, f"pool_{name}", found[name])
+        for number in range(plan.rounds):
+            self._step(f"{self._round(number)}: decode at context {plan.longest}, from pages")
+            for name, seconds in ours("paging", context=plan.longest, tokens=plan.tokens).items():
+                self.samples.add(OURS, f"decode_{name}", seconds)
 
     def _decode(self, sides: Sides, context: int) -> None:
         """With readings of memory's bandwidth before, between and after."""

@@ -10,6 +10,10 @@ from typing import Any
 OURS, THEIRS = "ours", "theirs"
 FEW_ROWS = (8, 16)
 """Rows of a pass that are held against one."""
+TOGETHER = (1, 8, 16)
+"""Requests that share passes."""
+AGAINST = 8
+"""Of these, those that are held against the other side's batch."""
 
 TARGETS: dict[str, tuple[str, float]] = {
     "first_token_ratio": ("<=", 1.1),
@@ -17,6 +21,11 @@ TARGETS: dict[str, tuple[str, float]] = {
     "few_rows_ratio_8": ("<=", 1.35),
     "few_rows_ratio_16": ("<=", 1.8),
     "shared_ratio": ("<=", 0.05),
+    "together_ratio_8": (">=", 5.5),
+    "together_ratio_16": (">=", 8.0),
+    "batch_ratio": (">=", 2.0),
+    "pool_ratio": ("<=", 0.06),
+    "paging_ratio": ("<=", 1.03),
     "rss_ratio": ("<=", 1.30),
     "compile_s": ("<=", 90.0),
     "ready_s": ("<=", 10.0),
@@ -78,6 +87,8 @@ def side_figures(samples: Samples, side: str) -> dict[str, float]:
         "ready_s": samples.median(side, "ready"),
         "peak_bytes": samples.median(side, "peak_bytes"),
     }
+    for number in TOGETHER if side == OURS else (AGAINST,):
+        figures[f"together_{number}_tokens_per_s"] = number / samples.median(side, f"together_{number}")
     for context in samples.contexts:
         spent = samples.median(side, f"decode_{context}")
         figures[f"decode_{context}_ms"] = 1e3 * spent
@@ -93,6 +104,8 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
     in_ms |= {f"few_rows_{rows}": f"few_rows_{rows}_ms" for rows in (1, *FEW_ROWS)}
     return {
         "first_token_shared_s": samples.median(OURS, "shared"),
+        "first_token_of_pool_s": samples.median(OURS, "pool_shared"),
+        "decode_pages_ms": 1e3 * samples.median(OURS, "decode_pages"),
         **{name: 1e3 * samples.median(OURS, sample) for sample, name in in_ms.items()},
         "compile_s": samples.median(OURS, "compile"),
         "load_and_run_us": 1e6 * samples.median(OURS, "load_and_run"),
@@ -165,8 +178,11 @@ def ratios(samples: Samples) -> dict[str, float]:
     """first_token_ratio_*: our time over theirs. prefill_ratio_* and decode_ratio_*: theirs over ours, of the
     same prompts and of decoding, so that higher is better. rows_ratio_*: decoding in the family rows over
     that in guide. few_rows_ratio_*: a pass of so many rows over one of one. shared_ratio: a prompt that
-    shares most of its tokens with the conversation over one that shares none. rss_ratio: our peak over the
-    checkpoint's bytes.
+    shares most of its tokens with the conversation over one that shares none. together_ratio_*: tokens per
+    second of so many requests over those of one, both in the family rows. batch_ratio: ours over theirs, of
+    8 requests. pool_ratio: as shared_ratio, of a prompt that the pool of many requests has most of.
+    paging_ratio: a token of one request from pages over one from a KV cache of its own. rss_ratio: our peak
+    over the checkpoint's bytes.
 
     Each is the median over the rounds of the ratio in that round, whose two times the machine's load touches
     alike. Of what one side measured once there is one round.
@@ -189,6 +205,13 @@ def ratios(samples: Samples) -> dict[str, float]:
     for rows in FEW_ROWS:
         found[f"few_rows_ratio_{rows}"] = _ratio(samples, (OURS, f"few_rows_{rows}"), (OURS, "few_rows_1"))
     found["shared_ratio"] = _ratio(samples, (OURS, "shared"), ours[-1])
+    for number in TOGETHER[1:]:
+        one = _ratio(samples, (OURS, "together_1"), (OURS, f"together_{number}"))
+        found[f"together_ratio_{number}"] = number * one
+    batch = f"together_{AGAINST}"
+    found["batch_ratio"] = _ratio(samples, (THEIRS, batch), (OURS, batch))
+    found["pool_ratio"] = _ratio(samples, (OURS, "pool_shared"), (OURS, "pool_new"))
+    found["paging_ratio"] = _ratio(samples, (OURS, "decode_pages"), (OURS, "decode_own"))
     found["rss_ratio"] = samples.median(OURS, "peak_bytes") / samples.checkpoint_bytes
     return found
 

@@ -27,7 +27,9 @@ SHORT_CONTEXT = 128
 NEW = 48
 """Tokens at the end of the longest prompt that the conversation before it has not: it shares all others."""
 FEW_ROWS_CONTEXT = 256
-"""Positions that the last of few rows attends to, at most."""
+"""Positions that the last of few rows, and of requests together, attends to, at most."""
+POOLED_LESS, POOLED_NEW = 8, 40
+"""Tokens that the prompt of the pool has less than the longest, and those at its end that are new."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Plan:
     def shared(self) -> int:
         """Of the longest prompt, tokens that a conversation before it has."""
         return self.longest - NEW
+
+    @property
+    def pooled(self) -> int:
+        """Tokens of the prompt that shares most of them with one in the pool."""
+        return self.longest - POOLED_LESS
 
     @property
     def few_rows_context(self) -> int:

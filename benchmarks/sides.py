@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ from aerie.engine.numerics import rms_norm
 from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Request
 from aerie.engine.session import Session, prepare_runtime
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
@@ -33,7 +35,7 @@ from aerie.runtime import select_backend
 from aerie.runtime.calls import BETWEEN
 from aerie.virtual_npu import Library, cpu, knobs
 from aerie.virtual_npu.pyxrt.batch import Batch
-from benchmarks.figures import FEW_ROWS
+from benchmarks.figures import AGAINST, FEW_ROWS, TOGETHER
 from benchmarks.machine import peak_bytes
 from benchmarks.peaks import measure_peaks
 from benchmarks.programs import overhead_of_load_and_run, time_flash_attention, work_of
@@ -170,6 +172,65 @@ class Ours:
             self._in_rows[rows] = replace(model, blocks=blocks)
         return self._in_rows[rows]
 
+    def together(self, context: int, tokens: int) -> dict[str, float]:
+        """Seconds of a step of one request, of 8 and of 16 together, in the family `rows`: by their number,
+        as text. Medians over so many tokens; the last one sees `context` positions."""
+        scheduler, found = self.session.scheduler, dict[str, float]()
+        for number in TOGETHER:
+            length = context - 2 * tokens - WARM_UP  # the first to have read its prompt goes on meanwhile
+            requests = [self._submit(self._other(length), 2 * tokens + WARM_UP) for _ in range(number)]
+            while not all(request.token_ids for request in requests):
+                scheduler.step()
+            found[str(number)] = _medians(lambda: (_timed(scheduler.step),), tokens)[0]
+            for request in requests:
+                request.stop()
+        return found
+
+    def first_token_of_pool(self, length: int, shared: int) -> Answer:
+        """First tokens of a prompt of `length` tokens through the scheduler, whose pool knows none of it, and
+        then of one that shares its first `shared` tokens."""
+        ids, vocab_size = self._other(length), self.session.model.config.vocab_size
+        other = ids[:shared] + [(token + 1) % vocab_size for token in ids[shared:]]
+        seconds, cached = [], []
+        for prompt_ids in (ids, other):
+            request = self._submit(prompt_ids, 1)
+            seconds.append(_timed(partial(list, request.steps())))
+            cached.append(request.cached_tokens)
+        return {"new": seconds[0], "shared": seconds[1], "cached": cached}
+
+    def paging(self, context: int, tokens: int) -> dict[str, float]:
+        """Seconds of a token in the family `rows`, from pages by the scheduler and from a KV cache of its
+        own, in turn: medians over so many; the last sees `context` positions."""
+        scheduler, length = self.session.scheduler, context - tokens - WARM_UP - 1
+        self.first_token(context)
+        model, cache, sampler = self._model(ROWS), self.session.kept.cache, Sampler()
+        assert cache is not None
+        cache.length = length
+        request = self._submit(prompt(length, model.config.vocab_size), tokens + WARM_UP + 2)
+        while not request.token_ids:
+            scheduler.step()
+
+        def both() -> tuple[float, ...]:
+            return (
+                _timed(scheduler.step),
+                _timed(lambda: sampler(next_token_row(model, decode_step(model, 1, cache)))),
+            )
+
+        medians = _medians(both, tokens)
+        request.stop()
+        return dict(zip(("pages", "own"), medians, strict=True))
+
+    def _other(self, length: int) -> list[int]:
+        """A prompt like no other so far."""
+        self._changes += 1
+        vocab_size = self.session.model.config.vocab_size
+        return [(token + self._changes) % vocab_size for token in prompt(length, vocab_size)]
+
+    def _submit(self, ids: Sequence[int], tokens: int) -> Request:
+        """A request for so many tokens, none of which ends it."""
+        ends = dict.fromkeys(self.session.model.config.eos_token_ids, -100.0)
+        return self.session.scheduler.submit(ids, tokens, Sampler(logit_bias=ends))
+
     def programs(self) -> dict[str, Answer]:
         """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""
         return work_of(self.session.cache.profiler)
@@ -260,6 +321,25 @@ class Theirs:
 
         return {"seconds": _medians(step, tokens)[0]}
 
+    def together(self, context: int, tokens: int) -> dict[str, float]:
+        """As Ours.together, of the number that is held against ours alone: a batch of prompts of one
+        length."""
+        length = context - tokens - WARM_UP
+        ids = [prompt(length, self._model.config.vocab_size)] * AGAINST
+        with self._torch.inference_mode():
+            kept = self._model(self._torch.tensor(ids), use_cache=True, logits_to_keep=1).past_key_values
+
+            def step() -> None:
+                out = self._model(
+                    self._torch.tensor([[1]] * AGAINST),
+                    past_key_values=kept,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                out.logits[:, -1].argmax(-1)
+
+            return {str(AGAINST): _medians(lambda: (_timed(step),), tokens)[0]}
+
     def memory(self) -> Answer:
         return {"peak_bytes": peak_bytes()}
 
@@ -269,6 +349,13 @@ class Theirs:
                 self._torch.tensor([list(ids)]), past_key_values=cache, use_cache=True, logits_to_keep=1
             )
             return int(out.logits[0, -1].argmax()), out.past_key_values
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Its seconds."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _medians(step: Callable[[], tuple[float, ...]], times: int) -> list[float]:

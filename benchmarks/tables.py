@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from aerie.runtime.tables import compact_table
-from benchmarks.figures import FEW_ROWS, OURS, THEIRS
+from benchmarks.figures import AGAINST, FEW_ROWS, OURS, THEIRS, TOGETHER
 from benchmarks.plan import BRIEF
 
 Record = Mapping[str, Any]
@@ -39,6 +39,13 @@ def rows_of(found: Record) -> Iterator[Row]:
     yield "few_rows_1_ms", "a pass of one row, ms", "", 1
     for rows in FEW_ROWS:
         yield f"few_rows_{rows}_ms", f"  of {rows} rows, over one", f"few_rows_ratio_{rows}", 1
+    yield "together_1_tokens_per_s", "one request, tokens/s", "", 1
+    for number in TOGETHER[1:]:
+        key = f"together_{number}_tokens_per_s"
+        yield key, f"  {number} together, over one", f"together_ratio_{number}", 1
+    yield "", f"  {AGAINST} together, ours over theirs", "batch_ratio", 0
+    yield "first_token_of_pool_s", "first token, most of it in the pool, s", "pool_ratio", 3
+    yield "decode_pages_ms", f"decode in rows at {contexts[-1]} from pages, ms", "paging_ratio", 1
     last = contexts[-1]
     for key, label, digits in OTHERS:
         ratio = "rss_ratio" if key == "peak_bytes" else ""
@@ -91,6 +98,11 @@ OF_ALL = (
     ("few_rows_ratio_8", "pass of 8 rows, of one's"),
     ("few_rows_ratio_16", "pass of 16 rows, of one's"),
     ("shared_ratio", "prompt mostly known, of new"),
+    ("together_ratio_8", "8 requests, of one's tokens/s"),
+    ("together_ratio_16", "16 requests, of one's"),
+    ("batch_ratio", "8 requests: ours/theirs"),
+    ("pool_ratio", "prompt mostly in the pool, of new"),
+    ("paging_ratio", "decode from pages, of own cache"),
     ("rss_ratio", "peak memory, of checkpoint"),
     ("compile_s", "compiling all variants, s"),
     ("ready_s", "start to ready, s"),

@@ -56,6 +56,16 @@ def measured(rounds=3, theirs_once=False) -> Samples:
         for rows, seconds in ((1, 0.1), (8, 0.15), (16, 0.17)):
             samples.add(OURS, f"few_rows_{rows}", seconds * slow)
         samples.add(OURS, "shared", 0.1 * slow)
+        for number, seconds in ((1, 0.1), (8, 0.125), (16, 0.25)):
+            samples.add(OURS, f"together_{number}", seconds * slow)
+        samples.add(THEIRS, "together_8", 0.375 * slow)
+        for name, seconds in (
+            ("pool_new", 4),
+            ("pool_shared", 0.2),
+            ("decode_pages", 0.11),
+            ("decode_own", 0.1),
+        ):
+            samples.add(OURS, name, seconds * slow)
     for side in (OURS, THEIRS):
         for name, value in (("load", 3.0), ("ready", 5.0), ("cold", 9.0), ("peak_bytes", 3 * GB)):
             samples.add(side, name, value)
@@ -83,6 +93,9 @@ def test_ratios_of_ours_alone_are_times():
     assert (found["rows_ratio_128"], found["rows_ratio_2048"]) == pytest.approx((1.3, 1.4))
     assert (found["few_rows_ratio_8"], found["few_rows_ratio_16"]) == pytest.approx((1.5, 1.7))
     assert found["shared_ratio"] == pytest.approx(0.1 / 4)
+    assert (found["together_ratio_8"], found["together_ratio_16"]) == pytest.approx((6.4, 6.4))
+    assert (found["batch_ratio"], found["pool_ratio"]) == pytest.approx((3, 0.05))
+    assert found["paging_ratio"] == pytest.approx(1.1)
 
 
 def test_what_the_other_side_measured_once_is_held_against_the_same_round():
@@ -145,6 +158,11 @@ def test_targets():
         "few_rows_ratio_8": False,
         "few_rows_ratio_16": True,
         "shared_ratio": True,
+        "together_ratio_8": True,
+        "together_ratio_16": False,
+        "batch_ratio": True,
+        "pool_ratio": True,
+        "paging_ratio": False,
         "prefill_ratio_64": True,
         "prefill_ratio_2048": True,
         "decode_ratio_128": True,
@@ -176,6 +194,11 @@ def test_targets():
         ("few_rows_ratio_8", 1.36, False),
         ("few_rows_ratio_16", 1.8, True),
         ("shared_ratio", 0.06, False),
+        ("together_ratio_8", 5.5, True),
+        ("together_ratio_16", 7.9, False),
+        ("batch_ratio", 1.9, False),
+        ("pool_ratio", 0.06, True),
+        ("paging_ratio", 1.04, False),
         ("rss_ratio", 1.3, True),
         ("rss_ratio", 1.31, False),
     ],
@@ -268,7 +291,7 @@ def test_what_is_missed_is_told_by_set():
     assert "AVX2: flash_share 0.40, wanted >= 0.5" in lines
     assert "AVX2: compile_s 100.00, wanted <= 90" in lines
     assert "AVX2: few_rows_ratio_8 1.50, wanted <= 1.35" in lines
-    assert len(lines) == 10
+    assert len(lines) == 12
 
 
 def test_peaks_by_set():

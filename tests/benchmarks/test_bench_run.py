@@ -208,7 +208,7 @@ def test_a_side_ends_with_a_benchmark_that_is_killed(tiny, tmp_path):
 def test_plans(tiny):
     plan = make_plan(tiny, rounds=2, tokens=8)
     assert (plan.prompts, plan.contexts) == ((16, 64, 128, 512), (128, 512))
-    assert (plan.shared, plan.few_rows_context) == (464, 256)
+    assert (plan.shared, plan.few_rows_context, plan.pooled) == (464, 256, 504)
     assert plan.program_count == 12  # three sizes of blocks in one context, and a token's
 
 
@@ -308,8 +308,9 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert command.main(arguments) == 0
     shown = capsys.readouterr()
     assert "first token of 512, s" in shown.out
-    assert "[16/29] round 2 of 2: decode at context 128" in shown.err
-    assert "[29/29] programs by themselves" in shown.err
+    assert "[16/35] round 2 of 2: decode at context 128" in shown.err
+    assert "[29/35] programs by themselves" in shown.err
+    assert "[35/35] round 2 of 2: decode at context 512, from pages" in shown.err
     recorded = json.loads(out.read_text())
     found = recorded["sets"]["native"]
     assert recorded["machine"] == json.loads(json.dumps(machine.describe()))
@@ -363,6 +364,8 @@ class Recorder:
         shared = arguments.get("shared", 0)
         few_rows = {"1": 1.0, "8": 1.0, "16": 1.0}
         answers = {"programs": {}, "flash_attention": {}, "memory": {"peak_bytes": 1}, "few_rows": few_rows}
+        answers |= {"together": few_rows, "first_token_of_pool": {"new": 1.0, "shared": 0.1}}
+        answers |= {"paging": {"pages": 1.0, "own": 1.0}}
         seconds = arguments.get("length", 64) * (1.0 if self.name == "theirs" else 0.1)
         computed = arguments.get("length", 0) - shared
         return answers.get(method, {"seconds": seconds, "computed": computed})
@@ -384,7 +387,7 @@ def test_the_order_of_things(tiny, tmp_path):
     assert families[8:] == ["guide", "rows"] * 4
     methods = [method for _, method, _ in calls]
     assert methods.index("memory") < methods.index("few_rows")
-    assert [given["shared"] for _, _, given in calls if given.get("shared")] == [464] * 3
+    assert [given["shared"] for _, _, given in calls if given.get("shared")] == [464] * 3 + [464] * 3
     assert len(comparison.samples.of["theirs", "first_512"]) == 1
     assert len(comparison.samples.of["ours", "first_512"]) == 2
 
@@ -408,6 +411,9 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     found = side.programs()
     assert {f"o_ffn_ar{rows}" for rows in (8, 16)} | {"lm_head_ar8", "lm_head_ar16"} <= set(found)
     assert found["o_gemv_ffn"]["calls"] == 3 * 2  # warm-up and one, of two layers
+    assert set(side.together(64, 2)) == {"1", "8", "16"}
+    assert side.first_token_of_pool(120, 80)["cached"] == [0, 64]
+    assert set(side.paging(64, 2)) == {"pages", "own"}
 
 
 def test_where_nothing_can_be_written_nothing_is_measured(tiny, tmp_path, capsys):
