@@ -403,6 +403,26 @@ def test_a_chunk_of_another_model_is_refused(one: tuple[Session, Reference], tmp
         theirs.chunk(name)
 
 
+@pytest.mark.parametrize("mixed_up", [False, True])
+def test_files_without_their_model_would_be_seen(
+    one: tuple[Session, Reference], mixed_up: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Two models of one size keep chunks in one folder. Where nothing said whose they are, logits would be
+    neither's."""
+    with random_model("llama", "plain") as checkpoint:
+        other = session_of(checkpoint)
+        wanted = bits_of(*with_composition(other, None))
+        if mixed_up:
+            monkeypatch.setattr(Session, "made_by", lambda self, model: {"weights": "any"})
+        bits_of(*with_composition(one[0], tmp_path))
+        assert (bits_of(*with_composition(other, tmp_path)) != wanted) == mixed_up
+
+
+def with_composition(session: Session, folder: Path | None) -> tuple[Scheduler, Composition]:
+    scheduler, registry = registry_on(session, 40, folder)
+    return scheduler, composed(registry, TEXTS, "block")
+
+
 def test_what_cannot_be_registered_or_composed_is_told(session: Session, tmp_path: Path) -> None:
     scheduler, registry = registry_on(session, 40)
     with pytest.raises(PromptError, match="a chunk is empty"):

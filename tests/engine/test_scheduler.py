@@ -20,7 +20,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NotFiniteError, PromptError, UserError
 from aerie.engine.generate import Generation
-from aerie.engine.pages import PAGE, PageManager, PagePool, PoolFullError
+from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.ragged import Ragged
 from aerie.engine.sampler import Sampler
@@ -208,15 +208,23 @@ def test_in_guide_each_token_reads_its_pages_on_the_host(form: str, monkeypatch:
     assert (preemptions > 0, cached > 0) == (True, True)
 
 
-def test_what_guide_decoded_is_not_found_by_a_prompt(demo: Family) -> None:
+@pytest.mark.parametrize("crosses", [False, True])
+def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) -> None:
+    """What guide decoded is not found by a prompt, whose keys and values come by blocks; it would be seen."""
     session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
-    scheduler = session.scheduler_in("guide")
+    if crosses:
+        real = Paged.advance
+        monkeypatch.setattr(Paged, "advance", lambda self, tokens, by_blocks=True: real(self, tokens))
+    scheduler, listening, alone = session.scheduler_in("guide"), Listening(), Listening()
     endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
-    first = scheduler.submit(demo.prompts[4][:60], 30, endless)
-    assert len([*filter(None, first.steps())]) == 30
-    second = scheduler.submit([*first.prompt, *first.token_ids, 5], 1, Sampler())
-    assert [*filter(None, second.steps())]
-    assert second.cached_tokens == 0, "a page with decoded tokens was found"
+    first = scheduler.submit(demo.prompts[4][:30], 90, endless)
+    assert len([*filter(None, first.steps())]) == 90
+    prompt = [*first.prompt, *first.token_ids, 5]
+    second = scheduler.submit(prompt, 1, listening)
+    assert [*second.steps()]
+    assert [*Generation(session.model, prompt, 1, alone)]
+    assert (second.cached_tokens > 0) == crosses
+    assert (listening.bits != alone.bits) == crosses
 
 
 def neighbours_page(patch: Any) -> None:

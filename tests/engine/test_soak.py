@@ -1,0 +1,66 @@
+"""A thousand requests, eight under way at a time: memory does not grow after the first hundred."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.pages import PAGE, PagePool
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.windows import window_of
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.runtime import select_backend
+
+REQUESTS, TOKENS, AT_A_TIME, SETTLED = 1000, 200, 8, 100
+GROWTH_BYTES = 2 << 20
+"""What an allocator may keep to itself. A byte for each token that is made would be a tenth of it."""
+
+
+def resident_bytes() -> int:
+    """Of this process, without what the system may take back from files."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+def session() -> Session:
+    options = RuntimeOptions(
+        None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
+    )
+    return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+
+
+@pytest.mark.long
+def test_memory_does_not_grow() -> None:
+    model = session().model
+    endless = dict.fromkeys(model.config.eos_token_ids, -100.0)
+    pool = PagePool(model.config, AT_A_TIME * -(-(TOKENS + 60) // PAGE), b"the demo")
+    scheduler, rng = Scheduler(model, pool, window_of), np.random.default_rng(0)
+    running, begun, ended, settled = list[Request](), 0, 0, 0
+    while ended < REQUESTS:
+        while begun < REQUESTS and len(running) < AT_A_TIME:
+            prompt = [int(token) for token in rng.integers(3, 1400, rng.integers(1, 60))]
+            sampler = Sampler(temperature=1.0, seed=begun, logit_bias=endless)
+            running.append(scheduler.submit(prompt, TOKENS, sampler))
+            begun += 1
+        scheduler.step()
+        over = [one for one in running if one.is_over]
+        assert all(len(one.token_ids) == TOKENS for one in over)
+        running = [one for one in running if not one.is_over]
+        if ended < SETTLED <= ended + len(over):
+            settled = resident_bytes()
+        ended += len(over)
+    grown = resident_bytes() - settled
+    print(f"{settled >> 10} KiB after {SETTLED} requests, {grown >> 10} KiB more after {REQUESTS}")
+    assert settled > 0
+    assert grown < GROWTH_BYTES
+    assert pool.manager.free == pool.manager.pages
