@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aerie import load
 from aerie.engine import chunks as chunks_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.chunks import ChunkRegistry, chunk_id
@@ -110,6 +111,14 @@ def test_every_mode_is_what_transformers_computes_with_its_mask(family: str, rul
     prefix, block, link = (one.from_causal for one in found)
     assert prefix == 0
     assert block > link > 1e-3, "chunks that do not see each other give the answer of one text"
+
+
+def test_every_mode_over_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeps its own heads of a chunk."""
+    monkeypatch.setenv("VNPU_DEVICES", "2")
+    with load("demo", decode="rows", devices=[0, 1], variants="8,32x512") as model:
+        found = [*try_modes("demo", model.asked.session(), Reference.open(DEMO_FOLDER))]
+    assert [(one.laid, one.failures) for one in found] == [(1, []), (3, []), (3, [])]
 
 
 def test_a_layout_says_who_sees_whom() -> None:
