@@ -437,16 +437,21 @@ def test_ctrl_c_ends_what_all_devices_do() -> None:
 
 
 def test_threads_end_with_the_devices() -> None:
-    """Also of those that nobody closed."""
-    before = threading.active_count()
-    closed, dropped = (Devices([0, 1], ["a", "b"], [Alone(), Alone()]) for _ in range(2))
-    assert threading.active_count() == before + 4
+    """Also of those that nobody closed. (Other tests' threads may end meanwhile.)"""
+    names = {number: [f"{number}, device {device}" for device in (0, 1)] for number in ("closed", "dropped")}
+    ours = {*names["closed"], *names["dropped"]}
+
+    def alive() -> set[str]:
+        return {thread.name for thread in threading.enumerate()} & ours
+
+    closed, dropped = (Devices([0, 1], given, [Alone(), Alone()]) for given in names.values())
+    assert alive() == ours
     assert closed.each(abs) == dropped.each(abs) == [0, 1]
     closed.close()
     del dropped
     gc.collect()
     until = time.perf_counter() + 10
-    while threading.active_count() > before:
+    while alive():
         assert time.perf_counter() < until
         time.sleep(0.01)
 
