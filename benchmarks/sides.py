@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,18 +21,21 @@ from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, next_token_row, prefill
 from aerie.engine.kv import KVCache
-from aerie.engine.model import LoadedModel
+from aerie.engine.model import LoadedModel, for_many
 from aerie.engine.native import native_attention
 from aerie.engine.numerics import rms_norm
+from aerie.engine.pages import PagePool, pages_for
 from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request
+from aerie.engine.scheduler import MOST_ANSWERS, Request, Scheduler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.windows import window_of
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
 from aerie.runtime import select_backend
 from aerie.runtime.calls import BETWEEN
+from aerie.runtime.memory import available_bytes
 from aerie.virtual_npu import Library, cpu, knobs
 from aerie.virtual_npu.pyxrt.batch import Batch
 from benchmarks.figures import AGAINST, FEW_ROWS, TOGETHER
@@ -172,10 +175,18 @@ class Ours:
             self._in_rows[rows] = replace(model, blocks=blocks)
         return self._in_rows[rows]
 
+    @cached_property
+    def _scheduler(self) -> Scheduler:
+        """That of requests which no token ends, so that all do as much as they are asked for."""
+        model = for_many(self.session.model, ROWS)
+        model = replace(model, config=replace(model.config, eos_token_ids=()))
+        pages = pages_for(model.stored, None, MOST_ANSWERS, available_bytes())
+        return Scheduler(model, PagePool(model.stored, pages, b"benchmark"), window_of)
+
     def together(self, context: int, tokens: int) -> dict[str, float]:
         """Seconds of a step of one request, of 8 and of 16 together, in the family `rows`: by their number,
         as text. Medians over so many tokens; the last one sees `context` positions."""
-        scheduler, found = self.session.scheduler, dict[str, float]()
+        scheduler, found = self._scheduler, dict[str, float]()
         for number in TOGETHER:
             length = context - 2 * tokens - WARM_UP  # the first to have read its prompt goes on meanwhile
             requests = [self._submit(self._other(length), 2 * tokens + WARM_UP) for _ in range(number)]
@@ -201,7 +212,7 @@ class Ours:
     def paging(self, context: int, tokens: int) -> dict[str, float]:
         """Seconds of a token in the family `rows`, from pages by the scheduler and from a KV cache of its
         own, in turn: medians over so many; the last sees `context` positions."""
-        scheduler, length = self.session.scheduler, context - tokens - WARM_UP - 1
+        scheduler, length = self._scheduler, context - tokens - WARM_UP - 1
         self.first_token(context)
         model, cache, sampler = self._model(ROWS), self.session.kept.cache, Sampler()
         assert cache is not None
@@ -227,9 +238,7 @@ class Ours:
         return [(token + self._changes) % vocab_size for token in prompt(length, vocab_size)]
 
     def _submit(self, ids: Sequence[int], tokens: int) -> Request:
-        """A request for so many tokens, none of which ends it."""
-        ends = dict.fromkeys(self.session.model.config.eos_token_ids, -100.0)
-        return self.session.scheduler.submit(ids, tokens, Sampler(logit_bias=ends))
+        return self._scheduler.submit(ids, tokens, Sampler())
 
     def programs(self) -> dict[str, Answer]:
         """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""
