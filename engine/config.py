@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.facts import Entries, read_json
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import Family
+from aerie.engine.family import BlockDiffusion, Family
 from aerie.engine.refused import check_scale, check_supported
 from aerie.engine.rope import RopeRule, read_rule
 from aerie.multi_launch_builder import ModelShape
@@ -36,7 +37,7 @@ class ModelConfig:
 
     `eos_token_ids` are all the ids that end an answer, in the checkpoint's order; it may be empty.
     `rope_scaling` is None for plain RoPE. `sliding_window` is how many positions a token attends to in some
-    layer, itself among them; None for all.
+    layer, itself among them; None for all. `diffusion` is None for a model that says one token after another.
     """
 
     vocab_size: int
@@ -54,6 +55,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     sliding_window: int | None = None
     family: Family = FAMILIES["llama"]
+    diffusion: BlockDiffusion | None = None
 
     @property
     def architecture(self) -> str:
@@ -145,6 +147,7 @@ def load_config(folder: Path) -> ModelConfig:
         eos_token_ids=_eos_token_ids(folder, config),
         sliding_window=_window(config, family, layers),
         family=family,
+        diffusion=read_diffusion(config, family.diffusion),
     )
 
 

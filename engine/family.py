@@ -38,26 +38,71 @@ FUSED = {
 
 
 @dataclass(frozen=True)
+class BlockDiffusion:
+    """How a model fills its text in block by block. Blocks are aligned to position 0: that of a position is
+    `position // block_size`.
+
+    block_size: tokens of a block, as the model was trained. mask_token_id: what stands where no token is
+    chosen yet. shifted: logits at a position say the token at the next one. sub_block: tokens of the parts of
+    a block that are filled one after another; None where a block is filled as a whole.
+    """
+
+    block_size: int
+    mask_token_id: int
+    shifted: bool = False
+    sub_block: int | None = None
+
+
+@dataclass(frozen=True)
+class DiffusionEntries:
+    """What a family of block diffusion says of its blocks; `diffusion.py` reads the rest from a checkpoint.
+
+    size_entry: the entry of config.json that says how many tokens a block has. size: as many where it does
+    not. mask_token: the tokenizer's text of the mask token, looked up where config.json has no
+    `mask_token_id`. shifted, sub_block: as BlockDiffusion.
+    """
+
+    size_entry: str
+    size: int
+    mask_token: str
+    shifted: bool = False
+    sub_block: int | None = None
+
+    def filled(self, mask_token_id: int) -> BlockDiffusion:
+        """Blocks of the family's own size."""
+        return BlockDiffusion(self.size, mask_token_id, self.shifted, self.sub_block)
+
+
+@dataclass(frozen=True)
 class Family:
     """A family, and what transformers takes for entries that its config.json lacks.
 
     model_type, architecture: what config.json calls it; `architecture` is the class of transformers that
-    computes the same. positions, sliding_window: in tokens. kv_heads: None for as many as there are query
-    heads. head_dim: None for hidden_size / num_attention_heads. window_is_optional: the window counts only
-    where `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers` name.
-    tensors: of a layer, as LAYER_TENSORS. examples: published sizes, for messages.
+    computes the same layers. published_as: what config.json calls that class, where the model comes with code
+    of its own. positions, sliding_window: in tokens. kv_heads: None for as many as there are query heads.
+    head_dim: None for hidden_size / num_attention_heads. window_is_optional: the window counts only where
+    `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers` name. tensors:
+    of a layer, as LAYER_TENSORS. diffusion: of a family of block diffusion. examples: published sizes, for
+    messages.
     """
 
     model_type: str
     architecture: str
     positions: int
+    published_as: str = ""
     kv_heads: int | None = None
     head_dim: int | None = None
     sliding_window: int | None = None
     window_is_optional: bool = False
     window_layers: int = 0
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
+    diffusion: DiffusionEntries | None = None
     examples: str = ""
+
+    @property
+    def name(self) -> str:
+        """What `architectures` of config.json says."""
+        return self.published_as or self.architecture
 
     @property
     def qkv_bias(self) -> bool:

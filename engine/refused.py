@@ -100,6 +100,7 @@ OTHERS = (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
     ),
+    ("llada dream", "it fills the whole text in at once, and block diffusion goes block by block"),
     (
         "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next qwen35 kimilinear recurrent",
         "it has layers that keep a state instead of keys and values",
@@ -156,10 +157,10 @@ def _facts_of(family: Family) -> Iterable[Fact]:
 
 def _family(config: Entries) -> Family:
     names = config.items("architectures")
-    of_name = next((kind for kind, family in FAMILIES.items() if family.architecture in names), "llama")
+    of_name = next((kind for kind, family in FAMILIES.items() if family.name in names), "llama")
     family = FAMILIES.get(str(config.get("model_type", of_name)))
-    if family is None or (names and family.architecture not in names):
-        *first, last = (each.architecture for each in FAMILIES.values())
+    if family is None or (names and family.name not in names):
+        *first, last = (each.name for each in FAMILIES.values())
         raise ConfigError(
             f"{config.path}: the architecture is {', '.join(map(str, names)) or 'not named'} "
             f"(model_type {config.get('model_type')!r}){_reason(names, config.get('model_type'))}; only "

@@ -21,7 +21,8 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
-from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY, end_ids
+from aerie.llama32_1b.synthetic.shape import of_family, with_vocabulary
+from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.variants import CONTEXTS
 from aerie.verify.reference import Reference, check_memory_beside
@@ -39,10 +40,7 @@ def companion_config(config: ModelConfig) -> ModelConfig:
     """The facts of a companion of a model with the facts `config`."""
     vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MOST_VOCABULARY)
     return replace(
-        config,
-        num_hidden_layers=min(config.num_hidden_layers, LAYERS),
-        vocab_size=vocabulary,
-        eos_token_ids=end_ids(vocabulary),
+        with_vocabulary(config, vocabulary), num_hidden_layers=min(config.num_hidden_layers, LAYERS)
     )
 
 
@@ -52,9 +50,11 @@ def longer(config: ModelConfig) -> ModelConfig:
 
 
 def of_another_family(config: ModelConfig) -> ModelConfig:
-    """The same sizes in a family whose layers have other tensors: the last in the order of names."""
-    others = (each for each in reversed([*FAMILIES.values()]) if each.tensors != config.family.tensors)
-    return replace(config, family=next(others), sliding_window=None)
+    """The same sizes in a family whose layers have other tensors: the last in the order of names, of those
+    that say one token after another."""
+    said = [each for each in FAMILIES.values() if each.diffusion is None]
+    others = (each for each in reversed(said) if each.tensors != config.family.tensors)
+    return replace(of_family(config, next(others)), sliding_window=None)
 
 
 @contextmanager

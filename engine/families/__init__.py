@@ -12,11 +12,12 @@ from aerie.engine.family import Family
 def _families() -> dict[str, Family]:
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found: list[Family] = [import_module(f"{__name__}.{name}").FAMILY for name in names]
+    found.sort(key=lambda family: family.diffusion is not None)
     return {family.model_type: family for family in found}
 
 
 FAMILIES = MappingProxyType(_families())
-"""By model_type, in the order of the files' names."""
+"""By model_type, in the order of the files' names; those of block diffusion come last."""
 
 SOME_THAT_RUN = ", ".join(family.examples for family in FAMILIES.values())
 """Whose shapes the kernels accept, as tests/multi_launch_builder/test_mlb_shapes.py has them."""

@@ -14,8 +14,8 @@ from aerie.engine.errors import UserError
 from aerie.engine.families import FAMILIES
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
-from aerie.llama32_1b.synthetic.shape import SHAPES
-from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, end_ids
+from aerie.llama32_1b.synthetic.shape import SHAPES, of_family, with_vocabulary
+from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from aerie.runtime.memory import size
 
@@ -61,13 +61,8 @@ def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
             f"and no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to "
             f"{LARGEST_VOCABULARY}"
         )
-    return dataclasses.replace(
-        config,
-        num_hidden_layers=layers,
-        vocab_size=vocabulary,
-        eos_token_ids=end_ids(vocabulary),
-        family=family,
-    )
+    changed = with_vocabulary(of_family(config, family), vocabulary)
+    return dataclasses.replace(changed, num_hidden_layers=layers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
+from aerie.engine.family import BlockDiffusion, Family
 from aerie.engine.rope import Llama3, RopeRule, rule_entries
 from aerie.engine.weights import expected_shapes
-from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids
+from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids, mask_id
 
 BF16_BYTES = 2
 
@@ -44,7 +45,25 @@ def _shape(
         tie_word_embeddings=tied,
         eos_token_ids=end_ids(vocab_size),
         family=FAMILIES[family],
+        diffusion=_diffusion(FAMILIES[family], vocab_size),
     )
+
+
+def _diffusion(family: Family, vocab_size: int) -> BlockDiffusion | None:
+    return family.diffusion.filled(mask_id(vocab_size)) if family.diffusion else None
+
+
+def of_family(config: ModelConfig, family: Family) -> ModelConfig:
+    """The same sizes in another family, or in the same."""
+    if family is config.family:
+        return config
+    return replace(config, family=family, diffusion=_diffusion(family, config.vocab_size))
+
+
+def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
+    """The same model with so many tokens, of which those that mean something come last."""
+    diffusion = config.diffusion and replace(config.diffusion, mask_token_id=mask_id(vocab_size))
+    return replace(config, vocab_size=vocab_size, eos_token_ids=end_ids(vocab_size), diffusion=diffusion)
 
 
 LLAMA_3_2 = Llama3(32.0, 1.0, 4.0, 8192)
@@ -58,9 +77,11 @@ SHAPES = {
     "qwen2.5-0.5b": _shape("qwen2", (151936, 896, 4864, 24), (14, 2, 64), 32768, 1e6, 1e-6),
     "qwen3-0.6b": _shape("qwen3", (151936, 1024, 3072, 28), (16, 8, 128), 40960, 1e6, 1e-6),
     "qwen3-1.7b": _shape("qwen3", (151936, 2048, 6144, 28), (16, 8, 128), 40960, 1e6, 1e-6),
+    "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape("llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3(32.0, 1.0, 4.0, 128)),
 }
-"""As in the config.json of the published models; `tiny` is one of ours, for tests."""
+"""As in the config.json of the published models, but for the ids of special tokens; `tiny` is one of ours,
+for tests."""
 
 LLAMA_3_2_1B, TINY = SHAPES["llama-3.2-1b"], SHAPES["tiny"]
 
@@ -117,9 +138,10 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """The contents of config.json, with the keys that the released checkpoints use."""
-    family = config.family
+    family, diffusion = config.family, config.diffusion
+    blocks = {family.diffusion.size_entry: diffusion.block_size} if family.diffusion and diffusion else {}
     return {
-        "architectures": [family.architecture],
+        "architectures": [family.name],
         **({} if family.qkv_bias else {"attention_bias": False}),
         "attention_dropout": 0.0,
         "bos_token_id": begin_of_text(config.vocab_size),
@@ -129,6 +151,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "initializer_range": 0.02,
         "intermediate_size": config.intermediate_size,
+        **blocks,
+        **({"mask_token_id": diffusion.mask_token_id} if diffusion else {}),
         "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
         "model_type": family.model_type,

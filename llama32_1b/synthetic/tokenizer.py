@@ -60,6 +60,11 @@ def end_ids(vocab_size: int) -> tuple[int, ...]:
     )
 
 
+def mask_id(vocab_size: int) -> int:
+    """The mask token of a model of block diffusion: the last of the reserved ones."""
+    return vocab_size - 1
+
+
 def make_tokenizer(vocab_size: int) -> Tokenizer:
     """A tokenizer with `vocab_size` tokens, from SMALLEST_VOCABULARY to LARGEST_VOCABULARY."""
     merges = list(islice(_merges(), vocab_size - SMALLEST_VOCABULARY))

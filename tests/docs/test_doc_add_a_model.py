@@ -46,7 +46,9 @@ def test_what_it_touched_is_counted() -> None:
 def test_nothing_else_in_the_engine_names_the_family() -> None:
     files = (path for room in ("engine", "verify", "benchmarks") for path in (PROJECT / room).rglob("*.py"))
     naming = [path for path in files if "qwen3" in path.read_text().lower() and path.stem != "qwen3"]
-    allowed = {PROJECT / "engine" / "refused.py"}  # of other models whose names begin so
+    built_on_it = [path.relative_to(PROJECT) for path in naming if "qwen3.FAMILY" in path.read_text()]
+    assert {str(path.parent) for path in built_on_it} == {"engine/families"}
+    allowed = {PROJECT / path for path in (*built_on_it, "engine/families/a2d_qwen2.py", "engine/refused.py")}
     assert set(naming) <= allowed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 
 
@@ -18,12 +19,11 @@ def our_logits(model, prompt, fed):
 def their_logits(folder, dtype, token_ids):
     """One row for each of `token_ids`, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="eager"
-        )
+        kind = getattr(transformers, load_config(folder).architecture)
+        theirs = kind.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager")
         return theirs(torch.tensor([token_ids])).logits[0].float().numpy()
 
 

@@ -66,9 +66,13 @@ def write_checkpoint(
     shard: str = "5GB",
     template=TEMPLATE,
     family: str = "Llama",
+    entries: dict[str, object] | None = None,
     **changes,
 ) -> Path:
-    """A random Llama (or another family) of SMALL with `changes`, saved by transformers, with a tokenizer."""
+    """A random Llama (or another family) of SMALL with `changes`, saved by transformers, with a tokenizer.
+
+    entries: of config.json, where a model that comes with code of its own says other things there.
+    """
     import torch
     import transformers
     from transformers.utils import logging
@@ -81,6 +85,7 @@ def write_checkpoint(
     sharpen(model)
     model.generation_config.eos_token_id = settings["eos_token_id"]
     model.save_pretrained(folder, max_shard_size=shard)
+    edit_json(folder / "config.json", **(entries or {}))
     write_tokenizer(folder, settings["vocab_size"], template)
     return folder
 

@@ -25,13 +25,26 @@ from aerie.engine.weights import Weights, expected_shapes
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend
 
+
+def published(model_type, architecture):
+    return {"model_type": model_type, "architectures": [architecture], "mask_token_id": 255}
+
+
 FAMILY_ROWS = {
+    "a2d-qwen2": {"family": "Qwen2", "entries": published("a2d-qwen2", "A2DQwen2LMHeadModel")},
+    "a2d-qwen3": {"family": "Qwen3", "entries": published("a2d-qwen3", "A2DQwen3LMHeadModel")},
+    "Fast_dLLM_Qwen": {
+        "family": "Qwen2",
+        "entries": published("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"),
+    },
     "llama": {"family": "Llama"},
     "mistral": {"family": "Mistral", "sliding_window": 64},
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
+    "sdar": {"family": "Qwen3", "entries": published("sdar", "SDARForCausalLM")},
 }
-"""By model_type: how transformers' classes begin, and what this family's config has besides."""
+"""By model_type: how transformers' classes begin, and what this family's config has besides. entries: what
+config.json says of a model that comes with code of its own, whose layers are those of that class."""
 RULES = (
     {"rope_type": "default", "rope_theta": 1e6},
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
@@ -103,7 +116,9 @@ def test_random_shapes_on_the_virtual_npu(family, number, make_checkpoint, again
 def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
     import transformers
 
-    (tmp_path / "config.json").write_text(json.dumps({**MINIMAL, "model_type": family}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**MINIMAL, "model_type": family, **FAMILY_ROWS[family].get("entries", {})})
+    )
     ours = load_config(tmp_path)
     theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}Config")(**MINIMAL)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
@@ -228,11 +243,13 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("smollm3", "layers without RoPE"),
         ("ministral", "windows alternate"),
         ("gpt2", "LayerNorm, learned positions"),
+        ("llada", "fills the whole text in at once"),
+        ("sdar_moe", "mixture of experts"),
         ("arcee", ""),
     ],
 )
 def test_other_models_are_refused_with_the_reason_and_what_runs(model_type, reason, qwen):
-    *first, last = (family.architecture for family in FAMILIES.values())
+    *first, last = (family.name for family in FAMILIES.values())
     with pytest.raises(ConfigError) as caught:
         qwen(model_type)
     before, _, after = str(caught.value).partition("; only ")

@@ -1,0 +1,94 @@
+"""How a model of block diffusion fills in its text, read from its checkpoint.
+
+`config.json` says how many tokens a block has, under a name that differs from family to family, and may say
+the mask token. Where it does not, the tokenizer's files do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aerie.engine.errors import ConfigError
+from aerie.engine.facts import Entries, read_json
+from aerie.engine.family import BlockDiffusion, DiffusionEntries
+
+LARGEST_BLOCK = 64
+"""Tokens. A page of keys and values has as many positions, and no block lies in two (`pages.py`)."""
+
+
+def read_diffusion(config: Entries, family: DiffusionEntries | None) -> BlockDiffusion | None:
+    """What a config.json of such a family says of its blocks; None for one that has none.
+
+    Raises ConfigError for blocks that cannot be run, and where no file says what the mask token is.
+    """
+    if family is None:
+        return None
+    size = config.count(family.size_entry, default=family.size)
+    _check_size(config, family, size)
+    return BlockDiffusion(size, _mask_token_id(config, family), family.shifted, family.sub_block)
+
+
+def _check_size(config: Entries, family: DiffusionEntries, size: int) -> None:
+    """A block must lie within a page, and consist of whole parts."""
+    given = f"{config.path}: {family.size_entry} is {size}; "
+    if LARGEST_BLOCK % size:
+        raise ConfigError(
+            f"{given}a page of keys and values has {LARGEST_BLOCK} positions, and blocks must divide it: "
+            f"only 1, 2, 4, 8, 16, 32 and {LARGEST_BLOCK} tokens are supported"
+        )
+    if family.sub_block is not None and size % family.sub_block:
+        raise ConfigError(
+            f"{given}models of this family fill a block in parts of {family.sub_block} tokens, and only a "
+            "multiple of that is supported"
+        )
+
+
+def _mask_token_id(config: Entries, family: DiffusionEntries) -> int:
+    """The id of the mask token, as config.json has it or else the tokenizer."""
+    path, token = config.path, config.get("mask_token_id")
+    if token is None:
+        path, token = _of_tokenizer(config.path.parent, family.mask_token)
+    vocab_size = config.count("vocab_size")
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise ConfigError(
+            f"{path}: the mask token is {token!r}, which is not a token of the vocabulary of {vocab_size}; "
+            "no block can be filled without it: correct mask_token_id in config.json"
+        )
+    return token
+
+
+def _of_tokenizer(folder: Path, mask_token: str) -> tuple[Path, Any]:
+    """The file that says the id of the mask token, and the id. Which token that is a tokenizer may say
+    itself, or it is `mask_token`."""
+    own = _read(folder / "tokenizer_config.json").get("mask_token")
+    texts = [own.get("content") if isinstance(own, dict) else own, mask_token]
+    for text in filter(None, texts):
+        for path, tokens in _added_tokens(folder):
+            if text in tokens:
+                return path, tokens[text]
+    raise ConfigError(
+        f"{folder / 'config.json'}: there is no mask_token_id, and the tokenizer has no token "
+        f"{mask_token!r}; what stands where no token is chosen yet is not known: add mask_token_id"
+    )
+
+
+def _added_tokens(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files that list tokens added to the vocabulary, and the ids of these by their texts."""
+    settings = _read(folder / "tokenizer_config.json")
+    listed = settings.child("added_tokens_decoder").entries.items()
+    yield settings.path, {_text(token): int(number) for number, token in listed if number.isdigit()}
+    legacy = _read(folder / "added_tokens.json")
+    yield legacy.path, dict(legacy.entries)
+    whole = _read(folder / "tokenizer.json")
+    yield whole.path, {_text(token): token["id"] for token in whole.items("added_tokens") if "id" in token}
+
+
+def _text(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else ""
+
+
+def _read(path: Path) -> Entries:
+    """What a file of a tokenizer says; nothing where it is not there, as few tokenizers have all."""
+    return Entries(path, read_json(path) if path.is_file() else {})
