@@ -17,6 +17,7 @@ them:
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,6 +77,7 @@ class Sampler:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     _random: np.random.Generator = field(init=False, repr=False, compare=False)
+    _left_out: int | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         if wrong := next(self._out_of_range(), None):
@@ -113,6 +115,15 @@ class Sampler:
                 "name one of these"
             )
 
+    def without(self, token: int) -> Sampler:
+        """This sampler, but for one token, which it never gives: the other tokens share its probability.
+
+        Both draw from one random generator, so that `state` and `restore` of either are those of both.
+        """
+        other = copy.copy(self)
+        object.__setattr__(other, "_left_out", token)
+        return other
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
@@ -130,16 +141,21 @@ class Sampler:
         """The next token for logits of shape (vocab_size,), float32 or bf16, after a prompt and the tokens
         made so far.
 
-        Equal logits: the lowest id, when greedy. NotFiniteError where one is not finite.
+        Above temperature 0 one number is drawn from the random generator, at temperature 0 none. Equal
+        logits: the lowest id, when greedy. NotFiniteError where one is not finite.
         """
         if self.greedy and logits.dtype == bf16 and not self.changes_logits:
             token = _most_likely(logits.view(np.uint16))
-            if token is not None:
+            if token is not None and token != self._left_out:
                 return token
+        scores = self._changed(logits, prompt_ids, token_ids)
         if self.greedy:
-            return int(np.argmax(self._changed(logits, prompt_ids, token_ids)))
-        tokens, probabilities = self.distribution(logits, prompt_ids, token_ids)
-        return int(self._random.choice(tokens, p=probabilities))
+            return int(np.argmax(scores))
+        ranks, probabilities = self._kept(values := self._values(scores))
+        below = np.cumsum(probabilities)  # these three lines: Generator.choice, which would want all tokens
+        below /= below[-1]
+        rank = ranks[np.searchsorted(below, self._random.random(), side="right")]
+        return _token_of(rank, scores, values)
 
     def distribution(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
@@ -151,12 +167,27 @@ class Sampler:
         scores = self._changed(logits, prompt_ids, token_ids)
         if self.greedy:
             return np.array([np.argmax(scores)]), np.ones(1)
-        likely = _order(scores, self.top_k)
-        probabilities = _softmax(scores[likely].astype(np.float64) / self.temperature)
+        ranks, probabilities = self._kept(values := self._values(scores))
+        likely = np.flatnonzero(scores >= values[ranks[-1]])
+        return likely[np.argsort(-scores[likely], kind="stable")][ranks], probabilities
+
+    def _values(self, scores: F32Array) -> F32Array:
+        """The scores that top-k leaves, the largest first.
+
+        Values are sorted several times faster than tokens by their values, and do for all but the ids.
+        """
+        if 0 < self.top_k < len(scores):
+            scores = scores[scores >= np.partition(scores, -self.top_k)[-self.top_k]]
+        possible = len(scores) - (self._left_out is not None and scores.min() == -np.inf)
+        return np.ascontiguousarray(np.sort(scores)[::-1][:possible])
+
+    def _kept(self, values: F32Array) -> tuple[Tokens, F64Array]:
+        """Which of these, by their places, temperature, top-p and min-p leave, and their probabilities."""
+        probabilities = _softmax(values.astype(np.float64) / self.temperature)
         # A token stays while those before it have not yet reached top_p, so the first always stays.
         kept = np.cumsum(probabilities) - probabilities < self.top_p
         kept &= probabilities >= self.min_p * probabilities[0]
-        return likely[kept], _normalised(probabilities[kept])
+        return np.flatnonzero(kept), _normalised(probabilities[kept])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -183,9 +214,17 @@ class Sampler:
         scores: F32Array = widen(logits) if logits.dtype == bf16 else logits
         if not np.isfinite(scores).all():
             raise NotFiniteError
-        if not self.changes_logits:
+        if not self.changes_logits and self._left_out is None:
             return scores
         scores = scores.copy()
+        if self.changes_logits:
+            self._penalise(scores, prompt_ids, token_ids)
+        if self._left_out is not None:
+            scores[self._left_out] = -np.inf
+        return scores
+
+    def _penalise(self, scores: F32Array, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Bias and penalties, in place."""
         for token, bias in self.logit_bias.items():
             scores[token] += np.float32(bias)
         if self.repetition_penalty != 1:
@@ -194,15 +233,12 @@ class Sampler:
         made, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
         scores[made] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)
         scores[made] -= np.float32(self.presence_penalty)
-        return scores
 
 
-def _order(scores: F32Array, top_k: int) -> Tokens:
-    """Tokens, the likeliest first, equal ones by their ids: all, or the k likeliest and those as likely."""
-    if not 0 < top_k < len(scores):
-        return np.argsort(-scores, kind="stable")
-    likely = np.flatnonzero(scores >= np.partition(scores, -top_k)[-top_k])
-    return likely[np.argsort(-scores[likely], kind="stable")]
+def _token_of(rank: int, scores: F32Array, values: F32Array) -> int:
+    """The token whose score is `values[rank]`, the scores in order: of equal ones the lower id is first."""
+    equal = np.flatnonzero(scores == values[rank])
+    return int(equal[rank - np.flatnonzero(values == values[rank])[0]])
 
 
 def _most_likely(bits: NDArray[np.uint16]) -> int | None:

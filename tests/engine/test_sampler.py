@@ -253,3 +253,63 @@ def test_bias_of_a_token_that_the_model_does_not_have(token):
     Sampler(logit_bias={0: 1, 5: 1}).check_vocabulary(6)
     with pytest.raises(UserError, match=f"logit-bias names token {token}, .* has 0 to 5; name one of these"):
         Sampler(logit_bias={token: 1}).check_vocabulary(6)
+
+
+def by_sorted_tokens(sampler, logits, random):
+    """What a Sampler gives, with all tokens sorted by their logits, and its draw by Generator.choice."""
+    order = np.argsort(-logits, kind="stable")
+    if 0 < sampler.top_k < len(logits):
+        order = order[logits[order] >= logits[order[sampler.top_k - 1]]]
+    wide = logits[order].astype(np.float64) / sampler.temperature
+    shares = np.exp(wide - wide.max())
+    shares /= shares.sum()
+    kept = (np.cumsum(shares) - shares < sampler.top_p) & (shares >= sampler.min_p * shares[0])
+    shares = shares[kept] / shares[kept].sum()
+    return order[kept], shares, random.choice(order[kept], p=shares)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sorted_values_give_what_sorted_tokens_do(seed):
+    """To the bit, for logits of which many are equal too."""
+    random = np.random.default_rng(seed)
+    for number in range(300):
+        logits = (random.normal(size=random.integers(1, 3000)) * 4).astype(np.float32)
+        logits = np.round(logits * 4) / 4 if number % 2 else logits
+        settings = {
+            "temperature": float(random.uniform(0.3, 2)),
+            "top_k": int(random.choice([0, 0, 20, 400])),
+            "top_p": float(random.choice([1.0, random.uniform(0.05, 1)])),
+            "min_p": float(random.choice([0.0, 0.0, 0.01])),
+        }
+        sampler = Sampler(**settings, seed=number)
+        tokens, shares, drawn = by_sorted_tokens(sampler, logits, np.random.default_rng(number))
+        found = sampler.distribution(logits)
+        np.testing.assert_array_equal(found[0], tokens)
+        np.testing.assert_array_equal(found[1], shares)
+        assert sampler(logits) == drawn
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bf16])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_k": 6}, {"top_p": 0.9}, {"presence_penalty": 1}])
+def test_a_token_that_is_left_out(filters, dtype):
+    logits, settings = LOGITS.astype(dtype), {"temperature": 2.0, "seed": 1, **filters}
+    sampler = Sampler(**settings)
+    without = sampler.without(1)
+    tokens, shares = without.distribution(logits)
+    others = [0, 2, 3, 4, 5]
+    expected, its = Sampler(**settings).distribution(logits[others])
+    assert [others[token] for token in expected] == list(tokens)
+    np.testing.assert_array_equal(shares, its)
+    assert 1 not in seen(without, logits)
+    assert 1 in seen(sampler, logits)
+    assert Sampler().without(1)(logits) == 3
+    assert Sampler().without(0)(logits) == 1
+
+
+def test_a_sampler_without_a_token_shares_the_generator():
+    sampler, same = Sampler(temperature=2.0, seed=7), Sampler(temperature=2.0, seed=7)
+    without = sampler.without(0)
+    assert [without(LOGITS) for _ in range(3)] == [same.without(0)(LOGITS) for _ in range(3)]
+    assert without.state() == sampler.state() == same.state()
+    assert without.settings == sampler.settings
+    assert without != sampler
