@@ -30,6 +30,7 @@ COMMANDS: Final = (
     Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them."),
     Command("mlir", "llama32_1b", "Write every kernel and every program as MLIR text."),
     Command("cache", "llama32_1b", "Show what is kept where, or clear it."),
+    Command("serve", "serve", "Serve a model over HTTP, with OpenAI's API and a web page."),
     Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),
     Command("diagnosis", "verify", "Name the first step that is not what transformers computes."),
     Command("doctor", "board", "Check every layer between Python and the NPU."),

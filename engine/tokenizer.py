@@ -60,6 +60,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._inner.chat_template is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's, in jinja; None where it has none, or several."""
+        template = self._inner.chat_template
+        return template if isinstance(template, str) else None
+
     @cached_property
     def _control(self) -> ControlTokens:
         if backend := getattr(self._inner, "backend_tokenizer", None):
@@ -99,6 +105,10 @@ class Tokenizer:
             return ids
         hidden = [{**message, "content": self._control.hide(message["content"])} for message in messages]
         return self._control.encode_rendered(self._render(hidden))
+
+    def chat_text(self, messages: Sequence[Message]) -> str:
+        """A conversation as its template writes it, up to where the assistant answers. Raises as encode_chat."""
+        return self._render(messages) if self.has_chat_template else without_template(messages)
 
     def _render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError

@@ -1,0 +1,165 @@
+"""One answer while it is made: from tokens to pieces of text, up to where a stop ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from aerie.engine.generate import FinishReason
+from aerie.engine.logits import log_softmax
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Request
+from aerie.engine.stopping import StopStrings
+from aerie.engine.tokenizer import Tokenizer
+from aerie.serve.errors import ApiError, of_engine
+
+STOP, LENGTH = "stop", "length"
+ENDINGS: Mapping[FinishReason, str] = {
+    FinishReason.STOP: STOP,
+    FinishReason.LENGTH: LENGTH,
+    FinishReason.CONTEXT: LENGTH,
+}
+
+
+class Mark(NamedTuple):
+    """A token, its text, the natural logarithm of what the logits gave it, and the likeliest ones beside it,
+    each with its text and the same."""
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...]
+
+
+class Ending(NamedTuple):
+    """How an answer ended. Counts are in tokens; `stop` is the string or the id of `stop` that ended it."""
+
+    reason: str
+    prompt: int
+    made: int
+    cached: int
+    stop: str | int | None = None
+    error: ApiError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What has come of choice `index`: text, how likely its tokens were where that was asked for, and how it
+    ended, once it has."""
+
+    index: int
+    text: str = ""
+    marks: tuple[Mark, ...] = ()
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
+    the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampler: Sampler
+    stop_strings: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    marks: int | None = None
+    time_limit_s: float = float("inf")
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Recorder(Sampler):
+    """A Sampler that notes what logits give each token that it draws, before any of its settings."""
+
+    top: int = 0
+    noted: dict[int, tuple[float, list[tuple[int, float]]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __call__(
+        self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
+    ) -> int:
+        token = super().__call__(logits, prompt_ids, token_ids)
+        self.noted[len(token_ids)] = likeliest(logits, token, self.top)
+        return token
+
+
+def likeliest(logits: F32Array | BF16Array, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+    """The logarithm of what logits, (vocab_size,), give a token, and those of the `top` likeliest; equal ones
+    by their ids."""
+    logs = log_softmax(np.asarray(logits, np.float32))
+    order = np.argsort(-logs, kind="stable")[:top]
+    return float(logs[token]), [(int(each), float(logs[each])) for each in order]
+
+
+class Answer:
+    """Turns the tokens of a request into pieces. It ends the request where a stop is found, or time is up."""
+
+    def __init__(
+        self, ask: Ask, request: Request, sampler: Sampler, tokenizer: Tokenizer, eos: Collection[int]
+    ) -> None:
+        self.request, self._ask, self._sampler, self._eos = request, ask, sampler, eos
+        self._tokenizer, self._stream = tokenizer, tokenizer.stream()
+        self._stops = StopStrings(ask.stop_strings)
+        self._told = 0
+        self._stopped_by: str | int | None = None
+
+    def piece(self) -> Piece | None:
+        """What has come since the last, if anything has; with its ending where it is over."""
+        text, marks = "", list[Mark]()
+        while self._told < len(self.request.token_ids) and self._stopped_by is None:
+            token = self.request.token_ids[self._told]
+            self._told += 1
+            text += self._fed(token, marks)
+        if self._stopped_by is None and not self.request.is_over:
+            return Piece(self._ask.index, text, tuple(marks)) if text or marks else None
+        self.request.stop()
+        if self._stopped_by is None:
+            text += self._stops.feed(self._stream.flush()) + self._stops.flush()
+        return Piece(self._ask.index, text, tuple(marks), self._ending())
+
+    def cut(self, error: ApiError | None = None) -> Piece:
+        """End it where it is: with this error, or because its time is up."""
+        self.request.stop()
+        rest = self._stops.feed(self._stream.flush()) + self._stops.flush()
+        if error is None and not self._told:
+            error = ApiError(
+                503,
+                f"no token came within the {self._ask.time_limit_s:g} s that a request has",
+                code="time_limit",
+            )
+        return Piece(self._ask.index, rest, (), self._ended(LENGTH, error))
+
+    def _fed(self, token: int, marks: list[Mark]) -> str:
+        """The text that is sure with this token."""
+        if token in self._eos:
+            return ""
+        if token in self._ask.stop_ids:
+            self._stopped_by = token
+            return self._stops.feed(self._stream.flush()) + self._stops.flush()
+        if isinstance(self._sampler, Recorder):
+            marks.append(mark_of(self._tokenizer, token, *self._sampler.noted.pop(self._told - 1)))
+        text = self._stops.feed(self._stream.feed(token))
+        self._stopped_by = self._stops.found
+        return text
+
+    def _ending(self) -> Ending:
+        if error := self.request.error:
+            return self._ended("error", of_engine(error))
+        reason = self.request.finish_reason
+        return self._ended(STOP if self._stopped_by is not None or reason is None else ENDINGS[reason])
+
+    def _ended(self, reason: str, error: ApiError | None = None) -> Ending:
+        made = self.request
+        return Ending(reason, len(made.prompt), self._told, made.cached_tokens, self._stopped_by, error)
+
+
+def mark_of(tokenizer: Tokenizer, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> Mark:
+    """With the texts of the tokens."""
+    others = tuple((each, tokenizer.decode([each]), log) for each, log in top)
+    return Mark(token, tokenizer.decode([token]), logprob, others)

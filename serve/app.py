@@ -1,0 +1,217 @@
+"""The addresses of the server, and what each does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.tokenizer import Tokenizer
+from aerie.serve.asking import Asking, unless_gone
+from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
+from aerie.serve.events import DONE, HEARTBEAT, EventStream, event
+from aerie.serve.fields import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from aerie.serve.forms import ChatForm, CompletionForm, Form
+from aerie.serve.guards import Guard
+from aerie.serve.service import Service
+
+NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+"""FastAPI's pages of its own fetch scripts from elsewhere."""
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The server, as ASGI. The model is loaded from its startup on, and closed at its shutdown."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.begin()
+        yield
+        await service.end()
+
+    app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
+    _add_errors(app)
+    _add_state(app, service)
+    _add_texts(app, service)
+    _add_answers(app, service)
+    guarded: ASGIApp = Guard(app, service, _paths(app))
+    if origins := service.limits.origins:
+        headers = ["Authorization", "Content-Type", "X-Api-Key"]
+        guarded = CORSMiddleware(guarded, origins, allow_methods=["GET", "POST"], allow_headers=headers)
+    return guarded
+
+
+def _paths(app: FastAPI) -> set[str]:
+    return {path for route in app.routes if (path := getattr(route, "path", None))}
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        path = request.url.path
+        if isinstance(error, RequestValidationError):
+            return answer_of(of_validation(error.errors()), path)
+        return answer_of(of_http(error, path) if isinstance(error, HTTPException) else internal(), path)
+
+    for kind in (RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, refused)
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    """What there is, and how it is."""
+
+    @app.get("/health")
+    async def health() -> Mapping[str, Any]:
+        service.ready()
+        return {"status": "ok", "running": service.worker.running, "waiting": service.worker.waiting}
+
+    @app.get("/v1/models")
+    async def models() -> Mapping[str, Any]:
+        return {"object": "list", "data": [_model(service)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Mapping[str, Any]:
+        if name != service.name:
+            service.opened(name)
+        return _model(service)
+
+    @app.get("/props")
+    async def props() -> Mapping[str, Any]:
+        opened = service.ready()
+        return {
+            "model_alias": service.name,
+            "backend": opened.session.backend,
+            "total_slots": MOST_ANSWERS,
+            "default_generation_settings": {"n_ctx": opened.session.model.positions},
+            "chat_template": opened.tokenizer.chat_template,
+            "build_info": "aerie",
+        }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    opened = service.worker.opened
+    context = {"max_model_len": opened.session.model.positions} if opened else {}
+    return {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie", **context}
+
+
+def _add_texts(app: FastAPI, service: Service) -> None:
+    """Between text and tokens."""
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Mapping[str, Any]:
+        opened = service.opened(body.model)
+        ids = await service.encoded(partial(_tokenized, body))
+        tokens: list[Any] = list(ids)
+        if body.with_pieces:
+            tokens = [{"id": each, "piece": opened.tokenizer.decode([each])} for each in ids]
+        return {"tokens": tokens, "count": len(ids), "max_model_len": opened.session.model.positions}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Mapping[str, Any]:
+        size = service.opened(body.model).session.model.config.vocab_size
+        if wrong := [each for each in body.tokens if each >= size]:
+            raise ApiError(
+                400, f"tokens has {wrong[0]}; the vocabulary has 0 to {size - 1}", "tokens", "invalid_value"
+            )
+        text = await service.encoded(lambda tokenizer: tokenizer.decode(body.tokens))
+        return {"content": text, "prompt": text}
+
+    @app.post("/apply-template")
+    async def apply_template(body: TemplateRequest) -> Mapping[str, Any]:
+        service.opened(body.model)
+        messages = [message.as_message for message in body.messages]
+        return {"prompt": await service.encoded(lambda tokenizer: tokenizer.chat_text(messages))}
+
+
+def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+    if body.messages is not None:
+        return tokenizer.encode_chat([message.as_message for message in body.messages])
+    special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    return tokenizer.encode((body.content if body.prompt is None else body.prompt) or "", special=special)
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        opened = service.opened(body.model)
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
+        asks = service.asks(opened, body, [ids], body.most)
+        asking = service.asking(asks, request.state.line)
+        form = ChatForm(service.name, body.choices, body.wants_usage, body.top is not None)
+        return await _answered(service, request, asking, form, body.stream)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        opened = service.opened(body.model)
+        prompts = [
+            prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt))
+            for prompt in body.prompts
+        ]
+        asks = service.asks(opened, body, prompts, body.most)
+        asking = service.asking(asks, request.state.line)
+        form = CompletionForm(service.name, body.choices, body.wants_usage, body.top is not None, [])
+        return await _answered(service, request, asking, form, body.stream)
+
+
+def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(text)
+
+
+async def _answered(
+    service: Service, request: Request, asking: Asking, form: Form, streams: bool
+) -> Response:
+    """The response, whole or as a stream. An error that is there before the first piece has its status."""
+    try:
+        if not streams:
+            made = form.whole(await unless_gone(request.receive, asking.wholes()))
+            asking.close()
+            return json_of(made)
+        first = await unless_gone(request.receive, asking.next())
+        if first and first.ending and first.ending.error:
+            raise first.ending.error
+    except BaseException:
+        asking.close()
+        raise
+
+    async def events() -> AsyncIterator[bytes]:
+        for made in form.events(first) if first else ():
+            yield event(made)
+        async for piece in asking.pieces():
+            if piece is None:
+                yield HEARTBEAT
+                continue
+            if piece.ending and piece.ending.error:
+                yield event(piece.ending.error.body)
+                return
+            for made in form.events(piece):
+                yield event(made)
+        for made in form.last(asking.endings):
+            yield event(made)
+        yield DONE
+
+    return EventStream(events(), service.limits.send_s, asking.close)
+
+
+def json_of(made: BaseModel) -> Response:
+    """With what was set of it."""
+    return Response(made.model_dump_json(exclude_unset=True), media_type="application/json")

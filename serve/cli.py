@@ -1,0 +1,242 @@
+"""The command `aerie serve`: what may be asked for, and the server's life from its start to its end."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from aerie.engine.blocks import ROWS
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import UserError
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
+from aerie.engine.tokenizer import load_tokenizer, note_missing_template
+from aerie.llama32_1b.cli import Parser, add_commands, real_number, run_command, whole_number
+from aerie.llama32_1b.find import DEMO, find_checkpoint
+from aerie.runtime import select_backend
+from aerie.serve.app import make_app
+from aerie.serve.service import Limits, Service
+from aerie.serve.worker import Opened
+from aerie.virtual_npu import folders
+
+KEY = "AERIE_API_KEY"
+"""The environment variable with the API key, which a list of processes does not show."""
+HEADER_BYTES = 32 * 2**10
+INTERRUPTED = 130
+STANDARD = Limits()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which at the first SIGTERM or Ctrl-C has answers under way finish."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service, self.signal = service, 0
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {each: signal.signal(each, self._told) for each in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self.handle_exit(number, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if self.should_exit:
+            self._service.drain()
+        if self._service.worker.over.is_set():
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def open_model(model: str, options: RuntimeOptions, report: Reporter) -> Opened:
+    """A model with a scheduler of the family `rows`. Raises AerieError."""
+    folder = find_checkpoint(model)
+    checkpoint = open_checkpoint(folder)
+    note_missing_template(checkpoint.tokenizer, report.note)
+    session = prepare_runtime(checkpoint, options, report)
+    return Opened(session, session.scheduler_in(ROWS), load_tokenizer(folder))
+
+
+def make_server(service: Service) -> Server:
+    """Ready to `run` with a socket that listens."""
+    config = uvicorn.Config(
+        make_app(service),
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_graceful_shutdown=round(service.limits.drain_s + 2),
+    )
+    return Server(config, service)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve a model over HTTP, with OpenAI's API and a web page."""
+    limits, report = _limits(arguments), Reporter()
+    backend = select_backend(arguments.backend, arguments.numerics)
+    options = RuntimeOptions(
+        None,
+        backend,
+        arguments.cache_dir or folders.programs(),
+        variants=arguments.variants,
+        decode=ROWS,
+        kv_pool=arguments.kv_pool,
+    )
+    _log()
+    listening = _listen(arguments.host, arguments.port)
+    name = arguments.name or _name_of(arguments.model)
+    service = Service(name, partial(open_model, arguments.model, options, report), limits)
+    server = make_server(service)
+    report.note(f"{name} at {_address(listening)}; Ctrl-C ends")
+    server.run(sockets=[listening])
+    if error := service.worker.error:
+        raise error
+    return INTERRUPTED if server.signal == signal.SIGINT else 0
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    """UserError where others could ask without a key."""
+    key, is_local = arguments.api_key or os.environ.get(KEY) or None, _is_local(arguments.host)
+    if not is_local and key is None:
+        raise UserError(
+            f"--host {arguments.host} lets other machines ask, and there is no API key; give --api-key, "
+            f"or set {KEY}, or listen on 127.0.0.1"
+        )
+    return Limits(
+        arguments.queue,
+        arguments.time_limit,
+        arguments.drain,
+        body_bytes=arguments.max_body,
+        api_key=key,
+        origins=tuple(arguments.cors_origin),
+        is_local=is_local,
+    )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket there. UserError where that cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen on {host} port {port} ({reason}); give another --host or --port"
+        ) from None
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _name_of(model: str) -> str:
+    """A folder's own name: where it lies is nobody's business."""
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
+
+
+def _log() -> None:
+    """What is logged goes where notes go, with its time."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for name, level in (("aerie.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default=DEMO,
+        help="as for `aerie run`: demo, a folder, or a Hugging Face id (default: %(default)s)",
+    )
+    parser.add_argument("--name", help="what clients call the model (default: the folder's name, or the id)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=whole_number(0), default=8000, help="0: any that is free (default: %(default)s)"
+    )
+    parser.add_argument("--api-key", help=f"what clients have to send (default: {KEY}, else none is wanted)")
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this site may ask; several times",
+    )
+    _add_limits(parser)
+    _add_runtime(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--queue",
+        type=whole_number(0),
+        default=STANDARD.queue,
+        help="answers that may wait beside 32 under way; more are told to come again (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("--time-limit", STANDARD.time_limit_s, "seconds that a request has"),
+        ("--drain", STANDARD.drain_s, "seconds that answers have when the server is told to stop"),
+    ):
+        parser.add_argument(name, type=real_number, default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument(
+        "--max-body",
+        type=whole_number(1),
+        default=STANDARD.body_bytes,
+        help="bytes of a request's body, at most (default: %(default)s)",
+    )
+
+
+def _add_runtime(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", default="auto", help="auto, virtual or npu (default: %(default)s)")
+    parser.add_argument("--numerics", help="of the virtual NPU: exact or bfp16 (default: exact)")
+    parser.add_argument("--variants", help="as for `aerie run` (default: a set for the model's size)")
+    parser.add_argument(
+        "--kv-pool",
+        type=whole_number(1),
+        help="positions of which keys and values are kept (default: what a quarter of the memory holds)",
+    )
+    parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="aerie", description="A model as a service.")
+    add_commands(parser, ("serve", serve, [add_serve]))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    return run_command(build_parser(), argv)

@@ -1,0 +1,311 @@
+"""The fields of requests, with the names that OpenAI's API has for them, and some of vLLM's and llama.cpp's.
+
+A field that is not here is refused, as OpenAI's API does it: a setting that is passed over in silence is
+taken to work. What changes no answer (`user`, `metadata`, ...) is taken; what is not built is refused by its
+name unless it asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from aerie.engine.sampler import Sampling
+from aerie.engine.scheduler import MOST_ANSWERS
+
+MOST_STOPS, MOST_TOP = 16, 20
+"""Strings and ids of `stop`, and tokens of top_logprobs."""
+NO_TOOLS = "tools are not built"
+
+
+def _text(text: str) -> str:
+    """Refuses halves of characters, which JSON can write and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate); send valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_text)]
+StopText = Annotated[str, Field(min_length=1), AfterValidator(_text)]
+
+
+class Fields(BaseModel):
+    """unbuilt: fields that are not built, each with the values that ask for nothing, and why not."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    unbuilt: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_built(cls, given: Any, field: ValidationInfo) -> Any:
+        values, why = cls.unbuilt.get(field.field_name or "", ((), ""))
+        if why and given is not None and given not in values:
+            raise ValueError(f"{why}; leave it out")
+        return given
+
+
+class TextPart(Fields):
+    """A part of a message; other kinds, such as images, are not taken."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+Content = Text | list[TextPart]
+
+
+def text_of(content: Text | list[TextPart] | None) -> str:
+    """Of a message: its parts, one after the other."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class ChatMessage(Fields):
+    """`developer` is `system`. name: taken, and told to no template."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+    unbuilt = {"tool_calls": ([[]], NO_TOOLS), "function_call": ((), NO_TOOLS)}
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} has a content; give a text")
+        return self
+
+    @property
+    def as_message(self) -> dict[str, str]:
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text_of(self.content)}
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class Harmless(Fields):
+    """What changes no answer here, and is taken so that clients that send it are served."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    cache_prompt: bool | None = None
+
+
+class Settings(Harmless):
+    """How tokens are drawn and where answers end. Ranges are the engine's Sampler's."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for stream=true; leave it out, or set stream")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is not told in a stream; leave stream out")
+        wrong = [each for each in self.logit_bias or () if not each.isdecimal()]
+        if wrong:
+            raise ValueError(f"logit_bias names {wrong[0]!r}; name a token by its id, a whole number")
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens are told of each; None: nothing of that."""
+        return None
+
+    def sampling(self, choice: int) -> Sampling:
+        """A Sampler's settings. The temperature is 1 where none is given, as in OpenAI's API; a seed is
+        that of the first choice, and the next ones have the next ones."""
+        made: Sampling = {"temperature": 1.0}
+        names = ("temperature", "top_p", "top_k", "min_p")
+        penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+        given = {name: getattr(self, name) for name in (*names, *penalties)}
+        made.update({name: each for name, each in given.items() if each is not None})  # type: ignore[typeddict-item]
+        if self.seed is not None:
+            made["seed"] = self.seed + choice if self.seed >= 0 else self.seed
+        if self.logit_bias:
+            made["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        return made
+
+
+class ChatRequest(Settings):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    parallel_tool_calls: bool | None = None
+    tools: Any = None
+    functions: Any = None
+    tool_choice: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    unbuilt = {
+        "tools": ([[]], NO_TOOLS),
+        "functions": ([[]], NO_TOOLS),
+        "tool_choice": (["none", "auto"], NO_TOOLS),
+        "function_call": (["none", "auto"], NO_TOOLS),
+        "response_format": ([{"type": "text"}], "JSON and its schemas are not built"),
+        "modalities": ([["text"]], "answers are text"),
+        "audio": ((), "answers are text"),
+        "prediction": ((), "predictions are not built"),
+        "reasoning_effort": (["none"], "no model here is told how much to reason"),
+        "verbosity": (["medium"], "no model here is told how much to say"),
+    }
+
+    @model_validator(mode="after")
+    def _asks_for_marks(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is for logprobs=true; set it, or leave top_logprobs out")
+        return self
+
+    @property
+    def most(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        return [message.as_message for message in self.messages]
+
+
+Tokens = Annotated[list[int], Field(min_length=1)]
+COMPLETION_TOKENS = 16
+"""At most, where a completion does not say: OpenAI's default."""
+
+
+class CompletionRequest(Settings):
+    """POST /v1/completions. prompt: a text, token ids, or several of either."""
+
+    prompt: (
+        Text
+        | Tokens
+        | Annotated[list[Text], Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1)]
+    )
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    best_of: int | None = None
+    suffix: Any = None
+    unbuilt = {"suffix": ([""], "no model here is told what follows")}
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.best_of not in (None, self.choices):
+            raise ValueError(
+                f"best_of is {self.best_of} and n {self.choices}; answers are not ranked: leave it out"
+            )
+        if len(self.prompts) * self.choices > MOST_ANSWERS:
+            raise ValueError(
+                f"{len(self.prompts)} prompts with n {self.choices} are more than {MOST_ANSWERS} answers; "
+                "send several requests"
+            )
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        whole = [one for one in self.prompt if isinstance(one, int)]
+        return [whole] if whole else [one for one in self.prompt if not isinstance(one, int)]
+
+    @property
+    def most(self) -> int | None:
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize: one of content (llama.cpp's name), prompt and messages (vLLM's)."""
+
+    model: str | None = None
+    content: Text | None = None
+    prompt: Text | None = None
+    messages: list[ChatMessage] | None = None
+    add_special: bool = False
+    add_special_tokens: bool | None = None
+    with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if sum(each is not None for each in (self.content, self.prompt, self.messages)) != 1:
+            raise ValueError("give one of content, prompt and messages")
+        return self
+
+
+class DetokenizeRequest(Fields):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class TemplateRequest(Fields):
+    """POST /apply-template."""
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]

@@ -1,0 +1,136 @@
+"""What stands before every request: who may ask, how large a body may be, and a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aerie.serve.asking import GONE
+from aerie.serve.errors import ApiError, answer_of
+from aerie.serve.metrics import Line
+from aerie.serve.service import Service
+
+LOG = logging.getLogger("aerie.serve")
+OPEN = ("/", "/health")
+"""What needs no key: a page without any data, and whether the server is up."""
+QUIET = ("/health", "/metrics")
+"""What is asked again and again by machines, and stays out of the log."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Guard:
+    """ASGI around the app. paths: the addresses that there are, for the counts."""
+
+    def __init__(self, app: ASGIApp, service: Service, paths: Collection[str]) -> None:
+        self._app, self._service, self._paths = app, service, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        client = (scope.get("client") or ("-",))[0]
+        line = Line(scope["method"], scope["path"], client)
+        scope.setdefault("state", {})["line"] = line
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                line.status = message["status"]
+            await send(message)
+
+        try:
+            self._check(scope["path"], scope["method"], Headers(scope=scope))
+            body = await self._body(receive, Headers(scope=scope))
+            await self._app(scope, _replayed(body, receive), noting)
+        except ApiError as error:
+            await answer_of(error, scope["path"])(scope, receive, noting)
+        finally:
+            line.status = line.status or GONE
+            self._service.metrics.count(line, line.path in self._paths)
+            LOG.log(logging.DEBUG if line.path in QUIET else logging.INFO, "%s", line)
+
+    def _check(self, path: str, method: str, headers: Headers) -> None:
+        """ApiError for who may not ask."""
+        self._check_origin(headers)
+        if self._service.limits.api_key is not None and path not in OPEN:
+            self._check_key(headers)
+        kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if method == "POST" and kind != "application/json":
+            raise ApiError(415, f"Content-Type is {kind[:80]!r}; send application/json")
+
+    def _check_key(self, headers: Headers) -> None:
+        """Takes as long for every key that is wrong."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not hmac.compare_digest(key.encode(), (self._service.limits.api_key or "").encode()):
+            what = "the API key is wrong" if key else "there is no API key"
+            raise ApiError(
+                401, f"{what}; send the server's as 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+
+    def _check_origin(self, headers: Headers) -> None:
+        """A page of another site may not have its visitor's browser ask a server on their machine: neither by
+        its own name, nor by one of its own that it makes the machine's (DNS rebinding)."""
+        limits, host = self._service.limits, headers.get("host", "")
+        if limits.is_local and limits.api_key is None and _name(host) not in LOCAL:
+            raise ApiError(
+                403,
+                f"Host is {host[:80]!r}, and this server answers to {', '.join(LOCAL)} without an API key",
+            )
+        origin = headers.get("origin")
+        if origin and origin not in limits.origins and urlsplit(origin).netloc != host:
+            raise ApiError(
+                403, f"pages of {origin[:80]!r} may not ask; start with --cors-origin {origin[:80]}"
+            )
+
+    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+        """The whole body. ApiError where it is too large, or does not come."""
+        most, parts, size = self._service.limits.body_bytes, list[bytes](), 0
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > most:
+            raise _too_large(int(length), most)
+        try:
+            async with asyncio.timeout(self._service.limits.body_s):
+                while True:
+                    message = await receive()
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise _too_large(size, most)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            limit = self._service.limits.body_s
+            raise ApiError(408, f"the body was not there after {limit:g} s; send it again") from None
+
+
+def _too_large(size: int, most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has {size} bytes or more, and {most} is the limit; send less, or raise --max-body",
+        code="too_large",
+    )
+
+
+def _name(host: str) -> str:
+    """Of a Host header, without its port."""
+    return (urlsplit(f"//{host}").hostname or "") if host.count("[") == host.count("]") else ""
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives this body first."""
+    is_given = False
+
+    async def replayed() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

@@ -1,0 +1,91 @@
+"""What /metrics tells, in the text format of Prometheus, and the line in the log that each request leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+LONGEST_PATH = 80
+
+
+@dataclass
+class Line:
+    """What is known of a request for the log and the counts, and no word of its text. Counts: of tokens."""
+
+    method: str
+    path: str
+    client: str
+    began_s: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    """0 until a response began: the client went away before."""
+    model: str = ""
+    prompt: int = 0
+    made: int = 0
+    cached: int = 0
+    first_s: float | None = None
+    endings: list[str] = field(default_factory=list)
+
+    def first_token(self) -> None:
+        """A token has come; the first counts."""
+        if self.first_s is None:
+            self.first_s = time.perf_counter() - self.began_s
+
+    def __str__(self) -> str:
+        path = quote(self.path[:LONGEST_PATH], safe="/-_.~")
+        told = f"{self.client} {self.method} {path} {self.status} {time.perf_counter() - self.began_s:.3f} s"
+        if self.model:
+            told += f" model={quote(self.model)} prompt={self.prompt} cached={self.cached} made={self.made}"
+            told += f" ended={','.join(self.endings) or 'cancelled'}"
+        return told
+
+
+class Metrics:
+    """Counts since the start. running, waiting: how many answers are, asked when they are told."""
+
+    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "aerie_requests", "Requests, by address and status", ["path", "status"], registry=registry
+        )
+        self._tokens = Counter(
+            "aerie_tokens",
+            "Tokens of prompts, of these found in the pool, and made",
+            ["kind"],
+            registry=registry,
+        )
+        self._first = Histogram(
+            "aerie_time_to_first_token_seconds",
+            "From a request to its first token",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._whole = Histogram(
+            "aerie_request_seconds",
+            "From a request to the end of its response",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.mean_s = 0.0
+        """Of the last answered requests, the last counting most."""
+        Gauge("aerie_running", "Answers under way", registry=registry).set_function(running)
+        Gauge("aerie_waiting", "Answers that wait for their turn", registry=registry).set_function(waiting)
+
+    def count(self, line: Line, known: bool) -> None:
+        """A request is over. Addresses that there are not are counted as one."""
+        self._requests.labels(line.path if known else "other", str(line.status)).inc()
+        for kind, tokens in (("prompt", line.prompt), ("cached", line.cached), ("made", line.made)):
+            self._tokens.labels(kind).inc(tokens)
+        if line.first_s is not None:
+            self._first.observe(line.first_s)
+        spent_s = time.perf_counter() - line.began_s
+        self._whole.observe(spent_s)
+        if line.made:
+            self.mean_s += (spent_s - self.mean_s) / 8
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

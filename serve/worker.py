@@ -1,0 +1,251 @@
+"""The thread that owns the model: it takes what is asked for from a queue, and steps while there is work.
+
+All that comes from outside is a function in its inbox, which runs between two steps. What answers give is
+told to the event loop after each step, all pieces at once. An exception in a step ends the answers that were
+in it, with an error each, and neither those that wait nor the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from aerie.engine.errors import UserError
+from aerie.engine.generate import check_asked
+from aerie.engine.pages import PAGE, PoolFullError
+from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.session import Session
+from aerie.engine.tokenizer import Tokenizer
+from aerie.serve.answer import Answer, Ask, Ending, Piece, Recorder
+from aerie.serve.errors import ApiError, internal, of_engine
+
+LOG = logging.getLogger("aerie.serve")
+Made = TypeVar("Made")
+Told = Callable[[Piece], None]
+"""Called on the event loop with what has come."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that is ready. tokenizer: one for prompts, apart from the session's, which is the thread's."""
+
+    session: Session
+    scheduler: Scheduler
+    tokenizer: Tokenizer
+
+    def check(self, ask: Ask) -> None:
+        """PromptError and UserError for what cannot be run at all. From any thread."""
+        check_asked(self.session.model, ask.prompt, ask.max_tokens, ask.sampler)
+        pages, needed = self.scheduler.pool.manager.pages, -(-(len(ask.prompt) + 1) // PAGE)
+        if needed > pages:
+            raise PoolFullError(needed, pages, pages)
+
+
+class Job:
+    """An answer on its way. Its `told` is not called any more once it is cancelled."""
+
+    def __init__(self, ask: Ask, told: Told) -> None:
+        self.ask, self.told = ask, told
+        self.came_s = time.monotonic()
+        self.is_cancelled = False
+        self.answer: Answer | None = None
+        """None while it waits."""
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self.came_s > self.ask.time_limit_s
+
+
+class Worker:
+    """See the module. `open_model` is called in the thread, and may take long; `on_end` when the thread ends,
+    by `stop` or since the model cannot be opened: `error` says why, then."""
+
+    def __init__(self, open_model: Callable[[], Opened]) -> None:
+        self.opened: Opened | None = None
+        self.error: BaseException | None = None
+        self._open, self._loop = open_model, asyncio.get_running_loop()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._is_ended = False
+        self.over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Answers that the scheduler has."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that it was not given yet."""
+        return len(self._waiting)
+
+    def put(self, job: Job) -> None:
+        """Have it answered when its turn comes. From the event loop, as all that is public here."""
+        self._inbox.put(partial(self._waiting.append, job))
+
+    def cancel(self, job: Job) -> None:
+        """Forget it, before the next step."""
+        job.is_cancelled = True
+        self._inbox.put(_nothing)
+
+    def end_all(self, error: ApiError) -> None:
+        """End all that is asked for, with an error each."""
+        self._inbox.put(partial(self._end_each, error))
+
+    async def call(self, function: Callable[[Opened], Made]) -> Made:
+        """What a function makes of the model, between two steps. Raises what it raises."""
+        made: asyncio.Future[Made] = self._loop.create_future()
+        self._inbox.put(partial(self._call, function, made))
+        return await made
+
+    def stop(self) -> None:
+        """End the thread after the step under way."""
+        self._inbox.put(self._end)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            opened = self.opened = self._open()
+            try:
+                while not self._is_ended:
+                    self._take()
+                    self._turn(opened)
+            finally:
+                opened.session.close()
+        except BaseException as error:  # told by whoever started the server
+            self.error = error
+        finally:
+            self._on_loop(self.over.set)
+
+    def _take(self) -> None:
+        """Do what came; wait for it where there is nothing else to do."""
+        try:
+            while True:
+                self._inbox.get(block=not (self._waiting or self._running))()
+                if self._is_ended:
+                    return
+        except queue.Empty:
+            pass
+
+    def _turn(self, opened: Opened) -> None:
+        """A step for all, and what comes of it."""
+        told = self._left_out()
+        told += self._admitted(opened)
+        try:
+            opened.scheduler.step()
+        except Exception as error:
+            LOG.exception("a step failed, and %d answers with it", len(self._running))
+            told += self._cut(self._running, of_engine(error))
+            self._running.clear()
+        for job in self._running:
+            if job.answer and (piece := job.answer.piece()):
+                told.append((job, piece))
+        self._running = [job for job in self._running if job.answer and not job.answer.request.is_over]
+        if told:
+            self._on_loop(partial(_tell, told))
+
+    def _left_out(self) -> list[tuple[Job, Piece]]:
+        """Let go of what was cancelled, and of what is late, which is told."""
+        every = [*self._waiting, *self._running]
+        late = [job for job in every if job.is_late and not job.is_cancelled]
+        gone = {*late, *(job for job in every if job.is_cancelled)}
+        if not gone:
+            return []
+        for job in gone:
+            if job.answer:
+                job.answer.request.stop()
+        self._waiting = deque(job for job in self._waiting if job not in gone)
+        self._running = [job for job in self._running if job not in gone]
+        return self._cut(late, None)
+
+    def _cut(self, jobs: list[Job], error: ApiError | None) -> list[tuple[Job, Piece]]:
+        """The last pieces of jobs that end here, with an error or because their time is up."""
+        return [(job, job.answer.cut(error) if job.answer else _unbegun(job, error)) for job in jobs]
+
+    def _admitted(self, opened: Opened) -> list[tuple[Job, Piece]]:
+        """Give the scheduler as many as it runs at once; what it refuses is told."""
+        refused = []
+        while self._waiting and len(self._running) < MOST_ANSWERS:
+            job = self._waiting.popleft()
+            try:
+                job.answer = _begun(opened, job.ask)
+                self._running.append(job)
+            except UserError as error:
+                refused += self._cut([job], of_engine(error))
+            except Exception:
+                LOG.exception("a request could not be begun")
+                refused += self._cut([job], internal())
+        return refused
+
+    def _end_each(self, error: ApiError) -> None:
+        told = self._cut([*self._waiting, *self._running], error)
+        self._waiting.clear()
+        self._running.clear()
+        self._on_loop(partial(_tell, told))
+
+    def _call(self, function: Callable[[Opened], Made], made: asyncio.Future[Made]) -> None:
+        assert self.opened is not None
+        try:
+            self._on_loop(partial(_resolve, made, function(self.opened)))
+        except Exception as error:
+            self._on_loop(partial(_refuse, made, error))
+
+    def _end(self) -> None:
+        self._is_ended = True
+
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed: nobody listens
+            LOG.debug("the event loop was closed before the model")
+
+
+def _begun(opened: Opened, ask: Ask) -> Answer:
+    sampler = ask.sampler
+    if ask.marks is not None:
+        sampler = Recorder(**sampler.settings, top=ask.marks)
+    request = opened.scheduler.submit(ask.prompt, ask.max_tokens, sampler)
+    session = opened.session
+    return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)
+
+
+def _unbegun(job: Job, error: ApiError | None) -> Piece:
+    """The piece of a job that ends while it waits."""
+    limit = job.ask.time_limit_s
+    late = ApiError(
+        503, f"its turn did not come within the {limit:g} s that a request has", code="time_limit"
+    )
+    return Piece(job.ask.index, ending=Ending("error", len(job.ask.prompt), 0, 0, error=error or late))
+
+
+def _tell(told: list[tuple[Job, Piece]]) -> None:
+    for job, piece in told:
+        if not job.is_cancelled:
+            job.told(piece)
+
+
+def _resolve(made: asyncio.Future[Made], value: Made) -> None:
+    if not made.done():
+        made.set_result(value)
+
+
+def _refuse(made: asyncio.Future[Made], error: Exception) -> None:
+    if not made.done():
+        made.set_exception(error)
+
+
+def _nothing() -> None:
+    """Wakes the thread."""
