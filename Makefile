@@ -2,6 +2,7 @@
 # `make help` lists the targets and the variables.
 
 MODEL       ?= demo
+PORT        ?= 8000
 PROMPT      ?= What is the capital of France?
 PROMPT_FILE ?=
 SYSTEM      ?=
@@ -29,7 +30,7 @@ ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-override KNOWN := MODEL PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
+override KNOWN := MODEL PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
                   TOP_P MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
@@ -67,7 +68,7 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat profile verify verify-full diagnosis bench mlir test test-long test-toolchain test-npu report lit lint clean distclean
+.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-long test-toolchain test-npu report lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -75,6 +76,7 @@ help: ## list targets and variables
 	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
 	$(DO)echo "  MODEL        demo (default), a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
+	$(DO)echo "  PORT         where make serve listens (default 8000)"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"
 	$(DO)echo "  PROMPT_FILE  a file with the question instead, of any length; -: standard input"
 	$(DO)echo "  SYSTEM       a system message for run, chat, profile and diagnosis"
@@ -113,6 +115,9 @@ run: $(RUN) ## answer PROMPT
 
 chat: $(RUN) ## talk with the model
 	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(SAID)
+
+serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API, on PORT of this machine
+	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(SAID)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(SAID)

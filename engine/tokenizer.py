@@ -107,7 +107,7 @@ class Tokenizer:
         return self._control.encode_rendered(self._render(hidden))
 
     def chat_text(self, messages: Sequence[Message]) -> str:
-        """A conversation as its template writes it, up to where the assistant answers. Raises as encode_chat."""
+        """A conversation as its template writes it, up to where the assistant answers. Raises PromptError."""
         return self._render(messages) if self.has_chat_template else without_template(messages)
 
     def _render(self, messages: Sequence[Message]) -> str:

@@ -12,7 +12,7 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request
+from aerie.engine.scheduler import Request, Scheduler
 from aerie.engine.stopping import StopStrings
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, of_engine
@@ -26,12 +26,12 @@ ENDINGS: Mapping[FinishReason, str] = {
 
 
 class Mark(NamedTuple):
-    """A token, its text, the natural logarithm of what the logits gave it, and the likeliest ones beside it,
-    each with its text and the same."""
+    """A token, its text, the natural logarithm of what the logits gave it (None: it is a prompt's first, and
+    there were none), and the likeliest ones there, each with its text and the same."""
 
     token: int
     text: str
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, str, float], ...]
 
 
@@ -159,7 +159,20 @@ class Answer:
         return Ending(reason, len(made.prompt), self._told, made.cached_tokens, self._stopped_by, error)
 
 
-def mark_of(tokenizer: Tokenizer, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> Mark:
+def mark_of(
+    tokenizer: Tokenizer, token: int, logprob: float | None, top: Sequence[tuple[int, float]]
+) -> Mark:
     """With the texts of the tokens."""
     others = tuple((each, tokenizer.decode([each]), log) for each, log in top)
     return Mark(token, tokenizer.decode([token]), logprob, others)
+
+
+def prompt_marks(scheduler: Scheduler, tokenizer: Tokenizer, prompt: Sequence[int], top: int) -> list[Mark]:
+    """How likely each token of a prompt is after those before it. It is read for this alone, in passes in
+    which nobody else has a part. Raises as Scheduler.forward."""
+    (rows,) = scheduler.forward([prompt], [len(prompt)])
+    told = [likeliest(row, token, top) for row, token in zip(rows, prompt[1:], strict=False)]
+    return [
+        mark_of(tokenizer, prompt[0], None, ()),
+        *(mark_of(tokenizer, token, *each) for token, each in zip(prompt[1:], told, strict=True)),
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from aerie.serve.fields import (
     TemplateRequest,
     TokenizeRequest,
 )
-from aerie.serve.forms import ChatForm, CompletionForm, Form
+from aerie.serve.forms import ChatForm, CompletionForm, Echo, Form
 from aerie.serve.guards import Guard
 from aerie.serve.service import Service
 
@@ -156,9 +156,10 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         opened = service.opened(body.model)
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
         asks = service.asks(opened, body, [ids], body.most)
+        marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
-        form = ChatForm(service.name, body.choices, body.wants_usage, body.top is not None)
-        return await _answered(service, request, asking, form, body.stream)
+        told = service.name, body.choices, body.wants_usage, body.top is not None
+        return await _answered(service, request, asking, ChatForm(*told, marks), body.stream)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -168,13 +169,29 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             for prompt in body.prompts
         ]
         asks = service.asks(opened, body, prompts, body.most)
+        echoes = await _echoes(service, body, prompts) if body.echo else []
+        marks = await service.prompt_marks(prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
-        form = CompletionForm(service.name, body.choices, body.wants_usage, body.top is not None, [])
-        return await _answered(service, request, asking, form, body.stream)
+        told = service.name, body.choices, body.wants_usage, body.top is not None
+        return await _answered(service, request, asking, CompletionForm(*told, echoes, marks), body.stream)
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text)
+
+
+async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+    """The texts of the prompts, and how likely their tokens are where that is told of answers."""
+    texts = [
+        await service.encoded(partial(_decode, given)) if isinstance(given, list) else given
+        for given in body.prompts
+    ]
+    marks = await service.prompt_marks(prompts, body.top) or [[] for _ in prompts]
+    return list(zip(texts, marks, strict=True))
+
+
+def _decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(ids)
 
 
 async def _answered(

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,8 +35,8 @@ from aerie.virtual_npu import folders
 
 KEY = "AERIE_API_KEY"
 """The environment variable with the API key, which a list of processes does not show."""
-HEADER_BYTES = 32 * 2**10
 INTERRUPTED = 130
+MOST_PORT = 65535
 STANDARD = Limits()
 
 
@@ -48,6 +49,9 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python delivers signals there alone
+            return
         before = {each: signal.signal(each, self._told) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -87,7 +91,7 @@ def make_server(service: Service) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=HEADER_BYTES,
+        h11_max_incomplete_event_size=service.limits.header_bytes,
         timeout_graceful_shutdown=round(service.limits.drain_s + 2),
     )
     return Server(config, service)
@@ -111,7 +115,8 @@ def serve(arguments: argparse.Namespace) -> int:
     service = Service(name, partial(open_model, arguments.model, options, report), limits)
     server = make_server(service)
     report.note(f"{name} at {_address(listening)}; Ctrl-C ends")
-    server.run(sockets=[listening])
+    with listening:
+        server.run(sockets=[listening])
     if error := service.worker.error:
         raise error
     return INTERRUPTED if server.signal == signal.SIGINT else 0
@@ -145,11 +150,16 @@ def _is_local(host: str) -> bool:
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket there. UserError where that cannot be had."""
+    if port > MOST_PORT:
+        raise UserError(
+            f"--port is {port}, and ports go to {MOST_PORT}; give another, or 0 for any that is free"
+        )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=512)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number and number > 0 else error
         raise UserError(
             f"cannot listen on {host} port {port} ({reason}); give another --host or --port"
         ) from None

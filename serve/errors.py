@@ -110,7 +110,7 @@ def of_http(error: HTTPException, path: str) -> ApiError:
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
     """The first thing that is wrong with the fields, by pydantic's list of them."""
-    first = errors[0]
+    first = _most_telling(errors)
     place = [part for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be read")
@@ -126,6 +126,12 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
     told = first["msg"].removeprefix("Value error, ")
     given = reprlib.repr(first.get("input"))
     return ApiError(400, f"{param or 'the body'} is {given}: {told}", param, "invalid_value")
+
+
+def _most_telling(errors: Sequence[Any]) -> Any:
+    """Of a field that may be of several types, the error that is more than that it is not of one of them."""
+    field = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
+    return next((each for each in field if not each["type"].endswith("_type")), errors[0])
 
 
 def _param(place: Sequence[str | int]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -12,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from aerie.serve.asking import unless_gone
-from aerie.serve.errors import ApiError
+from aerie.serve.errors import ApiError, internal
 
+LOG = logging.getLogger("aerie.serve")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 HEARTBEAT = b": still at work\n\n"
 """A comment, which clients pass over."""
@@ -47,7 +49,17 @@ class EventStream(Response):
 
     async def _written(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for each in self._events:
+        async for each in _ended_well(self._events):
             async with asyncio.timeout(self._send_s):
                 await send({"type": "http.response.body", "body": each, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _ended_well(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The status is sent long before a defect of ours shows: then the stream ends with what tells of it."""
+    try:
+        async for each in events:
+            yield each
+    except Exception:
+        LOG.exception("a stream failed")
+        yield event(internal().body)

@@ -23,8 +23,9 @@ from pydantic import (
 from aerie.engine.sampler import Sampling
 from aerie.engine.scheduler import MOST_ANSWERS
 
-MOST_STOPS, MOST_TOP = 16, 20
-"""Strings and ids of `stop`, and tokens of top_logprobs."""
+MOST_STOPS, MOST_TOP, MOST_MARKED = 16, 20, 1024
+"""Strings and ids of `stop`; tokens of top_logprobs; tokens of a prompt whose logits are told: they are all
+in memory at once."""
 NO_TOOLS = "tools are not built"
 
 

@@ -64,17 +64,26 @@ class Form(Protocol):
 
 class ChatForm:
     """Of /v1/chat/completions. usage: whether a stream ends with the counts. marks: whether the logarithms of
-    tokens are told."""
+    tokens are told. prompt_marks: those of the prompt, where they are."""
 
-    def __init__(self, model: str, choices: int, usage: bool, marks: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        choices: int,
+        usage: bool,
+        marks: bool,
+        prompt_marks: Sequence[Sequence[Mark]] = (),
+    ) -> None:
         self._of: dict[str, Any] = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
         self._choices, self._usage, self._marks = choices, usage, marks
         self._begun: set[int] = set()
+        self._of_prompt = {"prompt_logprobs": prompt_logprobs(prompt_marks[0])} if prompt_marks else {}
 
     def whole(self, made: Sequence[Whole]) -> ChatCompletion:
         choices = [self._choice(index, each) for index, each in enumerate(made)]
         usage = usage_of((each.ending for each in made if each.ending), self._choices)
-        return ChatCompletion(**self._of, object="chat.completion", choices=choices, usage=usage)
+        told = {**self._of, **self._of_prompt}
+        return ChatCompletion(**told, object="chat.completion", choices=choices, usage=usage)
 
     def _choice(self, index: int, made: Whole) -> Choice:
         message = ChatCompletionMessage(role="assistant", content=made.text, refusal=None)
@@ -112,15 +121,27 @@ class ChatForm:
         return made
 
 
+Echo = tuple[str, Sequence[Mark]]
+"""A prompt's text, and its tokens where their logarithms are told."""
+
+
 class CompletionForm:
-    """Of /v1/completions. echoes: what comes before each answer: the prompt, where that was asked for."""
+    """Of /v1/completions. echoes: of each prompt, where it comes before its answers. prompt_marks: of
+    each, where they are told apart."""
 
     def __init__(
-        self, model: str, choices: int, usage: bool, marks: bool, echoes: Sequence[tuple[str, Sequence[Mark]]]
+        self,
+        model: str,
+        choices: int,
+        usage: bool,
+        marks: bool,
+        echoes: Sequence[Echo] = (),
+        prompt_marks: Sequence[Sequence[Mark]] = (),
     ) -> None:
         self._of: dict[str, Any] = {"id": new_id("cmpl"), "created": int(time.time()), "model": model}
         self._choices, self._usage, self._marks = choices, usage, marks
-        self._echoes = dict(enumerate(echoes))
+        self._echoes = {index: echoes[index // choices] for index in range(len(echoes) * choices)}
+        self._prompt_marks = prompt_marks
         self._lengths: dict[int, int] = {}
 
     def whole(self, made: Sequence[Whole]) -> Completion:
@@ -148,12 +169,18 @@ class CompletionForm:
         text, marks = before + piece.text, [*marked, *piece.marks]
         begins = self._lengths.get(piece.index, 0)
         self._lengths[piece.index] = begins + len(text)
-        return CompletionChoice(
+        return CompletionChoice.model_construct(  # unchecked: in a stream its reason is None
             index=piece.index,
             text=text,
-            finish_reason=cast(Reason, _reason(piece.ending)),  # None in a stream, which the type leaves out
+            finish_reason=_reason(piece.ending),
             logprobs=_table(marks, begins) if self._marks else None,
+            **self._told_of_prompt(piece.index),
         )
+
+    def _told_of_prompt(self, index: int) -> dict[str, Any]:
+        if not self._prompt_marks:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self._prompt_marks[index // self._choices])}
 
 
 def _reason(ending: Ending | None) -> Reason | None:
@@ -164,8 +191,22 @@ def _in_order(endings: Mapping[int, Ending]) -> list[Ending]:
     return [endings[index] for index in sorted(endings)]
 
 
-def finite(logprob: float) -> float:
-    return max(logprob, LOWEST)
+def finite(logprob: float | None) -> float:
+    return LOWEST if logprob is None else max(logprob, LOWEST)
+
+
+def prompt_logprobs(marks: Sequence[Mark]) -> list[dict[str, Any] | None]:
+    """As vLLM tells them: for each token the likeliest and itself, by id; None for the first."""
+    return [None if mark.logprob is None else _by_id(mark) for mark in marks]
+
+
+def _by_id(mark: Mark) -> dict[str, Any]:
+    ranked = {token: rank for rank, (token, _, _) in enumerate(mark.top, start=1)}
+    every = [(mark.token, mark.text, mark.logprob), *mark.top]
+    return {
+        str(token): {"logprob": finite(log), "rank": ranked.get(token), "decoded_token": text}
+        for token, text, log in every
+    }
 
 
 def _marks(marks: Iterable[Mark]) -> list[ChatCompletionTokenLogprob]:
@@ -183,15 +224,20 @@ def _marks(marks: Iterable[Mark]) -> list[ChatCompletionTokenLogprob]:
     ]
 
 
+def _known(mark: Mark) -> float | None:
+    """None for a prompt's first token, as OpenAI's API gives it."""
+    return None if mark.logprob is None else finite(mark.logprob)
+
+
 def _table(marks: Sequence[Mark], begins: int) -> Logprobs:
     """As columns, with where each token's text begins in the answer's."""
     offsets, at = [], begins
     for mark in marks:
         offsets.append(at)
         at += len(mark.text)
-    return Logprobs(
+    return Logprobs.model_construct(  # unchecked: the first of a prompt has none
         tokens=[mark.text for mark in marks],
-        token_logprobs=[finite(mark.logprob) for mark in marks],
+        token_logprobs=[_known(mark) for mark in marks],
         top_logprobs=[{text: finite(log) for _, text, log in mark.top} for mark in marks],
         text_offset=offsets,
     )

@@ -56,6 +56,12 @@ class Guard:
 
     def _check(self, path: str, method: str, headers: Headers) -> None:
         """ApiError for who may not ask."""
+        most, size = (
+            self._service.limits.header_bytes,
+            sum(len(name) + len(value) for name, value in headers.raw),
+        )
+        if size > most:
+            raise ApiError(431, f"the headers have {size} bytes, and {most} is the limit; send fewer")
         self._check_origin(headers)
         if self._service.limits.api_key is not None and path not in OPEN:
             self._check_key(headers)

@@ -15,10 +15,10 @@ from aerie.engine.errors import UserError
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.answer import Ask
+from aerie.serve.answer import Ask, Mark, prompt_marks
 from aerie.serve.asking import Asking
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import Settings
+from aerie.serve.fields import MOST_MARKED, Settings
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.worker import Opened, Worker
 
@@ -31,15 +31,16 @@ LOADING_S = 2
 class Limits:
     """queue: answers that may wait beside those under way. time_limit_s: of a request, from its coming to its
     last token. drain_s: what is left to answers when the server is told to stop. heartbeat_s: after so much
-    silence a stream has a comment. body_bytes: of a request. body_s: until it is there. send_s: until a
-    reader takes what was sent. api_key: None lets everybody in. origins: of pages in browsers that may ask.
-    is_local: only this machine's names are taken for the server's."""
+    silence a stream has a comment. body_bytes, header_bytes: of a request. body_s: until its body is there.
+    send_s: until a reader takes what was sent. api_key: None lets everybody in. origins: of pages in browsers
+    that may ask. is_local: only this machine's names are taken for the server's."""
 
     queue: int = 64
     time_limit_s: float = 600.0
     drain_s: float = 30.0
     heartbeat_s: float = 5.0
     body_bytes: int = 8 * 2**20
+    header_bytes: int = 32 * 2**10
     body_s: float = 30.0
     send_s: float = 60.0
     api_key: str | None = None
@@ -153,6 +154,24 @@ class Service:
             number * settings.choices + choice,
         )
 
+    async def prompt_marks(self, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:
+        """How likely the tokens of each prompt are, with the `top` likeliest of each; none where top is None.
+        ApiError for a prompt of more than MOST_MARKED tokens, and for what cannot be run."""
+        if top is None:
+            return []
+        if (longest := max(map(len, prompts))) > MOST_MARKED:
+            raise ApiError(
+                400,
+                f"a prompt has {longest} tokens; of {MOST_MARKED} at most it is told how likely each is; "
+                "shorten it, or leave out prompt_logprobs, or echo with logprobs",
+                "prompt_logprobs",
+                "invalid_value",
+            )
+        try:
+            return [await self.worker.call(partial(_marked, prompt, top)) for prompt in prompts]
+        except UserError as error:
+            raise of_engine(error) from error
+
     def asking(self, asks: Sequence[Ask], line: Line) -> Asking:
         """Put to the worker. ApiError 429 where too many wait."""
         most, there = MOST_ANSWERS + self.limits.queue, sum(len(one.left) for one in self._askings)
@@ -172,3 +191,7 @@ class Service:
         asking = Asking(self.worker, asks, line, self.limits.heartbeat_s, self._askings.discard)
         self._askings.add(asking)
         return asking
+
+
+def _marked(prompt: Sequence[int], top: int, opened: Opened) -> list[Mark]:
+    return prompt_marks(opened.scheduler, opened.session.tokenizer, prompt, top)

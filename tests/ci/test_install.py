@@ -266,7 +266,13 @@ NASTY = "$(shell touch made)`touch made`$(touch made)'\"; touch made #\\\n $PATH
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in ("JSON", "REFRESH", "PYTHON")])
 def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
-    target = {"OUT": "mlir", "WHEELS": "setup-npu", "KEEP": "test-toolchain", "ISA": "bench"}.get(name, "run")
+    target = {
+        "OUT": "mlir",
+        "WHEELS": "setup-npu",
+        "KEEP": "test-toolchain",
+        "ISA": "bench",
+        "PORT": "serve",
+    }.get(name, "run")
     done = make(tmp_path, target, f"{name}={NASTY}", f"LIKE_NO_OTHER={NASTY}", stamps=("run", "test"))
     assert (done.returncode, done.stderr) == (0, "")
     assert any(word.endswith(NASTY) for word in done.stdout.split("|"))

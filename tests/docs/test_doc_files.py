@@ -19,6 +19,7 @@ PAGES = [
     "docs/demo_checkpoint.md",
     "docs/performance.md",
     "docs/python.md",
+    "docs/serve.md",
     "docs/add_a_kernel.md",
     "docs/add_a_model.md",
     "docs/static_check.md",
@@ -62,7 +63,7 @@ def test_sources(page: str) -> None:
 
 def test_the_files_to_read() -> None:
     rows = _rows_to_read()
-    assert len(rows) == 10
+    assert len(rows) == 11
     for room, files in rows:
         missing = [name for name in files if not list((PROJECT / room).glob(name.rstrip("/")))]
         assert missing == [], room

@@ -1,0 +1,140 @@
+"""A server with the demo model, on a port of this machine, and the model by itself to compare with."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+
+from aerie import Model, load
+from aerie.engine.blocks import ROWS
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.progress import Reporter
+from aerie.runtime import select_backend
+from aerie.serve.cli import Server, make_server, open_model
+from aerie.serve.service import Limits, Service
+from aerie.serve.worker import Opened
+from aerie.virtual_npu import folders
+
+ENDLESS = {"temperature": 1.5, "logit_bias": {}, "max_tokens": 400}
+"""Of a request that goes on to its last token; the bias is filled in with the tokens that would end it."""
+
+
+@dataclass
+class Serving:
+    """A server that runs in a thread."""
+
+    service: Service
+    server: Server
+    url: str
+    endless: dict[str, Any]
+    openai: OpenAI
+
+    @property
+    def http(self) -> httpx2.Client:
+        """A client whose connections nobody else has."""
+        return httpx2.Client(base_url=self.url, timeout=30)
+
+    def running(self) -> int:
+        return self.service.worker.running + self.service.worker.waiting
+
+    def wait_until(self, is_so: Callable[[], object], limit_s: float = 5.0) -> float:
+        """How long it took, in seconds."""
+        began = time.perf_counter()
+        while not is_so():
+            assert time.perf_counter() - began < limit_s
+            time.sleep(0.005)
+        return time.perf_counter() - began
+
+
+def demo() -> Opened:
+    backend = select_backend("virtual")
+    options = RuntimeOptions(None, backend, folders.programs(), decode=ROWS, kv_pool=64 * 256)
+    return open_model("demo", options, Reporter(quiet=True))
+
+
+def start(limits: Limits, opening: Callable[[], Opened] = demo) -> tuple[Serving, Callable[[], None]]:
+    """A server, and what stops it."""
+    service = Service("demo", opening, limits)
+    server = make_server(service)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=partial(server.run, sockets=[listening]))
+    thread.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    serving = Serving(service, server, url, {}, client)
+
+    def stop() -> None:
+        client.close()
+        server.should_exit = True
+        thread.join(20)
+        listening.close()
+        assert not thread.is_alive()
+
+    return serving, stop
+
+
+@pytest.fixture(scope="session")
+def server_of_all() -> Iterator[Serving]:
+    logging.getLogger("aerie.serve").setLevel(logging.INFO)
+    serving, stop = start(Limits(queue=4))
+    try:
+        serving.wait_until(lambda: serving.server.started and serving.service.worker.opened, 60)
+        opened = serving.service.worker.opened
+        assert opened is not None
+        eos = opened.session.model.config.eos_token_ids
+        serving.endless = {**ENDLESS, "logit_bias": {str(token): -100.0 for token in eos}}
+        yield serving
+    finally:
+        stop()
+
+
+@pytest.fixture
+def serving(server_of_all: Serving) -> Iterator[Serving]:
+    """The server, with the limits that it began with, and nothing under way."""
+    server_of_all.wait_until(lambda: server_of_all.running() == 0)
+    limits = server_of_all.service.limits
+    yield server_of_all
+    server_of_all.service.limits = limits
+
+
+@pytest.fixture
+def limit(serving: Serving) -> Callable[..., None]:
+    """limit(queue=0): other limits, for a test."""
+
+    def change(**changes: Any) -> None:
+        serving.service.limits = replace(serving.service.limits, **changes)
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[Model]:
+    """The model by itself, in the same family of decode."""
+    with load("demo", backend="virtual", decode="rows") as model:
+        yield model
+
+
+@pytest.fixture
+def starting() -> Iterator[Callable[..., Serving]]:
+    """starting(limits, opening): a server of the test's own."""
+    stops: list[Callable[[], None]] = []
+
+    def begin(limits: Limits, opening: Callable[[], Opened] = demo) -> Serving:
+        serving, stop = start(limits, opening)
+        stops.append(stop)
+        serving.wait_until(lambda: serving.server.started, 60)
+        return serving
+
+    yield begin
+    for stop in stops:
+        stop()

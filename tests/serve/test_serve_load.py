@@ -1,0 +1,212 @@
+"""Under load: who waits, who is refused, who goes away, and what fails; the others' answers stay the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+import pytest
+
+from aerie import Model
+from aerie.serve.service import Limits
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+FRANCE = "What is the capital of France?"
+BODY = {"messages": [{"role": "user", "content": FRANCE}], "temperature": 0}
+PARIS = "The capital of France is Paris."
+
+
+def answer(http: httpx2.Client) -> str:
+    said: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
+    return said
+
+
+def endless(serving: Any, **more: Any) -> dict[str, Any]:
+    return {"prompt": "Tell a story. ", **serving.endless, **more}
+
+
+def test_the_queue_is_bounded(serving: Any, limit: Any) -> None:
+    limit(heartbeat_s=0.1)  # with which the stream of those that wait begins
+    with ExitStack() as stack:
+        http = stack.enter_context(serving.http)
+        stack.enter_context(http.stream("POST", COMPLETIONS, json=endless(serving, n=32, stream=True)))
+        stack.enter_context(http.stream("POST", COMPLETIONS, json=endless(serving, n=4, stream=True)))
+        refused = http.post(CHAT, json=BODY)
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        assert (
+            "36 answers are under way or wait, 1 more were asked for, and 36 is the limit" in error["message"]
+        )
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+    serving.wait_until(lambda: serving.running() == 0)
+    with serving.http as http:
+        assert answer(http) == PARIS
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_who_goes_away_is_cancelled(serving: Any, streams: bool) -> None:
+    body = endless(serving, n=4, stream=streams)
+    with serving.http as http:
+        if streams:
+            with http.stream("POST", COMPLETIONS, json=body) as response:
+                next(response.iter_lines())
+                assert serving.running() == 4
+        else:
+            with pytest.raises(httpx2.ReadTimeout):
+                http.post(COMPLETIONS, json=body, timeout=0.2)
+    assert serving.wait_until(lambda: serving.running() == 0) < 0.3
+    opened = serving.service.worker.opened
+    manager = opened.scheduler.pool.manager
+    serving.wait_until(lambda: manager.free == manager.pages)
+
+
+def test_a_heartbeat_while_nothing_comes(serving: Any, limit: Any) -> None:
+    limit(heartbeat_s=0.05)
+    with serving.http as http:
+        with http.stream("POST", CHAT, json={**BODY, "stream": True}) as response:
+            serving.service.worker._inbox.put(lambda: time.sleep(0.4))
+            lines = list(response.iter_lines())
+        serving.service.worker._inbox.put(lambda: time.sleep(0.4))
+        with http.stream("POST", CHAT, json={**BODY, "stream": True}) as response:
+            lines += list(response.iter_lines())
+        assert lines.count(": still at work") >= 4
+        assert lines.count("data: [DONE]") == 2
+        chunks = serving.openai.chat.completions.create(model="demo", stream=True, **BODY)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == PARIS
+
+
+def test_a_request_has_so_much_time(serving: Any, limit: Any) -> None:
+    limit(time_limit_s=0.2)
+    with serving.http as http:
+        made = http.post(COMPLETIONS, json=endless(serving)).json()
+        assert made["choices"][0]["finish_reason"] == "length"
+        assert 0 < made["usage"]["completion_tokens"] < 400
+        serving.service.worker._inbox.put(lambda: time.sleep(0.5))
+        late = http.post(CHAT, json=BODY)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "time_limit")
+        assert "within the 0.2 s that a request has" in late.json()["error"]["message"]
+
+
+def test_a_step_that_fails_ends_what_was_in_it(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("aerie.serve").propagate = True
+    scheduler = serving.service.worker.opened.scheduler
+    real, steps = scheduler.step, [0]
+
+    def failing() -> None:
+        steps[0] += 1
+        if steps[0] in (3, 20):
+            raise ValueError("broken in /home/somebody/engine.py")
+        real()
+
+    monkeypatch.setattr(scheduler, "step", failing)
+    with serving.http as http:
+        failed = http.post(CHAT, json=BODY)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal_error")
+        assert "somebody" not in failed.text
+        assert answer(http) == PARIS
+        steps[0] = 15
+        with http.stream("POST", CHAT, json={**BODY, "stream": True}) as response:
+            lines = [line for line in response.iter_lines() if line]
+        assert '"code": "internal_error"' in lines[-1]
+        assert answer(http) == PARIS
+    assert "broken in /home/somebody/engine.py" in caplog.text
+
+
+def test_a_request_that_cannot_be_begun_ends_alone(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = serving.service.worker.opened.scheduler
+    real = scheduler.submit
+
+    def failing(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(scheduler, "submit", real)
+        raise ValueError("broken")
+
+    monkeypatch.setattr(scheduler, "submit", failing)
+    with serving.http as http:
+        assert http.post(CHAT, json=BODY).status_code == 500
+        assert answer(http) == PARIS
+
+
+def test_aborts_do_not_touch_others(serving: Any, alone: Model) -> None:
+    own = alone.generate(FRANCE, 20, temperature=1.5, seed=11).text
+    body = {**BODY, "temperature": 1.5, "seed": 11, "max_tokens": 20}
+    with serving.http as http:
+        for number in range(12):
+            with (
+                serving.http as other,
+                other.stream("POST", COMPLETIONS, json=endless(serving, stream=True)) as gone,
+            ):
+                if number % 2:
+                    next(gone.iter_lines())
+                made = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+            assert made == own
+    serving.wait_until(lambda: serving.running() == 0)
+    manager = serving.service.worker.opened.scheduler.pool.manager
+    serving.wait_until(lambda: manager.free == manager.pages)
+
+
+def test_the_log_has_no_text(serving: Any, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("aerie.serve").propagate = True
+    with serving.http as http, caplog.at_level(logging.INFO, "aerie.serve"):
+        answer(http)
+        http.get("/v1/models/a%0Ab")
+        http.get("/health")
+    serving.wait_until(lambda: "a%0Ab" in caplog.text)
+    assert "France" not in caplog.text
+    assert re.search(
+        r"1 POST /v1/chat/completions 200 \d\.\d{3} s model=demo prompt=22 cached=0 made=9 ended=stop",
+        caplog.text,
+    )
+    assert "GET /v1/models/a%0Ab 404" in caplog.text
+    assert "/health" not in caplog.text
+
+
+def test_a_server_that_is_told_to_stop(starting: Any, server_of_all: Any) -> None:
+    serving = starting(Limits(drain_s=0.5))
+    serving.wait_until(lambda: serving.service.worker.opened, 60)
+    with serving.http as http:
+        with http.stream("POST", COMPLETIONS, json=endless(server_of_all, stream=True)) as response:
+            lines = response.iter_lines()
+            next(lines)
+            serving.server.should_exit = True
+            serving.wait_until(lambda: serving.service._is_draining)
+            with pytest.raises(httpx2.ConnectError):
+                serving.http.get("/health")
+            left = [line for line in lines if line]
+        assert "the server was stopped before this answer was complete" in left[-1]
+    serving.wait_until(lambda: serving.service.worker.over.is_set())
+    assert serving.service.worker.error is None
+
+
+def test_a_process_from_its_start_to_sigterm() -> None:
+    words = [sys.executable, "-m", "aerie", "serve", "--port", "0", "--backend", "virtual"]
+    process = subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env={**os.environ, "AERIE_API_KEY": "k"}
+    )
+    try:
+        assert process.stderr is not None
+        (url,) = re.findall(r"demo at (http://127.0.0.1:\d+);", process.stderr.readline())
+        with httpx2.Client(base_url=url, headers={"Authorization": "Bearer k"}, timeout=60) as http:
+            while http.get("/health").status_code == 503:
+                time.sleep(0.05)
+            with http.stream("POST", CHAT, json={**BODY, "stream": True}) as response:
+                lines = response.iter_lines()
+                first = next(lines)
+                process.send_signal(signal.SIGTERM)
+                text = "\n".join([first, *lines])
+        assert "data: [DONE]" in text
+        assert process.wait(20) == 0
+        assert "made=9 ended=stop" in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,341 @@
+"""What is wrong with a request is told in OpenAI's shape: status, kind, field, what was given and may be."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from aerie.serve.app import make_app
+from aerie.serve.service import Limits, Service
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "Hello"}]
+BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
+    (CHAT, {}, "messages", "messages is missing"),
+    (CHAT, {"messages": []}, "messages", "at least 1 item"),
+    (CHAT, {"messages": "Hello"}, "messages", "messages is 'Hello': Input should be a valid list"),
+    (
+        CHAT,
+        {"messages": [{"role": "robot", "content": "x"}]},
+        "messages[0].role",
+        "'robot': Input should be 'system'",
+    ),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'tool': Input should be"),
+    (
+        CHAT,
+        {"messages": [{"role": "user"}]},
+        "messages[0]",
+        "a message of the user has a content; give a text",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages[0].content",
+        "5: Input should be a valid string",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "lone surrogate"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content",
+        "image_url",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "temperature": -1},
+        "temperature",
+        "temperature is -1.0; it must be 0 (greedy) or more",
+    ),
+    (CHAT, {"messages": USER, "temperature": "hot"}, "temperature", "'hot': Input should be a valid number"),
+    (CHAT, {"messages": USER, "top_p": 0}, "top_p", "top-p is 0.0; it must be above 0 and at most 1"),
+    (CHAT, {"messages": USER, "top_k": -2}, "top_k", "top-k is -2; it must be 0 (all tokens) or more"),
+    (CHAT, {"messages": USER, "min_p": 2}, "min_p", "min-p is 2.0; it must be from 0 (all tokens) to 1"),
+    (CHAT, {"messages": USER, "seed": -1}, "seed", "seed is -1; it must be 0 or more"),
+    (CHAT, {"messages": USER, "presence_penalty": 3}, "presence_penalty", "it must be from -2 to 2"),
+    (CHAT, {"messages": USER, "frequency_penalty": -3}, "frequency_penalty", "it must be from -2 to 2"),
+    (CHAT, {"messages": USER, "repetition_penalty": 0}, "repetition_penalty", "it must be from 0.01 to 100"),
+    (CHAT, {"messages": USER, "logit_bias": {"5": 101}}, "logit_bias", "it must be from -100 to 100"),
+    (
+        CHAT,
+        {"messages": USER, "logit_bias": {"99999": 1}},
+        "logit_bias",
+        "the model's vocabulary has 0 to 1499",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "logit_bias": {"Paris": 1}},
+        None,
+        "logit_bias names 'Paris'; name a token by its id",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "max_tokens": 0},
+        "max_tokens",
+        "0: Input should be greater than or equal to 1",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "max_completion_tokens": 1.5},
+        "max_completion_tokens",
+        "1.5: Input should be a valid int",
+    ),
+    (CHAT, {"messages": USER, "n": 33}, "n", "33: Input should be less than or equal to 32"),
+    (CHAT, {"messages": USER, "stop": ""}, "stop", "at least 1 character"),
+    (CHAT, {"messages": USER, "stop": ["x"] * 17}, "stop", "at most 16 items"),
+    (CHAT, {"messages": USER, "top_logprobs": 3}, None, "top_logprobs is for logprobs=true; set it"),
+    (
+        CHAT,
+        {"messages": USER, "logprobs": True, "top_logprobs": 21},
+        "top_logprobs",
+        "less than or equal to 20",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "stream_options": {"include_usage": True}},
+        None,
+        "stream_options is for stream=true",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "stream": True, "prompt_logprobs": 1},
+        None,
+        "prompt_logprobs is not told in a stream",
+    ),
+    (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools", "tools are not built; leave it out"),
+    (CHAT, {"messages": USER, "tool_choice": "required"}, "tool_choice", "tools are not built; leave it out"),
+    (CHAT, {"messages": USER, "functions": [{}]}, "functions", "tools are not built; leave it out"),
+    (
+        CHAT,
+        {"messages": USER, "response_format": {"type": "json_object"}},
+        "response_format",
+        "schemas are not built",
+    ),
+    (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities", "answers are text; leave it out"),
+    (CHAT, {"messages": USER, "audio": {}}, "audio", "answers are text; leave it out"),
+    (CHAT, {"messages": USER, "prediction": {}}, "prediction", "predictions are not built; leave it out"),
+    (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort", "is told how much to reason"),
+    (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "is told how much to say; leave it out"),
+    (
+        CHAT,
+        {"messages": USER, "mirostat": 2},
+        "mirostat",
+        "mirostat is not a field that is taken here; leave it out",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": "word " * 600}]}, None, "the model has 512 positions"),
+    (COMPLETIONS, {}, "prompt", "prompt is missing"),
+    (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
+    (COMPLETIONS, {"prompt": [5000]}, None, "5000"),
+    (
+        COMPLETIONS,
+        {"prompt": "x", "suffix": "y"},
+        "suffix",
+        "no model here is told what follows; leave it out",
+    ),
+    (
+        COMPLETIONS,
+        {"prompt": "x", "best_of": 3},
+        None,
+        "best_of is 3 and n 1; answers are not ranked: leave it out",
+    ),
+    (
+        COMPLETIONS,
+        {"prompt": ["x"] * 17, "n": 2},
+        None,
+        "17 prompts with n 2 are more than 32 answers; send several",
+    ),
+    (COMPLETIONS, {"prompt": "x", "logprobs": 21}, "logprobs", "less than or equal to 20"),
+    ("/tokenize", {}, None, "give one of content, prompt and messages"),
+    ("/tokenize", {"content": "a", "prompt": "b"}, None, "give one of content, prompt and messages"),
+    ("/detokenize", {"tokens": [1500]}, "tokens", "tokens has 1500; the vocabulary has 0 to 1499"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]", "-1: Input should be greater than or equal to 0"),
+    ("/apply-template", {"messages": []}, "messages", "at least 1 item"),
+]
+
+
+def told(response: httpx2.Response) -> dict[str, Any]:
+    """The error, whose shape is OpenAI's."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert not re.search(r"/(work|root|home|tmp|usr)/|\.py", body["error"]["message"])
+    made: dict[str, Any] = body["error"]
+    return made
+
+
+@pytest.mark.parametrize(("path", "body", "param", "words"), BODIES)
+def test_wrong_fields(serving: Any, path: str, body: dict[str, Any], param: str | None, words: str) -> None:
+    import json
+
+    with serving.http as http:
+        response = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    error = told(response)
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert words in error["message"]
+    if param is not None:
+        assert error["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "status", "words"),
+    [
+        (
+            "POST",
+            CHAT,
+            {"content": b"{", "headers": {"Content-Type": "application/json"}},
+            400,
+            "the body is no JSON",
+        ),
+        (
+            "POST",
+            CHAT,
+            {"content": b"[]", "headers": {"Content-Type": "application/json"}},
+            400,
+            "the body is []",
+        ),
+        (
+            "POST",
+            CHAT,
+            {"content": b"", "headers": {"Content-Type": "application/json"}},
+            400,
+            "is missing; give it",
+        ),
+        (
+            "POST",
+            CHAT,
+            {"content": b"x", "headers": {"Content-Type": "text/plain"}},
+            415,
+            "send application/json",
+        ),
+        ("GET", CHAT, {}, 405, "this method is not allowed at '/v1/chat/completions'; take POST"),
+        ("GET", "/v1/nothing", {}, 404, "there is no '/v1/nothing'"),
+        ("GET", "/v1/models/gpt", {}, 404, "there is no model 'gpt' here; there is 'demo'"),
+        ("POST", CHAT, {"json": {"model": "gpt", "messages": USER}}, 404, "there is no model 'gpt' here"),
+        ("POST", COMPLETIONS, {"json": {"model": "", "prompt": "x"}}, 404, "model is empty"),
+        (
+            "POST",
+            "/tokenize",
+            {"json": {"model": "gpt", "content": "x"}},
+            404,
+            "there is no model 'gpt' here",
+        ),
+        ("GET", "/health", {"headers": {"Host": "evil.example"}}, 403, "Host is 'evil.example'"),
+        (
+            "GET",
+            "/health",
+            {"headers": {"Origin": "http://evil.example"}},
+            403,
+            "pages of 'http://evil.example'",
+        ),
+    ],
+)
+def test_wrong_requests(
+    serving: Any, method: str, path: str, sent: dict[str, Any], status: int, words: str
+) -> None:
+    with serving.http as http:
+        response = http.request(method, path, **sent)
+    assert response.status_code == status
+    assert words in told(response)["message"]
+
+
+def test_the_official_client_knows_the_errors(serving: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        serving.openai.chat.completions.create(model="gpt", messages=USER)
+    assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.BadRequestError) as wrong:
+        serving.openai.chat.completions.create(model="demo", messages=USER, temperature=-1)
+    assert (wrong.value.param, wrong.value.code) == ("temperature", "invalid_value")
+    with pytest.raises(openai.BadRequestError) as long:
+        serving.openai.completions.create(model="demo", prompt="word " * 600)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_a_body_that_is_too_large(serving: Any, limit: Any) -> None:
+    limit(body_bytes=100)
+    with serving.http as http:
+        response = http.post(COMPLETIONS, json={"prompt": "x" * 100})
+        assert response.status_code == 413
+        assert "and 100 is the limit; send less" in told(response)["message"]
+        parts = http.post(
+            COMPLETIONS, content=iter([b"x" * 60, b"x" * 60]), headers={"Content-Type": "application/json"}
+        )
+        assert parts.status_code == 413
+        assert http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_headers_that_are_too_large(serving: Any) -> None:
+    with serving.http as http:
+        assert http.get("/health", headers={"X-Long": "x" * 100_000}).status_code == 431
+    with serving.http as http:
+        assert http.get("/health").status_code == 200
+
+
+def test_an_api_key(serving: Any, limit: Any) -> None:
+    limit(api_key="correct")
+    with serving.http as http:
+        for headers, words in (
+            ({}, "there is no API key; send the server's"),
+            ({"Authorization": "Bearer wrong"}, "the API key is wrong"),
+            ({"Authorization": "Bearer correc"}, "the API key is wrong"),
+            ({"X-Api-Key": "Ünsinn".encode()}, "the API key is wrong"),
+        ):
+            response = http.get("/v1/models", headers=headers)
+            assert response.status_code == 401
+            assert words in told(response)["message"]
+            assert told(response)["type"] == "authentication_error"
+        for headers in ({"Authorization": "Bearer correct"}, {"x-api-key": "correct"}):
+            assert http.get("/v1/models", headers=headers).status_code == 200
+        assert http.get("/health").status_code == 200
+        assert http.get("/metrics").status_code == 401
+
+
+def test_pages_of_named_origins_may_ask(serving: Any, limit: Any) -> None:
+    limit(origins=("http://ours.example",))
+    with serving.http as http:
+        assert http.get("/health", headers={"Origin": "http://ours.example"}).status_code == 200
+        assert http.get("/health", headers={"Origin": serving.url}).status_code == 200
+        assert http.get("/health", headers={"Origin": "http://evil.example"}).status_code == 403
+
+
+def test_cross_origin_headers() -> None:
+    asked = {"Origin": "http://ours.example", "Access-Control-Request-Method": "POST"}
+
+    async def preflight(origins: tuple[str, ...]) -> httpx2.Response:
+        app = make_app(Service("demo", lambda: None, Limits(origins=origins)))  # type: ignore[arg-type,return-value]
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.options(CHAT, headers=asked)
+
+    allowed = asyncio.run(preflight(("http://ours.example",)))
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (
+        200,
+        "http://ours.example",
+    )
+    refused = asyncio.run(preflight(()))
+    assert "access-control-allow-origin" not in refused.headers
+    assert refused.status_code == 403
+
+
+def test_while_the_model_is_loaded(starting: Any) -> None:
+    go_on = threading.Event()
+
+    def opening() -> Any:
+        assert go_on.wait(20)
+        raise RuntimeError("cannot be read: /home/somebody/model")
+
+    serving = starting(Limits(), opening)
+    with serving.http as http:
+        for path, sent in (("/health", {}), (COMPLETIONS, {"json": {"prompt": "x"}})):
+            response = http.request("POST" if sent else "GET", path, **sent)
+            assert (response.status_code, told(response)["code"]) == (503, "loading")
+            assert response.headers["retry-after"] == "2"
+        assert http.get("/v1/models").status_code == 200
+        go_on.set()
+        serving.wait_until(lambda: serving.service.worker.over.is_set())
+    assert "cannot be read" in str(serving.service.worker.error)
+    serving.wait_until(lambda: serving.server.should_exit)
