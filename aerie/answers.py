@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from aerie.engine.errors import UserError
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
 from aerie.engine.kpis import Event, EventKind, Kpis
-from aerie.engine.scheduler import Request
+from aerie.engine.sampler import Sampler, Sampling
+from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
+from aerie.engine.strategies.manner import Manner, Manners
+
+
+class Options(Sampling, Manners, total=False):
+    """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
+
+    stop: str | int | Iterable[str | int]
+    raw: bool
+    num_beams: int
+
 
 OnEvent: TypeAlias = "Callable[[Event], object]"
 """Told what happens to an answer, while nothing is computed; False stops it."""
@@ -80,7 +91,7 @@ class Stream(Iterator[str]):
     def __init__(
         self,
         model: Asked,
-        generation: Generation | Request,
+        generation: Answer,
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
     ) -> None:
@@ -212,7 +223,8 @@ class Stream(Iterator[str]):
         if figures.new_tokens:
             kpis.prompted(figures.prompt_tokens, figures.ttft_s)
         if figures.tokens_per_s:
-            kpis.generated(figures.new_tokens - 1, (figures.new_tokens - 1) / figures.tokens_per_s)
+            seconds = (figures.new_tokens - 1) / figures.tokens_per_s
+            kpis.generated(figures.new_tokens - 1, seconds, self._generation.passes)
         return kpis
 
 
@@ -265,3 +277,29 @@ def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
     if wrong := [one for one in given if not isinstance(one, str | Integral)]:
         raise UserError(f"stop takes texts and token ids, and not {reprlib.repr(wrong[0])}; leave it out")
     return [one if isinstance(one, str) else int(one) for one in given if isinstance(one, str | Integral)]
+
+
+class Asking(NamedTuple):
+    """Options that were read. stops: texts and token ids. raw: whether a prompt is taken as it is."""
+
+    sampler: Sampler
+    manner: Manner
+    stops: list[str | int]
+    raw: bool
+
+
+def asking(options: Mapping[str, Any]) -> Asking:
+    """What these options ask for. UserError for one that there is not, or that cannot be taken."""
+    known = Options.__annotations__
+    if unknown := next((name for name in options if name not in known), None):
+        raise UserError(f"there is no option {unknown!r}; there are {', '.join(known)}")
+    check_built("num_beams", options.get("num_beams", 1))
+    manner = {name: options[name] for name in Manners.__annotations__ if name in options}
+    sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
+    try:
+        sampler = Sampler(**sampling)
+    except TypeError as error:
+        raise UserError(
+            f"a setting cannot be taken ({error}); see Model.stream for what each may be"
+        ) from None
+    return Asking(sampler, Manner(**manner), stops_of(options.get("stop", ())), options.get("raw", False))

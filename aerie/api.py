@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.answers import Asked, OnEvent, Result, Stream, check_built, results_of, stops_of
+from aerie.answers import Asked, OnEvent, Options, Result, Stream, asking, check_built, results_of
 from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
 from aerie.engine.blocks import GUIDE, check_decode
 from aerie.engine.checkpoint import open_checkpoint
@@ -35,7 +35,6 @@ from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.progress import Reporter
-from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import Message, check_text, note_missing_template
@@ -51,14 +50,6 @@ BatchItem: TypeAlias = "Mapping[str, Any]"
 """One of several prompts, `prompt`, with options of its own."""
 MAX_TOKENS = 128
 """The most tokens of an answer where nobody says how many."""
-
-
-class Options(Sampling, total=False):
-    """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
-
-    stop: str | int | Iterable[str | int]
-    raw: bool
-    num_beams: int
 
 
 class Told(Reporter):
@@ -125,14 +116,11 @@ class Model:
         Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
         """
-        stops, raw = stops_of(options.pop("stop", ())), options.pop("raw", False)
-        check_built("num_beams", options.pop("num_beams", 1))
-        sampling: Sampling = options
-        session, sampler = self._open(), Sampler(**sampling)
-        tokens = self._tokens(prompt, raw)
+        asked, session = asking(options), self._open()
+        tokens = self._tokens(prompt, asked.raw)
         with self._turn:
-            generation = session.generate(tokens, max_tokens, sampler)
-        return Stream(self.asked, generation, stops, on_event)
+            generation = session.generate(tokens, max_tokens, asked.sampler, manner=asked.manner)
+        return Stream(self.asked, generation, asked.stops, on_event)
 
     def generate(
         self,
@@ -175,11 +163,12 @@ class Model:
     def _submitted(self, scheduler: Scheduler, item: dict[str, Any]) -> Stream | UserError:
         """The stream of a request, or what is wrong with it."""
         try:
-            stops, raw = stops_of(item.pop("stop", ())), item.pop("raw", False)
-            check_built("num_beams", item.pop("num_beams", 1))
-            tokens, most = self._tokens(item.pop("prompt"), raw), item.pop("max_tokens")
-            priority = item.pop("priority", 0)
-            return Stream(self.asked, scheduler.submit(tokens, most, Sampler(**item), priority), stops)
+            prompt, most, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
+            asked = asking(item)
+            tokens, sampler = self._tokens(prompt, asked.raw), asked.sampler
+            maker = asked.manner.maker(scheduler.model.config, sampler)
+            request = scheduler.submit(tokens, most, sampler, priority, maker)
+            return Stream(self.asked, request, asked.stops)
         except TypeError as error:
             return UserError(
                 f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"
@@ -216,6 +205,7 @@ class Model:
         PromptError for a request that cannot be run, and PoolFullError where pages run out; then, and where
         anything else fails, the KVs hold what is before their requests.
         """
+        self._open().check_says_tokens("the next token of each request was asked for")
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         prompts = split(tokens, lengths)
         chosen = samplers(len(prompts), settings)
@@ -260,6 +250,7 @@ class Model:
     def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
         """The natural logarithm of what the model gives each token of a prompt but the first, after those
         before it, (tokens - 1,) float32, in shared passes. Raises as generate_batch, and PromptError."""
+        self._open().check_says_tokens("likelihoods of one token after the other were asked for")
         texts = [self._tokens(prompt, raw) for prompt in prompts]
         if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
             raise PromptError("embeddings have no likelihood, as they are no tokens; give text or token ids")
@@ -268,7 +259,8 @@ class Model:
         return [likelihoods(rows[:-1], text[1:]) for rows, text in zip(made, texts, strict=True)]
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
-        """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32.
+        """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32. A model
+        of block diffusion whose logits are not shifted says it of the tokens themselves.
 
         Nothing is sampled. Raises as stream.
         """
@@ -276,6 +268,9 @@ class Model:
         with self._turn:
             session.make_room(tokens)
             model = session.model
+            if model.config.diffusion:
+                (rows,) = session.scheduler.forward([tokens], [len(tokens)])
+                return np.array([np.asarray(row, np.float32) for row in rows])
             return all_logits(model, prefill(model, tokens, model.new_cache(len(tokens))))
 
     def embed(self, prompt: Prompt, raw: bool = False) -> BF16Array:

@@ -8,15 +8,14 @@ from typing import Unpack
 
 import numpy as np
 
-from aerie.answers import OnEvent, Result, Stream, stops_of
-from aerie.api import MAX_TOKENS, Model, Options
+from aerie.answers import OnEvent, Options, Result, Stream, asking
+from aerie.api import MAX_TOKENS, Model
 from aerie.engine.blocks import ROWS, check_decode
 from aerie.engine.chunks import ChunkInfo
 from aerie.engine.composing import PREFIX, Composition, mode_of
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.logits import log_softmax
 from aerie.engine.rope import RopeRule
-from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.tokenizer import check_text
 
 
@@ -68,14 +67,18 @@ class ChunkedLLM:
         `usage`, cached_tokens are those of the prompt that were not run for this answer. Raises UserError for
         ids that are not registered, a mode that is none or not for this model, and as Model.stream.
         """
-        stops = stops_of(options.pop("stop", ()))
-        options.pop("raw", None)  # chunks are always taken as they are
-        sampling: Sampling = options
-        asked, sampler = self._model.asked, Sampler(**sampling)
+        asked, how = self._model.asked, asking(options)  # of which `raw` says nothing: chunks always are
+        if how.manner.draft is not None and self._decode != ROWS:
+            raise UserError(
+                f"drafts are tried in passes of the decode family {ROWS!r}, and these chunks are for answers "
+                f"decoded in {self._decode!r}; leave draft out, or make ChunkedLLM with decode={ROWS!r}"
+            )
         composition = self._composition(ids, mode)
         with asked.turn:
-            request = asked.session().scheduler_in(self._decode).submit(composition, max_tokens, sampler)
-        return Stream(asked, request, stops, on_event)
+            scheduler = asked.session().scheduler_in(self._decode)
+            maker = how.manner.maker(scheduler.model.config, how.sampler)
+            request = scheduler.submit(composition, max_tokens, how.sampler, strategy=maker)
+        return Stream(asked, request, how.stops, on_event)
 
     def generate_from_chunks(
         self,

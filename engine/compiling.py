@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from aerie.engine.blocks import GUIDE, ROWS, Blocks
+from aerie.engine.blocks import FEW_ROWS, GUIDE, ROWS, Blocks
 from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import STOP, ContextEnd, context_end
@@ -20,6 +20,7 @@ from aerie.engine.costs import StepCosts
 from aerie.engine.errors import ConfigError, UserError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
+from aerie.engine.family import BlockDiffusion
 from aerie.engine.native import prepare_native
 from aerie.engine.programs import HEADS, Places, program_flops
 from aerie.engine.progress import Reporter, Step
@@ -70,12 +71,31 @@ class RuntimeOptions:
         return config if self.ranks == 1 else part_of(config, self.ranks)
 
     def end(self, config: ModelConfig) -> ContextEnd:
-        """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`."""
+        """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`, and
+        UserError for one that a model of block diffusion cannot have."""
+        if config.diffusion and self.context_end != STOP:
+            raise UserError(
+                f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens one by one, and this "
+                f"model fills in blocks, from multiples of {config.diffusion.block_size} on; leave it out"
+            )
         return context_end(self.context_end, self.blocks(config), config.context)
 
     def blocks(self, config: ModelConfig) -> Blocks:
-        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none, and for
-        what several devices cannot share."""
+        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none, for what
+        several devices cannot share, and for what cannot fill in blocks."""
+        if config.diffusion is None:
+            return self._blocks(config)
+        if self.seq_len is not None:
+            raise UserError(
+                f"--seq-len (SEQ_LEN) asks for programs of {self.seq_len} tokens, in which a position "
+                "sees none after it; in this model's blocks positions see each other: leave it out"
+            )
+        blocks = replace(self, decode=ROWS)._blocks(config)
+        check_block(config.diffusion, blocks)
+        return blocks
+
+    def _blocks(self, config: ModelConfig) -> Blocks:
+        """As blocks, of any model."""
         if self.ranks > 1:
             return self._shared_blocks(config)
         check_shape(config)
@@ -113,6 +133,16 @@ def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode:
             "add one, as 8x512"
         )
     return Blocks(0, blocks, decode, StepCosts(config.layer_weights))
+
+
+def check_block(diffusion: BlockDiffusion, blocks: Blocks) -> None:
+    """UserError for a block of diffusion that no step has rows for."""
+    most = max(FEW_ROWS, *(one.rows for one in blocks.variants))
+    if diffusion.block_size > most:
+        raise UserError(
+            f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes {most}; "
+            f"add one of more to VARIANTS, as {diffusion.block_size}x{blocks.contexts[-1]}"
+        )
 
 
 CONFIG_NAMES = {

@@ -92,6 +92,19 @@ def reason_to_finish(
     return FinishReason.CONTEXT if is_full else None
 
 
+def ending_of(reason: FinishReason | None, max_tokens: int, positions: int) -> str:
+    """Why an answer ended, in words: of so many tokens at most, by a model of so many positions."""
+    return {
+        FinishReason.STOP: "complete",
+        FinishReason.LENGTH: f"cut after {max_tokens} tokens (--n-tokens, N_TOKENS)",
+        FinishReason.CONTEXT: f"cut at the end of the model's context of {positions} positions "
+        "(--context-end, CONTEXT_END)",
+        FinishReason.INTERRUPTED: "stopped",
+        FinishReason.ERROR: "failed",
+        None: "not ended",
+    }[reason]
+
+
 class Generation:
     """Tokens as they are made: iterate over it once. An end-of-sequence token is given too, and ends it.
 
@@ -133,6 +146,7 @@ class Generation:
         self._asked_ids = self.prompt_ids[: len(self.prompt_ids) - len(self._before)]
         self._stop = Stop()
         self.cached_tokens = 0
+        self.passes = None  # a token each
         self._started = self._first = self._last = 0.0
 
     def __iter__(self) -> Iterator[int]:
@@ -186,15 +200,7 @@ class Generation:
     @property
     def ending(self) -> str:
         """Why it ended, in words."""
-        return {
-            FinishReason.STOP: "complete",
-            FinishReason.LENGTH: f"cut after {self._max_new_tokens} tokens (--n-tokens, N_TOKENS)",
-            FinishReason.CONTEXT: f"cut at the end of the model's context of "
-            f"{self._model.positions} positions (--context-end, CONTEXT_END)",
-            FinishReason.INTERRUPTED: "stopped",
-            FinishReason.ERROR: "failed",
-            None: "not ended",
-        }[self.finish_reason]
+        return ending_of(self.finish_reason, self._max_new_tokens, self._model.positions)
 
     @property
     def figures(self) -> Figures:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from aerie.engine.strategies.strategy import Passes
+
 MICROSECONDS = 1e6
 """In a second."""
 
@@ -29,7 +31,8 @@ class Tps:
 
     n_prompt: computed of its prompt. n_generate: made, the first one included. prompt: of n_prompt. generate:
     of the tokens after the first, which comes with the prompt; 0 where there were none. tokenAcceptance:
-    tokens after the first per step that made some: 1 where each takes a step, more where drafts are accepted.
+    tokens after the first per step that made some: 1 where each takes a step, more where drafts are accepted,
+    or blocks are filled in. n_drafted, n_accepted: tokens that were guessed, and those of them that stayed.
     """
 
     n_prompt: int = 0
@@ -37,6 +40,8 @@ class Tps:
     prompt: float = 0.0
     generate: float = 0.0
     tokenAcceptance: float = 0.0  # noqa: N815 (the seed's name)
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 @dataclass
@@ -56,13 +61,15 @@ class Kpis:
         self.prompt.add(seconds)
         self.tps = Tps(n_prompt=tokens, n_generate=1, prompt=_rate(tokens, seconds))
 
-    def generated(self, tokens: int, seconds: float, steps: int | None = None) -> None:
-        """After it came so many more, in so many steps (None: a step each)."""
+    def generated(self, tokens: int, seconds: float, passes: Passes | None = None) -> None:
+        """After it came so many more, in these passes (None: a step each)."""
         if tokens:
             self.generate.add(seconds)
             self.tps.n_generate += tokens
             self.tps.generate = _rate(tokens, seconds)
-            self.tps.tokenAcceptance = tokens / (tokens if steps is None else steps)
+            self.tps.tokenAcceptance = tokens / max(1, passes.passes - 1) if passes else 1.0
+        if passes:
+            self.tps.n_drafted, self.tps.n_accepted = passes.drafted, passes.accepted
 
     def dump(self, sep: str = " ") -> str:
         """The last answer on a line: times in milliseconds, rates in tokens/s."""

@@ -32,6 +32,9 @@ from aerie.engine.sampler import Sampler
 from aerie.kernel_builder.arguments import Argument, Role, bit_words
 from aerie.kernel_builder.arguments import bf16 as bf16_type
 
+_NUMBERS = itertools.count()
+"""Of the rooms on devices, in all homes of this process."""
+
 KeysAndValues: TypeAlias = tuple[BF16Array, BF16Array]
 Layers: TypeAlias = Sequence[KeysAndValues]
 
@@ -102,7 +105,8 @@ class OnHost:
 
 
 class OnDevice:
-    """Buffer objects, two for each layer, of `contexts` positions; their names begin with `name`.
+    """Buffer objects, two for each layer, of `contexts` positions; their names begin with `name` and are no
+    other's, as homes of one runner would else share them.
 
     config: of what is stored (LoadedModel.stored). Its layers are those of the runners in turn: each runner
     has its part of every layer of the model, one after the other. Room that was given back is used again for
@@ -115,7 +119,7 @@ class OnDevice:
         self.caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
         self._config, self._runners = config, runners
         self._contexts = sorted(contexts)
-        self._names = (f"{name}{number}" for number in itertools.count())
+        self._name = name
         self._free: dict[int, list[Room]] = defaultdict(list)
 
     def take(self, positions: int) -> Room:
@@ -134,7 +138,7 @@ class OnDevice:
         self._free[room.layers[0][0].shape[1]].append(room)
 
     def _new(self, context: int) -> Room:
-        config, slot = self._config, next(self._names)
+        config, slot = self._config, f"{self._name}{next(_NUMBERS)}"
         shape = (config.num_key_value_heads, context, config.head_dim)
 
         def array(number: int, name: str) -> BF16Array:

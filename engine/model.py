@@ -183,6 +183,11 @@ def for_many(model: LoadedModel, decode: str) -> LoadedModel:
             "several requests, and chunks, share passes through the programs of variants, where nothing is "
             f"dropped at the end of the context; this model was loaded with {given}: load it without that"
         )
+    if model.config.diffusion and decode != ROWS:
+        raise UserError(
+            f"this model fills in blocks, by passes of the decode family {ROWS!r}, and {decode!r} was asked "
+            "for: leave it out"
+        )
     if model.blocks.devices > 1 and decode != ROWS:
         raise UserError(
             f"{model.blocks.devices} devices share the passes of the decode family {ROWS!r}, and {decode!r} "

@@ -247,7 +247,8 @@ class Paged:
 
     def missing(self, count: int) -> int:
         """Pages that `reserve` would take for so many more tokens."""
-        return -(-(self.length + count) // PAGE) - len(self.pages) + len(self._shared())
+        more = -(-(self.length + count) // PAGE) - len(self.pages)
+        return max(0, more) + len(self._shared())
 
     def reserve(self, count: int) -> None:
         """Have room to write so many more tokens, in pages that nobody else holds. PoolFullError, which
@@ -300,8 +301,9 @@ class Paged:
 
     def put_aside(self) -> Aside:
         """A copy of what is held, behind the pool's pages. PoolFullError where there is no room."""
-        places = self.pool.spare.take(len(self.pages))
-        for page, place in zip(self.pages, places, strict=True):
+        pages = self.pages[: -(-self.length // PAGE)]
+        places = self.pool.spare.take(len(pages))
+        for page, place in zip(pages, places, strict=True):
             self.pool.copy(page, self.pool.manager.pages + place)
         return Aside(self.pool, self.token_ids[:], places, len(self._keys) * PAGE, self._by_blocks)
 

@@ -35,22 +35,29 @@ from aerie.runtime import HostWork, Recording
 
 class Piece(NamedTuple):
     """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted.
-    `decoded`: it is one token, which is decoded in the family guide."""
+    `decoded`: it is one token, which is decoded in the family guide. held: the sequence holds the first so
+    many of them afterwards, None for all; it has the rest only where `Ragged.keep` says so."""
 
     sequence: Paged
     tokens: Sequence[Token]
     wanted: int = 1
     decoded: bool = False
+    held: int | None = None
 
 
 class Ragged:
-    """Runs steps of several sequences. One at a time, as its buffers are those of the model's programs."""
+    """Runs steps of several sequences. One at a time, as its buffers are those of the model's programs.
+
+    `block` is how many positions see each other, from a multiple of it on: 1, or a block of diffusion. A
+    piece ends where one does.
+    """
 
     def __init__(self, model: LoadedModel, pool: PagePool, window: Window) -> None:
         self._model, self._pool, self._window = model, pool, window
         self._recorded: dict[tuple[int, int, str], _Pass] = {}
         self._token_pass: TokenPass | None = None
         rows = {one.rows for one in model.blocks.variants if one.rows > 1}
+        self.block = model.config.diffusion.block_size if model.config.diffusion else 1
         self._rows = sorted(rows | {n for n in ROWS if 1 < n <= FEW_ROWS})
 
     @property
@@ -68,8 +75,8 @@ class Ragged:
         return True
 
     def step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
-        """Run these tokens, of different sequences, which hold them then; logits of the wanted ones, each
-        (vocab_size,), piece after piece.
+        """Run these tokens, of different sequences, which hold them then, or as many as `Piece.held` says;
+        logits of the wanted ones, each (vocab_size,), piece after piece.
 
         Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
         each sequence holds as it was, or as after the step.
@@ -102,13 +109,18 @@ class Ragged:
         hidden = self._hidden(pieces, bases, width)
         logits = head_rows(self._model, hidden) if len(hidden) else []
         for piece in pieces:
-            piece.sequence.advance(piece.tokens)
-            self._window.wrote(piece.sequence)
+            self.keep(piece.sequence, piece.tokens[: piece.held])
         return logits
+
+    def keep(self, sequence: Paged, tokens: Sequence[Token]) -> None:
+        """Have a sequence hold tokens that stood after those it holds in the last step that it was in."""
+        if tokens:
+            sequence.advance(tokens)
+            self._window.wrote(sequence)
 
     def _hidden(self, pieces: Sequence[Piece], bases: Sequence[int], width: int) -> BF16Array:
         """The last layer's output for the wanted rows."""
-        model, stand = self._model, _Stand.of(pieces, bases, width, self._window.context)
+        model, stand = self._model, _Stand.of(pieces, bases, width, self._window.context, self.block)
         with model.host_timer("embedding"):
             x = np.zeros((width, model.config.hidden_size), bf16)
             tokens = [token for piece in pieces for token in piece.tokens]
@@ -153,7 +165,8 @@ class _Stand(NamedTuple):
     wanted: NDArray[np.int64]
 
     @staticmethod
-    def of(pieces: Sequence[Piece], bases: Sequence[int], width: int, context: int) -> _Stand:
+    def of(pieces: Sequence[Piece], bases: Sequence[int], width: int, context: int, block: int = 1) -> _Stand:
+        """block: how many positions from a multiple of it on see each other, beside all before them."""
         positions, seen = np.zeros(width, np.int64), np.zeros((width, context), bool)
         to_window, to_pool, wanted, row = [], [], [], 0
         for piece, base in zip(pieces, bases, strict=True):
@@ -161,7 +174,7 @@ class _Stand(NamedTuple):
             rows = slice(row, row + count)
             positions[rows] = np.arange(first, first + count)
             within = np.arange(first + count)
-            seen[rows, base : base + first + count] = within <= positions[rows, None]
+            seen[rows, base : base + first + count] = within // block <= positions[rows, None] // block
             to_window.append(base + positions[rows])
             to_pool.append(piece.sequence.places(first, count))
             wanted.append(np.arange(row + count - piece.wanted, row + count))

@@ -17,7 +17,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from aerie.engine.blocks import GUIDE
 from aerie.engine.composing import Beginning, Composition, beginning_of
@@ -25,16 +25,28 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.forward import check_prompt
-from aerie.engine.generate import Figures, FinishReason, Recover, check_asked, give_up, reason_to_finish
+from aerie.engine.generate import (
+    Figures,
+    FinishReason,
+    Generation,
+    Recover,
+    check_asked,
+    ending_of,
+    give_up,
+    never,
+    reason_to_finish,
+)
 from aerie.engine.model import LoadedModel
-from aerie.engine.numerics import BF16Array, F32Array, bf16
+from aerie.engine.numerics import bf16
 from aerie.engine.pages import PAGE, Aside, Paged, PagePool, PoolFullError, page_bytes
 from aerie.engine.ragged import Piece, Ragged
 from aerie.engine.sampler import Sampler
+from aerie.engine.strategies.manner import default_maker
+from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
 from aerie.engine.windows import Window
 from aerie.runtime import RunError
 
-Rows: TypeAlias = "list[BF16Array | F32Array]"
+Rows: TypeAlias = "list[Row]"
 Prompt: TypeAlias = "Sequence[Token] | Composition"
 
 MOST_ANSWERS = 32
@@ -50,21 +62,30 @@ class Request:
 
     `priority`: the higher goes first. `turn`: the lower does. `cached_tokens`: of the prompt, those that were
     found in the pool. `finish_reason` says why it ended, None while it has not; or `error` does.
+    `interrupted` is asked after every step of `steps`; True ends it.
     """
 
     def __init__(
-        self, scheduler: Scheduler, begins: Beginning, max_tokens: int, sampler: Sampler, priority: int
+        self,
+        scheduler: Scheduler,
+        begins: Beginning,
+        max_tokens: int,
+        sampler: Sampler,
+        priority: int,
+        strategy: Maker,
     ) -> None:
         self.begins, self.prompt = begins, tuple(begins.tokens)
         self.prompt_ids = tuple(ids_among(self.prompt))
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.error: UserError | None = None
+        self.interrupted: Callable[[], bool] = never
         self.priority, self.cached_tokens = priority, 0
-        self._scheduler, self._max_tokens, self._sampler = scheduler, max_tokens, sampler
+        self._scheduler, self.max_tokens, self._sampler = scheduler, max_tokens, sampler
         self.turn = scheduler.turn_of(priority)
         self._started = scheduler.clock()
         self._first = self._last = self._started
+        self.strategy = strategy(self)
 
     @property
     def is_over(self) -> bool:
@@ -76,9 +97,22 @@ class Request:
         """All that its sequence has, or will have, of which the last is not computed yet."""
         return (*self.prompt, *self.token_ids)
 
-    def due(self, length: int, decoding: bool) -> Sequence[Token]:
-        """The tokens after the first `length` that can be run now: one, where it is `decoding`."""
-        return self.tokens[length : length + 1 if decoding else self.begins.runs_to(length)]
+    @property
+    def positions(self) -> int:
+        """The most that its sequence can have."""
+        return self._scheduler.model.positions
+
+    @property
+    def left(self) -> int:
+        """How many more tokens were asked for."""
+        return self.max_tokens - len(self.token_ids)
+
+    def after(self, length: int) -> Sequence[Token]:
+        """The tokens after the first `length` that can be run at once, up to what is laid next."""
+        return self.tokens[length : self.begins.runs_to(length)]
+
+    def __iter__(self) -> Iterator[int]:
+        return (token for token in self.steps() if token is not None)
 
     def steps(self) -> Iterator[int | None]:
         """The tokens as they come, and None after each step that gave none. Raises what `error` is."""
@@ -92,13 +126,10 @@ class Request:
             if self.is_over:
                 return
             self._scheduler.step()
+            if self.interrupted():
+                self.stop()
             if given == len(self.token_ids) and not self.is_over:
                 yield None
-
-    def stop(self) -> None:
-        """End it where it is."""
-        if not self.is_over:
-            self.finish_reason = FinishReason.INTERRUPTED
 
     def go_on_with(self, model: LoadedModel) -> None:
         """The scheduler is told by itself."""
@@ -108,21 +139,54 @@ class Request:
         times = self._started, self._first, self._last
         return Figures.between(len(self.prompt), len(self.token_ids), *times)
 
-    def pick(self, logits: BF16Array | F32Array, model: LoadedModel, length: int) -> None:
-        """The next token, after `length` positions, unless it was stopped; or an error, which is this
-        request's alone."""
+    @property
+    def passes(self) -> Passes:
+        """What it took so far."""
+        return self.strategy.passes
+
+    @property
+    def ending(self) -> str:
+        """Why it ended, in words."""
+        reason = FinishReason.ERROR if self.error else self.finish_reason
+        return ending_of(reason, self.max_tokens, self.positions)
+
+    def took(self, due: Due, rows: Sequence[Row]) -> int:
+        """What its strategy makes of these logits, unless it was stopped, and how many of the tokens that
+        were tried stay; or an error, which is this request's alone."""
         if self.is_over:
-            return
+            return 0
         try:
-            token = self._sampler(logits, self.prompt_ids, self.token_ids)
+            return self.strategy.took(due, rows)
         except UserError as error:
             self.error = error
-            return
+            return 0
+
+    def draw(self, logits: Row) -> int:
+        """See Making."""
+        return self._sampler(logits, self.prompt_ids, self.token_ids)
+
+    def say(self, token: int) -> bool:
+        """See Making."""
         self._last = self._scheduler.clock()
         if not self.token_ids:
             self._first = self._last
         self.token_ids.append(token)
-        self.finish_reason = reason_to_finish(model, token, len(self.token_ids) >= self._max_tokens, length)
+        held = len(self.prompt) + len(self.token_ids) - 1
+        self.finish_reason = reason_to_finish(self._scheduler.model, token, self.left <= 0, held)
+        return self.finish_reason is None
+
+    def end(self, reason: FinishReason) -> None:
+        """See Making."""
+        if not self.is_over:
+            self.finish_reason = reason
+
+    def stop(self) -> None:
+        """End it where it is."""
+        self.end(FinishReason.INTERRUPTED)
+
+
+Answer: TypeAlias = "Generation | Request"
+"""One that is made by itself, or one among many."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +203,20 @@ class Counts:
     laid_tokens: int = 0
 
 
+class _Chosen(NamedTuple):
+    """What is run of a request in a step."""
+
+    request: Request
+    due: Due
+    piece: Piece
+
+
 class _Reading:
     """A prompt that is read, of so many last tokens of which logits are wanted; `rows` has them then. It goes
     on the sequence from position `first`, which holds it afterwards where it is kept."""
 
     def __init__(self, begins: Beginning, sequence: Paged, first: int, wanted: int, is_kept: bool) -> None:
-        self.sequence, self.rows = sequence, list[BF16Array | F32Array]()
+        self.sequence, self.rows = sequence, list[Row]()
         self._begins, self._first, self._wanted, self._is_kept = begins, first, wanted, is_kept
         self._left = len(begins.tokens)
         sequence.go_back(first)
@@ -164,7 +236,7 @@ class _Reading:
         wanted = self._wanted - self._left + len(tokens)
         return Piece(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
 
-    def took(self, piece: Piece, logits: Iterator[BF16Array | F32Array]) -> None:
+    def took(self, piece: Piece, logits: Iterator[Row]) -> None:
         """A step has run it, and gave these."""
         self.rows += itertools.islice(logits, piece.wanted)
         self._left -= len(piece.tokens)
@@ -178,6 +250,15 @@ def _check(begins: Beginning, config: ModelConfig, past: int, name: str) -> None
         check_prompt(begins.tokens, config, past=past)
     except PromptError as error:
         raise PromptError(f"{name}{error}") from None
+
+
+def _check_blocks(positions: Sequence[int], block: int) -> None:
+    """UserError for a position within a block of diffusion."""
+    if inside := [one for one in positions if one % block]:
+        raise UserError(
+            f"position {inside[0]} is within a block of {block} tokens, which see each other; go on from a "
+            f"multiple of {block}"
+        )
 
 
 class Scheduler:
@@ -204,21 +285,30 @@ class Scheduler:
 
     def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left by this model: another device's, or the first one. The pool stays."""
-        self._model, self._ragged = model, Ragged(model, self.pool, self._window(model))
+        self.model, self._ragged = model, Ragged(model, self.pool, self._window(model))
         self._by_token = model.blocks.decode == GUIDE
 
     def turn_of(self, priority: int) -> tuple[int, int]:
         """Of a request that comes now; no two have the same."""
         return self.counts.steps - PATIENCE * priority, next(self._arrivals)
 
-    def submit(self, prompt: Prompt, max_tokens: int, sampler: Sampler, priority: int = 0) -> Request:
-        """A request that waits for its turn. PromptError and UserError for what cannot be run at all."""
+    def submit(
+        self,
+        prompt: Prompt,
+        max_tokens: int,
+        sampler: Sampler,
+        priority: int = 0,
+        strategy: Maker | None = None,
+    ) -> Request:
+        """A request that waits for its turn; strategy: how it is made, None for the model's own way.
+        PromptError and UserError for what cannot be run at all."""
         begins = beginning_of(prompt)
-        check_asked(self._model, begins.tokens, max_tokens, sampler)
+        check_asked(self.model, begins.tokens, max_tokens, sampler)
         pages = -(-(len(begins.tokens) + 1) // PAGE)
         if pages > self.pool.manager.pages:
             raise PoolFullError(pages, self.pool.manager.pages, self.pool.manager.pages)
-        request = Request(self, begins, max_tokens, sampler, priority)
+        maker = strategy or default_maker(self.model.config, sampler)
+        request = Request(self, begins, max_tokens, sampler, priority, maker)
         self._waiting.append(request)
         return request
 
@@ -245,7 +335,8 @@ class Scheduler:
         begins = [beginning_of(prompt) for prompt in prompts]
         for number, each in enumerate(begins):
             past = after[number][1] if after else 0
-            _check(each, self._model.config, past, f"request {number}: " if len(begins) > 1 else "")
+            _check(each, self.model.config, past, f"request {number}: " if len(begins) > 1 else "")
+        _check_blocks([first for _, first in after], self._ragged.block)
         places = after or [(Paged(self.pool, each.key), 0) for each in begins]
         every = zip(begins, places, wanted or [1] * len(begins), strict=True)
         readings = [_Reading(one, *place, count, is_kept=bool(after)) for one, place, count in every]
@@ -266,7 +357,7 @@ class Scheduler:
         budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[_Reading, Piece]]()
         free = self.pool.manager.free
         for reading, tokens in zip(readings, left, strict=True):
-            piece = reading.piece(tokens[:budget])
+            piece = reading.piece(tokens[: self._whole(len(tokens), budget, bool(chosen))])
             cut, sequence = piece.tokens, piece.sequence
             if not cut or not self._ragged.fits([*(one for _, one in chosen), piece]):
                 continue
@@ -279,6 +370,11 @@ class Scheduler:
             chosen.append((reading, piece))
         return chosen
 
+    def _whole(self, tokens: int, budget: int, others: bool) -> int:
+        """How many of so many tokens are run in a budget of rows: whole blocks, where a model has these."""
+        block = self._ragged.block
+        return tokens if tokens <= budget else max(budget, 0 if others else block) // block * block
+
     def step(self) -> None:
         """One pass for all that can be in it. An exception, KeyboardInterrupt too, leaves each request as it
         was before."""
@@ -288,16 +384,17 @@ class Scheduler:
         chosen = self._choose()
         if not chosen:
             return
-        pieces = [piece for _, piece in chosen]
+        pieces = [piece for _, _, piece in chosen]
         logits = iter(self._run(pieces))
         rows = sum(len(piece.tokens) for piece in pieces)
         self.counts = replace(self.counts, steps=self.counts.steps + 1, rows=self.counts.rows + rows)
-        for request, piece in chosen:
-            if piece.wanted:
-                request.pick(next(logits), self._model, piece.sequence.length)
+        for request, due, piece in chosen:
+            if due.wanted:
+                stay = request.took(due, [*itertools.islice(logits, due.wanted)])
+                self._ragged.keep(piece.sequence, due.tried[:stay])
         self._leave_out()
 
-    def _run(self, pieces: Sequence[Piece]) -> Sequence[BF16Array | F32Array]:
+    def _run(self, pieces: Sequence[Piece]) -> Sequence[Row]:
         try:
             return self._ragged.step(pieces)
         except RunError as error:
@@ -309,13 +406,14 @@ class Scheduler:
         off, is left to be computed again."""
         self.pool.take_back()
         for request, sequence in self._running.items():
-            if not request.is_over and sequence.length == len(request.tokens):
-                sequence.go_back(sequence.length - 1)
+            if not request.is_over and sequence.length > (most := request.strategy.most_held):
+                sequence.go_back(most)
+        for request in [one for one in (*self._waiting, *self._running) if one.is_over]:
+            request.strategy.close()
+            for held in (self._running.pop(request, None), self._aside.pop(request, None)):
+                if held:
+                    held.release()
         self._waiting = [one for one in self._waiting if not one.is_over]
-        for request in [one for one in self._running if one.is_over]:
-            self._running.pop(request).release()
-        for request in [one for one in self._aside if one.is_over]:
-            self._aside.pop(request).release()
 
     def _admit(self) -> None:
         """Take in those whose pages are free, in the order of their turns: nobody is passed by."""
@@ -323,9 +421,7 @@ class Scheduler:
         while self._waiting and len(self._running) < MOST_ANSWERS:
             request = self._waiting[0]
             sequence = Paged(self.pool, request.begins.key)
-            found = sequence.begin(
-                request.tokens[: len(request.prompt) + 1] if self._by_token else request.tokens
-            )
+            found = sequence.begin(self._findable(request))
             if (missing := sequence.missing(len(request.tokens) - found)) > self.pool.manager.free:
                 sequence.release()
                 if self._running:
@@ -348,30 +444,37 @@ class Scheduler:
             request.cached_tokens += 0 if request.token_ids else laid
             self.counts = replace(self.counts, laid_tokens=self.counts.laid_tokens + laid)
 
-    def _choose(self) -> list[tuple[Request, Piece]]:
+    def _choose(self) -> list[_Chosen]:
         """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
         in the window."""
-        decoding = {one: self._is_decoding(one) for one in self._running}
-        left = {one: one.due(sequence.length, decoding[one]) for one, sequence in self._running.items()}
-        order = sorted(self._running, key=lambda one: (len(left[one]) > 1, one.turn))
-        budget = self._rows_for(sum(map(len, left.values())))
-        chosen: list[tuple[Request, Piece]] = []
+        dues = {one: self._due(one) for one in self._running}
+        order = sorted(self._running, key=lambda one: (not dues[one].is_answer, one.turn))
+        budget = self._rows_for(sum(len(due.tokens) for due in dues.values()))
+        chosen: list[_Chosen] = []
         for request in order:
-            tokens = left[request][:budget] if request in self._running else ()
-            if not tokens or not self._has_pages(request, len(tokens), [one for one, _ in chosen]):
+            due = dues[request].cut(max(budget, 0 if chosen else dues[request].whole))
+            if not due.tokens or request not in self._running:
+                continue
+            if not self._has_pages(request, len(due.tokens), [one for one, _, _ in chosen]):
                 continue
             sequence = self._running[request]
-            is_all = sequence.length + len(tokens) == len(request.tokens)
-            piece = Piece(sequence, tokens, int(is_all), decoding[request])
-            if not self._ragged.fits([*(one for _, one in chosen), piece]):
-                continue
-            chosen.append((request, piece))
-            budget -= len(tokens)
+            piece = Piece(sequence, due.tokens, due.wanted, self._is_decoding(request), due.held)
+            if self._ragged.fits([*(each.piece for each in chosen), piece]):
+                chosen.append(_Chosen(request, due, piece))
+                budget -= len(due.tokens)
         return chosen
 
-    def _findable(self, request: Request) -> int | None:
-        """How many of its tokens may be looked for, and the one after them; in guide these are its prompt."""
-        return len(request.prompt) + 1 if self._by_token else None
+    def _due(self, request: Request) -> Due:
+        """What of it can be run; one token, where it is decoded in the family guide. Answers share the rows
+        of a program that reads each weight once for few rows."""
+        share = max(1, MOST_ANSWERS // len(self._running))
+        due = request.strategy.due(self._running[request].length, share)
+        return due.cut(1) if self._is_decoding(request) else due
+
+    def _findable(self, request: Request) -> Sequence[Token]:
+        """Its tokens that may be looked for, and one after them; in guide these are its prompt."""
+        tokens = request.strategy.findable
+        return tokens[: len(request.prompt) + 1] if self._by_token else tokens
 
     def _is_decoding(self, request: Request) -> bool:
         """Whether its next token is decoded in the family guide: it was made by the model."""
@@ -380,7 +483,7 @@ class Scheduler:
     def _rows_for(self, tokens: int) -> int:
         """How many rows the next step has, of so many that could run: as the planner cuts a prompt."""
         most = min(tokens, STEP_TOKENS, self._ragged.most_rows)
-        return self._model.blocks.plan(most, 0)[0].n_process if most > MOST_ANSWERS else most
+        return self.model.blocks.plan(most, 0)[0].n_process if most > MOST_ANSWERS else most
 
     def _has_pages(self, request: Request, count: int, stay: Sequence[Request]) -> bool:
         """Whether there are pages to write so many tokens; where not, others give way, but for those that
@@ -413,7 +516,7 @@ class Scheduler:
         pages that nobody else holds, as the others' are found again."""
         if len(sequence.pages) > self.pool.spare.free:
             return False
-        config = self._model.stored
+        config = self.model.stored
         own = sequence.length - PAGE * sum(map(self.pool.manager.is_shared, sequence.pages))
         weights = bf16.itemsize * config.num_hidden_layers * config.layer_weights
         copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice

@@ -48,8 +48,9 @@ from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
-from aerie.engine.scheduler import MOST_ANSWERS, Request, Scheduler
+from aerie.engine.scheduler import MOST_ANSWERS, Answer, Scheduler
 from aerie.engine.sharding import WeightsOfRank
+from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.windows import window_of
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
@@ -94,7 +95,8 @@ class Session:
         """
         model = self.model
         check_prompt(prompt_ids, model.config, model.seq_len, endless=model.end.drops)
-        model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
+        if model.config.diffusion is None:
+            model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
 
     def generate(
         self,
@@ -102,8 +104,14 @@ class Session:
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
-    ) -> Generation:
-        """Tokens that continue `prompt_ids`; see make_room and Generation."""
+        manner: Manner = PLAIN,
+    ) -> Answer:
+        """Tokens that continue `prompt_ids`; see make_room and Generation. Made in another manner than one
+        token after the other, or by blocks, they are a request of `scheduler`; see Manner.maker too."""
+        if maker := manner.maker(self.model.config, sampler):
+            request = self.scheduler.submit(prompt_ids, max_new_tokens, sampler, strategy=maker)
+            request.interrupted = interrupted
+            return request
         self.make_room(prompt_ids)
         return Generation(
             self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
@@ -112,6 +120,7 @@ class Session:
     def go_on(self, max_new_tokens: int, interrupted: Callable[[], bool] = never) -> Generation:
         """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
         there is none."""
+        self.check_says_tokens("an answer goes on after its last token")
         said = self.kept.said
         if said is None or not said.token_ids:
             raise UserError(
@@ -148,7 +157,8 @@ class Session:
 
     def chunk_registry(self, folder: Path | None = None, decode: str = ROWS) -> ChunkRegistry:
         """Chunks on a scheduler's pool; kept in `folder` too, where one is given. UserError, as scheduler_in,
-        and for a folder that cannot be used."""
+        for a model of block diffusion, and for a folder that cannot be used."""
+        self.check_says_tokens("chunks are texts of which no token sees one after it")
         pool, made_by = self.scheduler_in(decode).pool, self.made_by(for_many(self.model, decode))
         files = ChunkFolder(folder, made_by, self.note) if folder else None
         return ChunkRegistry(pool, self.model.rope, self.read_apart, files)
@@ -164,6 +174,15 @@ class Session:
             raise
         except RunError as error:
             return read(self.recover(error, "while a chunk was read"))
+
+    def check_says_tokens(self, what: str) -> None:
+        """UserError, which says `what` was asked for, where the model does not say one token after the
+        other."""
+        if blocks := self.model.config.diffusion:
+            raise UserError(
+                f"{what}, and this model fills in blocks of {blocks.block_size} tokens that see each other: "
+                "ask for whole answers (generate, stream, generate_batch)"
+            )
 
     def _first_key(self, model: LoadedModel) -> bytes:
         """Of a pool's pages: all that the bits of keys and values depend on but the tokens."""
@@ -229,9 +248,7 @@ class Session:
         """The text of tokens as they are made, such as those of a Generation, without those that end it."""
         yield from filter(None, self._decoded(tokens))
 
-    def pieces(
-        self, generation: Generation | Request, stop: Collection[int] = ()
-    ) -> Generator[str, None, None]:
+    def pieces(self, generation: Answer, stop: Collection[int] = ()) -> Generator[str, None, None]:
         """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
         each of its steps, "" where a step gave none."""
         yield from self._decoded(_until(generation, stop))
@@ -264,7 +281,7 @@ def _read_apart(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCac
     return cache
 
 
-def _until(generation: Generation | Request, stop: Collection[int]) -> Iterator[int | None]:
+def _until(generation: Answer, stop: Collection[int]) -> Iterator[int | None]:
     for token in generation.steps():
         if token in stop:
             generation.finish_reason = FinishReason.STOP

@@ -10,9 +10,10 @@ from typing import NamedTuple, Protocol, TextIO
 
 from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError, UserError
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
 from aerie.engine.progress import stop_on_interrupt
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Answer
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.lines import Entry, Read, next_entry
 
@@ -34,9 +35,9 @@ class ChatSession(Protocol):
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool],
-    ) -> Generation: ...
+    ) -> Answer: ...
 
-    def text(self, generation: Generation) -> Iterator[str]: ...
+    def text(self, generation: Answer) -> Iterator[str]: ...
 
 
 class Command(NamedTuple):
@@ -70,7 +71,7 @@ class Chat:
         self._conversation = Conversation(system)
         self._unanswered: tuple[str, tuple[Turn, ...]] | None = None
         """The last message, where its answer failed, and the turns before it."""
-        self._last: Generation | None = None
+        self._last: Answer | None = None
         self._file: Path | None = None
         """Where this conversation is saved already."""
         self._is_left = False
@@ -133,7 +134,7 @@ class Chat:
             self._unanswered, self._last = None, generation
             self._note_ending(generation)
 
-    def _note_ending(self, generation: Generation) -> None:
+    def _note_ending(self, generation: Answer) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
             self._note(f"[{generation.ending}; {ROOM}]")
         elif generation.finish_reason is not FinishReason.STOP:

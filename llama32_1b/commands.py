@@ -14,9 +14,10 @@ from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_progr
 from aerie.engine.config import load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import UserError
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
 from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
@@ -100,7 +101,7 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(
     arguments: argparse.Namespace, report: Reporter, out: TextIO | None
-) -> tuple[Session, Generation, str]:
+) -> tuple[Session, Answer, str]:
     """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
@@ -115,11 +116,11 @@ def _answer(
     return session, generation, text
 
 
-def _exit_code(generation: Generation) -> int:
+def _exit_code(generation: Answer) -> int:
     return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
 
 
-def _record(session: Session, generation: Generation, text: str) -> dict[str, object]:
+def _record(session: Session, generation: Answer, text: str) -> dict[str, object]:
     """What --json prints. Times in seconds; tokens_per_s is null where there was no second token."""
     figures, reason = generation.figures, generation.finish_reason
     return {

@@ -72,7 +72,8 @@ class Buffers:
     def array(self, name: str, argument: Argument) -> Array:
         """A writable view on the buffer object `name`, which stays until `clear`, whatever sets share it.
 
-        The argument tells shape and dtype. RunError where there is none to be had.
+        The argument tells shape and dtype. RunError where there is none to be had, ArrayError where there is
+        one of another shape.
         """
         found = self._arrays.get(name)
         if found is None:
@@ -80,6 +81,7 @@ class Buffers:
             found = self._arrays[name] = self._shared[name] = Buffer(name, bo, argument, shared=True)
             found.in_place = True
             BufferSet.views_given += 1
+        _check_alike(found, f"array '{name}'", argument, name)
         return found.view
 
     def clear(self) -> None:

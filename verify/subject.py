@@ -11,11 +11,12 @@ import numpy as np
 
 from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import FinishReason, Generation, never
+from aerie.engine.generate import FinishReason, never
 from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.sampler import F64Array, Sampler, Tokens
+from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.chat import Chat
@@ -158,7 +159,7 @@ class _Listening:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorders: list[Recorder] = []
-        self._generations: list[Generation] = []
+        self._generations: list[Answer] = []
         self._heard: list[list[int]] = []
 
     @property
@@ -174,7 +175,7 @@ class _Listening:
         max_new_tokens: int,
         sampler: Sampler,  # noqa: ARG002 (as greedy as the one that records)
         interrupted: Callable[[], bool] = never,
-    ) -> Generation:
+    ) -> Answer:
         recorder = Recorder()
         generation = self._session.generate(prompt_ids, max_new_tokens, recorder, interrupted)
         self._recorders.append(recorder)  # what was refused is no answer
@@ -182,10 +183,10 @@ class _Listening:
         self._heard.append([])
         return generation
 
-    def text(self, generation: Generation) -> Iterator[str]:
-        return self._session.text(cast(Generation, self._overhear(generation)))  # which is only iterated
+    def text(self, generation: Answer) -> Iterator[str]:
+        return self._session.text(cast(Answer, self._overhear(generation)))  # which is only iterated
 
-    def _overhear(self, generation: Generation) -> Iterator[int]:
+    def _overhear(self, generation: Answer) -> Iterator[int]:
         for token in generation:
             self._heard[-1].append(token)
             yield token

@@ -1,1 +1,4 @@
-"""Several tokens out of one pass: `choosing.py` has the rules by which block diffusion chooses them."""
+"""How an answer is made, pass by pass: a token after the other, with drafts, or block by block.
+
+`strategy.py` is what a strategy tells the scheduler; a file each has the strategies.
+"""

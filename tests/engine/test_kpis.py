@@ -3,6 +3,7 @@
 import pytest
 
 from aerie.engine.kpis import Kpi, Kpis, Tps
+from aerie.engine.strategies.strategy import Passes
 
 
 def test_the_seeds_line():
@@ -19,10 +20,10 @@ def test_samples_mean_and_last_are_of_all_answers_and_rates_of_the_last():
     kpis.prompted(100, 0.5)
     kpis.generated(10, 2.0)
     kpis.prompted(30, 0.1)
-    kpis.generated(8, 1.0, steps=4)
+    kpis.generated(8, 1.0, Passes(passes=5, drafted=9, accepted=4))
     assert kpis.prompt == Kpi(2, pytest.approx(300_000), pytest.approx(100_000))
     assert kpis.generate == Kpi(2, pytest.approx(1_500_000), pytest.approx(1_000_000))
-    assert kpis.tps == Tps(30, 9, pytest.approx(300), pytest.approx(8), 2.0)
+    assert kpis.tps == Tps(30, 9, pytest.approx(300), pytest.approx(8), 2.0, 9, 4)
 
 
 def test_an_answer_of_one_token_has_no_second_phase():

@@ -312,7 +312,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "scheduler.Request.pick")
+BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "scheduler.Request.took")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 
@@ -438,18 +438,20 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
                 {"prompt": QUESTIONS[0], "temperature": -1.0},
                 {"prompt": [], "max_tokens": 5},
                 {"prompt": "x", "warmth": 3},
+                {"prompt": "x", "priority": "high"},
             ]
         )
-        *answers, cold, empty, unknown = many
+        *answers, cold, empty, unknown, urgent = many
         wanted = [*alone, drawn, stopped]
         assert [(one.text, one.token_ids) for one in answers[:5]] == [
             (a.text, a.token_ids) for a in wanted[:5]
         ]
         assert (answers[5].text, answers[5].finish_reason) == (stopped.text, FinishReason.STOP)
-        assert {one.finish_reason for one in (cold, empty, unknown)} == {FinishReason.ERROR}
+        assert {one.finish_reason for one in (cold, empty, unknown, urgent)} == {FinishReason.ERROR}
         assert cold.error == "temperature is -1.0; it must be 0 (greedy) or more"
         assert empty.error.startswith("the prompt is empty")
-        assert "a request has a setting that cannot be taken" in unknown.error
+        assert unknown.error.startswith("there is no option 'warmth'; there are temperature, ")
+        assert "a request has a setting that cannot be taken" in urgent.error
         scheduler = model._open().scheduler
         assert [one for one in scheduler._running if not one.is_over] == []
         counts = scheduler.counts
@@ -464,7 +466,7 @@ def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> Non
     with load("demo", decode="rows", kv_pool=640) as model:
         scheduler = model._open().scheduler
         with monkeypatch.context() as patch:
-            patch.setattr(Request, "pick", lambda *_: signal.raise_signal(signal.SIGINT))
+            patch.setattr(Request, "took", lambda *_: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 model.generate_batch(QUESTIONS)
         assert [len(logits) for logits in model.forward_batch([5], [1])] == [1]
@@ -517,3 +519,17 @@ def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None
         assert (batch[0].usage.cached_tokens, len(notes)) == (0, len(notes))
         assert model.generate(asked, temperature=1.5, seed=2).token_ids == first.token_ids
     assert any("decode in rows" in note for note in notes)
+
+
+def test_schedulers_of_one_session_do_not_share_a_window() -> None:
+    """An answer of one is under way while the other writes keys and values of its own."""
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+    prompt, other = drawn_prompts(1500)[5:7]
+    alone = list(Generation(session.model, prompt, 12, Sampler(temperature=1.0, seed=1)))
+    request = session.scheduler_in("rows").submit(prompt, 12, Sampler(temperature=1.0, seed=1))
+    beside = session.scheduler_in("guide").submit(other, 12, Sampler(temperature=1.0, seed=2))
+    while not request.is_over:
+        session.scheduler_in("rows").step()
+        session.scheduler_in("guide").step()
+    assert request.token_ids == alone
+    assert beside.token_ids

@@ -1,0 +1,58 @@
+"""What comes next, guessed without the model: texts say again what they have said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+LONGEST, SHORTEST = 4, 2
+"""Tokens of the n-grams by which a place that was like this one is looked for."""
+
+
+class Drafter(Protocol):
+    """Guesses for one answer."""
+
+    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """Up to `most` guesses of what follows these ids, prompt and answer; none where it has none."""
+
+    def close(self) -> None:
+        """The answer is over: let go of what is held."""
+
+
+class Lookup:
+    """Prompt lookup: what followed the last place that ended as the text ends now, by the longest n-gram.
+
+    Where that runs into the end of the text it goes on over its own guesses: a text that repeats a line is
+    taken to repeat it again. An answer has one of its own, which remembers the text that it was shown: a call
+    costs as much as what is new in it.
+    """
+
+    def __init__(self) -> None:
+        self._follows: dict[tuple[int, ...], int] = {}
+        self._known = 0
+
+    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """See Drafter. `tokens` begins with those of the call before."""
+        self._learn(tokens)
+        place = next((at for key in _ends(tokens, len(tokens)) if (at := self._follows.get(key))), None)
+        if place is None:
+            return ()
+        text = list(tokens[place:])
+        for _ in range(most):
+            text.append(text[len(text) - (len(tokens) - place)])
+        return text[len(tokens) - place :]
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Remember where each n-gram was last, but for those at the very end, which all of them are like."""
+        for end in range(self._known, len(tokens)):
+            for key in _ends(tokens, end):
+                self._follows[key] = end
+        self._known = len(tokens)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _ends(tokens: Sequence[int], end: int) -> list[tuple[int, ...]]:
+    """The n-grams that end before this position, the longest first."""
+    return [tuple(tokens[end - n : end]) for n in range(LONGEST, SHORTEST - 1, -1) if n <= end]

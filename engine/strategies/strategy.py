@@ -1,0 +1,124 @@
+"""What a strategy tells the scheduler: which tokens of an answer go into the next pass, and what comes of it.
+
+A pass has rows that stay, whose keys and values the sequence holds from then on, and rows that are tried:
+they see all that the sequence holds and each other, and leave no trace, unless the strategy has some of them
+stay when it has seen the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from aerie.engine.embeddings import Token
+from aerie.engine.generate import FinishReason
+from aerie.engine.numerics import BF16Array, F32Array
+
+Row: TypeAlias = "BF16Array | F32Array"
+"""Logits after one position, (vocab_size,)."""
+
+
+class Due(NamedTuple):
+    """Tokens that can be run next, after the positions that a sequence holds.
+
+    wanted: of how many of the last ones logits are wanted. held: how many of the first ones stay; what comes
+    after them is tried. whole: they are cut after a multiple of so many only. is_answer: whether an answer
+    waits for them, which then goes before prompts that are read.
+    """
+
+    tokens: Sequence[Token]
+    wanted: int
+    held: int
+    whole: int = 1
+    is_answer: bool = False
+
+    def cut(self, rows: int) -> Due:
+        """The first of them, as many as so many rows take."""
+        if rows >= len(self.tokens):
+            return self
+        count = max(0, rows) // self.whole * self.whole
+        wanted = max(0, self.wanted - (len(self.tokens) - count))
+        return self._replace(tokens=self.tokens[:count], wanted=wanted, held=min(self.held, count))
+
+    @property
+    def tried(self) -> Sequence[Token]:
+        return self.tokens[self.held :]
+
+
+class Making(Protocol):
+    """An answer that is made, as its strategy sees it.
+
+    prompt_ids: the ids of its prompt. token_ids: what was said so far. tokens: prompt and answer. positions:
+    the most that its sequence can have.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+    @property
+    def tokens(self) -> Sequence[Token]: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def left(self) -> int:
+        """How many more tokens were asked for."""
+
+    def after(self, length: int) -> Sequence[Token]:
+        """The tokens after the first `length` that can be run at once."""
+
+    def draw(self, logits: Row) -> int:
+        """The sampler's choice after all that was said. UserError."""
+
+    def say(self, token: int) -> bool:
+        """Give a token to whoever asked; whether more may come."""
+
+    def end(self, reason: FinishReason) -> None:
+        """Nothing more comes."""
+
+
+@dataclass
+class Passes:
+    """What an answer took.
+
+    passes: those that gave logits for it. drafted, accepted: tokens that were guessed, and those of them that
+    stayed. blocks: those that were filled in. committed: of these, whose keys and values were written, by a
+    pass that filled in the next block as well; commits: passes of their own that did so.
+    """
+
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    blocks: int = 0
+    committed: int = 0
+    commits: int = 0
+
+
+class Strategy(Protocol):
+    """How one answer is made. It is asked `due` before every pass, and told the logits by `took`."""
+
+    passes: Passes
+
+    @property
+    def findable(self) -> Sequence[Token]:
+        """Tokens whose keys and values may be taken from another sequence; the last one is always run."""
+
+    @property
+    def most_held(self) -> int:
+        """How many positions its sequence may hold between passes."""
+
+    def due(self, length: int, rows: int) -> Due:
+        """What can be run after `length` positions, in so many rows if it is to be done in one pass."""
+
+    def took(self, due: Due, rows: Sequence[Row]) -> int:
+        """The logits of the last `due.wanted` tokens of a pass; how many of `due.tried` stay. UserError."""
+
+    def close(self) -> None:
+        """The answer is over."""
+
+
+Maker: TypeAlias = "Callable[[Making], Strategy]"
+"""Gives an answer its strategy."""

@@ -1,0 +1,316 @@
+"""Blocks that are filled in: each pass has the logits of one over all that it sees, whatever is beside it.
+
+Random models of three kinds: blocks of 4, blocks of 32 with a bias, and shifted logits with parts. What the
+masks are is checked against PyTorch in tests/verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from aerie import ChunkedLLM, load
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import PromptError, UserError
+from aerie.engine.families import FAMILIES
+from aerie.engine.generate import FinishReason
+from aerie.engine.pages import PagePool
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
+from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
+from aerie.engine.strategies.manner import Manner
+from aerie.engine.windows import window_of
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.llama32_1b.synthetic.shape import of_family
+from aerie.runtime import select_backend
+from aerie.verify.companion import companion_config, longer, random_checkpoint
+from tests.engine.test_scheduler import session_of
+
+NEW = 22
+SIZES = {"sdar": 4, "a2d-qwen2": 32, "Fast_dLLM_Qwen": 16}
+"""Tokens of a block, by the family of the model."""
+
+
+class Pass(NamedTuple):
+    """What a choice was made from: bits of the logits, the positions in the block."""
+
+    bits: tuple[bytes, ...]
+    positions: tuple[int, ...]
+    chosen: Chosen
+
+
+class Told:
+    """A chooser that remembers what it was given."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.passes: list[Pass] = []
+        self._choose = choose
+
+    def __call__(self, logits: Sequence[Any], masked: Sequence[int], *more: Any) -> Chosen:
+        chosen = self._choose(logits, masked, *more)
+        bits = tuple(np.asarray(row).tobytes() for row in logits)
+        self.passes.append(Pass(bits, tuple(masked), chosen))
+        return chosen
+
+
+def config_of(family: str) -> ModelConfig:
+    config = longer(companion_config(open_checkpoint(DEMO_FOLDER).config))
+    made = of_family(replace(config, rope_scaling=None), FAMILIES[family])
+    assert made.diffusion
+    part = made.diffusion.sub_block and 8
+    return replace(made, diffusion=replace(made.diffusion, block_size=SIZES[family], sub_block=part))
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    with random_checkpoint(config_of(request.param), Reporter()) as checkpoint:
+        yield session_of(checkpoint)
+
+
+def scheduler_of(session: Session, pages: int = 24, spare: int = 0) -> Scheduler:
+    model = session.model
+    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
+
+
+def teller(session: Session, sampler: Sampler, **rule: Any) -> Told:
+    blocks = session.model.config.diffusion
+    assert blocks
+    size = blocks.sub_block or blocks.block_size
+    return Told(Chooser(Rule(**rule), size, sampler, blocks.mask_token_id))
+
+
+def ask(
+    scheduler: Scheduler,
+    session: Session,
+    prompt: Sequence[int],
+    told: Told,
+    sampler: Sampler,
+    count: int = NEW,
+) -> Request:
+    blocks = session.model.config.diffusion
+    assert blocks
+    maker = partial(BlockDiffusion, blocks=blocks, choose=told)
+    return scheduler.submit(prompt, count, sampler, strategy=maker)
+
+
+def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    while not all(one.is_over for one in requests):
+        scheduler.step()
+        scheduler.pool.manager.check()
+    assert [one.error for one in requests] == [None] * len(requests)
+    for books in (scheduler.pool.manager, scheduler.pool.spare):
+        assert books.free == books.pages
+
+
+def drawn(session: Session) -> Sampler:
+    going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
+    return Sampler(temperature=1.1, top_k=50, seed=3, logit_bias=going_on)
+
+
+def prompt_of(count: int, seed: int = 5) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(3, 1400, count)]
+
+
+def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, Told]:
+    sampler = drawn(session)
+    told, scheduler = teller(session, sampler, **rule), scheduler_of(session)
+    request = ask(scheduler, session, prompt, told, sampler)
+    finish(scheduler, [request])
+    return request, told
+
+
+def made_anew(
+    session: Session, prompt: Sequence[int], request: Request, told: Told
+) -> list[tuple[bytes, ...]]:
+    """The logits of every pass, by one pass over all tokens before the block, and the block as it was."""
+    blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
+    assert blocks
+    assert isinstance(request.strategy, BlockDiffusion)
+    size, found = blocks.block_size, list[tuple[bytes, ...]]()
+    final = [*prompt]
+    said = {one.position: one.token for one in request.strategy.trajectory}
+    block: dict[int, int] = {}
+    for one in told.passes:
+        if not block:
+            start = len(final) // size * size
+            block = dict(enumerate(final[start:], start))
+            if blocks.shifted and start == len(final):
+                block[start] = said[start]
+        ids = [*final[:start], *(block.get(start + at, blocks.mask_token_id) for at in range(size))]
+        (rows,) = scheduler.forward([ids], [size])
+        found.append(tuple(np.asarray(rows[at - blocks.shifted]).tobytes() for at in one.positions))
+        block |= {start + at: token for at, token in zip(*one.chosen[:2], strict=True)}
+        if len(block) == size:
+            final, block = [*final[:start], *(block[at] for at in range(start, start + size))], {}
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 30, 64, 131])
+@pytest.mark.parametrize("rule", ["low_confidence_static", "low_confidence_dynamic"])
+def test_every_pass_has_the_logits_of_one_pass_over_all_it_sees(
+    session: Session, count: int, rule: str
+) -> None:
+    prompt = prompt_of(count)
+    request, told = alone(session, prompt, name=rule, threshold=0.002)
+    assert (len(request.token_ids), request.finish_reason) == (NEW, FinishReason.LENGTH)
+    assert [one.bits for one in told.passes] == made_anew(session, prompt, request, told)
+    blocks = session.model.config.diffusion
+    assert blocks
+    assert blocks.mask_token_id not in request.token_ids
+    if rule == "low_confidence_dynamic":
+        assert request.passes.passes < alone(session, prompt)[0].passes.passes
+
+
+def test_no_answer_depends_on_its_company(session: Session) -> None:
+    """Beside others, in a pool too small for all, with pages put aside, found and read anew."""
+    prompts = [prompt_of(count, seed) for seed, count in enumerate((1, 50, 55, 60, 120, 58))]
+    prompts.append([*prompts[4][:100], *prompts[1]])
+    wanted = [alone(session, prompt, threshold=0.002) for prompt in prompts]
+    for pages, spare in ((6, 0), (7, 3), (24, 0)):
+        scheduler, samplers = scheduler_of(session, pages, spare), [drawn(session) for _ in prompts]
+        tellers = [teller(session, each, threshold=0.002) for each in samplers]
+        asked = zip(prompts, tellers, samplers, strict=True)
+        requests = [ask(scheduler, session, *each) for each in asked]
+        for _ in range(3):
+            scheduler.step()
+        urgent = scheduler.submit(prompt_of(60, 9), 4, Sampler(), priority=1)
+        finish(scheduler, [*requests, urgent])
+        assert [one.token_ids for one in requests] == [one.token_ids for one, _ in wanted]
+        assert [one.passes for one in tellers] == [told.passes for _, told in wanted]
+        assert bool(scheduler.counts.preemptions) == (pages < 24)
+
+
+def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
+    prompt = prompt_of(30)
+    wanted, told = alone(session, prompt)
+    for place in ("ragged.head_rows", "scheduler.Request.took", "sampler.Sampler.__call__"):
+        sampler, scheduler = drawn(session), scheduler_of(session)
+        again, broken = teller(session, sampler), 0
+        request = ask(scheduler, session, prompt, again, sampler)
+        for _ in range(4):
+            scheduler.step()
+
+            def interrupt(*_: Any, **__: Any) -> None:
+                nonlocal broken
+                broken += 1
+                raise KeyboardInterrupt
+
+            with monkeypatch.context() as patch:
+                patch.setattr(f"aerie.engine.{place}", interrupt)
+                with suppress(KeyboardInterrupt):
+                    scheduler.step()
+        finish(scheduler, [request])
+        assert broken > 1, place
+        assert request.token_ids == wanted.token_ids, place
+        assert again.passes == told.passes, place
+
+
+def test_positions_of_a_block_see_each_other_and_none_after_it(session: Session) -> None:
+    blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
+    assert blocks
+    size = blocks.block_size
+    ids = prompt_of(3 * size)
+    (rows,) = scheduler.forward([ids], [len(ids)])
+    other = [*ids[: 2 * size - 1], 7, *ids[2 * size :]]
+    (changed,) = scheduler.forward([other], [len(ids)])
+    same = [np.array_equal(a, b) for a, b in zip(rows, changed, strict=True)]
+    assert same == [True] * size + [False] * 2 * size
+
+
+def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
+    """At the first token that ends it, which is looked at when the block has no mask left."""
+    request, _ = alone(session, prompt_of(33))
+    end = request.token_ids[NEW // 2]
+    model = replace(session.model, config=replace(session.model.config, eos_token_ids=(end,)))
+    scheduler, sampler = Scheduler(model, PagePool(model.config, 9, b"this model"), window_of), drawn(session)
+    again = ask(scheduler, session, prompt_of(33), teller(session, sampler), sampler)
+    finish(scheduler, [again])
+    assert again.finish_reason is FinishReason.STOP
+    assert again.token_ids == request.token_ids[: request.token_ids.index(end) + 1]
+
+
+def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
+    config, size = session.model.config, SIZES[session.model.config.family.model_type]
+    model = replace(session.model, config=replace(config, max_position_embeddings=2 * size + 3))
+    scheduler, sampler = Scheduler(model, PagePool(config, 9, b"this model"), window_of), drawn(session)
+    request = ask(scheduler, session, [5] * (size + 1), teller(session, sampler), sampler, 60)
+    finish(scheduler, [request])
+    assert (request.finish_reason, len(request.token_ids)) == (FinishReason.CONTEXT, size - 1)
+    with pytest.raises(PromptError, match=f"the block of {size} that is filled after it ends at position"):
+        ask(scheduler, session, [5] * 2 * size, teller(session, sampler), sampler)
+
+
+def test_prompts_go_on_from_whole_blocks_alone(session: Session) -> None:
+    scheduler, size = scheduler_of(session), SIZES[session.model.config.family.model_type]
+    sequence = scheduler.new_sequence()
+    scheduler.forward([[5] * size], after=[(sequence, 0)])
+    with pytest.raises(UserError, match=f"position {size - 1} is within a block of {size} tokens"):
+        scheduler.forward([[5]], after=[(sequence, size - 1)])
+    sequence.release()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with random_checkpoint(config_of("sdar"), Reporter()) as checkpoint:
+        yield checkpoint.weights.files[0].parent
+
+
+def test_from_python_in_every_way_of_asking(folder: Any) -> None:
+    with load(folder, kv_pool=1024) as model:
+        whole = model.generate("Hello", 12)
+        assert whole.token_ids == model.generate("Hello", 12, strategy="block_diffusion").token_ids
+        assert model.generate_batch(["Hello"], 12)[0].token_ids == whole.token_ids
+        assert model.stream("Hello", 12).result().token_ids == whole.token_ids
+        assert whole.kpis.tps.tokenAcceptance > 0
+        for rule in ("sequential", "low_confidence_static", "entropy_bounded"):
+            assert len(model.generate("Hello", 12, rule=rule, steps=2).token_ids) == 12
+        assert model.logits("Hello").shape[1] == model._open().model.config.vocab_size
+        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model was"):
+            model.generate("Hello", strategy="autoregressive")
+        with pytest.raises(UserError, match="draft is 'lookup', which is for models that say one token"):
+            model.generate("Hello", draft="lookup")
+        with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 4"):
+            model.generate("Hello", steps=9)
+        with pytest.raises(UserError, match="chunks are texts of which no token sees one after it"):
+            ChunkedLLM(model)
+        with pytest.raises(UserError, match="an answer goes on after its last token, and this model"):
+            model.go_on()
+        with pytest.raises(UserError, match="the next token of each request was asked for, and this model"):
+            model.infer_batch([5], [1], [0], [])
+        with pytest.raises(UserError, match="likelihoods of one token after the other"):
+            model.log_likelihoods(["Hello"])
+        with pytest.raises(UserError, match="this model fills in blocks, by passes of"):
+            model._open().scheduler_in("guide")
+
+
+def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    checkpoint = open_checkpoint(folder)
+    large = replace(config_of("a2d-qwen2"), diffusion=replace(config_of("sdar").diffusion, block_size=64))
+    for change, said in (
+        ({"seq_len": 128}, "in this model's blocks positions see each other: leave it out"),
+        ({"context_end": "shift"}, "which drops tokens one by one, and this model fills in blocks"),
+    ):
+        with pytest.raises(UserError, match=said):
+            prepare_runtime(checkpoint, replace(options, **change), Reporter())
+    with pytest.raises(UserError, match="has 64 tokens, and the largest variant takes 32"):
+        replace(options, variants="8,32x512").blocks(large)
+
+
+def test_manners_of_a_model_of_blocks() -> None:
+    config = config_of("Fast_dLLM_Qwen")
+    with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 8"):
+        Manner(steps=9).maker(config, Sampler())  # of a part
+    assert Manner(steps=8, rule="sequential").maker(config, Sampler()) is not None

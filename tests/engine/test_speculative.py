@@ -1,0 +1,257 @@
+"""With drafts an answer has the tokens, the logits' bits and the draws that it has without any."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerie import ChunkedLLM, load
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.errors import UserError
+from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.pages import PagePool
+from aerie.engine.progress import Reporter
+from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.session import Session
+from aerie.engine.strategies.adapting import Adaptive
+from aerie.engine.strategies.drafting import Drafter, Lookup
+from aerie.engine.strategies.manner import Manner
+from aerie.engine.strategies.speculative import Speculative
+from aerie.engine.windows import window_of
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+from tests.engine.test_scheduler import Listening, session_of
+
+NEW = 40
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"seed": 4},
+    "drawn": {"temperature": 1.2, "seed": 5},
+    "filtered": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": 6},
+    "penalties": {"temperature": 1.0, "seed": 7, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+}
+
+
+class Knowing:
+    """Guesses what an answer will have said, but for every `wrong`-th token of it (0: none is wrong)."""
+
+    def __init__(self, prompt: int, answer: Sequence[int], wrong: int) -> None:
+        self._prompt, self._answer, self._wrong = prompt, answer, wrong
+        self.is_closed = False
+
+    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        first = len(tokens) - self._prompt
+        guesses = self._answer[first : first + most]
+        wrong = self._wrong
+        return [g ^ 1 if wrong and (first + n) % wrong == 0 else g for n, g in enumerate(guesses)]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture(scope="module", params=["demo", "qwen3"])
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    if request.param == "demo":
+        yield session_of(open_checkpoint(DEMO_FOLDER))
+        return
+    config = of_another_family(longer(companion_config(open_checkpoint(DEMO_FOLDER).config)))
+    with random_checkpoint(config, Reporter()) as checkpoint:
+        yield session_of(checkpoint)
+
+
+def scheduler_of(session: Session, pages: int = 12) -> Scheduler:
+    model = session.model
+    return Scheduler(model, PagePool(model.config, pages, b"this model"), window_of)
+
+
+def sampler(session: Session, kind: str) -> Listening:
+    going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
+    return Listening(**KINDS[kind], logit_bias=going_on)
+
+
+def always(most: int) -> Adaptive:
+    """As many guesses as are allowed, whatever comes of them."""
+    length = Adaptive(most)
+    length.length = lambda: most  # type: ignore[method-assign]
+    return length
+
+
+def ask(
+    scheduler: Scheduler, prompt: Sequence[int], listening: Listening, drafter: Drafter, most: int = 15
+) -> Request:
+    return scheduler.submit(
+        prompt, NEW, listening, strategy=lambda making: Speculative(making, drafter, always(most))
+    )
+
+
+def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    while not all(one.is_over for one in requests):
+        scheduler.step()
+        scheduler.pool.manager.check()
+    assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+
+
+def alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:
+    listening = sampler(session, kind)
+    return list(Generation(session.model, prompt, NEW, listening)), listening
+
+
+def prompt_of(session: Session, count: int = 50) -> list[int]:
+    return [
+        int(t)
+        for t in np.random.default_rng(2).integers(3, min(session.model.config.vocab_size, 1500), count)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("wrong", "most"), [(0, 7), (3, 7), (1, 15), (5, 15)])
+def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int) -> None:
+    prompt = prompt_of(session)
+    tokens, plain = alone(session, prompt, kind)
+    listening, drafter = sampler(session, kind), Knowing(len(prompt), tokens, wrong)
+    scheduler = scheduler_of(session)
+    request = ask(scheduler, prompt, listening, drafter, most)
+    finish(scheduler, [request])
+    assert (request.token_ids, listening.bits) == (tokens, plain.bits)
+    assert listening.state() == plain.state()
+    assert request.finish_reason is FinishReason.LENGTH
+    assert drafter.is_closed
+    done = request.passes
+    assert done.accepted == NEW - done.passes
+    if not wrong:
+        assert (done.passes, done.drafted) == (1 + -(-(NEW - 1) // (most + 1)), done.accepted)
+    elif wrong == 1:
+        assert done.accepted == 0
+
+
+def test_beside_others_and_where_pages_run_out(session: Session) -> None:
+    """Drafts of several, of which one gives way to an urgent one, and plain answers beside them."""
+    prompts = [prompt_of(session, count) for count in (60, 100, 20)]
+    told = [alone(session, prompt, "drawn") for prompt in prompts]
+    scheduler = scheduler_of(session, pages=5)
+    heard = [sampler(session, "drawn") for _ in prompts]
+    drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, told, strict=True)]
+    requests = [ask(scheduler, p, h, d) for p, h, d in zip(prompts, heard, drafters, strict=True)]
+    requests.append(scheduler.submit([9] * 30, 5, Listening(), priority=1))
+    finish(scheduler, requests)
+    assert [one.token_ids for one in requests[:3]] == [tokens for tokens, _ in told]
+    assert [one.bits for one in heard] == [plain.bits for _, plain in told]
+    assert scheduler.counts.preemptions
+
+
+def test_drafts_that_stay_wrongly_would_be_seen(monkeypatch: Any) -> None:
+    """Rows after a wrong draft are drawn from as if it had been right."""
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+    prompt = prompt_of(session)
+    tokens, _ = alone(session, prompt, "drawn")
+    listening = sampler(session, "drawn")
+
+    def say(self: Speculative, drafts: Sequence[int], rows: Sequence[Any]) -> int:
+        said = itertools.takewhile(bool, (self._making.say(self._making.draw(row)) for row in rows))
+        return min(len(drafts), sum(1 for _ in said))
+
+    monkeypatch.setattr(Speculative, "_say", say)
+    scheduler = scheduler_of(session)
+    request = ask(scheduler, prompt, listening, Knowing(len(prompt), tokens, 3))
+    finish(scheduler, [request])
+    assert request.token_ids != tokens
+
+
+def test_an_answer_ends_where_it_ends_without_drafts() -> None:
+    """At its own end token, in the middle of drafts that are right."""
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+    prompt = session.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    tokens = list(Generation(session.model, prompt, NEW, Listening()))
+    scheduler = scheduler_of(session)
+    request = ask(scheduler, prompt, Listening(), Knowing(len(prompt), [*tokens, 7, 7, 7, 7], 0))
+    finish(scheduler, [request])
+    assert (request.token_ids, request.finish_reason) == (tokens, FinishReason.STOP)
+    assert len(tokens) < NEW
+
+
+def test_lookup_from_python_in_every_way_of_asking() -> None:
+    with load("demo", decode="rows", kv_pool=1024) as model:
+        text = "List the capitals of France, France, France and France."
+        plain, drafted = model.generate(text, 30), model.generate(text, 30, draft="lookup")
+        assert drafted.token_ids == plain.token_ids
+        assert model.generate_batch([text], 30, draft="lookup")[0].token_ids == plain.token_ids
+        assert model.stream(text, 30, draft="lookup").result().token_ids == plain.token_ids
+        repeated = model.generate([5, 6, 7, 8] * 12, 30, draft="lookup", logit_bias={9: 100.0})
+        assert set(repeated.token_ids) == {9}
+        tps = repeated.kpis.tps
+        assert tps.n_accepted > 15
+        assert tps.tokenAcceptance == pytest.approx(29 / (29 - tps.n_accepted))
+        with pytest.raises(UserError, match="draft is 'crystal'; give 'lookup', a model"):
+            model.generate(text, 5, draft="crystal")
+        with pytest.raises(UserError, match="strategy is 'block_diffusion', and this model was"):
+            model.generate(text, 5, strategy="block_diffusion")
+        with pytest.raises(UserError, match="strategy is 'beam', and there is no such strategy"):
+            model.generate(text, 5, strategy="beam")
+        with pytest.raises(UserError, match="steps is 4, which is for models of block diffusion"):
+            model.generate(text, 5, steps=4)
+        with pytest.raises(UserError, match="there is no option 'warmth'"):
+            model.stream(text, 5, warmth=3)  # type: ignore[call-arg]
+        with pytest.raises(UserError, match="a setting cannot be taken"):
+            model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
+        guide = ChunkedLLM(model, decode="guide")
+        asked = guide.register("What is the capital of France?")
+        with pytest.raises(UserError, match="drafts are tried in passes of the decode family 'rows'"):
+            guide.generate_from_chunks([asked], draft="lookup")
+        with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
+            guide.generate_from_chunks([asked], num_beams=4)
+        chunked = ChunkedLLM(model)
+        asked = chunked.register([5, 6, 7, 8] * 12)
+        made = chunked.generate_from_chunks([asked], max_tokens=30, draft="lookup", logit_bias={9: 100.0})
+        assert made.token_ids == repeated.token_ids
+
+
+def test_lookup_guesses_what_followed_the_longest_n_gram() -> None:
+    look = Lookup()
+    assert list(look([1, 2, 3, 4, 9, 2, 3], 3)) == [4, 9, 2]
+    assert list(Lookup()([1, 2, 3, 8, 2, 3, 5, 1, 2, 3], 2)) == [8, 2]  # 1 2 3 before the later 2 3
+    assert list(Lookup()([4, 5, 6, 4, 5, 6, 4, 5], 7)) == [
+        6,
+        4,
+        5,
+        6,
+        4,
+        5,
+        6,
+    ]  # over its own guesses
+    assert list(Lookup()([1, 2, 3], 4)) == []
+    assert list(Lookup()([1], 4)) == []
+
+
+def test_lookup_learns_what_is_new_alone_and_knows_the_same() -> None:
+    text = [int(t) for t in np.random.default_rng(0).integers(0, 6, 300)]
+    growing = Lookup()
+    for end in range(1, len(text)):
+        assert list(growing(text[:end], 5)) == list(Lookup()(text[:end], 5))
+
+
+def test_guesses_follow_what_was_right() -> None:
+    length = Adaptive()
+    assert length.length() == 7
+    for _ in range(10):
+        length.took(7, 7)
+    assert length.length() == 15
+    for _ in range(30):
+        length.took(length.length(), 0)
+    assert length.length() < 15
+    costly = Adaptive(7, per_draft=0.5)
+    lengths = []
+    for _ in range(200):
+        lengths.append(costly.length())
+        costly.took(lengths[-1], 0)
+    assert sum(map(bool, lengths)) < 12
+    assert lengths[-1] == 0
+    assert any(lengths[60:]), "it is tried again"
+
+
+def test_a_manner_that_is_none_is_told() -> None:
+    config = open_checkpoint(DEMO_FOLDER).config
+    assert Manner().maker(config, Listening()) is None
+    assert Manner(strategy="autoregressive").maker(config, Listening()) is None
