@@ -21,6 +21,12 @@ TOP_P       ?=
 MIN_P       ?=
 SEED        ?=
 REPETITION_PENALTY ?=
+DRAFT       ?=
+RULE        ?=
+STEPS       ?=
+THRESHOLD   ?=
+ENTROPY     ?=
+BLOCK_SIZE  ?=
 OUT         ?=
 REFRESH     ?=
 JSON        ?=
@@ -31,7 +37,7 @@ PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
-                  TOP_P MIN_P SEED REPETITION_PENALTY OUT REFRESH JSON KEEP WHEELS ISA PYTHON
+                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -61,7 +67,10 @@ override TEST   := variables $(VENV)/.stamp-test
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
                     $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--decode,DECODE)
-override answering = $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END) $(call option,--devices,DEVICES)
+override answering = $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END) $(call option,--devices,DEVICES) \
+                    $(call option,--draft,DRAFT) $(call option,--rule,RULE) $(call option,--steps,STEPS) \
+                    $(call option,--threshold,THRESHOLD) $(call option,--entropy,ENTROPY) \
+                    $(call option,--block-size,BLOCK_SIZE)
 override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperature,TEMPERATURE) \
                     $(call option,--top-k,TOP_K) $(call option,--top-p,TOP_P) $(call option,--min-p,MIN_P) \
                     $(call option,--seed,SEED) $(call option,--repetition-penalty,REPETITION_PENALTY)
@@ -91,6 +100,9 @@ help: ## list targets and variables
 	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, MIN_P, SEED shape the sampling above 0"
 	$(DO)echo "  REPETITION_PENALTY  above 1: what prompt and answer said already becomes less likely"
+	$(DO)echo "  DRAFT        lookup: what comes next is guessed by what the text said before, and several tokens are tried in a pass"
+	$(DO)echo "  RULE         of models that fill in blocks, which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
+	$(DO)echo "  BLOCK_SIZE   tokens of a block, where it is to be another than the model was trained with"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
 	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from aerie.answers import Asked, OnEvent, Options, Result, Stream, asking, check_built, results_of
 from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
 from aerie.engine.blocks import GUIDE, check_decode
-from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint, with_block_size
 from aerie.engine.communication import Alone, Communication
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
@@ -365,6 +365,7 @@ def load(
     pipeline_parallel_size: int = 1,
     group: Communication | None = None,
     kv_pool: int | None = None,
+    block_size: int | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Model:
@@ -380,15 +381,17 @@ def load(
     share the model, as [0, 1], with decode="rows". group: this process among several that share it, with one
     device each (`between_processes`). pipeline_parallel_size: 1 alone, as layers are not shared out over
     devices. kv_pool: positions of which many requests' keys and values are kept; None: as many as a quarter
-    of the memory holds. cache_dir: of compiled programs. progress: called with each line of what is going on;
-    nothing is printed without it. Raises AerieError.
+    of the memory holds. block_size: tokens of a block, of a model that fills blocks in and was
+    trained with others, which is noted. cache_dir: of compiled programs. progress: called with each line of
+    what is going on; nothing is printed without it. Raises AerieError.
     """
     check_built("pipeline_parallel_size", pipeline_parallel_size)
     check_decode(decode)
     chosen_devices = _indices(devices, group)
     chosen = replace(select_backend(backend, numerics), device=chosen_devices[0])
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
-    checkpoint = open_checkpoint(find_checkpoint(str(model)))
+    told = Told(progress)
+    checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, told.note)
     folder = cache_dir or folders.programs()
     options = RuntimeOptions(
         seq_len,
@@ -402,7 +405,7 @@ def load(
         group=group or Alone(),
         kv_pool=kv_pool,
     )
-    return Model(prepare_runtime(checkpoint, options, Told(progress)))
+    return Model(prepare_runtime(checkpoint, options, told))
 
 
 def _indices(devices: int | Sequence[int], group: Communication | None) -> tuple[int, ...]:

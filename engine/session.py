@@ -68,7 +68,8 @@ class Session:
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
     read. `mark` gives a word for the weights. `kept` has the KV cache of the last answer, for a prompt that
     begins as that did. `kv_pool` is how many positions the pool of `scheduler` has, None for as many as
-    memory suggests. `others` are the caches of further devices that share the model.
+    memory suggests. `manner` is how answers are made where nobody says. `others` are the caches of further
+    devices that share the model.
     """
 
     model: LoadedModel
@@ -81,6 +82,7 @@ class Session:
     mark: Callable[[], str] = str
     kept: Kept = field(default_factory=Kept)
     kv_pool: int | None = None
+    manner: Manner = PLAIN
     others: Sequence[KernelCache] = ()
     _schedulers: dict[str, Scheduler] = field(default_factory=dict, init=False)
 
@@ -104,11 +106,11 @@ class Session:
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
-        manner: Manner = PLAIN,
+        manner: Manner | None = None,
     ) -> Answer:
         """Tokens that continue `prompt_ids`; see make_room and Generation. Made in another manner than one
         token after the other, or by blocks, they are a request of `scheduler`; see Manner.maker too."""
-        if maker := manner.maker(self.model.config, sampler):
+        if maker := (manner or self.manner).maker(self.model.config, sampler):
             request = self.scheduler.submit(prompt_ids, max_new_tokens, sampler, strategy=maker)
             request.interrupted = interrupted
             return request

@@ -19,6 +19,7 @@ from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.context_end import STOP
 from aerie.engine.errors import UsageError, UserError
 from aerie.engine.progress import end_as_at_ctrl_c
+from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cache_command import add_cache, cache
 from aerie.llama32_1b.find import DEMO
@@ -86,9 +87,21 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("compile", commands.compile_, [add_model, add_runtime]),
-        ("run", commands.run, [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_json]),
-        ("chat", commands.chat, [add_model, add_runtime, _add_answering, add_system, _add_sampling]),
-        ("profile", commands.profile, [add_model, add_runtime, _add_answering, add_prompt, _add_sampling]),
+        (
+            "run",
+            commands.run,
+            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_json],
+        ),
+        (
+            "chat",
+            commands.chat,
+            [add_model, add_runtime, _add_answering, add_system, _add_sampling],
+        ),
+        (
+            "profile",
+            commands.profile,
+            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling],
+        ),
         ("mlir", commands.mlir, [add_model, _add_out]),
         ("cache", cache, [add_cache]),
     )
@@ -177,6 +190,40 @@ def _add_answering(parser: argparse.ArgumentParser) -> None:
         choices=("virtual",),
         help="where an answer goes on, from its KV cache, when the NPU fails in the middle of it: virtual "
         "(default: nowhere, the failure ends the command)",
+    )
+    _add_manner(parser)
+
+
+def _add_manner(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft",
+        help="guess what comes next and try several tokens in a pass, by what the text said before: lookup; "
+        "no token changes (default: no guesses)",
+    )
+    parser.add_argument(
+        "--rule",
+        help="of models that fill in blocks, which masks of a block a pass fills in: "
+        f"{', '.join(RULES)} (default: {DEFAULT})",
+    )
+    parser.add_argument(
+        "--steps",
+        type=whole_number(1),
+        help="passes in which a block is filled in at most (default: one a token)",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=real_number,
+        help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {Rule().threshold})",
+    )
+    parser.add_argument(
+        "--entropy",
+        type=real_number,
+        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {Rule().entropy})",
+    )
+    parser.add_argument(
+        "--block-size",
+        type=whole_number(1),
+        help="tokens of a block, where it is to be another than the model was trained with",
     )
 
 

@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TextIO
 
-from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.conversation import Conversation
@@ -19,6 +19,7 @@ from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
 from aerie.llama32_1b.find import find_checkpoint
@@ -55,13 +56,16 @@ def chat(arguments: argparse.Namespace) -> int:
     """Talk with the model; the conversation is kept until /reset."""
     report = Reporter()
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    checkpoint = _opened(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     check_text(arguments.system or "", "the system message")
     note_missing_template(checkpoint.tokenizer, report.note)
     if arguments.system is not None:  # which a template may refuse
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
+    manner = _manner(arguments)
+    manner.maker(checkpoint.config, sampler)  # which may refuse
     session = prepare_runtime(checkpoint, options, report)
+    session.manner = manner
     is_typed = sys.stdin.isatty()
     with own_keys(), line_editing(report.note) if is_typed else nullcontext():
         Chat(
@@ -105,14 +109,18 @@ def _answer(
     """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    checkpoint, manner = _opened(arguments, report), _manner(arguments)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
+    manner.maker(checkpoint.config, sampler)  # which may refuse
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)
     with stop_on_interrupt() as interrupted:
-        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted)
+        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, manner)
         text = stream(session.text(generation), out)
-    report.note(f"{generation.figures} | {generation.ending} | {session.backend}")
+    told = [str(generation.figures), generation.ending, session.backend]
+    if generation.passes:
+        told.insert(1, generation.passes.told(len(generation.token_ids)))
+    report.note(" | ".join(told))
     return session, generation, text
 
 
@@ -121,8 +129,10 @@ def _exit_code(generation: Answer) -> int:
 
 
 def _record(session: Session, generation: Answer, text: str) -> dict[str, object]:
-    """What --json prints. Times in seconds; tokens_per_s is null where there was no second token."""
+    """What --json prints. Times in seconds; tokens_per_s is null where there was no second token, and passes
+    where each token took one."""
     figures, reason = generation.figures, generation.finish_reason
+    passes = asdict(generation.passes) if generation.passes else None
     return {
         "text": text,
         "token_ids": generation.token_ids,
@@ -130,8 +140,24 @@ def _record(session: Session, generation: Answer, text: str) -> dict[str, object
         "finish_reason": reason.value if reason else None,
         "ttft_s": figures.ttft_s,
         "tokens_per_s": figures.tokens_per_s,
+        "passes": passes,
         "backend": session.backend,
     }
+
+
+def _opened(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    return with_block_size(checkpoint, arguments.block_size, report.note)
+
+
+def _manner(arguments: argparse.Namespace) -> Manner:
+    return Manner(
+        rule=arguments.rule,
+        steps=arguments.steps,
+        threshold=arguments.threshold,
+        entropy=arguments.entropy,
+        draft=arguments.draft,
+    )
 
 
 def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:

@@ -96,6 +96,12 @@ class Passes:
     committed: int = 0
     commits: int = 0
 
+    def told(self, tokens: int) -> str:
+        """In words, of an answer of so many tokens."""
+        guesses = f", {self.accepted} of {self.drafted} guesses right" if self.drafted else ""
+        blocks = f", {self.blocks} blocks" if self.blocks else ""
+        return f"{tokens / max(1, self.passes):.2f} tokens a pass ({self.passes} passes{blocks}{guesses})"
+
 
 class Strategy(Protocol):
     """How one answer is made. It is asked `due` before every pass, and told the logits by `took`."""

@@ -12,7 +12,8 @@ import pytest
 from doc_transcripts import DOCS, FENCE, blocks, matches, table
 
 import aerie
-from aerie.api import MAX_TOKENS, Model, Options, load
+from aerie.answers import Options
+from aerie.api import MAX_TOKENS, Model, load
 from aerie.chunked import ChunkedLLM
 
 PAGE, CHUNKS = "python.md", "chunks.md"

@@ -78,6 +78,7 @@ def test_json_fields() -> None:
         token_ids=[1],
         prompt_ids=(2,),
         finish_reason=None,
+        passes=None,
         figures=SimpleNamespace(ttft_s=0.1, tokens_per_s=None),
     )
     fields = list(_record(cast(Any, SimpleNamespace(backend="virtual")), cast(Any, generation), "text"))
