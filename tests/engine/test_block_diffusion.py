@@ -6,6 +6,7 @@ masks are is checked against PyTorch in tests/verify.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from aerie import ChunkedLLM, load
-from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import PromptError, UserError
@@ -31,7 +32,7 @@ from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
 from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.cli import default_cache_dir, main
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
@@ -307,6 +308,48 @@ def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
             prepare_runtime(checkpoint, replace(options, **change), Reporter())
     with pytest.raises(UserError, match="has 64 tokens, and the largest variant takes 32"):
         replace(options, variants="8,32x512").blocks(large)
+
+
+def test_blocks_of_another_size_are_warned_of(folder: Any) -> None:
+    checkpoint, notes = open_checkpoint(folder), list[str]()
+    assert with_block_size(checkpoint, None, notes.append) is checkpoint
+    same, other = (with_block_size(checkpoint, size, notes.append).config.diffusion for size in (4, 16))
+    assert [each and each.block_size for each in (same, other)] == [4, 16]
+    assert notes == ["note: blocks have 16 tokens, and this model was trained with 4: expect worse answers"]
+    for size in (0, 6, 128):
+        with pytest.raises(UserError, match=f"is {size}; a block must be a divisor of 64 tokens"):
+            with_block_size(checkpoint, size, notes.append)
+    parts = replace(checkpoint, config=config_of("Fast_dLLM_Qwen"))
+    with pytest.raises(UserError, match="and a multiple of this model's parts of 8: this model was trained"):
+        with_block_size(parts, 4, notes.append)
+    with pytest.raises(UserError, match="is 8, and this model says one token after the other; leave it out"):
+        with_block_size(open_checkpoint(DEMO_FOLDER), 8, notes.append)
+    with load(folder, block_size=8, progress=notes.append) as model:
+        assert len(model.generate("Hello", 12).token_ids) == 12
+    assert sum("blocks have 8 tokens" in note for note in notes) == 1
+
+
+def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["run", "--model", str(folder), "--prompt", "Hello", "--n-tokens", "8", "--rule", "sequential"]
+    assert main([*asked, "--steps", "2", "--json"]) == 0
+    told = capsys.readouterr()
+    record = json.loads(told.out)
+    assert (len(record["token_ids"]), record["finish_reason"]) == (8, "length")
+    assert record["passes"]["blocks"] == record["passes"]["committed"] + 1
+    assert (
+        f"tokens a pass ({record['passes']['passes']} passes, {record['passes']['blocks']} blocks)"
+        in told.err
+    )
+    for flags, message in (
+        (["--rule", "loudest"], "rule is 'loudest'; give one of sequential, low_confidence_static"),
+        (["--draft", "lookup"], "draft is 'lookup', which is for models that say one token after the other"),
+        (["--block-size", "5"], "block_size (BLOCK_SIZE) is 5; a block must be a divisor of 64 tokens"),
+        (["--seq-len", "64"], "in this model's blocks positions see each other: leave it out"),
+    ):
+        assert main([*asked, *flags]) == 2
+        told = capsys.readouterr()
+        assert message in told.err
+        assert (told.out, told.err.count("\n")) == ("", 1)
 
 
 def test_manners_of_a_model_of_blocks() -> None:

@@ -42,7 +42,8 @@ def test_json_alone(run, make_checkpoint, monkeypatch):
     tokenizer = load_tokenizer(make_checkpoint())
     assert code == 0
     assert set(record) == {
-        "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "backend"
+        "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "passes",
+        "backend",
     }  # fmt: skip
     assert record["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": "hi"}])
     assert record["text"] == tokenizer.decode(record["token_ids"])
@@ -50,6 +51,7 @@ def test_json_alone(run, make_checkpoint, monkeypatch):
     assert record["finish_reason"] == "length"
     assert record["ttft_s"] > 0
     assert record["tokens_per_s"] > 0
+    assert record["passes"] is None
     assert record["backend"] == "numpy"
 
 

@@ -43,6 +43,12 @@ BAD_NUMBERS = [
         "--seq-len 257 (SEQ_LEN) is more than the model's 256 positions (max_position_embeddings); ask for "
         "at most 256",
     ),
+    (("--draft", "crystal"), "draft is 'crystal'; give 'lookup', a model that drafts, or None"),
+    (
+        ("--rule", "sequential"),
+        "rule is 'sequential', which is for models of block diffusion, and this model",
+    ),
+    (("--block-size", "8"), "block_size (BLOCK_SIZE) is 8, and this model says one token after the other;"),
     (("--no-such-flag",), "unrecognized arguments: --no-such-flag"),
 ]
 

@@ -29,7 +29,7 @@ PASSES = (TokenPass, RowPass)
 
 FAILED = {
     "guide": r"program 'o_gemv_ffn' on buffers 'o_gemv_ffn_L3' failed: lost",
-    "rows": r"program 'cached_attn_ar8_cl512' on buffers 'cached_attn_ar8_cl512_kv\d_L2' failed: lost",
+    "rows": r"program 'cached_attn_ar8_cl512' on buffers 'cached_attn_ar8_cl512_kv\d+_L2' failed: lost",
 }
 """What the seventh program of a token is."""
 
