@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -19,9 +18,8 @@ from starlette.types import ASGIApp
 
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.asking import Asking, unless_gone
 from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
-from aerie.serve.events import DONE, HEARTBEAT, EventStream, event
+from aerie.serve.events import answered
 from aerie.serve.fields import (
     ChatRequest,
     CompletionRequest,
@@ -29,7 +27,7 @@ from aerie.serve.fields import (
     TemplateRequest,
     TokenizeRequest,
 )
-from aerie.serve.forms import ChatForm, CompletionForm, Echo, Form
+from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard
 from aerie.serve.service import Service
 
@@ -159,7 +157,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         told = service.name, body.choices, body.wants_usage, body.top is not None
-        return await _answered(service, request, asking, ChatForm(*told, marks), body.stream)
+        form = ChatForm(*told, marks)
+        return await answered(request, asking, form, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -173,7 +172,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         marks = await service.prompt_marks(prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         told = service.name, body.choices, body.wants_usage, body.top is not None
-        return await _answered(service, request, asking, CompletionForm(*told, echoes, marks), body.stream)
+        form = CompletionForm(*told, echoes, marks)
+        return await answered(request, asking, form, body.stream, service.limits.send_s)
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -192,43 +192,3 @@ async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[S
 
 def _decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids)
-
-
-async def _answered(
-    service: Service, request: Request, asking: Asking, form: Form, streams: bool
-) -> Response:
-    """The response, whole or as a stream. An error that is there before the first piece has its status."""
-    try:
-        if not streams:
-            made = form.whole(await unless_gone(request.receive, asking.wholes()))
-            asking.close()
-            return json_of(made)
-        first = await unless_gone(request.receive, asking.next())
-        if first and first.ending and first.ending.error:
-            raise first.ending.error
-    except BaseException:
-        asking.close()
-        raise
-
-    async def events() -> AsyncIterator[bytes]:
-        for made in form.events(first) if first else ():
-            yield event(made)
-        async for piece in asking.pieces():
-            if piece is None:
-                yield HEARTBEAT
-                continue
-            if piece.ending and piece.ending.error:
-                yield event(piece.ending.error.body)
-                return
-            for made in form.events(piece):
-                yield event(made)
-        for made in form.last(asking.endings):
-            yield event(made)
-        yield DONE
-
-    return EventStream(events(), service.limits.send_s, asking.close)
-
-
-def json_of(made: BaseModel) -> Response:
-    """With what was set of it."""
-    return Response(made.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -1,18 +1,20 @@
-"""Server-sent events: a response that is written as its answers are made."""
+"""How answers are sent: whole, or as server-sent events that are written while they are made."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from aerie.serve.asking import unless_gone
+from aerie.serve.answer import Ending, Piece
+from aerie.serve.asking import Asking, Whole, unless_gone
 from aerie.serve.errors import ApiError, internal
 
 LOG = logging.getLogger("aerie.serve")
@@ -21,11 +23,75 @@ HEARTBEAT = b": still at work\n\n"
 """A comment, which clients pass over."""
 DONE = b"data: [DONE]\n\n"
 
+Told = BaseModel | Mapping[str, Any]
 
-def event(made: BaseModel | Mapping[str, Any], name: str | None = None) -> bytes:
+
+class Form(Protocol):
+    """How an API writes a response, whole or as events."""
+
+    def whole(self, made: Sequence[Whole]) -> Told: ...
+
+    def events(self, piece: Piece) -> Iterator[bytes]:
+        """What is sent of a piece."""
+        ...
+
+    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
+        """What is sent when all answers are over."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """What is sent last where one of them failed."""
+        ...
+
+
+def as_json(made: Told) -> str:
     """With what was set of it."""
-    text = made.model_dump_json(exclude_unset=True) if isinstance(made, BaseModel) else json.dumps(made)
-    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+    return made.model_dump_json(exclude_unset=True) if isinstance(made, BaseModel) else json.dumps(made)
+
+
+def event(made: Told, name: str | None = None) -> bytes:
+    return (f"event: {name}\n" if name else "").encode() + f"data: {as_json(made)}\n\n".encode()
+
+
+def json_of(made: Told) -> Response:
+    return Response(as_json(made), media_type="application/json")
+
+
+async def answered(request: Request, asking: Asking, form: Form, streams: bool, send_s: float) -> Response:
+    """The response, whole or as a stream, which closes what is asked for. An error that is there before the
+    first piece is raised, so that it has its status. send_s: as EventStream."""
+    try:
+        if not streams:
+            made = form.whole(await unless_gone(request.receive, asking.wholes()))
+            asking.close()
+            return json_of(made)
+        first = await unless_gone(request.receive, asking.next())
+        if first and first.ending and first.ending.error:
+            raise first.ending.error
+    except BaseException:
+        asking.close()
+        raise
+    return EventStream(_events(asking, form, first), send_s, asking.close)
+
+
+async def _events(asking: Asking, form: Form, first: Piece | None) -> AsyncIterator[bytes]:
+    try:
+        for each in form.events(first) if first else ():
+            yield each
+        async for piece in asking.pieces():
+            if piece is None:
+                yield HEARTBEAT
+                continue
+            if piece.ending and piece.ending.error:
+                yield form.failed(piece.ending.error)
+                return
+            for each in form.events(piece):
+                yield each
+        for each in form.last(asking.endings):
+            yield each
+    except Exception:  # the status was sent long before: the stream ends with what tells of it
+        LOG.exception("a stream failed")
+        yield form.failed(internal())
 
 
 class EventStream(Response):
@@ -49,17 +115,7 @@ class EventStream(Response):
 
     async def _written(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for each in _ended_well(self._events):
+        async for each in self._events:
             async with asyncio.timeout(self._send_s):
                 await send({"type": "http.response.body", "body": each, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _ended_well(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The status is sent long before a defect of ours shows: then the stream ends with what tells of it."""
-    try:
-        async for each in events:
-            yield each
-    except Exception:
-        LOG.exception("a stream failed")
-        yield event(internal().body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.chat import (
@@ -21,10 +21,11 @@ from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogpr
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import PromptTokensDetails
-from pydantic import BaseModel
 
 from aerie.serve.answer import Ending, Mark, Piece
 from aerie.serve.asking import Whole
+from aerie.serve.errors import ApiError
+from aerie.serve.events import DONE, event
 
 Reason = Literal["stop", "length"]
 LOWEST = -9999.0
@@ -48,21 +49,14 @@ def usage_of(endings: Iterable[Ending], choices: int) -> CompletionUsage:
     )
 
 
-class Form(Protocol):
-    """How a response is written, whole or as a stream of events."""
+class OpenAIForm:
+    """What both forms have in common."""
 
-    def whole(self, made: Sequence[Whole]) -> BaseModel: ...
-
-    def events(self, piece: Piece) -> Iterator[BaseModel]:
-        """What is sent of a piece."""
-        ...
-
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[BaseModel]:
-        """What is sent when all answers are over."""
-        ...
+    def failed(self, error: ApiError) -> bytes:
+        return event(error.body)
 
 
-class ChatForm:
+class ChatForm(OpenAIForm):
     """Of /v1/chat/completions. usage: whether a stream ends with the counts. marks: whether the logarithms of
     tokens are told. prompt_marks: those of the prompt, where they are."""
 
@@ -92,20 +86,22 @@ class ChatForm:
             index=index, message=message, finish_reason=_reason(made.ending) or "stop", logprobs=marks
         )
 
-    def events(self, piece: Piece) -> Iterator[ChatCompletionChunk]:
+    def events(self, piece: Piece) -> Iterator[bytes]:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
-            yield self._chunk(piece.index, ChoiceDelta(role="assistant", content=""))
+            yield event(self._chunk(piece.index, ChoiceDelta(role="assistant", content="")))
         if piece.text or piece.marks:
             marks = ChunkLogprobs(content=_marks(piece.marks), refusal=None) if self._marks else None
-            yield self._chunk(piece.index, ChoiceDelta(content=piece.text), None, marks)
+            yield event(self._chunk(piece.index, ChoiceDelta(content=piece.text), None, marks))
         if piece.ending:
-            yield self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending))
+            yield event(self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending)))
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[ChatCompletionChunk]:
+    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
         if self._usage:
             usage = usage_of(_in_order(endings), self._choices)
-            yield ChatCompletionChunk(**self._of, object="chat.completion.chunk", choices=[], usage=usage)
+            of = {**self._of, "object": "chat.completion.chunk"}
+            yield event(ChatCompletionChunk(**of, choices=[], usage=usage))
+        yield DONE
 
     def _chunk(
         self,
@@ -125,7 +121,7 @@ Echo = tuple[str, Sequence[Mark]]
 """A prompt's text, and its tokens where their logarithms are told."""
 
 
-class CompletionForm:
+class CompletionForm(OpenAIForm):
     """Of /v1/completions. echoes: of each prompt, where it comes before its answers. prompt_marks: of
     each, where they are told apart."""
 
@@ -152,17 +148,18 @@ class CompletionForm:
         usage = usage_of((each.ending for each in made if each.ending), self._choices)
         return Completion(**self._of, object="text_completion", choices=choices, usage=usage)
 
-    def events(self, piece: Piece) -> Iterator[Completion]:
+    def events(self, piece: Piece) -> Iterator[bytes]:
         if piece.text or piece.marks or piece.ending or piece.index in self._echoes:
             made = Completion(**self._of, object="text_completion", choices=[self._choice(piece)])
             if self._usage:
                 made.usage = None  # told as null
-            yield made
+            yield event(made)
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[Completion]:
+    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
         if self._usage:
             usage = usage_of(_in_order(endings), self._choices)
-            yield Completion(**self._of, object="text_completion", choices=[], usage=usage)
+            yield event(Completion(**self._of, object="text_completion", choices=[], usage=usage))
+        yield DONE
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         before, marked = self._echoes.pop(piece.index, ("", ()))
