@@ -16,9 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from aerie.engine.errors import UserError
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
+from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
+from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
 from aerie.serve.events import answered
 from aerie.serve.fields import (
     ChatRequest,
@@ -29,6 +31,8 @@ from aerie.serve.fields import (
 )
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard
+from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
+from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
@@ -49,6 +53,8 @@ def make_app(service: Service) -> ASGIApp:
     _add_state(app, service)
     _add_texts(app, service)
     _add_answers(app, service)
+    _add_other_apis(app, service)
+    _add_embeddings(app, service)
     guarded: ASGIApp = Guard(app, service, _paths(app))
     if origins := service.limits.origins:
         headers = ["Authorization", "Content-Type", "X-Api-Key"]
@@ -156,8 +162,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         asks = service.asks(opened, body, [ids], body.most)
         marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
-        told = service.name, body.choices, body.wants_usage, body.top is not None
-        form = ChatForm(*told, marks)
+        shown = service.name, body.choices, body.wants_usage, body.top is not None
+        form = ChatForm(*shown, marks)
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
@@ -171,8 +177,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         echoes = await _echoes(service, body, prompts) if body.echo else []
         marks = await service.prompt_marks(prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
-        told = service.name, body.choices, body.wants_usage, body.top is not None
-        form = CompletionForm(*told, echoes, marks)
+        shown = service.name, body.choices, body.wants_usage, body.top is not None
+        form = CompletionForm(*shown, echoes, marks)
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
 
@@ -192,3 +198,49 @@ async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[S
 
 def _decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids)
+
+
+def _add_other_apis(app: FastAPI, service: Service) -> None:
+    """A newer one of OpenAI's, and Anthropic's."""
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        opened = service.opened(body.model)
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.messages))
+        asks = service.asks(opened, body.settings, [ids], body.max_output_tokens)
+        asking = service.asking(asks, request.state.line)
+        form = ResponsesForm(service.name, body)
+        return await answered(request, asking, form, body.stream, service.limits.send_s)
+
+    @app.post("/v1/messages")
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        opened = service.opened(body.model)
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
+        asks = service.asks(opened, body.settings, [ids], body.max_tokens)
+        asking = service.asking(asks, request.state.line)
+        form = MessagesForm(service.name, len(ids))
+        return await answered(request, asking, form, body.stream, service.limits.send_s)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountRequest) -> Mapping[str, Any]:
+        service.opened(body.model)
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
+        return {"input_tokens": len(ids)}
+
+
+def _add_embeddings(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingsRequest, request: Request) -> Mapping[str, Any]:
+        service.opened(body.model)
+        prompts = [
+            given if isinstance(given, list) else await service.encoded(partial(_encode, given))
+            for given in body.inputs
+        ]
+        try:
+            made = [await service.worker.call(partial(embedding, prompt)) for prompt in prompts]
+        except UserError as error:
+            raise of_engine(error) from error
+        line, tokens = request.state.line, sum(map(len, prompts))
+        line.model, line.prompt = service.name, tokens
+        line.endings.append("embedded")
+        return told(made, service.name, tokens, body.encoding_format)

@@ -42,11 +42,13 @@ Text = Annotated[str, AfterValidator(_text)]
 StopText = Annotated[str, Field(min_length=1), AfterValidator(_text)]
 
 
-class Fields(BaseModel):
-    """unbuilt: fields that are not built, each with the values that ask for nothing, and why not."""
+Unbuilt = Mapping[str, tuple[Sequence[Any], str]]
+"""Fields that are not built, each with the values that ask for nothing, and why not."""
 
+
+class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-    unbuilt: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
+    unbuilt: ClassVar[Unbuilt] = {}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -83,7 +85,7 @@ class ChatMessage(Fields):
     refusal: str | None = None
     tool_calls: Any = None
     function_call: Any = None
-    unbuilt = {"tool_calls": ([[]], NO_TOOLS), "function_call": ((), NO_TOOLS)}
+    unbuilt: ClassVar[Unbuilt] = {"tool_calls": ([[]], NO_TOOLS), "function_call": ((), NO_TOOLS)}
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -198,7 +200,7 @@ class ChatRequest(Settings):
     prediction: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
-    unbuilt = {
+    unbuilt: ClassVar[Unbuilt] = {
         "tools": ([[]], NO_TOOLS),
         "functions": ([[]], NO_TOOLS),
         "tool_choice": (["none", "auto"], NO_TOOLS),
@@ -248,7 +250,7 @@ class CompletionRequest(Settings):
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     best_of: int | None = None
     suffix: Any = None
-    unbuilt = {"suffix": ([""], "no model here is told what follows")}
+    unbuilt: ClassVar[Unbuilt] = {"suffix": ([""], "no model here is told what follows")}
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
