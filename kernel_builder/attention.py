@@ -109,8 +109,8 @@ class Attention(ABC):
     """
 
     q: Buffer
-    k_rows: Buffer
-    v_rows: Buffer
+    k_rows: View
+    v_rows: View
     out: Buffer
 
     def __init__(self, kernel: Kernel, tiles: Tiles, functions: Callable[[], Mapping[str, External]]) -> None:
@@ -136,7 +136,7 @@ class Attention(ABC):
         """The rows of query tile `tile` at a launch's point, in L3: of `q`, and alike of `out`."""
 
     @abstractmethod
-    def keys_in(self, buffer: Buffer, head: Index, first: Index) -> View:
+    def keys_in(self, buffer: View, block: Index, head: Index, first: Index) -> View:
         """A K/V tile from row `first` on, in L3: of `k_rows`, and alike of `v_rows`."""
 
     @abstractmethod
@@ -147,14 +147,14 @@ class Attention(ABC):
         """The whole kernel, of a launch of blocks x heads points."""
         k, tiles = self.k, self.tiles
         with k.launch(blocks, heads) as (block, head):
-            self._feed(block, head)
+            self.feed(block, head)
             with k.segment("attention_segment"):
-                self._relay()
+                self.relay()
                 with k.herd(tiles.num_q_tiles, tiles.num_stages, name="attention_herd") as (tx, ty):
                     self.core(block, tx, ty).run()
         return k.finish()
 
-    def _feed(self, block: Index, head: Index) -> None:
+    def feed(self, block: Index, head: Index) -> None:
         """The launch: queries and K/V tiles leave L3, results arrive. Every channel has a loop of its own."""
         k, tiles = self.k, self.tiles
         for tile in range(tiles.num_q_tiles):
@@ -163,9 +163,10 @@ class Attention(ABC):
         for stage in range(tiles.num_stages):
             for source, into in ((self.k_rows, self.k_in[stage]), (self.v_rows, self.v_in[stage])):
                 for i in k.loop(0, tiles.tiles_of(stage)):
-                    k.put(into, self.keys_in(source, head, (i * tiles.num_stages + stage) * tiles.lkp))
+                    first = (i * tiles.num_stages + stage) * tiles.lkp
+                    k.put(into, self.keys_in(source, block, head, first))
 
-    def _relay(self) -> None:
+    def relay(self) -> None:
         """The segment: tiles pass through L2, where they are put into panels; results pass back."""
         k, tiles = self.k, self.tiles
         for tile in range(tiles.num_q_tiles):
@@ -173,8 +174,8 @@ class Attention(ABC):
         for stage in range(tiles.num_stages):
             l2_k, l2_v = (k.alloc(L2, (tiles.lkp, tiles.head_dim), bf16, f"l2_{name}") for name in "kv")
             for _ in k.loop(0, tiles.tiles_of(stage)):
-                self._pass_on(self.k_in[stage], l2_k, self.kv_l1[0, stage])
-                self._pass_on(self.v_in[stage], l2_v, self.kv_l1[0, stage])
+                self.pass_on(self.k_in[stage], l2_k, self.kv_l1[0, stage])
+                self.pass_on(self.v_in[stage], l2_v, self.kv_l1[0, stage])
         for tile in range(tiles.num_q_tiles):
             l2_out = k.alloc(L2, (tiles.q_rows, tiles.head_dim), bf16, "l2_out")
             k.get(self.out_l2[tile], l2_out)
@@ -187,9 +188,9 @@ class Attention(ABC):
     def relay_queries(self, tile: int) -> None:
         """The segment: the same on its way through L2."""
         l2_q = self.k.alloc(L2, (self.tiles.q_rows, self.tiles.head_dim), bf16, "l2_q")
-        self._pass_on(self.q_in[tile], l2_q, self.q_l1[tile, 0])
+        self.pass_on(self.q_in[tile], l2_q, self.q_l1[tile, 0])
 
-    def _pass_on(self, source: ChannelEnd, tile: Buffer, to: ChannelEnd) -> None:
+    def pass_on(self, source: ChannelEnd, tile: Buffer, to: ChannelEnd) -> None:
         """Receive a row-major tile, and send it as panels: in the order panel, row, column of the panel."""
         rows, columns = tile.type.shape
         self.k.get(source, tile)
@@ -217,12 +218,16 @@ class Core(ABC):
         """Take the i-th K tile of this stage and the V tile beside it, and compute on them."""
 
     def run(self) -> None:
-        k, tiles = self.k, self.tiles
-        k.get(self.attention.q_l1[self.tx, self.ty], self.q)
+        self.k.get(self.attention.q_l1[self.tx, self.ty], self.q)
         self.call["init"](self.acc, self.stats)
-        for i in k.loop(0, (tiles.kv_tiles + tiles.num_stages - 1 - self.ty) // tiles.num_stages):
-            self.take_tiles(i)
+        self.take_all()
         self._merge()
+
+    def take_all(self) -> None:
+        """Take all that comes to this stage, tile by tile."""
+        tiles = self.tiles
+        for i in self.k.loop(0, (tiles.kv_tiles + tiles.num_stages - 1 - self.ty) // tiles.num_stages):
+            self.take_tiles(i)
 
     def _merge(self) -> None:
         """Partial results go down the stages; stage 0 stores. The query buffer takes the result."""
@@ -242,10 +247,15 @@ class Core(ABC):
 
 
 def functions(
-    k: Kernel, tiles: Tiles, own: Mapping[str, list[ArgumentType]], heads: int | None = None
+    k: Kernel,
+    tiles: Tiles,
+    own: Mapping[str, list[ArgumentType]],
+    heads: int | None = None,
+    macros: Mapping[str, int] | None = None,
 ) -> dict[str, External]:
     """The functions of attn_npu2.cc for these tiles, under symbols of their own: those of every attention,
-    and the kernel's `own` with their types. heads: query heads in a tile, where a mask says what is seen."""
+    and the kernel's `own` with their types. heads: query heads in a tile, where a mask says what is seen.
+    macros: what else the kernel's functions are built with, which is in their symbols too."""
     q, acc, stats = (tiles.held[f"l1_{name}"][0] for name in ("q", "acc", "stats"))
     types: dict[str, list[ArgumentType]] = {
         "init": [acc, stats],
@@ -254,7 +264,10 @@ def functions(
         "store": [acc, stats, q],
     }
     name = f"{tiles.q_rows}x{tiles.lkp}x{tiles.head_dim}" + (f"_{heads}_heads" if heads else "")
-    macros = {"ATTN_HEADS": heads} if heads else {}
+    name += "".join(
+        f"_{macro.removeprefix('ATTN_').lower()}_{value}" for macro, value in (macros or {}).items()
+    )
+    macros = {**({"ATTN_HEADS": heads} if heads else {}), **(macros or {})}
     sizes = {"ATTN_Q_ROWS": tiles.q_rows, "ATTN_KV_ROWS": tiles.lkp, "ATTN_HEAD_DIM": tiles.head_dim}
     defines = {**sizes, **macros, **{f"attn_{each}": f"attn_{each}_{name}" for each in types}}
 

@@ -9,9 +9,11 @@
 // then 2^(t - m) is at most 1.42.) A row that has seen no column has m = empty_max, l = 0 and a zero accumulator;
 // merging it into another, or another into it, changes nothing, exactly.
 //
-// Two kernels use this file. FlashAttention (`flash_attention.py`) has one query head in a tile, and its rows are
+// Three kernels use this file. FlashAttention (`flash_attention.py`) has one query head in a tile, and its rows are
 // positions. CachedAttention (`cached_attention.py`) has ATTN_HEADS query heads of one KV head there, row p * ATTN_HEADS + h
 // is head h at position p, and which keys a position sees is said by a mask: a bit for each, key 0 lowest, in words of 32.
+// BlockAttention (`block_attention.py`) has the same rows, a mask of bf16 that is added to the scores, and ATTN_OWN keys
+// that come last.
 
 #include <cstdint>
 
@@ -290,7 +292,44 @@ void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, flo
     add_panel(p, v + column * kv_rows * 8, nullptr, acc + column * q_rows * 8);
 }
 
-#ifdef ATTN_HEADS
+#ifdef ATTN_OWN
+// The mask counts in scores as the softmax has them, after their scale; here they are before it.
+inline void add_mask(float* __restrict scores, const bfloat16* __restrict mask) {
+  constexpr float before_scale = log2e / score_scale;
+  for (unsigned p = 0; p < positions; ++p)
+    for (unsigned panel = 0; panel < kv_rows / 8; ++panel) {
+      const aie::accum<accfloat, 8> given(aie::load_v<8>(mask + p * kv_rows + panel * 8));
+      const Stat added = aie::mul(given.to_vector<float>(), before_scale).to_vector<float>();
+      for (unsigned row = p * heads; row < (p + 1) * heads; ++row) {
+        float* at = scores + (panel * q_rows + row) * 8;
+        aie::store_v(at, aie::add(aie::load_v<8>(at), added));
+      }
+    }
+}
+
+// scores = q k^T with the mask of this tile added. masks: those of several tiles, positions x kv_rows each.
+void attn_added_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const bfloat16* __restrict masks,
+                       int32_t tile, float* __restrict scores) {
+  attn_scores(q, k, scores);
+  add_mask(scores, masks + unsigned(tile) * positions * kv_rows);
+}
+
+// The same for the keys of the rows themselves, which are the first ATTN_OWN of the tile, and whose mask is the first; what
+// the tile holds beyond them is left from before.
+void attn_own_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const bfloat16* __restrict masks,
+                     float* __restrict scores) {
+  attn_scores(q, k, scores);
+  add_mask(scores, masks);
+  const Stat hidden = aie::broadcast<float, 8>(masked_score);
+  for (unsigned panel = ATTN_OWN / 8; panel < kv_rows / 8; ++panel) {
+    const uint32_t bits = panel == ATTN_OWN / 8 ? (1u << ATTN_OWN % 8) - 1 : 0;
+    for (unsigned row = 0; row < q_rows; ++row) {
+      float* at = scores + (panel * q_rows + row) * 8;
+      aie::store_v(at, aie::select(hidden, aie::load_v<8>(at), aie::mask<8>::from_uint32(bits)));
+    }
+  }
+}
+#elif defined(ATTN_HEADS)
 // Of a tile of which no key is seen, neither of the next two computes anything. masks: those of several tiles, of which
 // `tile` is this one; positions x kv_rows / 32 words each.
 

@@ -169,7 +169,7 @@ class _CachedAttention(Attention):
         first, width = self._first_row(block, tile), self.shape.heads * self.tiles.head_dim
         return buffer[first : first + self.shape.positions, head * width : head * width + width]
 
-    def keys_in(self, buffer: Buffer, head: Index, first: Index) -> View:
+    def keys_in(self, buffer: View, _: Index, head: Index, first: Index) -> View:
         return buffer[self.shape.kv_head(head), first : first + self.tiles.lkp, :]
 
     def _first_row(self, block: Index, tile: int) -> Index:

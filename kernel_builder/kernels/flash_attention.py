@@ -132,7 +132,7 @@ class _FlashAttention(Attention):
         rows = self.tiles.q_rows
         return _window(buffer, block * self.shape.lqp + tile * rows, rows, head, self.tiles.head_dim)
 
-    def keys_in(self, buffer: Buffer, head: Index, first: Index) -> View:
+    def keys_in(self, buffer: View, _: Index, head: Index, first: Index) -> View:
         return _window(buffer, first, self.tiles.lkp, self.shape.kv_head(head), self.tiles.head_dim)
 
     def core(self, block: Index, tx: Index, ty: Index) -> Core:
@@ -171,7 +171,7 @@ class _CausalCore(Core):
         self.call["values"](self.weights, self.values, self.acc)
 
 
-def _window(buffer: Buffer, first_row: Index, rows: int, head: Index, head_dim: int) -> View:
+def _window(buffer: View, first_row: Index, rows: int, head: Index, head_dim: int) -> View:
     """Some rows of one head."""
     return buffer[first_row : first_row + rows, head * head_dim : head * head_dim + head_dim]
 

@@ -87,8 +87,8 @@ def test_preflight_of_a_kernel_and_of_a_file(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["check", "gem"], "no kernel named 'gem'; there are: bias_add, cached_attention, elt"),
-        (["show", "gem"], "no kernel named 'gem'; there are: bias_add, cached_attention, elt"),
+        (["check", "gem"], "no kernel named 'gem'; there are: bias_add, block_attention, cache_update, c"),
+        (["show", "gem"], "no kernel named 'gem'; there are: bias_add, block_attention, cache_update, c"),
         (
             ["show", "gemm", "--rows=3"],
             "'--rows=3' is no parameter of gemm; write --name=value with one of: m, k, n",

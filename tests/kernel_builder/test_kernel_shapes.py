@@ -24,6 +24,8 @@ ATTENTION = {"lq": 128, "lk": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64
 HEADS = {"rows": 64, "n_heads": 4, "head_dim": 64}
 CUBE = {"m": 64, "k": 64, "n": 64}
 ROW = {"m": 256, "k": 768}
+UPDATE = {"layer": 0, "layers": 2, "batch": 1, "block": 4, "max_len": 256, "n_kv_heads": 2, "head_dim": 64}
+BLOCK = {**UPDATE, "n_heads": 4}
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "eltwise_add": [
         ({"rows": 8, "cols": 40}, r"cols=40 is no positive multiple of 16 .*; use 32 or 48"),
@@ -114,6 +116,31 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             r"k=14336 in pieces of k_piece=14336 takes 86048 bytes of L1, .* use k_piece=7168",
         ),
     ],
+    "block_attention": [
+        ({**BLOCK, "layer": 2}, "there is no layer=2 of layers=2; use 0 to 1"),
+        ({**BLOCK, "layers": 0}, "layers=0 is no positive multiple of 1"),
+        ({**BLOCK, "batch": 0}, "batch=0 is no positive multiple of 1"),
+        ({**BLOCK, "block": 3}, "block=3 is no positive multiple of 2 .*; use 2 or 4"),
+        ({**BLOCK, "rows": 2}, "rows=2 do not hold 4 rows of 1 sequences; use 4 or more"),
+        ({**BLOCK, "batch": 256}, "batch=256 sequences .* at most 255; use 255"),
+        ({**BLOCK, "n_heads": 5}, r"n_heads=5 is no positive multiple of 2 .*; use 4 or 6"),
+        ({**BLOCK, "max_len": 96}, r"max_len=96 is no positive multiple of 64 .*; use 64 or 128"),
+        ({**BLOCK, "max_len": 320}, r"max_len=320 is no positive multiple of 256 .*; use 256 or 512"),
+        ({**BLOCK, "max_len": 65536}, "max_len=65536 makes 256 tiles .* use a max_len of at most 65280"),
+        ({**BLOCK, "n_heads": 2}, "block=4 rows of 1 query heads .* use a block that is a multiple of 8"),
+        ({**BLOCK, "block": 66}, "block=66 rows have more keys .* use a block of at most 64"),
+    ],
+    "cache_update": [
+        ({**UPDATE, "block": 5}, "block=5 is no positive multiple of 2 .*; use 4 or 6"),
+        ({**UPDATE, "head_dim": 40}, "head_dim=40 is no positive multiple of 16 .*; use 32 or 48"),
+        ({**UPDATE, "n_kv_heads": 0}, "n_kv_heads=0 is no positive multiple of 1"),
+        ({**UPDATE, "max_len": 72}, "max_len=72 is no positive multiple of 16 .*; use 64 or 80"),
+        ({**UPDATE, "layer": 2}, "there is no layer=2 of layers=2; use 0 to 1"),
+        ({**UPDATE, "rows": 2}, "rows=2 do not hold 4 rows of 1 sequences; use 4 or more"),
+        ({**UPDATE, "batch": 256}, "batch=256 sequences .* at most 255; use 255"),
+        ({**UPDATE, "max_len": 65536}, "max_len=65536 makes 256 trips .* use a max_len of at most 65280"),
+        ({**UPDATE, "block": 1024}, "block=1024 rows of head_dim=64 .* use a smaller block"),
+    ],
     "flash_attention": [
         ({"n_heads": 5}, r"n_heads=5 is no positive multiple of 2 \(every KV head .*; use 4 or 6"),
         ({"n_kv_heads": 0}, r"n_kv_heads=0 is no positive multiple of 1"),
@@ -171,12 +198,23 @@ def test_cases_and_random_shapes_fit(name: str) -> None:
         fits(name, parameters)
 
 
+OF_ELF_ALONE = {"block_attention", "cache_update"}
+"""Kernels of a program that is an ELF: their six arguments are one more than the xclbin of an NPU1 takes."""
+
+
+def faults_on_npu1(name: str, device: Device) -> list[str]:
+    """What of a kernel's first case, built for `device`, an NPU1 does not have."""
+    spec = registry()[name]
+    report = check(spec.build(**spec.cases[0], device=device).module, NPU1, loop_tiling=(1, 1))
+    known = "host arguments takes 6, npu1 has 5" if name in OF_ELF_ALONE else "none of its faults"
+    return [str(fault) for fault in report.faults if known not in fault.message]
+
+
 @pytest.mark.parametrize("name", registry())
 def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
     """NPU1 has half the columns: what is cut for them fits, and what is cut for NPU2 does not."""
-    spec = registry()[name]
-    fits(name, spec.cases[0], NPU1)
-    if check(spec.build(**spec.cases[0]).module, NPU1).ok:
+    assert not faults_on_npu1(name, NPU1)
+    if not faults_on_npu1(name, NPU2):
         pytest.fail(
             f"kernel {name}: its first case takes no more of an NPU2 than an NPU1 has, so nothing shows that "
             "it heeds `device`; begin `cases` with one that takes all 8 columns",
@@ -185,7 +223,18 @@ def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
 
 
 LENGTHS = (64, 192, 512, 2048)
+STATIC = {"layer": 27, "layers": 28, "batch": 1}
 MODELS_SHAPES = {
+    "block_attention": [
+        {**STATIC, "block": block, "max_len": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
+        for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
+        for heads, kv, dim in ((4, 2, 64), (32, 8, 128), (16, 8, 128))
+    ],
+    "cache_update": [
+        {**STATIC, "block": block, "max_len": m, "n_kv_heads": kv, "head_dim": dim}
+        for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
+        for kv, dim in ((2, 64), (8, 128))
+    ],
     "gemm": [
         {"m": 2048, "k": k, "n": n, "b_transposed": transposed}
         for k, n in ((2048, 2048), (2048, 512), (2048, 8192), (8192, 2048))
