@@ -29,6 +29,7 @@ COMMANDS: Final = (
     Command("profile", "llama32_1b", "Answer one prompt, and show where the time went."),
     Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them."),
     Command("mlir", "llama32_1b", "Write every kernel and every program as MLIR text."),
+    Command("export", "llama32_1b", "Write block diffusion's step as AIR of fixed shapes."),
     Command("cache", "llama32_1b", "Show what is kept where, or clear it."),
     Command("serve", "serve", "Serve a model over HTTP, with OpenAI's API and a web page."),
     Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),

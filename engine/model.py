@@ -276,7 +276,7 @@ def preload(
         yield f"layer {layer}"
     for program in chosen:
         if program.kind in HEADS:
-            _fill(model, program, 0, _lm_head_statics(program, weights.lm_head))
+            _fill(model, program, 0, lm_head_statics(program, weights.lm_head))
     yield "LM head"
 
 
@@ -291,7 +291,7 @@ def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str
     model.runner.preload(program, bo_key=bo_key, **{argument: statics[argument] for argument in missing})
 
 
-def _lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
+def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
     """The LM head cut into the program's partitions; rows beyond the vocabulary are zero."""
     rows, _ = program.arguments["lm_head_0"].shape
     return {

@@ -14,7 +14,8 @@ masks that the host makes. Shapes and masks are those of `forward_export` of Dif
     updated = cache * keep_mask + insert_matrix @ rows of the block
 
 Embeddings and rows of RoPE's table stand where `forward_export` has token ids and positions: both are
-looked up on the host. Here is the form in float32, in numpy, with its masks.
+looked up on the host. Here is the form in float32, in numpy, with its masks; the AIR program, in bf16, is in
+`multi_launch_builder/static_form.py`, and `inputs`, `statics` and `results` are what it takes and makes.
 A cache must hold finite numbers everywhere, as what is not seen counts by a weight of 0: begin with zeros.
 """
 
@@ -25,12 +26,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
-from aerie.engine.numerics import F32Array, widen
-from aerie.engine.weights import Weights
-from aerie.multi_launch_builder.static_form import StaticSizes
+from aerie.engine.logits import dequantised
+from aerie.engine.model import lm_head_statics
+from aerie.engine.numerics import BF16Array, F32Array, bf16, rope_table, widen
+from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
+from aerie.multi_launch_builder.program import Program
+from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
+from aerie.multi_launch_builder.static_form import CACHE, UPDATED, StaticSizes
+from aerie.runtime import Static
 
 UNSEEN = -10000.0
 """What is added to the score of a position that a row does not see. In bf16 it is -9984, which does too."""
@@ -86,6 +94,80 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
         )
 
 
+def sizes_of(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
+    """The sizes of a model's static form."""
+    heads, head_dim = config.num_key_value_heads, config.head_dim
+    return StaticSizes(layers, batch, block, max_len, heads, head_dim)
+
+
+def empty_cache(sizes: StaticSizes) -> BF16Array:
+    """The cache that a program begins with: zeros, in bf16."""
+    return np.zeros(sizes.kv_cache, bf16)
+
+
+def inputs(
+    checkpoint: Checkpoint,
+    program: Program,
+    sizes: StaticSizes,
+    token_ids: NDArray[np.int64],
+    starts: Sequence[int],
+    kv_cache: BF16Array,
+    commit: bool,
+) -> dict[str, BF16Array]:
+    """What the AIR program takes of a step, by name, all bf16: of each sequence b the block token_ids[b],
+    (block,), which begins at starts[b]. Rows of padding are zeros. Raises UserError as `masks`.
+    """
+    chosen = {name: array.astype(bf16) for name, array in masks(sizes, starts, commit).arrays().items()}
+    table, places = rope_table(checkpoint.config, sizes.max_len), np.arange(sizes.block)
+    positions = np.array(starts)[:, None] + places
+    rows = {
+        "embeddings": checkpoint.weights.embed_table[token_ids.ravel().tolist()],
+        "rope_rows": table[positions.ravel()],
+    }
+    padded = {name: np.zeros(program.arguments[name].shape, bf16) for name in rows}
+    for name, of_blocks in rows.items():
+        padded[name][: len(of_blocks)] = of_blocks
+    return {**padded, "kv_cache": kv_cache, **chosen}
+
+
+def statics(weights: Weights, program: Program) -> dict[str, Static]:
+    """What fills the program's weights, by name: read from the checkpoint when a cache preloads them."""
+    found: dict[str, Static] = {"final_norm": weights.final_norm, **lm_head_statics(program, weights.lm_head)}
+    for layer in range(program.arguments[CACHE].shape[0]):
+        found |= {f"{name}_{layer}": tensor for name, tensor in weights.layer(layer).items()}
+    return found
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a weight of the program comes from: the tensor of the checkpoint, and the row that it begins at.
+    Rows beyond the tensor's end are zeros."""
+
+    tensor: str
+    first_row: int = 0
+
+
+def origins(config: ModelConfig, program: Program) -> dict[str, Origin]:
+    """Where the program's weights come from, by name; as Hugging Face's modules have them in memory."""
+    head = EMBED if config.tie_word_embeddings else LM_HEAD
+    rows = program.arguments["lm_head_0"].shape[0]
+    found = {"final_norm": Origin(FINAL_NORM)}
+    found |= {f"lm_head_{part}": Origin(head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
+    for layer in range(program.arguments[CACHE].shape[0]):
+        for name, tensor in config.family.tensors.items():
+            found[f"{name}_{layer}"] = Origin(in_layer(layer, tensor))
+    return found
+
+
+def results(
+    program: Program, sizes: StaticSizes, vocab_size: int, made: Mapping[str, BF16Array]
+) -> tuple[F32Array, BF16Array]:
+    """Of a run: logits [batch, block, vocab_size], and the updated cache."""
+    rows = sizes.batch * sizes.block
+    logits = dequantised(program.arguments, made, vocab_size, rows, rows)
+    return logits.reshape(sizes.batch, sizes.block, vocab_size), made[UPDATED]
+
+
 Layer = Mapping[str, F32Array]
 """A layer's weights, by the names that the programs' arguments have."""
 
@@ -99,11 +181,11 @@ class StaticWeights:
     final_norm: F32Array
     lm_head: F32Array
 
-    @staticmethod
-    def of(weights: Weights, layers: int) -> StaticWeights:
+    @classmethod
+    def of(cls, weights: Weights, layers: int) -> StaticWeights:
         """The first `layers` layers of a checkpoint, and its head. Raises WeightsError."""
         read = [{k: widen(t.read()) for k, t in weights.layer(i).items()} for i in range(layers)]
-        return StaticWeights(read, widen(weights.final_norm.read()), widen(weights.lm_head.read()))
+        return cls(read, widen(weights.final_norm.read()), widen(weights.lm_head.read()))
 
 
 def step(

@@ -11,6 +11,7 @@ import io
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ from aerie.engine.progress import end_as_at_ctrl_c
 from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cache_command import add_cache, cache
+from aerie.llama32_1b.export_command import add_export, export
 from aerie.llama32_1b.find import DEMO
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
@@ -103,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
             [add_model, add_runtime, _add_answering, add_prompt, _add_sampling],
         ),
         ("mlir", commands.mlir, [add_model, _add_out]),
+        ("export", export, [partial(add_export, whole_number(1))]),
         ("cache", cache, [add_cache]),
     )
     return parser

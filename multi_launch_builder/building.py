@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
+from aerie.kernel_builder.arguments import DTYPES, Argument, ArgumentTable, IllegalShapeError, Role
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import KernelModule
 from aerie.multi_launch_builder.limits import check_seq_len, check_shape
-from aerie.multi_launch_builder.program import CompileOption, Program, ProgramPlan, Step
+from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan, Step
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 from aerie.multi_launch_builder.stitcher import Stitcher
@@ -161,6 +161,29 @@ def describe(program: Program) -> dict[str, Any]:
         "objects": [asdict(external) for external in program.objects],
         "options": [asdict(option) for option in program.options],
     }
+
+
+def read_program(folder: Path, name: str) -> Program:
+    """The program that NAME.mlir and NAME.args.json in a folder are, the latter as `describe` makes it.
+
+    Raises OSError where they cannot be read, and ValueError or KeyError where they are something else.
+    """
+    told = json.loads((folder / f"{name}.args.json").read_text())
+    arguments = ArgumentTable(
+        Argument(a["name"], tuple(a["shape"]), _DTYPES[a["dtype"]], Role(a["role"]), a.get("scale"))
+        for a in told["arguments"]
+    )
+    objects = tuple(
+        ExternalObject(o["name"], o["source"], tuple(o["defines"]), tuple(o["symbols"]), o["optimize"])
+        for o in told["objects"]
+    )
+    options = tuple(CompileOption(**option) for option in told["options"])
+    text, launches = (folder / f"{name}.mlir").read_text(), tuple(told["launches"])
+    about = (told["kind"], told["rows"], told["context"])
+    return Program(told["name"], text, arguments, launches, objects, options, *about)
+
+
+_DTYPES = {dtype.name: dtype for dtype in DTYPES}
 
 
 def _describe_arguments(arguments: ArgumentTable) -> list[dict[str, Any]]:

@@ -1,12 +1,31 @@
-"""The static form of a step of block diffusion: the shapes of its inputs.
+"""The static form of a step of block diffusion: a whole model in one program of fixed shapes.
 
-They are those of `forward_export` of DiffuLex Edge.
+Inputs are those of `forward_export` of DiffuLex Edge, where a step is told by masks what its block sees and
+whether it is written to the cache (engine/static_form.py makes them). Here they are bf16, and embeddings and
+rows of RoPE's table stand where it has token ids and positions:
+
+    embeddings, rope_rows    (rows, E), (rows, D): block after block of the batch, then padding
+    kv_cache, attention_mask, insert_matrix, keep_mask          as `StaticSizes` has them
+    logits_0..7, updated_cache                                  (rows, Vp/8) each, and as kv_cache
+
+A layer is the launches of `rms_gemms_rope` and `o_ffn` with `block_attention` and `cache_update` in between,
+which pick their layer in cache and masks by offset; then come a last RMSNorm and the LM head. Weights are an
+argument for each layer, with the layer's number: `wq_0`, `wq_1`. Intermediates are shared by the layers but
+for the residual stream.
+
+Reading the tables needs no IR and no kernel.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
+from aerie.multi_launch_builder import programs, variants
+from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 
 Extents = tuple[int, ...]
 
@@ -46,3 +65,123 @@ class StaticSizes:
     def cache_bytes(self, itemsize: int = 2) -> int:
         """Bytes of a cache with elements of so many bytes; a step has two of it, one in and one out."""
         return math.prod(self.kv_cache) * itemsize
+
+    @property
+    def rows(self) -> int:
+        """Rows of the products: those of all blocks, and as many more as there are programs for.
+
+        Raises UnsupportedShapeError where there are more than any program has.
+        """
+        most = variants.LM_HEAD_ROWS[-1]
+        if self.batch * self.block > most:
+            raise UnsupportedShapeError(
+                f"batch={self.batch} blocks of {self.block} tokens are {self.batch * self.block} rows, and "
+                f"the LM head has programs of at most {most}",
+                f"legal is a batch of at most {most // self.block}" if self.block <= most else "",
+            )
+        return next(rows for rows in variants.LM_HEAD_ROWS if rows >= self.batch * self.block)
+
+
+KIND = "static_step"
+"""Of the program, and its name."""
+CACHE, MASK, INSERT, KEEP = "kv_cache", "attention_mask", "insert_matrix", "keep_mask"
+UPDATED = "updated_cache"
+
+
+def plan_static_step(shape: ModelShape, sizes: StaticSizes) -> ProgramPlan:
+    """The plan of a model's step. Raises UnsupportedShapeError for more rows than there are programs for;
+    whether the kernels accept the other sizes is not asked here (`limits`, and the kernels themselves)."""
+    rows = sizes.rows
+    layers = [_Layer(shape, sizes, number) for number in range(sizes.layers)]
+    head = programs.lm_head("lm_head", shape, rows)
+    norm = Step("final_norm", "rms_norm", _norm_parameters(shape, rows), _NORM | {"x": layers[-1].made})
+    steps = [step for layer in layers for step in layer.steps()]
+    steps += [norm, *(replace(step, wiring={**step.wiring, "a": "normed"}) for step in head.steps)]
+    weight = Argument("final_norm", (shape.emb_dim,), bf16, Role.WEIGHT)
+    table = {each.name: each for each in _inputs(shape, sizes)}
+    for argument in (*(each for layer in layers for each in layer.arguments()), weight, *head.arguments):
+        if argument.name != "x":
+            table.setdefault(argument.name, argument)
+    updated = Argument(UPDATED, sizes.kv_cache, bf16, Role.OUTPUT)
+    arguments = ArgumentTable([*table.values(), updated])
+    return ProgramPlan(KIND, arguments, tuple(steps), programs.ATTENTION_OPTIONS, KIND, rows, sizes.max_len)
+
+
+_NORM = {"weight": "final_norm", "out": "normed"}
+
+
+def _norm_parameters(shape: ModelShape, rows: int) -> dict[str, object]:
+    return {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps}
+
+
+def _inputs(shape: ModelShape, sizes: StaticSizes) -> Iterator[Argument]:
+    """What a step is given, in the order of `forward_export`."""
+    shapes = {
+        "embeddings": (sizes.rows, shape.emb_dim),
+        "rope_rows": (sizes.rows, shape.head_dim),
+        CACHE: sizes.kv_cache,
+        MASK: sizes.attention_mask,
+        INSERT: sizes.insert_matrix,
+        KEEP: sizes.keep_mask,
+    }
+    for name, extents in shapes.items():
+        yield Argument(name, extents, bf16, Role.INPUT)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The launches of layer `number`, and what they need."""
+
+    shape: ModelShape
+    sizes: StaticSizes
+    number: int
+
+    @property
+    def read(self) -> str:
+        """The residual stream before it."""
+        return "embeddings" if self.number == 0 else f"hidden_{self.number}"
+
+    @property
+    def made(self) -> str:
+        """The residual stream after it."""
+        return f"hidden_{self.number + 1}"
+
+    @property
+    def _before(self) -> ProgramPlan:
+        return programs.before_attention("", self.shape, self.sizes.rows, variants.ROPE_ROWS)
+
+    @property
+    def _after(self) -> ProgramPlan:
+        return programs.after_attention("", self.shape, self.sizes.rows)
+
+    def steps(self) -> Iterator[Step]:
+        """In the order they run."""
+        own = {**vars(self.sizes)} | {"layer": self.number, "rows": self.sizes.rows}
+        update = Step("cache_update", "cache_update", own, _UPDATE)
+        attend = Step("attention", "block_attention", own | {"n_heads": self.shape.n_heads}, _ATTENTION)
+        for step in (*self._before.steps, attend, update, *self._after.steps):
+            wiring = {of_kernel: self._called(name) for of_kernel, name in step.wiring.items()}
+            yield replace(step, label=f"layer_{self.number}_{step.label}", wiring=wiring)
+
+    def arguments(self) -> Iterator[Argument]:
+        """Those of its launches that are no inputs of the step: weights, and what stays inside."""
+        for argument in (*self._before.arguments, *self._after.arguments):
+            if argument.role is Role.WEIGHT:
+                yield replace(argument, name=self._called(argument.name))
+            elif argument.name not in ("x", "rope_rows"):
+                yield replace(argument, name=self._called(argument.name), role=Role.INTERMEDIATE)
+
+    def _called(self, name: str) -> str:
+        """What an argument of the layer's programs is called here."""
+        if name in self._weights:
+            return f"{name}_{self.number}"
+        return {"x": self.read, "x_next": self.made}.get(name, name)
+
+    @property
+    def _weights(self) -> set[str]:
+        plans = (self._before, self._after)
+        return {a.name for plan in plans for a in plan.arguments if a.role is Role.WEIGHT}
+
+
+_ATTENTION = {"q": "q_roped", "k": "k_roped", "v": "v", CACHE: CACHE, MASK: MASK, "out": "attn_out"}
+_UPDATE = {"k": "k_roped", "v": "v"} | {name: name for name in (CACHE, INSERT, KEEP, UPDATED)}

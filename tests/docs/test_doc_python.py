@@ -16,10 +16,10 @@ from aerie.answers import Options
 from aerie.api import MAX_TOKENS, Model, load
 from aerie.chunked import ChunkedLLM
 
-PAGE, CHUNKS = "python.md", "chunks.md"
+PAGE, CHUNKS, STATIC = "python.md", "chunks.md", "static_form.md"
 EXAMPLES = [
     pytest.param(page, code, printed, id=code.strip().splitlines()[-1].strip())
-    for page in (PAGE, CHUNKS)
+    for page in (PAGE, CHUNKS, STATIC)
     for (language, _, code), (_, _, printed) in itertools.pairwise(blocks(page))
     if language == "python"
 ]

@@ -18,7 +18,7 @@ from aerie.engine import tensors as tensors_module
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
 from aerie.engine.family import LAYER_TENSORS
-from aerie.engine.model import _lm_head_statics
+from aerie.engine.model import lm_head_statics
 from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, Places, has_layer_weights
 from aerie.engine.weights import EMBED, Weights, expected_shapes
 from aerie.kernel_builder.arguments import Role
@@ -289,7 +289,7 @@ def test_the_lm_head_in_partitions(make_checkpoint, vocab_size):
     lm_head = dataclasses.replace(open_weights(make_checkpoint()).lm_head, shape=(vocab_size, 256))
     program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(64, 256))})
     whole = np.full((512, 256), np.nan, bf16)
-    for part, fill in enumerate(_lm_head_statics(program, lm_head).values()):
+    for part, fill in enumerate(lm_head_statics(program, lm_head).values()):
         fill(whole[part * 64 : part * 64 + 64])
     np.testing.assert_array_equal(whole[:vocab_size], lm_head.read())
     assert not whole[vocab_size:].any()

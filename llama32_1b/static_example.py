@@ -1,0 +1,87 @@
+"""Runs the static step in this folder on the virtual NPU: a prompt, block by block, then what follows it.
+
+    python example.py [TEXT]
+
+`aerie export` wrote this file beside static_step.mlir, the program, and static_step.args.json, its arguments.
+Everything that changes from pass to pass is an input, in numpy arrays of bf16: the cache, and the masks that
+say what of it is seen, and where a block is written. The first pass compiles the program, which takes about a
+second for a launch; after that it is in the cache of compiled programs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.static_form import empty_cache, inputs, results, statics
+from aerie.llama32_1b.find import find_checkpoint
+from aerie.multi_launch_builder.building import read_program
+from aerie.multi_launch_builder.static_form import KIND, StaticSizes
+from aerie.runtime import KernelCache, select_backend
+from aerie.virtual_npu import folders
+
+HERE = Path(__file__).parent
+
+
+def main(text: str) -> None:
+    """Continue `text` by the rest of its last block, or by a block where that is full."""
+    told = json.loads((HERE / f"{KIND}.args.json").read_text())
+    sizes = StaticSizes(**told["sizes"])
+    program, checkpoint = read_program(HERE, KIND), open_checkpoint(find_checkpoint(told["model"]))
+    diffusion, vocab_size = checkpoint.config.diffusion, checkpoint.config.vocab_size
+    assert diffusion is not None
+    mask, block = diffusion.mask_token_id, sizes.block
+    prompt = checkpoint.tokenizer.encode(text)
+    ids = np.array(prompt + [mask] * (block - len(prompt) % block))
+    with KernelCache(folders.programs(), select_backend("virtual")) as cache:
+        cache.compile_and_cache(program)
+        weights: dict[str, Any] = statics(checkpoint.weights, program)
+        cache.preload(program, **weights)
+
+        def step(start: int, kv_cache: Any, commit: bool) -> tuple[Any, Any]:
+            """Logits of the block that begins at `start`, (block, vocab_size), and the updated cache."""
+            tokens = np.tile(ids[start : start + block], (sizes.batch, 1))
+            given = inputs(checkpoint, program, sizes, tokens, [start] * sizes.batch, kv_cache, commit)
+            arrays: dict[str, Any] = dict(given)
+            logits, updated = results(program, sizes, vocab_size, cache.run(program, **arrays))
+            return logits[0], updated
+
+        kv_cache, last, passes = empty_cache(sizes), np.zeros((1, vocab_size), np.float32), 0
+        for start in range(0, len(ids), block):
+            own = ids[start : start + block]
+            while (own == mask).any():  # iteration: the cache stays as it is
+                logits, _ = step(start, kv_cache, commit=False)
+                if diffusion.shifted:  # logits at a position say the token at the next one
+                    logits = np.concatenate([last, logits[:-1]])
+                fill_in(own, logits, mask)
+                passes += 1
+            logits, kv_cache = step(start, kv_cache, commit=True)
+            last, passes = logits[-1:], passes + 1
+    print(f"{passes} passes of {len(program.launches)} launches; a cache of {kv_cache.nbytes} bytes")
+    print(f"{len(ids) - len(prompt)} tokens: {ids[len(prompt) :].tolist()}")
+    print(text + checkpoint.tokenizer.decode(ids[len(prompt) :].tolist()))
+
+
+def fill_in(own: Any, logits: Any, mask: int) -> None:
+    """Write the likeliest token at the masked position that is surest of it."""
+    logits = np.array(logits)
+    logits[:, mask] = -np.inf
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    sure = np.where(own == mask, weights.max(axis=1) / weights.sum(axis=1), -1.0)
+    place = int(sure.argmax())
+    own[place] = logits[place].argmax()
+
+
+def words(arguments: Sequence[str]) -> str:
+    """What to continue."""
+    return " ".join(arguments) or "The capital of France is"
+
+
+if __name__ == "__main__":
+    main(words(sys.argv[1:]))
