@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -37,6 +40,12 @@ from aerie.serve.service import Service
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 """FastAPI's pages of its own fetch scripts from elsewhere."""
+NOTHING = (
+    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""What the page may fetch and be shown in, beside its own script, by its hash: nothing but answers."""
+NO_GUESSES = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -50,6 +59,7 @@ def make_app(service: Service) -> ASGIApp:
 
     app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
     _add_errors(app)
+    _add_page(app)
     _add_state(app, service)
     _add_texts(app, service)
     _add_answers(app, service)
@@ -77,13 +87,30 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, refused)
 
 
+def _add_page(app: FastAPI) -> None:
+    """A chat in the browser: one file, which asks for nothing but what is served here."""
+    page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    script = page[page.index("<script>") + len("<script>") : page.index("</script>")]
+    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    headers = {"Content-Security-Policy": f"{NOTHING}; script-src 'sha256-{known}'", **NO_GUESSES}
+
+    @app.get("/")
+    async def chat_page() -> Response:
+        return HTMLResponse(page, headers=headers)
+
+
 def _add_state(app: FastAPI, service: Service) -> None:
     """What there is, and how it is."""
 
     @app.get("/health")
     async def health() -> Mapping[str, Any]:
         service.ready()
-        return {"status": "ok", "running": service.worker.running, "waiting": service.worker.waiting}
+        return {
+            "status": "ok",
+            "model": service.name,
+            "running": service.worker.running,
+            "waiting": service.worker.waiting,
+        }
 
     @app.get("/v1/models")
     async def models() -> Mapping[str, Any]:

@@ -261,7 +261,8 @@ def test_what_a_message_spells_out_is_text(serving: Any, alone: Model) -> None:
 
 def test_state(serving: Any) -> None:
     with serving.http as http:
-        assert http.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
+        health = {"status": "ok", "model": "demo", "running": 0, "waiting": 0}
+        assert http.get("/health").json() == health
         props = http.get("/props").json()
         assert (props["model_alias"], props["total_slots"], props["backend"]) == ("demo", 32, "virtual")
         assert props["default_generation_settings"] == {"n_ctx": 512}
