@@ -128,7 +128,7 @@ run: $(RUN) ## answer PROMPT
 chat: $(RUN) ## talk with the model
 	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(SAID)
 
-serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API, on PORT of this machine
+serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API and a chat page, on PORT of this machine
 	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(SAID)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
