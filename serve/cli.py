@@ -32,9 +32,10 @@ from aerie.serve.app import make_app
 from aerie.serve.service import Limits, Service
 from aerie.serve.worker import Opened
 from aerie.virtual_npu import folders
+from aerie.virtual_npu.knobs import Knob
 
-KEY = "AERIE_API_KEY"
-"""The environment variable with the API key, which a list of processes does not show."""
+KEY = Knob("AERIE_API_KEY", "", "what clients of aerie serve have to send; empty: nothing, or --api-key")
+"""A list of processes shows a flag's value, and not this one's."""
 INTERRUPTED = 130
 MOST_PORT = 65535
 STANDARD = Limits()
@@ -124,11 +125,11 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _limits(arguments: argparse.Namespace) -> Limits:
     """UserError where others could ask without a key."""
-    key, is_local = arguments.api_key or os.environ.get(KEY) or None, _is_local(arguments.host)
+    key, is_local = arguments.api_key or KEY.get() or None, _is_local(arguments.host)
     if not is_local and key is None:
         raise UserError(
             f"--host {arguments.host} lets other machines ask, and there is no API key; give --api-key, "
-            f"or set {KEY}, or listen on 127.0.0.1"
+            f"or set {KEY.name}, or listen on 127.0.0.1"
         )
     return Limits(
         arguments.queue,
@@ -197,7 +198,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=whole_number(0), default=8000, help="0: any that is free (default: %(default)s)"
     )
-    parser.add_argument("--api-key", help=f"what clients have to send (default: {KEY}, else none is wanted)")
+    parser.add_argument(
+        "--api-key", help=f"what clients have to send (default: {KEY.name}, else none is wanted)"
+    )
     parser.add_argument(
         "--cors-origin",
         action="append",
