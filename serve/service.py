@@ -121,6 +121,14 @@ class Service:
     ) -> list[Ask]:
         """What is asked, for each prompt and each of its choices. most: tokens, None for as many as
         the context has. ApiError for what cannot be run, or is out of range."""
+        if settings.top is not None and opened.session.model.config.diffusion is not None:
+            raise ApiError(
+                400,
+                "logprobs are of models that say one token after the other, and this one fills in blocks of "
+                "masks; leave it out",
+                "logprobs",
+                "invalid_value",
+            )
         try:
             made = [
                 self._ask(opened, settings, prompt, most, number, choice)

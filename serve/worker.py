@@ -150,12 +150,22 @@ class Worker:
             LOG.exception("a step failed, and %d answers with it", len(self._running))
             told += self._cut(self._running, of_engine(error))
             self._running.clear()
-        for job in self._running:
-            if job.answer and (piece := job.answer.piece()):
-                told.append((job, piece))
+        told += self._come()
         self._running = [job for job in self._running if job.answer and not job.answer.request.is_over]
         if told:
             self._on_loop(partial(_tell, told))
+
+    def _come(self) -> list[tuple[Job, Piece]]:
+        """What has come of each; one whose tokens cannot be told ends alone."""
+        told = []
+        for job in self._running:
+            try:
+                if job.answer and (piece := job.answer.piece()):
+                    told.append((job, piece))
+            except Exception:
+                LOG.exception("an answer's tokens could not be told")
+                told += self._cut([job], internal())
+        return told
 
     def _left_out(self) -> list[tuple[Job, Piece]]:
         """Let go of what was cancelled, and of what is late, which is told."""

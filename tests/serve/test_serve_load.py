@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from aerie import Model
+from aerie.serve.answer import Answer
 from aerie.serve.service import Limits
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -134,6 +135,24 @@ def test_a_request_that_cannot_be_begun_ends_alone(serving: Any, monkeypatch: py
     monkeypatch.setattr(scheduler, "submit", failing)
     with serving.http as http:
         assert http.post(CHAT, json=BODY).status_code == 500
+        assert answer(http) == PARIS
+
+
+def test_tokens_that_cannot_be_told_end_their_answer_alone(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(answer: Answer) -> None:
+        monkeypatch.undo()
+        raise ValueError("broken")
+
+    with serving.http as http:
+        with http.stream("POST", COMPLETIONS, json=endless(serving, stream=True, max_tokens=100)) as other:
+            lines = other.iter_lines()
+            next(lines)
+            monkeypatch.setattr(Answer, "piece", failing)
+            assert [line for line in lines if line][-1].startswith(
+                'data: {"error": {"message": "the server failed'
+            )
         assert answer(http) == PARIS
 
 

@@ -178,8 +178,9 @@ def test_embeddings_are_the_mean_of_what_the_lm_head_reads(serving: Any, alone: 
         (
             {"input": "x", "stream": True, "stream_options": {"include_usage": True}},
             "stream_options",
-            "alone",
+            "stream_options.include_usage is not a field that is taken here",
         ),
+        ({"input": "x", "stream_options": 1e308}, "stream_options", "1e+308: Input should be"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input",

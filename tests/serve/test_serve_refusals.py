@@ -243,6 +243,15 @@ def test_wrong_requests(
     assert words in told(response)["message"]
 
 
+def test_logprobs_of_a_model_that_fills_blocks_in(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = serving.service.worker.opened.session.model.config
+    monkeypatch.setitem(config.__dict__, "diffusion", object())
+    with serving.http as http:
+        response = http.post(CHAT, json={"messages": USER, "logprobs": True})
+    assert (response.status_code, told(response)["param"]) == (400, "logprobs")
+    assert "this one fills in blocks of masks; leave it out" in told(response)["message"]
+
+
 def test_the_official_client_knows_the_errors(serving: Any) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         serving.openai.chat.completions.create(model="gpt", messages=USER)
