@@ -65,7 +65,9 @@ def export(arguments: argparse.Namespace) -> int:
     config = load_config(folder)
     sizes = _sizes(arguments, config, report)
     check_shape(config.shape)
-    program = build_program(plan_static_step(config.shape, sizes))
+    plan = plan_static_step(config.shape, sizes)
+    report.note(_cache_note(sizes))
+    program = build_program(plan)
     about = {
         "model": str(folder.absolute()),
         "sizes": asdict(sizes),
@@ -78,7 +80,6 @@ def export(arguments: argparse.Namespace) -> int:
         f"{out}: {KIND}.mlir of {len(program.launches)} launches, its {len(program.arguments)} arguments in "
         f"{KIND}.args.json, and {EXAMPLE}, which runs it on the virtual NPU"
     )
-    report.note(_cache_note(sizes))
     return DONE
 
 
