@@ -15,7 +15,7 @@ from aerie.engine.generate import FinishReason, never
 from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.sampler import F64Array, Sampler, Tokens
+from aerie.engine.sampler import F64Array, Sampler
 from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
@@ -53,14 +53,14 @@ class Drawer(Sampler):
 
     drawn: list[F64Array] = field(default_factory=list, repr=False, compare=False)
 
-    def distribution(
+    def __call__(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
-    ) -> tuple[Tokens, F64Array]:
-        tokens, probabilities = super().distribution(logits, prompt_ids, token_ids)
+    ) -> int:
+        tokens, probabilities = self.distribution(logits, prompt_ids, token_ids)
         by_id = np.zeros(len(logits))
         by_id[tokens] = probabilities
         self.drawn.append(by_id)
-        return tokens, probabilities
+        return super().__call__(logits, prompt_ids, token_ids)
 
 
 @dataclass(frozen=True)
