@@ -11,6 +11,10 @@ from aerie.engine.progress import Reporter
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parent / "demo" / "checkpoint"
+DIFFUSION_FOLDER = Path(__file__).parent / "demo" / "diffusion" / "checkpoint"
+
+SHIPPED = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER}
+"""Checkpoints that come with the project."""
 
 ALIASES = {"base": "meta-llama/Llama-3.2-1B", "instruct": "meta-llama/Llama-3.2-1B-Instruct"}
 """Names that the project's guide has for its models. A folder of such a name comes first."""
@@ -22,13 +26,13 @@ HUB_OTHERS = ["consolidated*", "original/*", "onnx/*"]
 
 
 def find_checkpoint(model: str) -> Path:
-    """The folder of `model`: "demo", a folder, one of ALIASES, or a Hugging Face id such as owner/name.
+    """The folder of `model`: one of SHIPPED, a folder, one of ALIASES, or a Hugging Face id, as owner/name.
 
     An id is looked for in the local Hugging Face cache and fetched where it is not there. Raises
     CheckpointError where there is no such thing.
     """
-    if model == DEMO:
-        return DEMO_FOLDER
+    if model in SHIPPED:
+        return SHIPPED[model]
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -37,7 +41,7 @@ def find_checkpoint(model: str) -> Path:
     if hub_id(model) is None:
         raise CheckpointError(
             f"--model {model!r} is neither a folder, nor a Hugging Face id (owner/name), nor one of "
-            f"{', '.join((DEMO, *ALIASES))}"
+            f"{', '.join((*SHIPPED, *ALIASES))}"
         )
     return _fetch(model)
 

@@ -42,7 +42,7 @@ from aerie.verify.companion import (
 from aerie.verify.composed import Composed, try_modes
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
-from aerie.verify.gate import Record, verify
+from aerie.verify.gate import Record, verify, verify_blocks
 from aerie.verify.identity import Case, Identity, in_the_session, reopened
 from aerie.verify.ladder import Ladder, try_ladder
 from aerie.verify.prompts import Prompt, choose_prompts, full_prompt, longest_asked
@@ -132,7 +132,8 @@ def gate(arguments: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     options = replace(options, prompt_tokens=longest_asked(checkpoint.config, options))
     session, reference = _open_both(checkpoint, options, report)
-    record = _verify(session, reference, checkpoint, options, report, arguments.full)
+    verified = _verify if checkpoint.config.diffusion is None else _verify_blocks
+    record = verified(session, reference, checkpoint, options, report, arguments.full)
     path = out / _record_name(record, arguments)
     save_record(record, arguments.model, path)
     report.note(f"record: {path}")
@@ -177,6 +178,27 @@ def _verify(
     record = record.with_identities([*same, *_in_blocks(checkpoint, options, report)])
     report.note("chunks")
     return record.with_composed([*_composed(checkpoint, options, report)])
+
+
+def _verify_blocks(
+    session: Session,
+    reference: Reference,
+    checkpoint: Checkpoint,
+    options: RuntimeOptions,
+    report: Reporter,
+    full: bool,
+) -> Record:
+    """As _verify, of a model that fills blocks in: it, and random weights in its shape."""
+    record = verify_blocks(session, reference, choose_prompts(session, full), "the model", full, report.note)
+    session.cache.close()
+    alike = longer(companion_config(checkpoint.config))
+    with random_checkpoint(alike, report) as random:
+        other, theirs = _open_both(random, options, report)
+        prompts = choose_prompts(other, full=False)
+        beside = verify_blocks(other, theirs, prompts, "random weights", full, report.note)
+        ladder = try_ladder("random weights", other, theirs, full_prompt(other))
+        other.cache.close()
+    return replace(record, filled=[*record.filled, *beside.filled]).with_ladders([ladder])
 
 
 def _case(session: Session, prompt: Prompt) -> Case | Identity:

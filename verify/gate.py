@@ -22,6 +22,7 @@ import numpy as np
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.composed import Composed
+from aerie.verify.filled import Filled, nothing_sure, try_blocks
 from aerie.verify.identity import GOES_ON, Identity, going_on, try_identity
 from aerie.verify.ladder import Ladder
 from aerie.verify.prompts import Prompt
@@ -156,6 +157,7 @@ class Record:
     rounding: str = "conv_even"
     ladders: list[Ladder] = field(default_factory=list)
     composed: list[Composed] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Failure]:
@@ -164,7 +166,8 @@ class Record:
         of_steps = [failure for ladder in self.ladders for failure in ladder.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
         of_chunks = [failure for composed in self.composed for failure in composed.failures]
-        return [*of_prompts, *self.overall, *of_steps, *of_bits, *of_chunks]
+        of_blocks = [failure for filled in self.filled for failure in filled.failures]
+        return [*of_prompts, *self.overall, *of_steps, *of_bits, *of_chunks, *of_blocks]
 
     @property
     def verdict(self) -> str:
@@ -194,6 +197,24 @@ def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], no
     overall = _overall(trials, bounds)
     same = [try_identity(GOES_ON, lambda _: going_on(subject, prompts[0]))]
     record = Record(session.backend, numerics_of(session), bounds, trials, overall, same)
+    return replace(record, rounding=rounding_of(session))
+
+
+def verify_blocks(
+    session: Session,
+    reference: Reference,
+    prompts: Sequence[Prompt],
+    whose: str,
+    full: bool,
+    note: Note = silent,
+) -> Record:
+    """Fill blocks in after the prompts, in a model of block diffusion."""
+    filled = []
+    for one in try_blocks(whose, session, reference, prompts, full):
+        note(f"{session.backend}: {whose}, {one.prompt}, {one.how}: {one.passes} passes")
+        filled.append(one)
+    bounds, overall = bounds_of(session), nothing_sure(filled)
+    record = Record(session.backend, numerics_of(session), bounds, [], overall, filled=filled)
     return replace(record, rounding=rounding_of(session))
 
 

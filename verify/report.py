@@ -18,6 +18,7 @@ from aerie.engine.errors import UserError
 from aerie.runtime.tables import VERDICT, compact_table, print_tables
 from aerie.verify.composed import Composed
 from aerie.verify.diagnosis_report import percent, row_json
+from aerie.verify.filled import Filled
 from aerie.verify.gate import PENALTY, PENALTY_KL, POSITIONS, Record, Trial
 from aerie.verify.ladder import Ladder
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
@@ -55,13 +56,15 @@ n: positions compared. same: tokens of our own answer until it parts from the
 reference's. place: the worst of either side's likeliest token in the other's
 order. rms, largest, mean: of our logits less the reference's, as a multiple of
 what rounding to bf16 does to the reference itself. KL: of the distributions,
-mean, in nats. used: of a step's own bound, on the inputs that ours had."""
+mean, in nats. sure: choices that no rounding changes, and that were
+compared. used: of a step's own bound, on the inputs that ours had."""
 
 
 def print_record(record: Record, file: TextIO | None = None) -> None:
     """Tables, every failure but the first (a few, if many), and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
-    print_tables(console, _distance_table(record), *_other_tables(record))
+    first = [_distance_table(record)] if record.trials else []
+    print_tables(console, *first, *_other_tables(record))
     console.print(EXPLANATION, soft_wrap=True)
     for failure in record.failures[1 : SHOWN_FAILURES + 1]:
         console.print(f"also: {failure}", soft_wrap=True)
@@ -131,7 +134,8 @@ def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bound
 
 
 def _other_tables(record: Record) -> list[Table]:
-    return [*_ladder_tables(record), *_identity_tables(record), *_composed_tables(record)]
+    others = [*_ladder_tables(record), *_identity_tables(record), *_composed_tables(record)]
+    return [*_filled_tables(record), *others]
 
 
 def _ladder_tables(record: Record) -> Iterator[Table]:
@@ -165,6 +169,25 @@ def _identity_tables(record: Record) -> Iterator[Table]:
         else:
             verdict = "FAIL" if found.failure else "ok"
             table.add_row(found.name, found.of, str(found.compared), str(found.differing), verdict)
+    yield table
+
+
+def _filled_tables(record: Record) -> Iterator[Table]:
+    if not record.filled:
+        return
+    figures = ("passes", "blocks", "n", "place", "rms", "largest", "KL", "sure")
+    title = f"blocks filled in ({record.backend}, {record.numerics} products) against transformers bf16"
+    table = compact_table(title, ("of", "prompt", "rule"), figures, (VERDICT,))
+    for found in record.filled:
+        verdict = "FAIL" if found.failures else "ok"
+        counts = str(found.passes), str(found.blocks)
+        if found.distance is None or found.rounding is None:
+            table.add_row(found.whose, found.prompt, found.how, *counts, *["-"] * 6, verdict)
+            continue
+        n, _, place, rms, most, _, kl, _ = _numbers("", found.distance, found.rounding, record.bounds)
+        table.add_row(
+            found.whose, found.prompt, found.how, *counts, n, place, rms, most, kl, str(found.sure), verdict
+        )
     yield table
 
 
@@ -207,6 +230,7 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "ladders": [_ladder(ladder) for ladder in record.ladders],
         "bit_identity": [asdict(found) for found in record.identities],
         "chunks": [_composed(found) for found in record.composed],
+        "blocks": [_composed(found) for found in record.filled],
     }
 
 
@@ -242,7 +266,7 @@ def _ladder(ladder: Ladder) -> dict[str, Any]:
     }
 
 
-def _composed(found: Composed) -> dict[str, Any]:
+def _composed(found: Composed | Filled) -> dict[str, Any]:
     distances = {name: _distance(getattr(found, name)) for name in ("distance", "rounding")}
     return {**vars(found), **distances, "failures": [_failure(failure) for failure in found.failures]}
 

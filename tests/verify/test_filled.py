@@ -1,0 +1,181 @@
+"""The gate of block diffusion: what is healthy passes, and faults in masks, commits and choices are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerie.engine import ragged
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.families import FAMILIES
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies import choosing
+from aerie.engine.strategies.block_diffusion import BlockDiffusion
+from aerie.engine.strategies.choosing import Rule
+from aerie.engine.strategies.strategy import Due
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.demo.diffusion import CHECKPOINT
+from aerie.llama32_1b.synthetic.shape import of_family
+from aerie.runtime import select_backend
+from aerie.verify.companion import companion_config, longer, random_checkpoint
+from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, walk
+from aerie.verify.gate import verify_blocks
+from aerie.verify.prompts import choose_prompts
+from aerie.verify.reference import Reference
+from aerie.verify.report import as_json, print_record
+
+STAND, DUE, TOOK, BEGIN, INIT = (
+    ragged._Stand.of,
+    BlockDiffusion.due,
+    BlockDiffusion.took,
+    BlockDiffusion._begin,
+    BlockDiffusion.__init__,
+)
+
+
+def opened(checkpoint: Checkpoint) -> tuple[Session, Reference]:
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="8,32x512")
+    return prepare_runtime(checkpoint, options, Reporter()), Reference.open(checkpoint.folder)
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Session, Reference]:
+    return opened(open_checkpoint(CHECKPOINT))
+
+
+def tried(both: tuple[Session, Reference]) -> list[Filled]:
+    """By a scheduler of its own: no fault leaves pages to another."""
+    session, reference = both
+    session._schedulers.clear()
+    return [*try_blocks("the model", session, reference, choose_prompts(session, full=False)[:1])]
+
+
+def causal(pieces: Any, bases: Any, width: int, context: int, block: int = 1) -> Any:
+    return STAND(pieces, bases, width, context)
+
+
+def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int = 1) -> Any:
+    stand, row = STAND(pieces, bases, width, context, block), 0
+    for piece, base in zip(pieces, bases, strict=True):
+        end, rows = piece.sequence.length + len(piece.tokens), slice(row, row + len(piece.tokens))
+        ours = (stand.positions[rows, None] + 1) // block
+        stand.seen[rows, base : base + end] = (np.arange(end) + 1) // block <= ours
+        row += len(piece.tokens)
+    return stand
+
+
+def written_while_filling(self: BlockDiffusion, due: Due, rows: Sequence[Any]) -> int:
+    """The keys and values of a block are those of the pass that filled its last mask in."""
+    before = self.passes.blocks
+    TOOK(self, due, rows)
+    return len(due.tried) if self.passes.blocks > before else 0
+
+
+def not_committed(self: BlockDiffusion, length: int, rows: int) -> Due:
+    due = DUE(self, length, rows)
+    is_first = not self.passes.blocks
+    return due if is_first else due._replace(tokens=due.tried, held=0)
+
+
+def with_a_mask_left(self: BlockDiffusion, length: int, rows: int) -> Due:
+    due = DUE(self, length, rows)
+    tokens = [*due.tokens]
+    if due.held and self.passes.blocks:
+        tokens[due.held - 1] = self._blocks.mask_token_id
+    return due._replace(tokens=tokens)
+
+
+def as_if_shifted(self: BlockDiffusion, making: Any, blocks: Any, choose: Any) -> None:
+    INIT(self, making, replace(blocks, shifted=True), choose)
+
+
+def over_the_prompt(self: BlockDiffusion, start: int) -> None:
+    BEGIN(self, start)
+    if self._given > 0 and not self.passes.blocks:
+        self._masked.insert(0, 0)
+
+
+def as_filtered(row: Any, token: int) -> tuple[float, float]:
+    tokens, shares = Sampler(temperature=1.0, top_k=20).distribution(row)
+    return float(shares[tokens == token].sum()), 0.0
+
+
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "causal inside the block": (ragged._Stand, "of", staticmethod(causal)),
+    "staircase shifted by one": (ragged._Stand, "of", staticmethod(shifted_by_one)),
+    "KV of a pass with masks": (BlockDiffusion, "took", written_while_filling),
+    "commit skipped": (BlockDiffusion, "due", not_committed),
+    "a mask is seen after the commit": (BlockDiffusion, "due", with_a_mask_left),
+    "a shift where there is none": (BlockDiffusion, "__init__", as_if_shifted),
+    "a token of the prompt is filled in": (BlockDiffusion, "_begin", over_the_prompt),
+    "confidence after the filters": (choosing, "_told", as_filtered),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, demo: tuple[Session, Reference], monkeypatch: Any) -> None:
+    monkeypatch.setattr(*FAULTS[fault])
+    failures = [failure for found in tried(demo) for failure in found.failures]
+    assert failures, fault
+
+
+def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], capsys: Any) -> None:
+    session, reference = demo
+    session._schedulers.clear()
+    prompts = choose_prompts(session, full=False)
+    record = verify_blocks(session, reference, prompts, "the model", full=False)
+    assert (record.verdict, record.failures) == ("PASS", [])
+    assert all(found.passes and found.distance for found in record.filled)
+    assert sum(found.sure for found in record.filled) > 5
+    print_record(record)
+    told = capsys.readouterr().out
+    assert "blocks filled in (virtual, exact products) against transformers bf16" in told
+    assert told.endswith("[verify] PASS\n")
+    assert [one["how"] for one in as_json(record, "it")["blocks"]] == [found.how for found in record.filled]
+
+
+def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
+    (failure,) = nothing_sure([Filled("the model", "a", "sequential", 3, 1)])
+    assert "no choice was sure enough to be compared" in str(failure)
+
+
+@pytest.fixture(scope="module", params=["a2d-qwen2", "Fast_dLLM_Qwen"])
+def other(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Reference]]:
+    """Random weights, with blocks of 8 and a bias; and with shifted logits and parts of 4."""
+    config = longer(companion_config(open_checkpoint(CHECKPOINT).config))
+    made = of_family(config, FAMILIES[request.param])
+    assert made.diffusion
+    blocks = replace(made.diffusion, block_size=8, sub_block=made.diffusion.sub_block and 4)
+    with random_checkpoint(replace(made, diffusion=blocks), Reporter()) as checkpoint:
+        yield opened(replace(checkpoint, config=replace(checkpoint.config, diffusion=blocks)))
+
+
+def test_other_families_pass(other: tuple[Session, Reference]) -> None:
+    assert [failure for found in tried(other) for failure in found.failures] == []
+
+
+def test_the_references_loop_by_hand() -> None:
+    """What it reads, in a model that says of each position how often it was asked."""
+    assert staircase(5, 2).sum(axis=1).tolist() == [2, 2, 4, 4, 5]
+
+    class Counting:
+        def masked(self, tokens: Sequence[int], positions: Any, seen: Any, count: int) -> Any:
+            assert np.array_equal(seen, staircase(len(tokens), 4))
+            rows = np.zeros((len(tokens), 12), np.float32)
+            rows[np.arange(len(tokens)), np.arange(len(tokens)) % 7] = np.arange(len(tokens), 0, -1)
+            return rows[-count:]
+
+    blocks = FAMILIES["sdar"].diffusion
+    assert blocks
+    passes = [*walk(Counting(), blocks.filled(11), [1, 2, 3, 4, 5], Rule(steps=2), 5)]  # type: ignore[arg-type]
+    assert [one.tokens[4:] for one in passes] == [
+        (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
+    ]  # fmt: skip
+    assert [one.positions for one in passes] == [(1, 2), (3,), (0, 1), (2, 3)]
