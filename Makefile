@@ -100,7 +100,7 @@ help: ## list targets and variables
 	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
 	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, MIN_P, SEED shape the sampling above 0"
 	$(DO)echo "  REPETITION_PENALTY  above 1: what prompt and answer said already becomes less likely"
-	$(DO)echo "  DRAFT        lookup: what comes next is guessed by what the text said before, and several tokens are tried in a pass"
+	$(DO)echo "  DRAFT        lookup, or a smaller model: what comes next is guessed, and several tokens are tried in a pass"
 	$(DO)echo "  RULE         of models that fill in blocks, which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
 	$(DO)echo "  BLOCK_SIZE   tokens of a block, where it is to be another than the model was trained with"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
@@ -17,12 +17,21 @@ from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
+from aerie.engine.strategies.drafting import Drafting
+from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
 from aerie.engine.strategies.manner import Manner, Manners
+
+
+class IsAsked(Protocol):
+    """An aerie.Model."""
+
+    asked: Asked
 
 
 class Options(Sampling, Manners, total=False):
     """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
 
+    draft: str | IsAsked | None
     stop: str | int | Iterable[str | int]
     raw: bool
     num_beams: int
@@ -288,13 +297,29 @@ class Asking(NamedTuple):
     raw: bool
 
 
-def asking(options: Mapping[str, Any]) -> Asking:
-    """What these options ask for. UserError for one that there is not, or that cannot be taken."""
+def _drafting(draft: Any, session: Session) -> str | Drafting | None:
+    """Where guesses come from. UserError for a model that cannot guess for this one."""
+    if draft is None or isinstance(draft, str):
+        return draft
+    asked = getattr(draft, "asked", None)
+    if not isinstance(asked, Asked):
+        raise UserError(f"draft is {reprlib.repr(draft)}; give 'lookup', a model that drafts, or None")
+    other = asked.session()
+    if other is session:
+        raise UserError("draft is the model itself, whose guesses cost what its answers do; name a smaller")
+    ours, theirs = ((each.model.config, each.tokenizer) for each in (session, other))
+    check_drafter(ours, theirs, "model")
+    return drafting_by(lambda: other.model, asked.turn, session.model.config)
+
+
+def asking(options: Mapping[str, Any], session: Session) -> Asking:
+    """What these options ask of a model. UserError for one that there is not, or that cannot be taken."""
     known = Options.__annotations__
     if unknown := next((name for name in options if name not in known), None):
         raise UserError(f"there is no option {unknown!r}; there are {', '.join(known)}")
     check_built("num_beams", options.get("num_beams", 1))
     manner = {name: options[name] for name in Manners.__annotations__ if name in options}
+    manner["draft"] = _drafting(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
     try:
         sampler = Sampler(**sampling)

@@ -116,7 +116,8 @@ class Model:
         Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
         """
-        asked, session = asking(options), self._open()
+        session = self._open()
+        asked = asking(options, session)
         tokens = self._tokens(prompt, asked.raw)
         with self._turn:
             generation = session.generate(tokens, max_tokens, asked.sampler, manner=asked.manner)
@@ -164,7 +165,7 @@ class Model:
         """The stream of a request, or what is wrong with it."""
         try:
             prompt, most, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
-            asked = asking(item)
+            asked = asking(item, self._open())
             tokens, sampler = self._tokens(prompt, asked.raw), asked.sampler
             maker = asked.manner.maker(scheduler.model.config, sampler)
             request = scheduler.submit(tokens, most, sampler, priority, maker)

@@ -67,7 +67,8 @@ class ChunkedLLM:
         `usage`, cached_tokens are those of the prompt that were not run for this answer. Raises UserError for
         ids that are not registered, a mode that is none or not for this model, and as Model.stream.
         """
-        asked, how = self._model.asked, asking(options)  # of which `raw` says nothing: chunks always are
+        asked = self._model.asked
+        how = asking(options, asked.session())  # of which `raw` says nothing: chunks always are
         if how.manner.draft is not None and self._decode != ROWS:
             raise UserError(
                 f"drafts are tried in passes of the decode family {ROWS!r}, and these chunks are for answers "

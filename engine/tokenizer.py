@@ -60,6 +60,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._inner.chat_template is not None
 
+    def is_like(self, other: Tokenizer) -> bool:
+        """Whether every id is the same token in both."""
+        return bool(self._vocabulary() == other._vocabulary())
+
+    def _vocabulary(self) -> Any:
+        """Ids by their tokens."""
+        return getattr(self._inner, "backend_tokenizer", self._inner).get_vocab()
+
     @property
     def chat_template(self) -> str | None:
         """The checkpoint's, in jinja; None where it has none, or several."""

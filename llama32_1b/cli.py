@@ -200,8 +200,9 @@ def _add_answering(parser: argparse.ArgumentParser) -> None:
 def _add_manner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
-        help="guess what comes next and try several tokens in a pass, by what the text said before: lookup; "
-        "no token changes (default: no guesses)",
+        help="guess what comes next and try several tokens in a pass: lookup, by what the text said before, "
+        "or a smaller model of the same vocabulary, as --model names one; no token changes (default: no "
+        "guesses)",
     )
     parser.add_argument(
         "--rule",

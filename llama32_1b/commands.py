@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TextIO
@@ -13,13 +14,14 @@ from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.conversation import Conversation
-from aerie.engine.errors import UserError
+from aerie.engine.errors import CheckpointError, UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.manner import Manner
+from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
+from aerie.engine.strategies.manner import LOOKUP, Manner
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
 from aerie.llama32_1b.find import find_checkpoint
@@ -62,10 +64,9 @@ def chat(arguments: argparse.Namespace) -> int:
     note_missing_template(checkpoint.tokenizer, report.note)
     if arguments.system is not None:  # which a template may refuse
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
-    manner = _manner(arguments)
-    manner.maker(checkpoint.config, sampler)  # which may refuse
+    manner, drafter = _manner(arguments, checkpoint, sampler), _drafter(arguments, checkpoint)
     session = prepare_runtime(checkpoint, options, report)
-    session.manner = manner
+    session.manner = _with_drafter(manner, drafter, session, options, report)
     is_typed = sys.stdin.isatty()
     with own_keys(), line_editing(report.note) if is_typed else nullcontext():
         Chat(
@@ -109,11 +110,12 @@ def _answer(
     """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
-    checkpoint, manner = _opened(arguments, report), _manner(arguments)
+    checkpoint = _opened(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
-    manner.maker(checkpoint.config, sampler)  # which may refuse
+    manner, drafter = _manner(arguments, checkpoint, sampler), _drafter(arguments, checkpoint)
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)
+    manner = _with_drafter(manner, drafter, session, options, report)
     with stop_on_interrupt() as interrupted:
         generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, manner)
         text = stream(session.text(generation), out)
@@ -150,14 +152,45 @@ def _opened(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 
-def _manner(arguments: argparse.Namespace) -> Manner:
-    return Manner(
+def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Sampler) -> Manner:
+    """How answers are made; with drafts by lookup in place of those of a model, which is not there yet.
+    UserError for what the model cannot be asked for."""
+    manner = Manner(
         rule=arguments.rule,
         steps=arguments.steps,
         threshold=arguments.threshold,
         entropy=arguments.entropy,
-        draft=arguments.draft,
+        draft=None if arguments.draft is None else LOOKUP,
     )
+    manner.maker(checkpoint.config, sampler)
+    return manner
+
+
+def _drafter(arguments: argparse.Namespace, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint of the model that guesses, where one was named. Raises as find_checkpoint, and UserError
+    for one that cannot guess for this model."""
+    if arguments.draft in (None, LOOKUP):
+        return None
+    try:
+        drafter = open_checkpoint(find_checkpoint(arguments.draft))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"--draft {arguments.draft!r} (DRAFT) is not {LOOKUP!r}, so it is to be a model: {error}"
+        ) from None
+    ours, theirs = ((each.config, each.tokenizer) for each in (checkpoint, drafter))
+    check_drafter(ours, theirs, arguments.draft)
+    return drafter
+
+
+def _with_drafter(
+    manner: Manner, drafter: Checkpoint | None, session: Session, options: RuntimeOptions, report: Reporter
+) -> Manner:
+    """The manner, with guesses by this model, which is made ready beside the session's."""
+    if drafter is None:
+        return manner
+    own = RuntimeOptions(None, options.backend, options.cache_dir)
+    beside = prepare_runtime(drafter, own, report)
+    return replace(manner, draft=drafting_by(lambda: beside.model, threading.Lock(), session.model.config))
 
 
 def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:

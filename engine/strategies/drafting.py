@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 LONGEST, SHORTEST = 4, 2
 """Tokens of the n-grams by which a place that was like this one is looked for."""
@@ -17,6 +17,14 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """The answer is over: let go of what is held."""
+
+
+class Drafting(NamedTuple):
+    """Where guesses come from: `make` gives each answer its drafter; cost: what a guess takes of the time
+    that a pass of the model does."""
+
+    make: Callable[[], Drafter]
+    cost: float = 0.0
 
 
 class Lookup:

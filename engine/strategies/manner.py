@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict
@@ -14,7 +13,7 @@ from aerie.engine.strategies.adapting import Adaptive
 from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.choosing import DEFAULT, Chooser, Rule
-from aerie.engine.strategies.drafting import Drafter, Lookup
+from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import Maker, Making, Strategy
 
@@ -30,7 +29,6 @@ class Manners(TypedDict, total=False):
     steps: int | None
     threshold: float | None
     entropy: float | None
-    draft: str | Callable[[], Drafter] | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Manner:
     """How an answer is made. What is None is the model's own way.
 
     strategy: "autoregressive" or "block_diffusion". rule, steps, threshold, entropy: of block diffusion, see
-    choosing.Rule. draft: "lookup", or what gives each answer its Drafter; of autoregressive models.
+    choosing.Rule. draft: "lookup", or where else guesses come from; of autoregressive models.
     """
 
     strategy: str | None = None
@@ -46,7 +44,7 @@ class Manner:
     steps: int | None = None
     threshold: float | None = None
     entropy: float | None = None
-    draft: str | Callable[[], Drafter] | None = None
+    draft: str | Drafting | None = None
 
     def maker(self, config: ModelConfig, sampler: Sampler) -> Maker | None:
         """What makes answers of this model so, drawn by this sampler; None for plain decoding. UserError for
@@ -94,16 +92,16 @@ class Manner:
         return replace(rule, threshold=threshold, entropy=entropy).of(block)
 
     def _drafting(self) -> Maker:
-        drafter = Lookup if isinstance(self.draft, str) else self.draft
-        assert drafter is not None
-        return partial(_speculative, drafter=drafter)
+        drafting = Drafting(Lookup) if isinstance(self.draft, str) else self.draft
+        assert drafting is not None
+        return partial(_speculative, drafting=drafting)
 
 
 PLAIN = Manner()
 
 
-def _speculative(making: Making, drafter: Callable[[], Drafter]) -> Strategy:
-    return Speculative(making, drafter(), Adaptive())
+def _speculative(making: Making, drafting: Drafting) -> Strategy:
+    return Speculative(making, drafting.make(), Adaptive(per_draft=drafting.cost))
 
 
 def default_maker(config: ModelConfig, sampler: Sampler) -> Maker:

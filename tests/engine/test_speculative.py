@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,11 @@ from aerie.engine.scheduler import Request, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.adapting import Adaptive
 from aerie.engine.strategies.drafting import Drafter, Lookup
+from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from tests.engine.test_scheduler import Listening, session_of
 
@@ -206,6 +209,60 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
         asked = chunked.register([5, 6, 7, 8] * 12)
         made = chunked.generate_from_chunks([asked], max_tokens=30, draft="lookup", logit_bias={9: 100.0})
         assert made.token_ids == repeated.token_ids
+
+
+def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
+    """The target itself in another session, whose guesses are all right; and random weights, which mostly
+    are not."""
+    prompt = prompt_of(session)
+    tokens, plain = alone(session, prompt, "drawn")
+    greedy, _ = alone(session, prompt, "greedy")
+    lock = threading.Lock()
+    for kind, wanted in (("greedy", greedy), ("drawn", tokens)):
+        listening, drafter = sampler(session, kind), ModelDrafter(lambda: session.model, lock)
+        scheduler = scheduler_of(session)
+        request = ask(scheduler, prompt, listening, drafter, 4)
+        finish(scheduler, [request])
+        assert request.token_ids == wanted
+        assert drafter._cache is None
+        if kind == "drawn":
+            assert listening.bits == plain.bits
+            assert 0 < request.passes.accepted < request.passes.drafted
+    assert list(ModelDrafter(lambda: session.model, lock)(prompt[:1] * session.model.positions, 4)) == []
+
+
+def test_a_draft_model_is_right_where_it_says_the_same() -> None:
+    """Greedy, by the family guide in both: all guesses are those that the model itself makes."""
+    with load("demo", decode="rows") as model, load("demo", decode="rows") as twin:
+        question = "What is the capital of France?"
+        plain, drafted = model.generate(question), model.generate(question, draft=twin)
+        assert drafted.token_ids == plain.token_ids
+        tps = drafted.kpis.tps
+        assert 0 < tps.n_accepted == tps.n_drafted
+        batch = model.generate_batch([question, question], draft=twin)
+        assert [one.token_ids for one in batch] == [plain.token_ids] * 2
+        with pytest.raises(UserError, match="draft is the model itself"):
+            model.generate(question, draft=model)
+        with pytest.raises(UserError, match="draft is 3; give 'lookup', a model that drafts, or None"):
+            model.generate(question, draft=3)  # type: ignore[arg-type]
+    with (
+        load("demo") as model,
+        load("demo-diffusion") as blocks,
+        pytest.raises(UserError, match="draft model fills in blocks, and guesses come from a model that"),
+    ):
+        model.generate(question, draft=blocks)
+
+
+def test_a_drafter_with_other_tokens_is_refused() -> None:
+    ours = open_checkpoint(DEMO_FOLDER)
+    more = replace(ours.config, vocab_size=2000)
+    pair = ours.config, ours.tokenizer
+    check_drafter(pair, pair, "other")
+    with pytest.raises(UserError, match="draft other has another vocabulary, of 2000 tokens, and"):
+        check_drafter(pair, (more, ours.tokenizer), "other")
+    theirs = open_checkpoint(SHIPPED["demo-diffusion"]).tokenizer
+    with pytest.raises(UserError, match="draft other has another vocabulary"):
+        check_drafter(pair, (ours.config, theirs), "other")
 
 
 def test_lookup_guesses_what_followed_the_longest_n_gram() -> None:

@@ -43,7 +43,10 @@ BAD_NUMBERS = [
         "--seq-len 257 (SEQ_LEN) is more than the model's 256 positions (max_position_embeddings); ask for "
         "at most 256",
     ),
-    (("--draft", "crystal"), "draft is 'crystal'; give 'lookup', a model that drafts, or None"),
+    (
+        ("--draft", "crystal"),
+        "--draft 'crystal' (DRAFT) is not 'lookup', so it is to be a model: --model 'crystal' is",
+    ),
     (
         ("--rule", "sequential"),
         "rule is 'sequential', which is for models of block diffusion, and this model",

@@ -1,0 +1,93 @@
+"""Guesses by a smaller model that says the same tokens: its own programs, its own KV cache.
+
+It is greedy, whatever the answer's settings: a guess that is certain keeps both tokens and distribution
+(speculative.py). What it holds of an answer goes back with every guess that was wrong, so it reads new tokens
+alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import UserError
+from aerie.engine.forward import decode_step, next_token_row, prefill
+from aerie.engine.kv import KVCache
+from aerie.engine.model import LoadedModel
+from aerie.engine.strategies.drafting import Drafting
+from aerie.engine.tokenizer import Tokenizer
+
+
+class ModelDrafter:
+    """See Drafter. One for each answer; those of a session take turns, by `turn`.
+
+    A call raises what reading a prompt and decoding raise.
+    """
+
+    def __init__(self, model: Callable[[], LoadedModel], turn: threading.Lock) -> None:
+        self._model, self._turn = model, turn
+        self._cache: KVCache | None = None
+
+    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """See Drafter. None where its own context has no room for the tokens."""
+        most = min(most, self._model().positions - len(tokens))
+        if most < 1:
+            return ()
+        with self._turn:
+            return [*itertools.islice(self._said(tokens), most)]
+
+    def _said(self, tokens: Sequence[int]) -> Iterator[int]:
+        """What it would say after these, without end; one pass for each that is asked for."""
+        model = self._model()
+        self._cache = self._cache or model.new_cache(len(tokens))
+        self._cache.length = _alike(self._cache.token_ids, tokens[:-1])
+        row = prefill(model, tokens[self._cache.length :], self._cache, last_only=True)[-1]
+        while True:
+            yield (token := int(np.argmax(next_token_row(model, row).astype(np.float32))))
+            row = decode_step(model, token, self._cache)
+
+    def close(self) -> None:
+        """See Drafter."""
+        self._cache = None
+
+
+def _alike(held: Sequence[object], tokens: Sequence[int]) -> int:
+    """How many of both, from the first on, are the same."""
+    return sum(
+        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(held, tokens, strict=False))
+    )
+
+
+def drafting_by(model: Callable[[], LoadedModel], turn: threading.Lock, target: ModelConfig) -> Drafting:
+    """Guesses of this model, which is asked for anew for every guess, for answers of the target."""
+    own, theirs = (_weights(config) for config in (model().config, target))
+    return Drafting(partial(ModelDrafter, model, turn), own / theirs)
+
+
+def _weights(config: ModelConfig) -> int:
+    """Elements that a pass reads."""
+    return config.num_hidden_layers * config.layer_weights + config.vocab_size * config.hidden_size
+
+
+def check_drafter(
+    target: tuple[ModelConfig, Tokenizer], drafter: tuple[ModelConfig, Tokenizer], name: str
+) -> None:
+    """UserError for a model that cannot guess for another: whose tokens are others, or that fills blocks
+    in."""
+    (ours, our_tokens), (theirs, their_tokens) = target, drafter
+    if theirs.diffusion:
+        raise UserError(
+            f"draft {name} fills in blocks, and guesses come from a model that says one token after the "
+            "other; name another"
+        )
+    if ours.vocab_size != theirs.vocab_size or not our_tokens.is_like(their_tokens):
+        raise UserError(
+            f"draft {name} has another vocabulary, of {theirs.vocab_size} tokens, and the model's has "
+            f"{ours.vocab_size}: a guess of the one would be another word of the other; name a draft model "
+            "that was made for this one"
+        )
