@@ -74,6 +74,14 @@ class Ragged:
             return False
         return True
 
+    def needed_for(self, prompt: int, positions: int) -> Iterator[str]:
+        """The programs of a sequence by itself, with so many tokens of a prompt and so many positions in all:
+        those of few rows, and of a step that reads the prompt. NoVariantError."""
+        context = self._window.context_for([positions])
+        reading = next((n for n in self._rows if n >= prompt), self._rows[-1])
+        for width in sorted({*self._rows[:2], reading}):
+            yield from self._model.blocks.names(_block(width, context))
+
     def step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
         """Run these tokens, of different sequences, which hold them then, or as many as `Piece.held` says;
         logits of the wanted ones, each (vocab_size,), piece after piece.

@@ -312,6 +312,12 @@ class Scheduler:
         self._waiting.append(request)
         return request
 
+    def make_room(self, prompt: int, more: int) -> None:
+        """Have the programs that a sequence by itself needs, of so many tokens and so many more, so that none
+        is compiled in the middle of it. NoVariantError, and what compiling raises."""
+        positions = min(prompt + more, self.model.positions)
+        self.model.supply(self._ragged.needed_for(prompt, positions))
+
     def new_sequence(self) -> Paged:
         """An empty one, in the pool that all share."""
         self.pool.take_back()

@@ -112,6 +112,7 @@ class Session:
         token after the other, or by blocks, they are a request of `scheduler`; see Manner.maker too."""
         if maker := (manner or self.manner).maker(self.model.config, sampler):
             request = self.scheduler.submit(prompt_ids, max_new_tokens, sampler, strategy=maker)
+            self.scheduler.make_room(len(prompt_ids), max_new_tokens)
             request.interrupted = interrupted
             return request
         self.make_room(prompt_ids)
