@@ -131,8 +131,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         default=DEMO,
         help="a checkpoint folder, a Hugging Face id, 'base' or 'instruct' for Llama-3.2-1B of Hugging Face, "
-        "which takes a network once, or 'demo' or 'demo-diffusion', the small ones that come with the "
-        "project (default: %(default)s)",
+        "which takes a network once, or 'demo', 'demo-diffusion' or 'demo-drafter', the small ones "
+        "that come with the project (default: %(default)s)",
     )
     parser.add_argument(
         "--seq-len",

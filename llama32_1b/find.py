@@ -12,8 +12,9 @@ from aerie.engine.progress import Reporter
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parent / "demo" / "checkpoint"
 DIFFUSION_FOLDER = Path(__file__).parent / "demo" / "diffusion" / "checkpoint"
+DRAFTER_FOLDER = Path(__file__).parent / "demo" / "drafter" / "checkpoint"
 
-SHIPPED = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER}
+SHIPPED = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER, "demo-drafter": DRAFTER_FOLDER}
 """Checkpoints that come with the project."""
 
 ALIASES = {"base": "meta-llama/Llama-3.2-1B", "instruct": "meta-llama/Llama-3.2-1B-Instruct"}

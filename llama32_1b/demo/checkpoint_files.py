@@ -20,12 +20,14 @@ from aerie.llama32_1b.demo.tokenizer import (
 )
 
 RMS_NORM_EPS: Final = 1e-5
+LAYERS: Final = 6
+"""Of the demo model itself."""
 
 RESIDUAL_SCALE: Final = 16.0
 """The checkpoint's residual stream is smaller than the trained one by this factor; see `shrink_residual`."""
 
 
-def config(tokenizer: Tokenizer) -> dict[str, Any]:
+def config(tokenizer: Tokenizer, layers: int = LAYERS) -> dict[str, Any]:
     """The contents of config.json, with the keys that the released Llama 3.2 checkpoints use."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -42,7 +44,7 @@ def config(tokenizer: Tokenizer) -> dict[str, Any]:
         "mlp_bias": False,
         "model_type": "llama",
         "num_attention_heads": 4,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": layers,
         "num_key_value_heads": 2,
         "rms_norm_eps": RMS_NORM_EPS,
         # A small original length: wavelengths over 128 tokens are stretched 32 times, and those under 32 not
@@ -66,9 +68,9 @@ def _eos_ids(tokenizer: Tokenizer) -> list[int]:
     return [special_id(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN)]
 
 
-def new_model(tokenizer: Tokenizer) -> Any:
+def new_model(tokenizer: Tokenizer, layers: int = LAYERS) -> Any:
     """An untrained LlamaForCausalLM in f32, shaped like the checkpoint but not shrunk yet."""
-    shape = LlamaConfig(**config(tokenizer))
+    shape = LlamaConfig(**config(tokenizer, layers))
     shape.rms_norm_eps = RMS_NORM_EPS * RESIDUAL_SCALE**2
     model = LlamaForCausalLM(shape).float()
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.05)
@@ -107,7 +109,7 @@ def write_checkpoint(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     _write_json(folder / "tokenizer_config.json", tokenizer_config())
-    _write_json(folder / "config.json", config(tokenizer))
+    _write_json(folder / "config.json", config(tokenizer, model.config.num_hidden_layers))
     generation = {
         "bos_token_id": special_id(tokenizer, BEGIN_OF_TEXT),
         "do_sample": False,
