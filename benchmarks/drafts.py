@@ -1,0 +1,154 @@
+"""`python -m benchmarks.drafts`: what guesses by lookup save, on texts that a model is made to say.
+
+A model of full size and random weights says nothing that repeats itself. So a committed text stands in for
+its choices: every pass is computed as for any answer, and then the text's next token is taken in place of
+the likeliest. That costs what a real model costs that says this text. Tokens are words and marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from aerie.engine.blocks import GUIDE, ROWS
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Answer
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.manner import LOOKUP, PLAIN, Manner
+from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
+from aerie.llama32_1b.find import find_checkpoint
+from aerie.runtime import select_backend
+from aerie.runtime.tables import compact_table, print_tables
+from aerie.virtual_npu import folders
+
+TEXTS = Path(__file__).parent / "texts"
+BETWEEN = "=====\n"
+"""In a text's file, what separates the question from the answer."""
+
+
+class Text(NamedTuple):
+    """A question and its answer, as token ids from 3 on."""
+
+    name: str
+    prompt: list[int]
+    answer: list[int]
+
+
+def texts() -> list[Text]:
+    """Those that are committed, by name."""
+    return [_text(path) for path in sorted(TEXTS.glob("*.txt"))]
+
+
+def _text(path: Path) -> Text:
+    parts = path.read_text(encoding="utf-8").split(BETWEEN)
+    words = [re.findall(r"\w+|\s+|[^\w\s]", part) for part in parts]
+    ids = {word: number for number, word in enumerate(dict.fromkeys(words[0] + words[1]), start=3)}
+    prompt, answer = ([ids[word] for word in part] for part in words)
+    return Text(path.stem, prompt, answer)
+
+
+@dataclass(frozen=True)
+class Replayed(Sampler):
+    """Takes a text's next token, whatever the logits are."""
+
+    text: Sequence[int] = field(default=())
+
+    def __call__(self, logits: Any, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()) -> int:
+        super().__call__(logits, prompt_ids, token_ids)  # which takes its time
+        return self.text[len(token_ids)]
+
+
+class Row(NamedTuple):
+    """Seconds of a token: plain in the family guide, in rows, and with lookup; tokens a pass with it; the
+    share of the guesses that was right."""
+
+    name: str
+    guide: float
+    rows: float
+    lookup: float
+    per_pass: float
+    share: float
+
+
+def measure(session: Session, text: Text, rounds: int, most: int) -> Row:
+    """All three in turn, round after round."""
+    answer = text.answer[:most]
+    kinds = {GUIDE: (PLAIN, GUIDE), ROWS: (PLAIN, ROWS), LOOKUP: (Manner(draft=LOOKUP), ROWS)}
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name, (manner, decode) in kinds.items():
+            made = _answered(session, text.prompt, answer, manner, decode)
+            seconds[name].append(1 / (made.figures.tokens_per_s or 1))
+    passes = made.passes
+    assert passes is not None
+    share = passes.accepted / max(1, passes.drafted)
+    plain, rows, lookup = (median(seconds[name]) for name in kinds)
+    return Row(text.name, plain, rows, lookup, len(answer) / passes.passes, share)
+
+
+def _answered(
+    session: Session, prompt: Sequence[int], answer: Sequence[int], manner: Manner, decode: str
+) -> Answer:
+    """A whole answer that is this one."""
+    sampler = Replayed(text=answer)
+    if decode == GUIDE:
+        made = session.generate(prompt, len(answer), sampler)
+        session.kept.take(prompt)  # so that the next one reads its prompt too
+        list(made)
+        return made
+    maker = manner.maker(session.model.config, sampler)
+    request = session.scheduler.submit(prompt, len(answer), sampler, strategy=maker)
+    session.scheduler.make_room(len(prompt), len(answer))
+    list(request)
+    if request.token_ids != [*answer]:
+        raise ValueError("the replayed answer is another")
+    return request
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m benchmarks.drafts", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="demo", help="as of make run; its weights do not matter")
+    parser.add_argument("--rounds", type=whole_number(1), default=3, help="(default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=whole_number(2), default=160, help="of each answer, at most (default: %(default)s)"
+    )
+    parser.set_defaults(command=run)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    report = Reporter()
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs())
+    session = prepare_runtime(open_checkpoint(find_checkpoint(arguments.model)), options, report)
+    figures = ("guide ms", "rows ms", "lookup ms", "times rows", "times guide", "tokens a pass", "right")
+    table = compact_table("a token, in the median of all rounds", ("text",), figures)
+    for text in texts():
+        row = measure(session, text, arguments.rounds, arguments.tokens)
+        report.note(f"{row.name}: measured")
+        table.add_row(
+            row.name,
+            *(f"{1000 * each:.1f}" for each in (row.guide, row.rows, row.lookup)),
+            f"{row.rows / row.lookup:.2f}",
+            f"{row.guide / row.lookup:.2f}",
+            f"{row.per_pass:.2f}",
+            f"{row.share:.0%}",
+        )
+    print_tables(Console(highlight=False), table)
+    return 0
+
+
+if __name__ == "__main__":
+    begin_process()
+    sys.exit(run_command(build_parser(), None))

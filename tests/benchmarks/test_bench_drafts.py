@@ -1,0 +1,43 @@
+"""Texts that are replayed to measure guesses: what they are, and that they are said to the token."""
+
+import pytest
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.progress import Reporter
+from aerie.engine.session import prepare_runtime
+from aerie.engine.strategies.drafting import Lookup
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.runtime import select_backend
+from benchmarks import drafts
+
+TEXTS = {text.name: text for text in drafts.texts()}
+
+
+def guessed(text: drafts.Text) -> float:
+    """The share of an answer's tokens that lookup guesses one by one."""
+    look, right = Lookup(), 0
+    for number, token in enumerate(text.answer):
+        right += list(look([*text.prompt, *text.answer[:number]], 1)) == [token]
+    return right / len(text.answer)
+
+
+def test_two_texts_repeat_themselves_and_one_does_not() -> None:
+    assert sorted(TEXTS) == ["code_editing", "prose", "quoting_summary"]
+    assert all(len(text.answer) >= 160 for text in TEXTS.values())
+    assert guessed(TEXTS["code_editing"]) > 0.8
+    assert guessed(TEXTS["quoting_summary"]) > 0.6
+    assert guessed(TEXTS["prose"]) < 0.1
+
+
+def test_a_replayed_answer_is_the_text_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="8,32x512")
+    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+    text = TEXTS["code_editing"]
+    row = drafts.measure(session, text._replace(prompt=text.prompt[:60]), rounds=1, most=12)
+    assert (row.name, row.per_pass >= 1) == ("code_editing", True)
+    assert min(row.guide, row.rows, row.lookup) > 0
+    monkeypatch.setattr(drafts.Replayed, "__call__", lambda *_: 3)
+    with pytest.raises(ValueError, match="the replayed answer is another"):
+        drafts.measure(session, text._replace(prompt=text.prompt[:60]), rounds=1, most=12)
