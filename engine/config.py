@@ -38,6 +38,7 @@ class ModelConfig:
     `eos_token_ids` are all the ids that end an answer, in the checkpoint's order; it may be empty.
     `rope_scaling` is None for plain RoPE. `sliding_window` is how many positions a token attends to in some
     layer, itself among them; None for all. `diffusion` is None for a model that says one token after another.
+    `draft_mask_id` is the token that stands for each further guess of a model that makes several at once.
     """
 
     vocab_size: int
@@ -56,6 +57,7 @@ class ModelConfig:
     sliding_window: int | None = None
     family: Family = FAMILIES["llama"]
     diffusion: BlockDiffusion | None = None
+    draft_mask_id: int | None = None
 
     @property
     def architecture(self) -> str:
@@ -148,7 +150,22 @@ def load_config(folder: Path) -> ModelConfig:
         sliding_window=_window(config, family, layers),
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
+        draft_mask_id=_draft_mask_id(config),
     )
+
+
+def _draft_mask_id(config: Entries) -> int | None:
+    """PARD's models name it so (AMD-AGI/PARD)."""
+    token = config.get("pard_token")
+    vocab_size = config.count("vocab_size")
+    if token is None:
+        return None
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise ConfigError(
+            f"{config.path}: pard_token is {token!r}, which is not a token of the vocabulary of "
+            f"{vocab_size}: no guesses can be made with it; correct it"
+        )
+    return token
 
 
 def _head_dim(config: Entries, default: int) -> int:

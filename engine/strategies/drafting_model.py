@@ -2,7 +2,7 @@
 
 It is greedy, whatever the answer's settings: a guess that is certain keeps both tokens and distribution
 (speculative.py). What it holds of an answer goes back with every guess that was wrong, so it reads new tokens
-alone.
+alone. A model whose config.json has a `pard_token` makes all its guesses in one pass.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_row, prefill
 from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
 
@@ -39,21 +40,37 @@ class ModelDrafter:
         if most < 1:
             return ()
         with self._turn:
-            return [*itertools.islice(self._said(tokens), most)]
-
-    def _said(self, tokens: Sequence[int]) -> Iterator[int]:
-        """What it would say after these, without end; one pass for each that is asked for."""
-        model = self._model()
-        self._cache = self._cache or model.new_cache(len(tokens))
-        self._cache.length = _alike(self._cache.token_ids, tokens[:-1])
-        row = prefill(model, tokens[self._cache.length :], self._cache, last_only=True)[-1]
-        while True:
-            yield (token := int(np.argmax(next_token_row(model, row).astype(np.float32))))
-            row = decode_step(model, token, self._cache)
+            model = self._model()
+            cache = self._cache = self._cache or model.new_cache(len(tokens))
+            cache.length = _alike(cache.token_ids, tokens[:-1])
+            if model.config.draft_mask_id is None:
+                return [*itertools.islice(_said(model, cache, tokens), most)]
+            return _said_at_once(model, cache, tokens, most)
 
     def close(self) -> None:
         """See Drafter."""
         self._cache = None
+
+
+def _said(model: LoadedModel, cache: KVCache, tokens: Sequence[int]) -> Iterator[int]:
+    """What it would say after these, without end; one pass for each that is asked for."""
+    row = prefill(model, tokens[cache.length :], cache, last_only=True)[-1]
+    while True:
+        yield (token := _likeliest(model, row))
+        row = decode_step(model, token, cache)
+
+
+def _said_at_once(model: LoadedModel, cache: KVCache, tokens: Sequence[int], count: int) -> list[int]:
+    """The same in one pass, of a model that was trained to (PARD, arXiv 2504.18583; AMD-AGI/PARD): behind the
+    text stands one mask token less than there are guesses, and each says the next one."""
+    masks = [model.config.draft_mask_id or 0] * (count - 1)
+    rows = prefill(model, [*tokens[cache.length :], *masks], cache)[-count:]
+    cache.length = len(tokens)
+    return [_likeliest(model, row) for row in rows]
+
+
+def _likeliest(model: LoadedModel, row: BF16Array) -> int:
+    return int(np.argmax(next_token_row(model, row).astype(np.float32)))
 
 
 def _alike(held: Sequence[object], tokens: Sequence[int]) -> int:

@@ -231,6 +231,24 @@ def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
     assert list(ModelDrafter(lambda: session.model, lock)(prompt[:1] * session.model.positions, 4)) == []
 
 
+def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
+    """Each of them is what the model says at a mask token behind the text; and no token changes."""
+    model = replace(session.model, config=replace(session.model.config, draft_mask_id=7))
+    prompt, scheduler = prompt_of(session), scheduler_of(session)
+    drafter = ModelDrafter(lambda: model, threading.Lock())
+    for text in (prompt, [*prompt, 9, 8]):
+        (rows,) = scheduler.forward([[*text, 7, 7, 7]], [4])
+        assert list(drafter(text, 4)) == [int(np.argmax(row.astype(np.float32))) for row in rows]
+    assert drafter._cache
+    assert drafter._cache.token_ids == [*prompt, 9, 8]
+    assert len(drafter(prompt, 1)) == 1
+    tokens, plain = alone(session, prompt, "drawn")
+    listening = sampler(session, "drawn")
+    request = ask(scheduler, prompt, listening, ModelDrafter(lambda: model, threading.Lock()), 7)
+    finish(scheduler, [request])
+    assert (request.token_ids, listening.bits) == (tokens, plain.bits)
+
+
 def test_a_draft_model_is_right_where_it_says_the_same() -> None:
     """Greedy, by the family guide in both: all guesses are those that the model itself makes."""
     with load("demo", decode="rows") as model, load("demo", decode="rows") as twin:

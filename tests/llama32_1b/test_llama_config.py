@@ -80,6 +80,14 @@ def test_every_end_token_is_known(load, config, generation, expected):
     assert load(generation, **config).eos_token_ids == expected
 
 
+def test_the_token_by_which_a_draft_model_guesses_at_once(load):
+    assert load(pard_token=511).draft_mask_id == 511
+    assert load().draft_mask_id is None
+    for wrong in (512, -1, "x", True):
+        with pytest.raises(ConfigError, match=r"pard_token is .*, which is not a token of the vocabulary of"):
+            load(pard_token=wrong)
+
+
 def test_padding_is_an_end_token_or_anything(load):
     assert load(eos_token_id=[7, 8]).pad_token_id == 7
     assert load().pad_token_id == 0

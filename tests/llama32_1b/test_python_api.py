@@ -447,6 +447,7 @@ OF_OTHERS = {
     "TimeLimitError",
     "StageError",
     "_FailedError",
+    "ApiError",
 }
 """As pyxrt raises them; and what never leaves its room."""
 
