@@ -17,6 +17,7 @@ from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason, Generation
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Request, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.adapting import Adaptive
@@ -24,6 +25,7 @@ from aerie.engine.strategies.drafting import Drafter, Lookup
 from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.strategies.speculative import Speculative
+from aerie.engine.strategies.strategy import Due
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
@@ -330,3 +332,81 @@ def test_a_manner_that_is_none_is_told() -> None:
     config = open_checkpoint(DEMO_FOLDER).config
     assert Manner().maker(config, Listening()) is None
     assert Manner(strategy="autoregressive").maker(config, Listening()) is None
+
+
+class Drawn:
+    """An answer under way, of which the rows are given: see Making."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.prompt_ids, self.positions, self.left = (0,), 99, 99
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._sampler = sampler
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt_ids, *self.token_ids]
+
+    def after(self, length: int) -> list[int]:
+        return self.tokens[length:]
+
+    def draw(self, logits: Any) -> int:
+        return self._sampler(logits)
+
+    def say(self, token: int) -> bool:
+        self.token_ids.append(token)
+        return True
+
+    def end(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+
+
+ROUNDS, FAR = 60_000, 30.0
+"""Rounds, in which more than 100,000 tokens are drawn; a chi-square of 5 degrees of freedom that is above FAR
+in one run of 60,000."""
+LOGITS = np.array(
+    [[0.5, 1.2, 2.0, -0.3, 0.1, -1.0], [0.3, 0.0, -0.4, 0.9, 2.5, 0.2], [0.0, 1.0, 0.5, 0.2, 0.1, 0]]
+)
+DRAFTS = (2, 4)
+
+
+def told_by(strategy: type[Speculative]) -> list[list[int]]:
+    """What each of many answers says in one pass with the same two drafts."""
+    sampler, said = Sampler(temperature=1.0, seed=11), list[list[int]]()
+    due = Due((0, *DRAFTS), 3, 1, is_answer=True)
+    for _ in range(ROUNDS):
+        making = Drawn(sampler)
+        strategy(making, Lookup(), Adaptive()).took(due, list(LOGITS.astype(np.float32)))
+        said.append(making.token_ids)
+    return said
+
+
+def farthest(said: list[list[int]]) -> float:
+    """The largest chi-square of the tokens at each place, from what the model's logits there say."""
+    found = []
+    for place, logits in enumerate(LOGITS[: max(map(len, said))]):
+        counts = np.bincount([one[place] for one in said if len(one) > place], minlength=len(logits))
+        wanted = np.exp(logits) / np.exp(logits).sum() * counts.sum()
+        found.append(float(np.sum((counts - wanted) ** 2 / wanted)))
+    return max(found)
+
+
+class DrawnTwice(Speculative):
+    """Draws anew where a draft is not taken, and may well draw it then."""
+
+    def _say(self, drafts: Sequence[Any], rows: Sequence[Any]) -> int:
+        for number, (draft, row) in enumerate(zip(drafts, rows, strict=False)):
+            token = self._making.draw(row)
+            self._making.say(token if token == draft else self._making.draw(row))
+            if token != draft:
+                return number
+        return len(drafts)
+
+
+@pytest.mark.long
+def test_the_distribution_is_the_models() -> None:
+    """Of the first token; of the second, where the first draft stayed; and of the third."""
+    said = told_by(Speculative)
+    assert sum(map(len, said)) > 100_000
+    assert farthest(said) < FAR
+    assert farthest(told_by(DrawnTwice)) > 10 * FAR
