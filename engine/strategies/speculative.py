@@ -20,6 +20,16 @@ from aerie.engine.strategies.strategy import Due, Making, Row
 
 MOST_DRAFTS = 15
 """Tokens tried in a pass: with the one before them, rows of the second smallest program."""
+LEAST_SHARE = 2
+"""Fewer in each of many answers do not pay: where 8 answers share a pass, one guess in one of them takes all
+of them to the next larger program. By tests/benchmarks/test_drafts_pay.py, on its texts."""
+
+
+def _share(rows: int) -> int:
+    """Guesses that an answer may have which can take so many rows of a pass: those under way share the rows
+    of the second smallest program, for 32 rows take more than twice the time of 8."""
+    share = min(MOST_DRAFTS, rows // 2 - 1)
+    return share if share >= LEAST_SHARE else 0
 
 
 class Speculative(Autoregressive):
@@ -34,7 +44,7 @@ class Speculative(Autoregressive):
         if not (due.is_answer and due.wanted and making.token_ids):
             return due
         room = making.positions - length - 1
-        most = min(rows - 1, MOST_DRAFTS, making.left - 1, room, self._length.length())
+        most = min(_share(rows), making.left - 1, room, self._length.length())
         drafts = self._drafter(ids_among(making.tokens), most) if most > 0 else ()
         return Due((*due.tokens, *drafts[:most]), 1 + len(drafts[:most]), 1, is_answer=True)
 
