@@ -17,13 +17,15 @@ COUNTS, PROBED = (0, 1, 3, 7, 15), 3
 
 @dataclass
 class Adaptive:
-    """most: tokens at most. per_draft: what a guess itself costs, in passes of the model.
+    """most: tokens at most. per_draft: what a guess itself costs, in passes of the model; at_once: what all
+    of a pass do together.
 
     What it says depends on what it was told alone, not on any clock.
     """
 
     most: int = 15
     per_draft: float = 0.0
+    at_once: bool = False
     _right: float = field(default=1.0, init=False)
     _wrong: float = field(default=0.5, init=False)
     _resting: int = field(default=0, init=False)
@@ -46,7 +48,7 @@ class Adaptive:
     def _worth(self, count: int) -> float:
         tokens = sum(self.rate**number for number in range(count + 1))
         cost = next(cost for rows, cost in COSTS.items() if count < rows)
-        return tokens / (cost + count * self.per_draft)
+        return tokens / (cost + (min(count, 1) if self.at_once else count) * self.per_draft)
 
     def took(self, drafted: int, accepted: int) -> None:
         """A pass had so many guesses, the first `accepted` of which were right."""

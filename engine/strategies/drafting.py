@@ -21,10 +21,11 @@ class Drafter(Protocol):
 
 class Drafting(NamedTuple):
     """Where guesses come from: `make` gives each answer its drafter; cost: what a guess takes of the time
-    that a pass of the model does."""
+    that a pass of the model does; at_once: that is what all guesses of a pass take together."""
 
     make: Callable[[], Drafter]
     cost: float = 0.0
+    at_once: bool = False
 
 
 class Lookup:

@@ -82,8 +82,9 @@ def _alike(held: Sequence[object], tokens: Sequence[int]) -> int:
 
 def drafting_by(model: Callable[[], LoadedModel], turn: threading.Lock, target: ModelConfig) -> Drafting:
     """Guesses of this model, which is asked for anew for every guess, for answers of the target."""
-    own, theirs = (_weights(config) for config in (model().config, target))
-    return Drafting(partial(ModelDrafter, model, turn), own / theirs)
+    config = model().config
+    at_once = config.draft_mask_id is not None
+    return Drafting(partial(ModelDrafter, model, turn), _weights(config) / _weights(target), at_once)
 
 
 def _weights(config: ModelConfig) -> int:

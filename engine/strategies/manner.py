@@ -101,7 +101,7 @@ PLAIN = Manner()
 
 
 def _speculative(making: Making, drafting: Drafting) -> Strategy:
-    return Speculative(making, drafting.make(), Adaptive(per_draft=drafting.cost))
+    return Speculative(making, drafting.make(), Adaptive(per_draft=drafting.cost, at_once=drafting.at_once))
 
 
 def default_maker(config: ModelConfig, sampler: Sampler) -> Maker:

@@ -318,6 +318,7 @@ def test_guesses_follow_what_was_right() -> None:
     for _ in range(30):
         length.took(length.length(), 0)
     assert length.length() < 15
+    assert Adaptive(per_draft=0.3).length() < Adaptive(per_draft=0.3, at_once=True).length() == 7
     costly = Adaptive(7, per_draft=0.5)
     lengths = []
     for _ in range(200):
