@@ -108,8 +108,8 @@ def test_random_shapes_in_numpy(family, number, make_checkpoint, numpy_model, ag
 @pytest.mark.parametrize(("family", "number"), [(family, 0) for family in FAMILY_ROWS])
 def test_random_shapes_on_the_virtual_npu(family, number, make_checkpoint, against):
     folder = make_checkpoint(**random_shape(family, number))
-    """Models that fill in blocks run here as their classes in transformers do: a position sees none after it."""
     checkpoint = open_checkpoint(folder)
+    # Models that fill in blocks run here as their classes in transformers do: a position sees none after it.
     one_by_one = replace(checkpoint, config=replace(checkpoint.config, diffusion=None))
     options = RuntimeOptions(64, select_backend("virtual"), default_cache_dir())
     model = prepare_runtime(one_by_one, options, Reporter()).model
