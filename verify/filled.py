@@ -6,7 +6,8 @@
    compared, the masks that are left, and, where the reference's choice is sure enough to stand rounding,
    what ours would have chosen.
 2. Free: ours fills in at temperature 1 with top-k and a seed. The reference reads what ours saw in every
-   pass; what was drawn must be among the k likeliest, and as sure as the softmax of all logits says.
+   pass; what was drawn must be among the k likeliest, what a sampler alone draws from these logits, as sure
+   as the softmax of all logits says, and what the rule keeps by that.
 """
 
 from __future__ import annotations
@@ -109,14 +110,17 @@ class Choice(NamedTuple):
     entropy: F64
 
 
-def likeliest(logits: F32Array, mask: int) -> Choice:
-    """The likeliest token but the mask, by PyTorch in float64."""
-    torch = import_torch()
-    values = torch.from_numpy(logits).double()
-    others = values.clone()
+def _unmasked(logits: F32Array, mask: int) -> F32Array:
+    others = logits.copy()
     others[:, mask] = -math.inf
-    tokens = others.argmax(-1)
-    log = torch.log_softmax(values, -1)
+    return others
+
+
+def likeliest(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None = None) -> Choice:
+    """The likeliest token but the mask, or the one that was drawn, by PyTorch in float64."""
+    torch = import_torch()
+    tokens = torch.from_numpy(_unmasked(logits, mask).argmax(-1) if drawn is None else drawn)
+    log = torch.log_softmax(torch.from_numpy(logits).double(), -1)
     sure, entropy = log.exp().gather(-1, tokens[:, None])[:, 0], -(log.exp() * log).sum(-1)
     return Choice(tokens.numpy(), sure.numpy(), entropy.numpy())
 
@@ -140,12 +144,7 @@ def filled_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> lis
 
 
 def walk(
-    reference: Reference,
-    blocks: Blocks,
-    prompt: Sequence[int],
-    rule: Rule,
-    most: int,
-    eos: Collection[int] = (),
+    reference: Reference, blocks: Blocks, prompt: Sequence[int], rule: Rule, most: int, eos: Collection[int]
 ) -> Iterator[Pass]:
     """The reference's passes, until blocks with `most` tokens after the prompt are full, or one has a token
     that ends an answer."""
@@ -274,20 +273,30 @@ def _run(
         yield f"ours took {len(told.masked)} passes, and the reference {len(passes)}"
 
 
+def _steps(masked: Sequence[Sequence[int]], made: Sequence[Pass | Chosen]) -> Iterator[int]:
+    """The number of each pass in its block, or part of a block."""
+    step = left = 0
+    for at, one in zip(masked, made, strict=True):
+        step = step + 1 if len(at) == left else 0
+        left = len(at) - len(one.positions)
+        yield step
+
+
+def _said(made: Pass | Chosen) -> dict[int, int]:
+    tokens = made.tokens if isinstance(made, Chosen) else made.token_ids
+    return dict(zip(made.positions, tokens, strict=True))
+
+
 def _sure(passes: Sequence[Pass], rule: Rule, blocks: Blocks, noise: float) -> Iterator[int]:
     """The numbers of the passes whose choice is the same if every logit is off by so much."""
-    part, step, before = blocks.sub_block or blocks.block_size, 0, -1
-    for number, one in enumerate(passes):
-        is_new = before < 0 or len(one.masked) > before
-        step, before = 0 if is_new else step + 1, len(one.masked) - len(one.positions)
+    part, steps = blocks.sub_block or blocks.block_size, _steps([one.masked for one in passes], passes)
+    for number, (step, one) in enumerate(zip(steps, passes, strict=True)):
         choice = likeliest(one.logits, blocks.mask_token_id)
         is_chosen = np.isin(one.masked, one.positions)
         off = np.where(is_chosen, -2 * noise, 2 * noise)
         sure = np.minimum(choice.sure * np.exp(off), 1.0)
         same = filled_by(rule, part, step, sure, np.maximum(choice.entropy - off, 0))
-        others = one.logits.astype(np.float64)
-        others[:, blocks.mask_token_id] = -math.inf
-        two = np.sort(others, axis=-1)[:, -2:]
+        two = np.sort(_unmasked(one.logits, blocks.mask_token_id).astype(np.float64), axis=-1)[:, -2:]
         is_clear = two[is_chosen, 1] - two[is_chosen, 0] > 2 * noise
         if [one.masked[at] for at in same] == [*one.positions] and is_clear.all():
             yield number
@@ -296,27 +305,27 @@ def _sure(passes: Sequence[Pass], rule: Rule, blocks: Blocks, noise: float) -> I
 def _judge_choices(name: str, passes: Sequence[Pass], told: _Told, sure: Sequence[int]) -> Iterator[Failure]:
     for number in sure:
         ours, theirs = told.chosen[number], passes[number]
-        if (ours.positions, ours.tokens) != (theirs.positions, theirs.token_ids):
-            what = (
-                f"ours fills in {dict(zip(ours.positions, ours.tokens, strict=True))} and the reference "
-                f"{dict(zip(theirs.positions, theirs.token_ids, strict=True))}"
-            )
-            yield Failure(PART, name, number, what)
-            return
+        if _said(ours) != _said(theirs):
+            what = f"ours fills in {_said(ours)} and the reference {_said(theirs)}"
+            return (yield Failure(PART, name, number, what))
+
+
+def _drawing() -> Sampler:
+    return Sampler(temperature=1.0, top_k=TOP_K, seed=SEED)
 
 
 def try_free(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
     """Part 2."""
     blocks, bounds = _blocks(session), bounds_of(session)
-    sampler = Sampler(temperature=1.0, top_k=TOP_K, seed=SEED)
+    sampler = _drawing()
     told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id))
     name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
     failures = [Failure(PART, name, None, line) for line in _run(session, prompt, told, sampler)]
     states = [*_states(blocks, prompt.token_ids, told, reference)]
-    found = Filled(whose, prompt.name, how, len(states), len({len(one) for one in states}), failures=failures)
+    found = Filled(whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures)
     if failures or not states:
         return found
-    failures += _judge_drawn(name, told, blocks)
+    failures += _judge_drawn(name, told, blocks, rule)
     asked = [*zip(states, told.masked, strict=True)]
     theirs, exact = (
         np.concatenate([read(each, tokens, blocks, masked) for tokens, masked in asked])
@@ -346,23 +355,27 @@ def _states(
         left -= len(chosen.positions)
 
 
-def _judge_drawn(name: str, told: _Told, blocks: Blocks) -> Iterator[Failure]:
-    """Each token is one of the k likeliest, and as sure as all logits say."""
-    for number, (masked, logits, chosen) in enumerate(
-        zip(told.masked, told.logits, told.chosen, strict=True)
-    ):
-        for position, token, sure in zip(*chosen[:3], strict=True):
-            row = logits[masked.index(position)].astype(np.float64)
-            others = row.copy()
-            others[blocks.mask_token_id] = -math.inf
-            if place(others.astype(np.float32), token) > TOP_K:
+def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator[Failure]:
+    """The sampler alone, with the same seed and our logits, draws the same tokens, each of the k likeliest;
+    PyTorch says how sure they are by all logits, and the rule keeps those that ours kept."""
+    sampler, part = _drawing().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
+    steps = _steps(told.masked, told.chosen)
+    passes = zip(steps, told.logits, told.masked, told.chosen, strict=True)
+    for number, (step, logits, masked, chosen) in enumerate(passes):
+        tokens = np.array([sampler(row) for row in logits])
+        drawn = likeliest(logits, blocks.mask_token_id, tokens)
+        places = filled_by(rule, part, step, drawn.sure, drawn.entropy)
+        if _said(chosen) != (kept := {masked[at]: int(tokens[at]) for at in places}):
+            what = f"ours fills in {_said(chosen)}, and by what was drawn the rule keeps {kept}"
+            yield Failure(PART, name, number, what)
+            return
+        for at, sure in zip(places, chosen.confidences, strict=True):
+            token, off = int(tokens[at]), abs(float(drawn.sure[at]) - sure)
+            if place(_unmasked(logits, blocks.mask_token_id)[at], token) > TOP_K:
                 yield Failure(PART, name, number, f"token {token} was drawn, not of the {TOP_K} likeliest")
-                return
-            share = float(np.exp(row[token] - row.max()) / np.exp(row - row.max()).sum())
-            if not abs(share - sure) <= CONFIDENCE_ERROR:
+            if not off <= CONFIDENCE_ERROR:
                 what = f"how sure token {token} is, {sure:.4g}, less the softmax of all logits"
-                yield Failure(PART, name, number, what, abs(share - sure), CONFIDENCE_ERROR)
-                return
+                yield Failure(PART, name, number, what, off, CONFIDENCE_ERROR)
 
 
 def rules(full: bool) -> list[Rule]:

@@ -24,8 +24,9 @@ from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
+from aerie.verify import filled
 from aerie.verify.companion import companion_config, longer, random_checkpoint
-from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, walk
+from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, try_free, walk
 from aerie.verify.gate import verify_blocks
 from aerie.verify.prompts import choose_prompts
 from aerie.verify.reference import Reference
@@ -107,6 +108,8 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
     return float(shares[tokens == token].sum()), 0.0
 
 
+CALL, TOLD = choosing.Chooser.__call__, choosing._told
+
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "causal inside the block": (ragged._Stand, "of", staticmethod(causal)),
     "staircase shifted by one": (ragged._Stand, "of", staticmethod(shifted_by_one)),
@@ -117,6 +120,30 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a token of the prompt is filled in": (BlockDiffusion, "_begin", over_the_prompt),
     "confidence after the filters": (choosing, "_told", as_filtered),
 }
+
+
+def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> choosing.Chosen:
+    """What is told is right, and what is kept goes by the confidence after the sampler's filters."""
+
+    def filtered(row: Any, token: int) -> tuple[float, float]:
+        tokens, shares = self._sampler.distribution(row)
+        return float(shares[tokens == token].sum()), 0.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        if self._sampler.temperature:
+            patch.setattr(choosing, "_told", filtered)
+        chosen = CALL(self, logits, masked, step, *said)
+    rows = dict(zip(masked, logits, strict=True))
+    told = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
+    confidences, entropies = zip(*told, strict=True)
+    return chosen._replace(confidences=confidences, entropies=entropies)
+
+
+def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> choosing.Chosen:
+    """A number more is drawn in each step than there are masks."""
+    if self._sampler.temperature:
+        self._sampler(logits[0], *said)
+    return CALL(self, logits, masked, step, *said)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -161,6 +188,22 @@ def test_other_families_pass(other: tuple[Session, Reference]) -> None:
     assert [failure for found in tried(other) for failure in found.failures] == []
 
 
+@pytest.mark.parametrize("fault", [kept_as_filtered, drawn_twice])
+def test_a_fault_of_drawing_alone_is_found(
+    fault: Any, other: tuple[Session, Reference], monkeypatch: Any
+) -> None:
+    """Random weights are sure of nothing: draws are seldom alike, and one token that is left seems sure."""
+    monkeypatch.setattr(filled, "TOP_K", 1 if fault is kept_as_filtered else 20)
+    session, reference = other
+    session._schedulers.clear()
+    prompt = choose_prompts(session, full=False)[0]
+    assert try_free("the model", session, reference, prompt, Rule()).failures == []
+    monkeypatch.setattr(choosing.Chooser, "__call__", fault)
+    session._schedulers.clear()
+    (failure, *_) = try_free("the model", session, reference, prompt, Rule()).failures
+    assert "by what was drawn the rule keeps" in str(failure)
+
+
 def test_the_references_loop_by_hand() -> None:
     """What it reads, in a model that says of each position how often it was asked."""
     assert staircase(5, 2).sum(axis=1).tolist() == [2, 2, 4, 4, 5]
@@ -174,7 +217,7 @@ def test_the_references_loop_by_hand() -> None:
 
     blocks = FAMILIES["sdar"].diffusion
     assert blocks
-    passes = [*walk(Counting(), blocks.filled(11), [1, 2, 3, 4, 5], Rule(steps=2), 5)]  # type: ignore[arg-type]
+    passes = [*walk(Counting(), blocks.filled(11), [1, 2, 3, 4, 5], Rule(steps=2), 5, ())]  # type: ignore[arg-type]
     assert [one.tokens[4:] for one in passes] == [
         (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
     ]  # fmt: skip
