@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ from benchmarks.machine import load_average
 from benchmarks.peaks import MemoryReader
 from benchmarks.plan import (
     BRIEF,
+    FIRST_SAID,
     POOLED_NEW,
+    SAID,
     Plan,
     attention_flops,
     cache_bytes_per_position,
@@ -114,14 +117,15 @@ class Comparison:
         weights, cache = weight_bytes_per_token(config), cache_bytes_per_position(config)
         attention, prompts = attention_flops(config, plan.longest), plan.prompts
         about = (plan.checkpoint_bytes, weights, cache, attention, prompts)
-        self.samples = Samples(*about, sorted({BRIEF, plan.longest}), plan.contexts)
+        self.samples = Samples(*about, sorted({BRIEF, plan.longest}), plan.contexts, plan.texts)
 
     @property
     def steps(self) -> int:
         """Peaks, compiling, reading, two starts, few rows, programs by themselves; a warm-up for each prompt;
         then the measures, round by round."""
         prompts, contexts = len(self.plan.prompts), len(self.plan.contexts)
-        return 7 + prompts + self.plan.rounds * (prompts + 4 + 2 * contexts)
+        measures = prompts + 4 + 2 * contexts + len(self.plan.texts)
+        return 7 + prompts + self.plan.rounds * measures
 
     def measure(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything, in order; gives the programs' own rates, and what the machine can do at most."""
@@ -159,6 +163,7 @@ class Comparison:
             self.samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
         self._of_ours_alone(ours)
         self._many(sides)
+        self._guesses(ours)
         return {**programs, **ours("flash_attention", length=plan.longest)}
 
     def _start(self, name: str, worker: Worker) -> None:
@@ -265,6 +270,15 @@ class Comparison:
             self._step(f"{self._round(number)}: decode at context {plan.longest}, from pages")
             for name, seconds in ours("paging", context=plan.longest, tokens=plan.tokens).items():
                 self.samples.add(OURS, f"decode_{name}", seconds)
+
+    def _guesses(self, ours: Worker) -> None:
+        """Answers of ours that are texts, with guesses by lookup and without."""
+        for text in self.plan.texts[:1]:
+            ours("guesses", text=text, tokens=FIRST_SAID)  # loads the programs
+        for text, number in itertools.product(self.plan.texts, range(self.plan.rounds)):
+            self._step(f"{self._round(number)}: {text.replace('_', ' ')}, with guesses and without")
+            for name, value in ours("guesses", text=text, tokens=SAID).items():
+                self.samples.add(OURS, f"{text}_{name}", value)
 
     def _decode(self, sides: Sides, context: int) -> None:
         """With readings of memory's bandwidth before, between and after."""

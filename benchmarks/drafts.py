@@ -21,6 +21,7 @@ from rich.console import Console
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Answer
@@ -73,7 +74,6 @@ class Row(NamedTuple):
     """Seconds of a token: plain in the family guide, in rows, and with lookup; tokens a pass with it; the
     share of the guesses that was right."""
 
-    name: str
     guide: float
     rows: float
     lookup: float
@@ -81,20 +81,25 @@ class Row(NamedTuple):
     share: float
 
 
-def measure(session: Session, text: Text, rounds: int, most: int) -> Row:
-    """All three in turn, round after round."""
+def measure(session: Session, text: Text, most: int) -> Row:
+    """All three in turn, of an answer's first tokens, so many at most."""
     answer = text.answer[:most]
-    kinds = {GUIDE: (PLAIN, GUIDE), ROWS: (PLAIN, ROWS), LOOKUP: (Manner(draft=LOOKUP), ROWS)}
-    seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, (manner, decode) in kinds.items():
-            made = _answered(session, text.prompt, answer, manner, decode)
-            seconds[name].append(1 / (made.figures.tokens_per_s or 1))
-    passes = made.passes
+    ways = ((PLAIN, GUIDE), (PLAIN, ROWS), (Manner(draft=LOOKUP), ROWS))
+    made = [_answered(session, text.prompt, answer, manner, decode) for manner, decode in ways]
+    plain, rows, lookup = (1 / (each.figures.tokens_per_s or 1) for each in made)
+    passes = made[-1].passes
     assert passes is not None
-    share = passes.accepted / max(1, passes.drafted)
-    plain, rows, lookup = (median(seconds[name]) for name in kinds)
-    return Row(text.name, plain, rows, lookup, len(answer) / passes.passes, share)
+    return Row(plain, rows, lookup, len(answer) / passes.passes, passes.accepted / max(1, passes.drafted))
+
+
+def fitting(config: ModelConfig, most: int) -> list[str]:
+    """Names of the texts which a model has positions and tokens for, with so many tokens of the answer."""
+    return [
+        text.name
+        for text in texts()
+        if len(text.prompt) + min(most, len(text.answer)) <= config.context
+        and max(text.prompt + text.answer) < config.vocab_size
+    ]
 
 
 def _answered(
@@ -135,10 +140,11 @@ def run(arguments: argparse.Namespace) -> int:
     figures = ("guide ms", "rows ms", "lookup ms", "times rows", "times guide", "tokens a pass", "right")
     table = compact_table("a token, in the median of all rounds", ("text",), figures)
     for text in texts():
-        row = measure(session, text, arguments.rounds, arguments.tokens)
-        report.note(f"{row.name}: measured")
+        found = [measure(session, text, arguments.tokens) for _ in range(arguments.rounds)]
+        report.note(f"{text.name}: measured")
+        row = Row(*map(median, zip(*found, strict=True)))
         table.add_row(
-            row.name,
+            text.name,
             *(f"{1000 * each:.1f}" for each in (row.guide, row.rows, row.lookup)),
             f"{row.rows / row.lookup:.2f}",
             f"{row.guide / row.lookup:.2f}",

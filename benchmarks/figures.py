@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from aerie.engine.blocks import GUIDE, ROWS
+from aerie.engine.strategies.manner import LOOKUP
+
 OURS, THEIRS = "ours", "theirs"
 FEW_ROWS = (8, 16)
 """Rows of a pass that are held against one."""
@@ -24,6 +27,9 @@ TARGETS: dict[str, tuple[str, float]] = {
     "together_ratio_8": (">=", 5.5),
     "together_ratio_16": (">=", 8.0),
     "batch_ratio": (">=", 2.0),
+    "lookup_ratio_code_editing": (">=", 2.0),
+    "lookup_ratio_prose": (">=", 0.97),
+    "lookup_ratio_quoting_summary": (">=", 2.0),
     "pool_ratio": ("<=", 0.06),
     "paging_ratio": ("<=", 1.03),
     "rss_ratio": ("<=", 1.30),
@@ -53,6 +59,7 @@ class Samples:
 
     attention_flops: operations of attention in the longest prompt. prompts: their lengths, in order.
     ratios_of: those of them whose speed has a target of the set. contexts: positions that a token attends to.
+    texts: answers that were said with guesses and without.
     """
 
     checkpoint_bytes: int
@@ -62,6 +69,7 @@ class Samples:
     prompts: Sequence[int]
     ratios_of: Sequence[int]
     contexts: Sequence[int]
+    texts: Sequence[str] = ()
     of: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, side: str, name: str, value: float) -> None:
@@ -103,6 +111,13 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
     in_ms = {f"rows_{context}": f"decode_rows_{context}_ms" for context in samples.contexts}
     in_ms |= {f"few_rows_{rows}": f"few_rows_{rows}_ms" for rows in (1, *FEW_ROWS)}
     return {
+        **{
+            f"{text}_{name}_ms": 1e3 * samples.median(OURS, f"{text}_{name}")
+            for text in samples.texts
+            for name in (GUIDE, ROWS, LOOKUP)
+        },
+        **{f"{text}_per_pass": samples.median(OURS, f"{text}_per_pass") for text in samples.texts},
+        **{f"{text}_right": samples.median(OURS, f"{text}_share") for text in samples.texts},
         "first_token_shared_s": samples.median(OURS, "shared"),
         "first_token_of_pool_s": samples.median(OURS, "pool_shared"),
         "decode_pages_ms": 1e3 * samples.median(OURS, "decode_pages"),
@@ -181,8 +196,10 @@ def ratios(samples: Samples) -> dict[str, float]:
     shares most of its tokens with the conversation over one that shares none. together_ratio_*: tokens per
     second of so many requests over those of one, both in the family rows. batch_ratio: ours over theirs, of
     8 requests. pool_ratio: as shared_ratio, of a prompt that the pool of many requests has most of.
-    paging_ratio: a token of one request from pages over one from a KV cache of its own. rss_ratio: our peak
-    over the checkpoint's bytes.
+    paging_ratio: a token of one request from pages over one from a KV cache of its own. lookup_ratio_*:
+    a token of an answer without guesses over one with guesses by lookup, both in the family rows, so that
+    higher is better; lookup_guide_ratio_*: one without them in guide over the same. rss_ratio: our peak over
+    the checkpoint's bytes.
 
     Each is the median over the rounds of the ratio in that round, whose two times the machine's load touches
     alike. Of what one side measured once there is one round.
@@ -212,6 +229,10 @@ def ratios(samples: Samples) -> dict[str, float]:
     found["batch_ratio"] = _ratio(samples, (THEIRS, batch), (OURS, batch))
     found["pool_ratio"] = _ratio(samples, (OURS, "pool_shared"), (OURS, "pool_new"))
     found["paging_ratio"] = _ratio(samples, (OURS, "decode_pages"), (OURS, "decode_own"))
+    for text in samples.texts:
+        with_guesses = (OURS, f"{text}_{LOOKUP}")
+        found[f"lookup_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{ROWS}"), with_guesses)
+        found[f"lookup_guide_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{GUIDE}"), with_guesses)
     found["rss_ratio"] = samples.median(OURS, "peak_bytes") / samples.checkpoint_bytes
     return found
 
@@ -260,6 +281,7 @@ def record(
         "programs": programs,
         "prompts": list(samples.prompts),
         "contexts": list(samples.contexts),
+        "texts": list(samples.texts),
         **about,
         "samples": {f"{side}.{name}": values for (side, name), values in samples.of.items()},
     }

@@ -17,6 +17,7 @@ from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from aerie.runtime.memory import size
 from aerie.verify.reference import reference_bytes
+from benchmarks.drafts import fitting
 from benchmarks.sides import WARM_UP
 
 PROMPTS = (16, 64, 128, 512, 2048)
@@ -28,6 +29,8 @@ NEW = 48
 """Tokens at the end of the longest prompt that the conversation before it has not: it shares all others."""
 FEW_ROWS_CONTEXT = 256
 """Positions that the last of few rows, and of requests together, attends to, at most."""
+SAID, FIRST_SAID = 90, 24
+"""Tokens of an answer that is a text, with guesses and without; and before the clock runs."""
 POOLED_LESS, POOLED_NEW = 8, 40
 """Tokens that the prompt of the pool has less than the longest, and those at its end that are new."""
 
@@ -35,7 +38,7 @@ POOLED_LESS, POOLED_NEW = 8, 40
 @dataclass(frozen=True)
 class Plan:
     """What to measure, in rounds: prompts of so many tokens each, and `tokens` decoded up to each of
-    `contexts`, all by the programs of `blocks`."""
+    `contexts`, all by the programs of `blocks`; and answers that are `texts`, with guesses and without."""
 
     folder: Path
     config: ModelConfig
@@ -45,6 +48,7 @@ class Plan:
     tokens: int
     prompts: tuple[int, ...]
     contexts: tuple[int, ...]
+    texts: tuple[str, ...] = ()
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -105,7 +109,8 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
     prompts = tuple(each for each in PROMPTS if each <= config.context)
     contexts = tuple(sorted({SHORT_CONTEXT, prompts[-1]}))
     files, blocks = checkpoint.weights.files, blocks_of_variants(config)
-    return Plan(folder, config, files, blocks, rounds, tokens, prompts, contexts)
+    texts = tuple(fitting(config, SAID))
+    return Plan(folder, config, files, blocks, rounds, tokens, prompts, contexts, texts)
 
 
 def cache_bytes_per_position(config: ModelConfig) -> int:

@@ -38,6 +38,7 @@ from aerie.runtime.calls import BETWEEN
 from aerie.runtime.memory import available_bytes
 from aerie.virtual_npu import Library, cpu, knobs
 from aerie.virtual_npu.pyxrt.batch import Batch
+from benchmarks.drafts import measure, texts
 from benchmarks.figures import AGAINST, FEW_ROWS, TOGETHER
 from benchmarks.machine import peak_bytes
 from benchmarks.peaks import measure_peaks
@@ -230,6 +231,11 @@ class Ours:
         medians = _medians(both, tokens)
         request.stop()
         return dict(zip(("pages", "own"), medians, strict=True))
+
+    def guesses(self, text: str, tokens: int) -> dict[str, float]:
+        """Of so many tokens of a text's answer, see drafts.Row."""
+        known = {each.name: each for each in texts()}
+        return measure(self.session, known[text], tokens)._asdict()
 
     def _other(self, length: int) -> list[int]:
         """A prompt like no other so far."""

@@ -46,6 +46,13 @@ def rows_of(found: Record) -> Iterator[Row]:
     yield "", f"  {AGAINST} together, ours over theirs", "batch_ratio", 0
     yield "first_token_of_pool_s", "first token, most of it in the pool, s", "pool_ratio", 3
     yield "decode_pages_ms", f"decode in rows at {contexts[-1]} from pages, ms", "paging_ratio", 1
+    for text in found.get("texts", ()):
+        said = text.replace("_", " ")
+        yield f"{text}_rows_ms", f"{said}: a token in rows, ms", "", 1
+        yield f"{text}_lookup_ms", "  with lookup, times faster", f"lookup_ratio_{text}", 1
+        yield f"{text}_guide_ms", "  than in guide", f"lookup_guide_ratio_{text}", 1
+        yield f"{text}_per_pass", "  tokens a pass with lookup", "", 2
+        yield f"{text}_right", "  share of its guesses that were right", "", 2
     last = contexts[-1]
     for key, label, digits in OTHERS:
         ratio = "rss_ratio" if key == "peak_bytes" else ""
@@ -180,6 +187,9 @@ def by_set(model: str, sets: Mapping[str, Record]) -> Table:
         add_times(f"decode_{context}_ms", "ms/token", 1)
         add(f"rows_ratio_{context}", "  in rows, of guide")
     shown.add_section()
+    for text in every[0].get("texts", ()):
+        add(f"lookup_ratio_{text}", f"{text.replace('_', ' ')}: lookup, of rows")
+        add(f"lookup_guide_ratio_{text}", "  lookup, of guide")
     for key, label in OF_ALL:
         add(key.format(last=contexts[-1]), label)
     shown.add_section()

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from aerie.runtime.tables import print_tables
+from benchmarks.drafts import Row
 from benchmarks.figures import OURS, THEIRS, Samples, record, shares_of_programs, verdicts, with_rates
 from benchmarks.instruction_sets import LIMITS
 from benchmarks.tables import by_set, comparison, machine_lines, missed, peaks_by_set
@@ -36,7 +37,7 @@ LEAST = {"prefill_ratio": 1.0, "decode_ratio": 2.0, "gemv_share": 0.8, "attentio
 def measured(rounds=3, theirs_once=False) -> Samples:
     """A run in which ours is twice as fast in prefill and four times in decode."""
     weighed = (int(2.5 * GB), int(2.4 * GB), 32768, 180 * GB)
-    samples = Samples(*weighed, (16, 64, 2048), (64, 2048), (128, 2048))
+    samples = Samples(*weighed, (16, 64, 2048), (64, 2048), (128, 2048), ("prose", "code_editing"))
     for number in range(rounds):
         slow = 1 + number  # the machine is more and more loaded, for both
         for side, prefill, decode in ((OURS, 4.0, 0.1), (THEIRS, 8.0, 0.4)):
@@ -59,6 +60,10 @@ def measured(rounds=3, theirs_once=False) -> Samples:
         for number, seconds in ((1, 0.1), (8, 0.125), (16, 0.25)):
             samples.add(OURS, f"together_{number}", seconds * slow)
         samples.add(THEIRS, "together_8", 0.375 * slow)
+        for text, lookup in (("prose", 0.15), ("code_editing", 0.02)):
+            row = Row(0.1 * slow, 0.15 * slow, lookup * slow, 1.5, 0.75)
+            for name, value in row._asdict().items():
+                samples.add(OURS, f"{text}_{name}", value)
         for name, seconds in (
             ("pool_new", 4),
             ("pool_shared", 0.2),
@@ -96,6 +101,10 @@ def test_ratios_of_ours_alone_are_times():
     assert (found["together_ratio_8"], found["together_ratio_16"]) == pytest.approx((6.4, 6.4))
     assert (found["batch_ratio"], found["pool_ratio"]) == pytest.approx((3, 0.05))
     assert found["paging_ratio"] == pytest.approx(1.1)
+    assert (found["lookup_ratio_prose"], found["lookup_guide_ratio_prose"]) == pytest.approx((1, 1 / 1.5))
+    assert (found["lookup_ratio_code_editing"], found["lookup_guide_ratio_code_editing"]) == pytest.approx(
+        (7.5, 5)
+    )
 
 
 def test_what_the_other_side_measured_once_is_held_against_the_same_round():
@@ -161,6 +170,8 @@ def test_targets():
         "together_ratio_8": True,
         "together_ratio_16": False,
         "batch_ratio": True,
+        "lookup_ratio_code_editing": True,
+        "lookup_ratio_prose": True,
         "pool_ratio": True,
         "paging_ratio": False,
         "prefill_ratio_64": True,
@@ -197,6 +208,9 @@ def test_targets():
         ("together_ratio_8", 5.5, True),
         ("together_ratio_16", 7.9, False),
         ("batch_ratio", 1.9, False),
+        ("lookup_ratio_prose", 0.97, True),
+        ("lookup_ratio_prose", 0.96, False),
+        ("lookup_ratio_quoting_summary", 1.99, False),
         ("pool_ratio", 0.06, True),
         ("paging_ratio", 1.04, False),
         ("rss_ratio", 1.3, True),

@@ -22,9 +22,17 @@ from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.virtual_npu import cpu
 from benchmarks import __main__ as command
 from benchmarks import bench, machine, sides, worker
+from benchmarks.figures import TARGETS
 from benchmarks.instruction_sets import Choice
 from benchmarks.peaks import MemoryReader, measure_peaks
-from benchmarks.plan import attention_flops, cache_bytes_per_position, make_plan, weight_bytes_per_token
+from benchmarks.plan import (
+    FIRST_SAID,
+    SAID,
+    attention_flops,
+    cache_bytes_per_position,
+    make_plan,
+    weight_bytes_per_token,
+)
 from benchmarks.worker import working
 
 
@@ -209,6 +217,8 @@ def test_plans(tiny):
     plan = make_plan(tiny, rounds=2, tokens=8)
     assert (plan.prompts, plan.contexts) == ((16, 64, 128, 512), (128, 512))
     assert (plan.shared, plan.few_rows_context, plan.pooled) == (464, 256, 504)
+    assert plan.texts == ("code_editing", "prose", "quoting_summary")
+    assert {f"lookup_ratio_{text}" for text in plan.texts} <= set(TARGETS)
     assert plan.program_count == 12  # three sizes of blocks in one context, and a token's
 
 
@@ -308,8 +318,8 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert command.main(arguments) == 0
     shown = capsys.readouterr()
     assert "first token of 512, s" in shown.out
-    assert "[16/35] round 2 of 2: decode at context 128" in shown.err
-    assert "[29/35] programs by themselves" in shown.err
+    assert "[16/41] round 2 of 2: decode at context 128" in shown.err
+    assert "[29/41] programs by themselves" in shown.err
     assert "[35/35] round 2 of 2: decode at context 512, from pages" in shown.err
     recorded = json.loads(out.read_text())
     found = recorded["sets"]["native"]
@@ -365,7 +375,7 @@ class Recorder:
         few_rows = {"1": 1.0, "8": 1.0, "16": 1.0}
         answers = {"programs": {}, "flash_attention": {}, "memory": {"peak_bytes": 1}, "few_rows": few_rows}
         answers |= {"together": few_rows, "first_token_of_pool": {"new": 1.0, "shared": 0.1}}
-        answers |= {"paging": {"pages": 1.0, "own": 1.0}}
+        answers |= {"paging": {"pages": 1.0, "own": 1.0}, "guesses": {"guide": 1.0, "lookup": 1.0}}
         seconds = arguments.get("length", 64) * (1.0 if self.name == "theirs" else 0.1)
         computed = arguments.get("length", 0) - shared
         return answers.get(method, {"seconds": seconds, "computed": computed})
@@ -387,6 +397,11 @@ def test_the_order_of_things(tiny, tmp_path):
     assert families[8:] == ["guide", "rows"] * 4
     methods = [method for _, method, _ in calls]
     assert methods.index("memory") < methods.index("few_rows")
+    said = [given for _, method, given in calls if method == "guesses"]
+    assert said[0] == {"text": "code_editing", "tokens": FIRST_SAID}
+    assert said[1:] == [{"text": text, "tokens": SAID} for text in comparison.plan.texts for _ in range(2)]
+    assert comparison.steps == comparison._done + 5  # what comes before both sides are there
+    assert len(comparison.samples.of["ours", "prose_lookup"]) == 2
     assert [given["shared"] for _, _, given in calls if given.get("shared")] == [464] * 3 + [464] * 3
     assert len(comparison.samples.of["theirs", "first_512"]) == 1
     assert len(comparison.samples.of["ours", "first_512"]) == 2
@@ -414,6 +429,7 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     assert set(side.together(64, 2)) == {"1", "8", "16"}
     assert side.first_token_of_pool(120, 80)["cached"] == [0, 64]
     assert set(side.paging(64, 2)) == {"pages", "own"}
+    assert set(side.guesses("prose", 3)) == {"guide", "rows", "lookup", "per_pass", "share"}
 
 
 def test_where_nothing_can_be_written_nothing_is_measured(tiny, tmp_path, capsys):
