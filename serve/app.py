@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from aerie.serve.fields import (
     TokenizeRequest,
 )
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
-from aerie.serve.guards import Guard
+from aerie.serve.guards import Guard, Guarded
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
@@ -65,11 +65,16 @@ def make_app(service: Service) -> ASGIApp:
     _add_answers(app, service)
     _add_other_apis(app, service)
     _add_embeddings(app, service)
-    guarded: ASGIApp = Guard(app, service, _paths(app))
+    return guarded(app, service, _paths(app))
+
+
+def guarded(app: ASGIApp, service: Guarded, paths: Collection[str]) -> ASGIApp:
+    """With who may ask, and from which sites. paths: the addresses that there are, for the counts."""
+    guard: ASGIApp = Guard(app, service, paths)
     if origins := service.limits.origins:
         headers = ["Authorization", "Content-Type", "X-Api-Key"]
-        guarded = CORSMiddleware(guarded, origins, allow_methods=["GET", "POST"], allow_headers=headers)
-    return guarded
+        return CORSMiddleware(guard, origins, allow_methods=["GET", "POST"], allow_headers=headers)
+    return guard
 
 
 def _paths(app: FastAPI) -> set[str]:

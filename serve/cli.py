@@ -15,22 +15,20 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from aerie.engine.blocks import ROWS
-from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.engine.session import prepare_runtime
-from aerie.engine.tokenizer import load_tokenizer, note_missing_template
+from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b.cli import Parser, add_commands, real_number, run_command, whole_number
 from aerie.llama32_1b.find import DEMO, find_checkpoint
-from aerie.runtime import select_backend
-from aerie.serve.app import make_app
+from aerie.serve.app import guarded, make_app
+from aerie.serve.front import PATHS, Front
+from aerie.serve.opening import Runtime, open_model
 from aerie.serve.service import Limits, Service
-from aerie.serve.worker import Opened
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.knobs import Knob
 
@@ -41,10 +39,19 @@ MOST_PORT = 65535
 STANDARD = Limits()
 
 
+class Life(Protocol):
+    """What ends with the server: a Service, or a Front."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def drain(self) -> None: ...
+
+
 class Server(uvicorn.Server):
     """uvicorn's, which at the first SIGTERM or Ctrl-C has answers under way finish."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Life) -> None:
         super().__init__(config)
         self._service, self.signal = service, 0
 
@@ -68,59 +75,91 @@ class Server(uvicorn.Server):
         """Called ten times a second."""
         if self.should_exit:
             self._service.drain()
-        if self._service.worker.over.is_set():
+        if self._service.is_over:
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-def open_model(model: str, options: RuntimeOptions, report: Reporter) -> Opened:
-    """A model with a scheduler of the family `rows`. Raises AerieError."""
-    folder = find_checkpoint(model)
-    checkpoint = open_checkpoint(folder)
-    note_missing_template(checkpoint.tokenizer, report.note)
-    session = prepare_runtime(checkpoint, options, report)
-    return Opened(session, session.scheduler_in(ROWS), load_tokenizer(folder))
-
-
 def make_server(service: Service) -> Server:
     """Ready to `run` with a socket that listens."""
+    return server_of(make_app(service), service, service.limits)
+
+
+def server_of(app: ASGIApp, life: Life, limits: Limits) -> Server:
+    """The server of an app. life: told when it ends."""
     config = uvicorn.Config(
-        make_app(service),
+        app,
         http="h11",
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=service.limits.header_bytes,
-        timeout_graceful_shutdown=round(service.limits.drain_s + 2),
+        h11_max_incomplete_event_size=limits.header_bytes,
+        timeout_graceful_shutdown=round(limits.drain_s + 2),
     )
-    return Server(config, service)
+    return Server(config, life)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve a model over HTTP, with OpenAI's API and a web page."""
     limits, report = _limits(arguments), Reporter()
-    backend = select_backend(arguments.backend, arguments.numerics)
-    options = RuntimeOptions(
-        None,
-        backend,
+    runtime = Runtime(
+        arguments.backend,
+        arguments.numerics,
+        arguments.variants,
+        arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
-        variants=arguments.variants,
-        decode=ROWS,
-        kv_pool=arguments.kv_pool,
     )
-    _log()
-    listening = _listen(arguments.host, arguments.port)
     name = arguments.name or _name_of(arguments.model)
-    service = Service(name, partial(open_model, arguments.model, options, report), limits)
-    server = make_server(service)
-    report.note(f"{name} at {_address(listening)}; Ctrl-C ends")
-    with listening:
+    options = runtime.options()
+    with _listen(arguments.host, arguments.port) as listening:
+        said = f"{name} at {_address(listening)}; Ctrl-C ends"
+        if arguments.replicas or arguments.max_replicas or arguments.cluster:
+            return _serve_replicas(arguments, (name, arguments.model, runtime, limits), listening, said)
+        service = Service(name, partial(open_model, arguments.model, options, report), limits)
+        server = make_server(service)
+        _log()
+        report.note(said)
         server.run(sockets=[listening])
     if error := service.worker.error:
         raise error
+    return _code(server)
+
+
+def _code(server: Server) -> int:
     return INTERRUPTED if server.signal == signal.SIGINT else 0
+
+
+def _serve_replicas(
+    arguments: argparse.Namespace,
+    recipe: tuple[str, str, Runtime, Limits],
+    listening: socket.socket,
+    said: str,
+) -> int:
+    """The front in this process, and replicas under Ray. UserError where that is not installed."""
+    least = arguments.replicas or 1
+    most = arguments.max_replicas or least
+    if most < least:
+        raise UserError(
+            f"--max-replicas is {most}, below --replicas, which is {least}; give it more, or leave it out"
+        )
+    try:
+        from aerie.serve import replicas
+    except ImportError:
+        raise UserError(
+            f"--replicas is {least}, and Ray, which runs them, is not installed; pip install 'aerie[ray]', "
+            "or serve without"
+        ) from None
+    tokenizer, limits, report = load_tokenizer(find_checkpoint(arguments.model)), recipe[3], Reporter()
+    report.note(f"{least} replicas are started")
+    with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
+        front = Front(ask, tokenizer, limits, replicas.FULL)
+        server = server_of(guarded(front, front, PATHS), front, limits)
+        _log()
+        report.note(said)
+        server.run(sockets=[listening])
+    return _code(server)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -210,6 +249,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     _add_limits(parser)
     _add_runtime(parser)
+    _add_replicas(parser)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -242,6 +282,19 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="positions of which keys and values are kept (default: what a quarter of the memory holds)",
     )
     parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    more_than_none = whole_number(1)
+    parser.add_argument(
+        "--replicas", type=more_than_none, help="engines that share the requests, by Ray, of aerie[ray]"
+    )
+    parser.add_argument(
+        "--max-replicas", type=more_than_none, help="so many while there is much to do (default: --replicas)"
+    )
+    parser.add_argument(
+        "--cluster", help="of Ray: HEAD:6379, or auto for this machine's (default: one for this command)"
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:

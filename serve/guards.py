@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Collection
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie.serve.asking import GONE
 from aerie.serve.errors import ApiError, answer_of
-from aerie.serve.metrics import Line
-from aerie.serve.service import Service
+from aerie.serve.metrics import Line, Metrics
+from aerie.serve.service import Limits
 
 LOG = logging.getLogger("aerie.serve")
 OPEN = ("/", "/health")
@@ -24,10 +25,17 @@ QUIET = ("/health", "/metrics")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
+class Guarded(Protocol):
+    """What is behind a guard: a Service, or a Front."""
+
+    limits: Limits
+    metrics: Metrics
+
+
 class Guard:
     """ASGI around the app. paths: the addresses that there are, for the counts."""
 
-    def __init__(self, app: ASGIApp, service: Service, paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Guarded, paths: Collection[str]) -> None:
         self._app, self._service, self._paths = app, service, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -67,6 +67,11 @@ class Service:
         assert self._worker is not None
         return self._worker
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the model's thread has ended."""
+        return self.worker.over.is_set()
+
     def begin(self) -> None:
         """Load the model, in a thread."""
         self._worker = Worker(self._open_model)

@@ -21,6 +21,7 @@ OF_OTHERS = {
     "CXX": "virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
     "PATH": "runtime/npu/toolchain.py",
     "PYTHONPATH": "virtual_npu/child_process.py",
+    "RAY_USAGE_STATS_ENABLED": "serve/replicas.py",
     "XDG_CACHE_HOME": "virtual_npu/folders.py",
     "XDG_STATE_HOME": "llama32_1b/lines.py",
     "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
