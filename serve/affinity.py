@@ -64,6 +64,7 @@ class Affinity:
     def _holding(self, keys: Sequence[bytes], names: Collection[str]) -> list[str]:
         """Those of these replicas that have the longest beginning that any has."""
         for key in reversed(keys):
-            if here := [name for name in names if name in self._holders.get(key, ())]:
+            holders = self._holders.get(key, ())
+            if holders and (here := [name for name in names if name in holders]):
                 return here
         return []

@@ -19,6 +19,7 @@ PAGES = [
     "docs/demo_checkpoint.md",
     "docs/performance.md",
     "docs/python.md",
+    "docs/scale.md",
     "docs/serve.md",
     "docs/add_a_kernel.md",
     "docs/add_a_model.md",
