@@ -1,0 +1,118 @@
+"""What is said where Ray has not what replicas need, and what Ray is told; no cluster is started."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of Ray itself
+    pytest.importorskip("ray.serve", reason="replicas need the extra ray, which make test does not install")
+
+from aerie.engine.errors import UserError
+from aerie.serve import replicas
+from aerie.serve.affinity import page_keys
+from aerie.serve.opening import Runtime
+from aerie.serve.replicas import PrefixRouter, Recipe, deployment, running
+from aerie.serve.service import Limits
+
+RECIPE = Recipe("demo", "demo", Runtime("virtual", None, None, None, Path("cache")), Limits(queue=8))
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is shut down, in order; Ray itself is not asked."""
+    told: list[str] = []
+    monkeypatch.setattr(replicas.ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "npu": 2.0})
+    monkeypatch.setattr(replicas.ray, "shutdown", lambda: told.append("ray"))
+    monkeypatch.setattr(replicas.serve, "shutdown", lambda: told.append("serve"))
+    monkeypatch.setattr(replicas.serve, "start", lambda **_: None)
+    return told
+
+
+def begin(least: int = 2, cluster: str | None = None) -> None:
+    with running(RECIPE, least, least, cluster):
+        pass
+
+
+def test_fewer_npus_than_replicas(ended: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        begin(3)
+    assert str(error.value) == (
+        "--replicas is 3, each takes one of Ray's resource npu, and there are 2; add machines (ray start "
+        "--address HEAD:6379 --resources '{\"npu\": 1}', then --cluster), or ask for fewer"
+    )
+    assert ended == ["serve", "ray"]
+
+
+def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("nobody listens")
+
+    monkeypatch.setattr(replicas.ray, "init", refuse)
+    with pytest.raises(UserError) as error:
+        begin(cluster="192.0.2.1:6379")
+    assert str(error.value) == (
+        "--cluster is 192.0.2.1:6379, and no Ray is there (nobody listens); start it with ray start --head "
+        "--resources '{\"npu\": 1}', or leave --cluster out"
+    )
+
+
+def test_replicas_that_cannot_be_started(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the replica has no model: no room")
+
+    monkeypatch.setattr(replicas.serve, "run", fail)
+    with pytest.raises(UserError) as error:
+        begin()
+    expected = (
+        "the replicas could not be started (the replica has no model: no room); ray's logs are in /tmp/ray"
+    )
+    assert str(error.value) == expected
+    assert ended == ["serve", "ray"]
+
+
+def test_a_replica_without_its_model_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = object.__new__(replicas.Replica)
+    worker = SimpleNamespace(error=UserError("no room"))
+    monkeypatch.setattr(replica, "_service", SimpleNamespace(worker=worker), raising=False)
+    with pytest.raises(RuntimeError, match="the replica has no model: no room"):
+        replica.check_health()
+
+
+def test_what_ray_is_told() -> None:
+    fixed, scaled = (deployment(RECIPE, 2, most)._bound_deployment for most in (2, 6))
+    assert fixed.num_replicas == 2
+    assert fixed.ray_actor_options["resources"] == {"npu": 1}
+    assert (fixed.max_ongoing_requests, fixed.max_queued_requests) == (32 + 8, 8)
+    told = scaled._deployment_config.autoscaling_config
+    assert (told.min_replicas, told.max_replicas, told.target_ongoing_requests) == (2, 6, 16)
+
+
+def test_the_router_ranks_by_affinity_and_then_all_others() -> None:
+    router = object.__new__(PrefixRouter)
+    router.initialize_state()
+    router._replica_queue_len_cache = SimpleNamespace(get={"b": 3, "c": None}.get)
+    several = [SimpleNamespace(replica_id=_Name(each)) for each in "abc"]
+    keys = page_keys(range(128))
+    pending = SimpleNamespace(args=({}, b"", keys), routing_context=SimpleNamespace(should_backoff=False))
+    router.on_request_routed(pending, _Name("b"), None)
+    first, others = asyncio.run(router.choose_replicas(several, pending))
+    assert [each.replica_id.unique_id for each in (*first, *others)] == ["b", "a", "c"]
+    assert pending.routing_context.should_backoff
+    assert asyncio.run(router.choose_replicas([], pending)) == []
+    assert len(asyncio.run(router.choose_replicas(several))[0]) == 1
+
+
+class _Name(str):
+    """A replica's id, as Ray has it."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
