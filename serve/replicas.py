@@ -153,9 +153,11 @@ def running(recipe: Recipe, least: int, most: int, cluster: str | None) -> Itera
                 f"machines (ray start --address HEAD:6379 --resources '{{\"{NPU}\": 1}}', then --cluster), "
                 "or ask for fewer"
             )
-        yield _deployed(recipe, least, most)
+        try:
+            yield _deployed(recipe, least, most)
+        finally:
+            serve.delete(recipe.name)  # and nothing else that the cluster may serve
     finally:
-        serve.shutdown()
         ray.shutdown()
 
 

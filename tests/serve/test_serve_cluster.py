@@ -31,7 +31,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(replicas.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "npu": 2.0})
     monkeypatch.setattr(replicas.ray, "shutdown", lambda: told.append("ray"))
-    monkeypatch.setattr(replicas.serve, "shutdown", lambda: told.append("serve"))
+    monkeypatch.setattr(replicas.serve, "delete", told.append)
     monkeypatch.setattr(replicas.serve, "start", lambda **_: None)
     return told
 
@@ -48,7 +48,7 @@ def test_fewer_npus_than_replicas(ended: list[str]) -> None:
         "--replicas is 3, each takes one of Ray's resource npu, and there are 2; add machines (ray start "
         "--address HEAD:6379 --resources '{\"npu\": 1}', then --cluster), or ask for fewer"
     )
-    assert ended == ["serve", "ray"]
+    assert ended == ["ray"]
 
 
 def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_replicas_that_cannot_be_started(ended: list[str], monkeypatch: pytest.M
         "the replicas could not be started (the replica has no model: no room); ray's logs are in /tmp/ray"
     )
     assert str(error.value) == expected
-    assert ended == ["serve", "ray"]
+    assert ended == ["demo", "ray"]
 
 
 def test_a_replica_without_its_model_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
