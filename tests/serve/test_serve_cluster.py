@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Ray itself
@@ -17,6 +18,8 @@ with warnings.catch_warnings():
 from aerie.engine.errors import UserError
 from aerie.serve import replicas
 from aerie.serve.affinity import page_keys
+from aerie.serve.front import LINE
+from aerie.serve.metrics import Line
 from aerie.serve.opening import Runtime
 from aerie.serve.replicas import PrefixRouter, Recipe, deployment, running
 from aerie.serve.service import Limits
@@ -84,6 +87,32 @@ def test_a_replica_without_its_model_is_unhealthy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(replica, "_service", SimpleNamespace(worker=worker), raising=False)
     with pytest.raises(RuntimeError, match="the replica has no model: no room"):
         replica.check_health()
+
+
+def test_a_replica_gives_the_messages_of_its_app_and_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {"line": Line("POST", "/", "-", model="demo", made=3)}
+        try:
+            await send({"type": "http.response.body", "body": (await receive())["body"], "more_body": True})
+            await send({"type": "http.response.body", "body": b"last"})
+            await receive()  # until the client goes away, which is not heard here
+        finally:
+            ended.append(True)
+
+    async def asked() -> list[Any]:
+        answer = replica.answer({}, b"first", [])
+        made = [await anext(answer) for _ in range(3)]
+        await answer.aclose()
+        await asyncio.sleep(0)
+        return made
+
+    replica = object.__new__(replicas.Replica)
+    monkeypatch.setattr(replica, "_app", app, raising=False)
+    first, line, last = asyncio.run(asked())
+    assert (first["body"], last["body"], ended) == (b"first", b"last", [True])
+    assert (line["type"], line["model"], line["made"]) == (LINE, "demo", 3)
 
 
 def test_what_ray_is_told() -> None:

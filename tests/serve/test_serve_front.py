@@ -165,6 +165,30 @@ def test_what_is_left_when_the_server_stops_ends_with_an_error(tokenizer: Tokeni
     assert closed == [True]
 
 
+def test_a_client_that_goes_away_cancels_its_answer(tokenizer: Tokenizer) -> None:
+    closed, messages = [], [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{}"}]
+
+    async def ask(scope: Scope, body: bytes, keys: Sequence[bytes]) -> AsyncGenerator[Message]:
+        try:
+            yield begun(SSE)
+            await asyncio.Future[None]()
+        finally:
+            closed.append(body)
+
+    async def receive() -> Message:
+        if len(messages) == 1:
+            await asyncio.sleep(0.05)  # after the response has begun
+        return messages.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    sent: list[Message] = []
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    asyncio.run(front_of(tokenizer, ask)(scope, receive, send))
+    assert (sent, closed) == ([begun(SSE)], [b"{}"])
+
+
 def test_the_guard_stands_before_the_replicas(tokenizer: Tokenizer) -> None:
     status, body = told(asked(front_of(tokenizer, giving(), api_key="key"), "/v1/completions", b"{}"))
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
