@@ -224,6 +224,7 @@ def test_fewer_at_most_than_at_least(capsys: pytest.CaptureFixture[str]) -> None
 def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ray", "aerie.serve.replicas"):
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delattr("aerie.serve.replicas", raising=False)
     assert main(["serve", "--port", "0", "--replicas", "2"]) == 2
     expected = (
         "--replicas is 2, and Ray, which runs them, is not installed; pip install 'aerie[ray]', or serve"
