@@ -320,7 +320,8 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert "first token of 512, s" in shown.out
     assert "[16/41] round 2 of 2: decode at context 128" in shown.err
     assert "[29/41] programs by themselves" in shown.err
-    assert "[35/35] round 2 of 2: decode at context 512, from pages" in shown.err
+    assert "[35/41] round 2 of 2: decode at context 512, from pages" in shown.err
+    assert "[41/41] round 2 of 2: quoting summary, with guesses and without" in shown.err
     recorded = json.loads(out.read_text())
     found = recorded["sets"]["native"]
     assert recorded["machine"] == json.loads(json.dumps(machine.describe()))
