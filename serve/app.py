@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from aerie.engine.errors import UserError
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
+from aerie.serve import npu
 from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
 from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
 from aerie.serve.events import answered
@@ -55,11 +56,15 @@ def make_app(service: Service) -> ASGIApp:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.begin()
         yield
+        views.end()
         await service.end()
 
+    views = npu.Views()
     app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
     _add_errors(app)
-    _add_page(app)
+    _add_page(app, "/", "page.html")
+    _add_page(app, "/npu", "npu.html")
+    _add_npu(app, service, views)
     _add_state(app, service)
     _add_texts(app, service)
     _add_answers(app, service)
@@ -92,16 +97,33 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, refused)
 
 
-def _add_page(app: FastAPI) -> None:
-    """A chat in the browser: one file, which asks for nothing but what is served here."""
-    page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+def _add_page(app: FastAPI, path: str, file: str) -> None:
+    """A page for the browser: one file, which asks for nothing but what is served here."""
+    page = (Path(__file__).parent / file).read_text(encoding="utf-8")
     script = page[page.index("<script>") + len("<script>") : page.index("</script>")]
     known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     headers = {"Content-Security-Policy": f"{NOTHING}; script-src 'sha256-{known}'", **NO_GUESSES}
 
-    @app.get("/")
-    async def chat_page() -> Response:
+    @app.get(path)
+    async def shown() -> Response:
         return HTMLResponse(page, headers=headers)
+
+
+def _add_npu(app: FastAPI, service: Service, views: npu.Views) -> None:
+    """The programs that the model has compiled, and what they do on the virtual NPU."""
+
+    @app.get("/npu/programs")
+    async def programs() -> Mapping[str, Any]:
+        return npu.listed(service.ready().session.model.programs)
+
+    @app.get("/npu/programs/{name}")
+    async def program(name: str) -> Mapping[str, Any]:
+        return npu.told(await views.of(service.ready().session.model.programs, name))
+
+    @app.get("/npu/trace/{name}")
+    async def trace(name: str) -> Response:
+        made = npu.trace(await views.of(service.ready().session.model.programs, name))
+        return JSONResponse(made, headers={"Content-Disposition": 'attachment; filename="trace.json"'})
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

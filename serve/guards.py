@@ -18,8 +18,8 @@ from aerie.serve.metrics import Line, Metrics
 from aerie.serve.service import Limits
 
 LOG = logging.getLogger("aerie.serve")
-OPEN = ("/", "/health")
-"""What needs no key: a page without any data, and whether the server is up."""
+OPEN = ("/", "/npu", "/health")
+"""What needs no key: pages without any data, and whether the server is up."""
 QUIET = ("/health", "/metrics")
 """What is asked again and again by machines, and stays out of the log."""
 LOCAL = ("localhost", "127.0.0.1", "::1")

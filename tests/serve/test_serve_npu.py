@@ -1,0 +1,82 @@
+"""What the page of the virtual NPU is told: the check, what the tiles moved, and the trace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aerie.serve.app
+from aerie.serve import npu
+
+PAGE = (Path(aerie.serve.app.__file__).parent / "npu.html").read_text(encoding="utf-8")
+NAME = "cached_attn_ar8_cl512"
+
+
+def test_a_program_is_checked_run_and_traced(serving: Any) -> None:
+    with serving.http as http:
+        listed = http.get("/npu/programs").json()
+        assert NAME in [each["name"] for each in listed["programs"]]
+        assert (listed["device"]["columns"], listed["device"]["rows"]) == (8, 4)
+        told = http.get(f"/npu/programs/{NAME}", timeout=120).json()
+        trace = http.get(f"/npu/trace/{NAME}")
+    (launch,) = told["launches"]
+    assert {(core["x"], core["y"]) for core in launch["cores"]} == {(x, y) for x in (0, 1) for y in range(4)}
+    assert all(0 < core["peak_bytes"] <= told["device"]["core"]["bytes"] for core in launch["cores"])
+    keys_and_values, queries = 2 * 2 * 512 * 64 * 2, 8 * 256 * 2
+    assert launch["shim"]["bytes_out"] <= keys_and_values + queries + 8 * 16 * 4 * 4
+    assert launch["shim"]["bytes_in"] == queries  # as large as what is made of them
+    assert told["check"]["ok"]
+    assert told["spans"]
+    assert "not hardware time" in told["clock"]
+    assert "attachment" in trace.headers["content-disposition"]
+    assert {"thread_name", "process_name"} <= {event["name"] for event in trace.json()["traceEvents"]}
+
+
+def test_a_program_that_is_not_there(serving: Any) -> None:
+    with serving.http as http:
+        answers = [http.get(f"/npu/{kind}/none") for kind in ("programs", "trace")]
+    message = "there is no program 'none'; GET /npu/programs lists those that are compiled"
+    assert [(each.status_code, each.json()["error"]["message"]) for each in answers] == [(404, message)] * 2
+
+
+def test_the_page_is_open_and_its_numbers_are_not(serving: Any, limit: Any) -> None:
+    limit(api_key="k")
+    with serving.http as http:
+        statuses = [http.get(path).status_code for path in ("/npu", "/npu/programs", f"/npu/trace/{NAME}")]
+        page = http.get("/npu")
+    assert statuses == [200, 401, 401]
+    assert page.text == PAGE
+    assert "default-src 'none'; connect-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_the_page_has_no_outside_asset_and_writes_no_html() -> None:
+    assert not re.search(r"https?://|\bsrc=|<link|@import|url\(", PAGE)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bon\w+=\"", PAGE)
+
+
+def test_a_program_too_large_is_checked_and_not_run(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npu, "MOST_BYTES", 1000)
+    seen = npu.view(serving.service.ready().session.model.programs[NAME])
+    told = npu.told(seen)
+    assert (told["ran"], told["launches"], told["check"]["ok"]) == (False, [], True)
+    assert told["why"].endswith(
+        "1000 is the most that is run for this page; `aerie vnpu run --stats --trace` has no limit"
+    )
+
+
+def test_herds_at_one_place_add_up() -> None:
+    counted = {"line": 1, "bytes_in": 4, "bytes_out": 2, "transfers": 1, "kernel_calls": 1}
+    wheres = ["launch @a", "segment @s", "herd @h (1, 2)", "herd @g (1, 2)", "launch @b"]
+    peaks = [0, 64, 30, 20, 0]
+    tiles = [
+        {"where": where, "peak_l1_bytes": peak, **counted} for where, peak in zip(wheres, peaks, strict=True)
+    ]
+    first, second = npu.launches(tiles)
+    assert (first["name"], second["name"]) == ("a", "b")
+    assert first["cores"] == [
+        {"x": 1, "y": 2, "bytes_in": 8, "bytes_out": 4, "transfers": 2, "kernel_calls": 2, "peak_bytes": 30}
+    ]
+    assert (first["memtile"]["bytes_in"], second["cores"]) == (4, [])
