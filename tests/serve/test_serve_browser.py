@@ -1,0 +1,139 @@
+"""Both pages in Chromium, as a reader has them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="no playwright here: pip install 'aerie[browser]'"
+)
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
+QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
+PHONE = {"width": 390, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any, serving: Any) -> Iterator[Any]:
+    """A page of a browser that keeps nothing from before; a script that fails, fails the test."""
+    context, wrong = browser.new_context(base_url=serving.url, color_scheme="light"), []
+    opened = context.new_page()
+    opened.on("pageerror", lambda error: wrong.append(error))
+    yield opened
+    context.close()
+    assert not wrong
+
+
+def ask(page: Any, question: str = QUESTION) -> None:
+    page.fill("#text", question)
+    page.press("#text", "Enter")
+
+
+def back(page: Any) -> str:
+    return str(page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor"))
+
+
+def is_as_wide_as_its_window(page: Any) -> bool:
+    return bool(page.locator("html").evaluate("html => html.scrollWidth <= html.clientWidth"))
+
+
+def test_a_chat_is_answered_again_and_kept(page: Any) -> None:
+    page.goto("/")
+    page.click("#settings")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_role("button", name="Done").click()
+    ask(page)
+    page.get_by_text("tokens/s").wait_for()
+    answer = page.locator("article").last.locator(".text")
+    assert answer.inner_text().strip() == ANSWER
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_text("cached").wait_for()
+    assert answer.inner_text().strip() == ANSWER
+    page.get_by_role("button", name="New conversation").click()
+    page.reload()
+    page.get_by_role("navigation").get_by_role("button", name=QUESTION, exact=True).click()
+    assert answer.inner_text().strip() == ANSWER
+    page.get_by_role("button", name="Edit").click()
+    assert page.get_by_label("Your message").input_value() == QUESTION
+    assert page.locator("article").count() == 0
+
+
+def test_what_the_settings_say_is_sent_and_code_is_shown_as_code(page: Any) -> None:
+    sent: list[Any] = []
+
+    def answered(route: Any) -> None:
+        sent.append(json.loads(route.request.post_data))
+        piece = {"choices": [{"delta": {"content": "See:\n```py\nx = 1 < 2\n```\n"}}]}
+        text = f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=text, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", answered)
+    page.goto("/")
+    page.click("#settings")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_role("button", name="Done").click()
+    ask(page)
+    page.locator("pre").wait_for()
+    assert page.locator("pre").inner_text().strip() == "x = 1 < 2"
+    assert sent[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert sent[0]["seed"] == 7
+
+
+def test_escape_stops_an_answer(page: Any) -> None:
+    page.route("**/v1/chat/completions", lambda route: None)  # which never comes
+    page.goto("/")
+    ask(page)
+    page.locator("#stop").wait_for(state="visible")
+    page.keyboard.press("Escape")
+    page.get_by_text("stopped", exact=True).wait_for()
+    assert page.locator("#stop").is_hidden()
+
+
+@pytest.mark.parametrize("path", ["/", "/npu"])
+def test_a_phone_and_the_dark(page: Any, path: str) -> None:
+    page.set_viewport_size(PHONE)
+    page.goto(path)
+    if path == "/npu":
+        page.locator("#trace:enabled").wait_for(timeout=120_000)
+    assert is_as_wide_as_its_window(page)
+    light = back(page)
+    page.get_by_role("button", name="Theme").click()
+    dark = back(page)
+    assert light != dark
+    page.reload()
+    assert back(page) == dark
+
+
+def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:
+    page.goto("/")
+    page.get_by_role("link", name="Virtual NPU").press("Enter")
+    page.locator("#program option").first.wait_for(state="attached")
+    page.select_option("#program", "cached_attn_ar8_cl512")
+    page.get_by_text("cached_attn_ar8_cl512, 1 launch.").wait_for(timeout=120_000)
+    tiles = page.get_by_role("group", name="Tiles of the array").get_by_role("button")
+    assert tiles.count() == 8 * 4 + 2
+    page.get_by_role("button", name="core (0, 0): 70.8 KiB in, 2.0 KiB out, 20 transfers").press("Enter")
+    assert "22.4 KiB" in page.locator("#facts").inner_text()
+    assert page.get_by_text("23936 of 65536").is_visible()
+    with page.expect_download() as downloaded:
+        page.get_by_role("button", name="Download the trace").press("Enter")
+    kept = tmp_path / "trace.json"
+    downloaded.value.save_as(kept)
+    assert json.loads(kept.read_text())["traceEvents"]
