@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
+from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
 from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.scheduler import Answer
@@ -34,6 +35,7 @@ class Options(Sampling, Manners, total=False):
     draft: str | IsAsked | None
     stop: str | int | Iterable[str | int]
     raw: bool
+    json_schema: Schema
     num_beams: int
 
 
@@ -312,6 +314,12 @@ def _drafting(draft: Any, session: Session) -> str | Drafting | None:
     return drafting_by(lambda: other.model, asked.turn, session.model.config)
 
 
+def _form(options: Mapping[str, Any], session: Session) -> Grammar | None:
+    """The form of the answer, where one is asked for."""
+    schema = options.get("json_schema")
+    return None if schema is None else session.grammars.json(schema)
+
+
 def asking(options: Mapping[str, Any], session: Session) -> Asking:
     """What these options ask of a model. UserError for one that there is not, or that cannot be taken."""
     known = Options.__annotations__
@@ -322,7 +330,7 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
     manner["draft"] = _drafting(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
     try:
-        sampler = Sampler(**sampling)
+        sampler = Sampler(**sampling, grammar=_form(options, session))
     except TypeError as error:
         raise UserError(
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"

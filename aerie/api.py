@@ -110,8 +110,9 @@ class Model:
 
         options: those of a Sampler, such as `temperature` and `seed`. `stop`: texts and token ids at which
         the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
-        as it is, without the chat template. `num_beams`: 1 alone, as beam search is not built. on_event: is
-        told what happens, and stops the answer by giving False.
+        as it is, without the chat template. `json_schema`: the answer is JSON that it describes.
+        `num_beams`: 1 alone, as beam search is not built. on_event: is told what happens, and stops the
+        answer by giving False.
 
         Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.

@@ -78,6 +78,11 @@ def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sa
     if max_tokens < 1:
         raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
     sampler.check_vocabulary(model.config.vocab_size)
+    if sampler.grammar and model.config.diffusion is not None:
+        raise UserError(
+            "a form (a JSON schema, a grammar) can be asked of models that say one token after the other, "
+            "and this one fills in blocks of masks; ask for it in the prompt, or take another model"
+        )
 
 
 def reason_to_finish(

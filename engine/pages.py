@@ -197,7 +197,7 @@ class PagePool:
 
 def _zeros(shape: Sequence[int]) -> BF16Array:
     """Zeros, in the system's small pages: a position touches every head of every layer, places far apart. By
-    huge pages, which numpy asks for, the first position of Qwen3-0.6B's shape filled 0.9 GB with zeros."""
+    huge pages, which numpy asks for, the first position of 28 layers of 8 heads filled 0.9 GB with zeros."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, math.prod(shape) * bf16.itemsize, flags=private)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux alone has it

@@ -13,6 +13,9 @@ them:
 5. top-k: tokens less likely than the k-th are left out; those as likely as it stay, as in transformers.
 6. top-p: the fewest tokens, the likeliest first, whose probabilities reach p.
 7. min-p: tokens whose probability is less than this share of the likeliest one's are left out.
+
+Where a form was asked for (grammar.py), tokens that cannot come in it are left out after the penalties, and
+so before everything else.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.errors import NotFiniteError, UserError
+from aerie.engine.grammar import Follower, Grammar
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 
 Tokens: TypeAlias = NDArray[np.intp]
@@ -60,11 +64,11 @@ class Sampler:
 
     temperature: 0 is greedy, above 0 flatter the higher. top_k: 0 is all tokens. top_p: 1 is all tokens.
     seed: the same draws the same tokens; None: others each time. min_p: 0 is all tokens. repetition_penalty:
-    1 is none. presence_penalty, frequency_penalty: 0 is none. logit_bias: by token id. Raises UserError for
-    a value out of range.
+    1 is none. presence_penalty, frequency_penalty: 0 is none. logit_bias: by token id. grammar: the form of
+    the answer, one of the model's own; None: any. Raises UserError for a value out of range.
 
     What it remembers from token to token is its random generator alone (`state`, `restore`): what was
-    said before comes with every call.
+    said before comes with every call, for the form too.
     """
 
     temperature: float = 0.0
@@ -76,13 +80,17 @@ class Sampler:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Grammar | None = None
     _random: np.random.Generator = field(init=False, repr=False, compare=False)
     _left_out: int | None = field(init=False, repr=False, default=None)
+    _form: Follower | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if wrong := next(self._out_of_range(), None):
             raise UserError(wrong)
         object.__setattr__(self, "_random", np.random.default_rng(self.seed))
+        if self.grammar:
+            object.__setattr__(self, "_form", self.grammar.follower())
 
     def _out_of_range(self) -> Iterator[str]:
         """What is wrong with the values, each as a line."""
@@ -135,6 +143,11 @@ class Sampler:
             self.logit_bias or self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
         )
 
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether some tokens are not possible."""
+        return self._left_out is not None or self._form is not None
+
     def __call__(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
     ) -> int:
@@ -144,7 +157,7 @@ class Sampler:
         Above temperature 0 one number is drawn from the random generator, at temperature 0 none. Equal
         logits: the lowest id, when greedy. NotFiniteError where one is not finite.
         """
-        if self.greedy and logits.dtype == bf16 and not self.changes_logits:
+        if self.greedy and logits.dtype == bf16 and not self.changes_logits and self._form is None:
             token = _most_likely(logits.view(np.uint16))
             if token is not None and token != self._left_out:
                 return token
@@ -176,10 +189,11 @@ class Sampler:
 
         Values are sorted several times faster than tokens by their values, and do for all but the ids.
         """
+        if self._leaves_out:
+            scores = scores[scores > -np.inf]
         if 0 < self.top_k < len(scores):
             scores = scores[scores >= np.partition(scores, -self.top_k)[-self.top_k]]
-        possible = len(scores) - (self._left_out is not None and scores.min() == -np.inf)
-        return np.ascontiguousarray(np.sort(scores)[::-1][:possible])
+        return np.ascontiguousarray(np.sort(scores)[::-1])
 
     def _kept(self, values: F32Array) -> tuple[Tokens, F64Array]:
         """Which of these, by their places, temperature, top-p and min-p leave, and their probabilities."""
@@ -214,11 +228,13 @@ class Sampler:
         scores: F32Array = widen(logits) if logits.dtype == bf16 else logits
         if not np.isfinite(scores).all():
             raise NotFiniteError
-        if not self.changes_logits and self._left_out is None:
+        if not self.changes_logits and not self._leaves_out:
             return scores
         scores = scores.copy()
         if self.changes_logits:
             self._penalise(scores, prompt_ids, token_ids)
+        if self._form is not None:
+            scores[~self._form.possible(token_ids)] = -np.inf
         if self._left_out is not None:
             scores[self._left_out] = -np.inf
         return scores

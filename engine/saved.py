@@ -22,12 +22,13 @@ from safetensors.numpy import save as in_bytes
 from aerie.engine.chunks import chunk_id
 from aerie.engine.embeddings import ids_among
 from aerie.engine.errors import UserError
+from aerie.engine.grammar import Grammars
 from aerie.engine.kv import KVCache, Layers, Said
 from aerie.engine.numerics import bf16
 from aerie.engine.sampler import Sampler
 from aerie.virtual_npu.store import write_whole
 
-FORMAT, ANSWER = "aerie sequence 2", "answer"
+FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
 IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
 SAMPLES, SAMPLE_BYTES = 64, 4096
@@ -66,25 +67,27 @@ def save_sequence(cache: KVCache, said: Said | None, path: Path, made_by: MadeBy
 def _answer(said: Said) -> dict[str, Any]:
     """As what JSON has."""
     bias = {str(token): value for token, value in said.sampler.logit_bias.items()}
+    grammar = said.sampler.grammar
     return {
         "prompt": [int(token) for token in ids_among(said.prompt)],
         "tokens": [*said.token_ids],
-        "settings": {**said.sampler.settings, "logit_bias": bias},
+        "settings": {**said.sampler.settings, "logit_bias": bias, GRAMMAR: grammar.text if grammar else None},
         "state": said.sampler.state(),
     }
 
 
-def _said(answer: Mapping[str, Any]) -> Said:
+def _said(answer: Mapping[str, Any], grammars: Grammars) -> Said:
     """What `_answer` was made of."""
     settings = answer["settings"]
+    grammar = grammars.again(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
     bias = {int(token): value for token, value in settings["logit_bias"].items()}
-    sampler = Sampler(**{**settings, "logit_bias": bias})
+    sampler = Sampler(**{**settings, "logit_bias": bias, GRAMMAR: grammar})
     sampler.restore(answer["state"])
     return Said(answer["prompt"], answer["tokens"], sampler)
 
 
 def restore_sequence(
-    new_cache: Callable[[int], KVCache], path: Path, made_by: MadeBy
+    new_cache: Callable[[int], KVCache], path: Path, made_by: MadeBy, grammars: Grammars
 ) -> tuple[KVCache, Said | None]:
     """A new cache with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
     one, and one that other things made; nothing else is changed then."""
@@ -102,7 +105,7 @@ def restore_sequence(
         to[...] = arrays[name]
     cache.holds(tokens, *(int(about[name]) for name in COUNTS))
     answer = json.loads(about[ANSWER])
-    return cache, _said(answer) if answer else None
+    return cache, _said(answer, grammars) if answer else None
 
 
 class ChunkFolder:

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from aerie.engine.errors import UserError
 from aerie.engine.footprint import check_memory, window_bytes
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
+from aerie.engine.grammar import Grammars
 from aerie.engine.kv import Kept, KVCache
 from aerie.engine.model import (
     LayerWeights,
@@ -85,6 +86,11 @@ class Session:
     manner: Manner = PLAIN
     others: Sequence[KernelCache] = ()
     _schedulers: dict[str, Scheduler] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The forms that answers can be asked for."""
+        return Grammars(self.tokenizer, self.model.config)
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
@@ -203,7 +209,7 @@ class Session:
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
-        cache, said = restore_sequence(self.model.new_cache, path, self.made_by(self.model))
+        cache, said = restore_sequence(self.model.new_cache, path, self.made_by(self.model), self.grammars)
         self.kept.give(cache, said)
         return cache.length
 

@@ -74,13 +74,21 @@ class Tokenizer:
         template = self._inner.chat_template
         return template if isinstance(template, str) else None
 
+    def as_json(self) -> str:
+        """What tokenizer.json has. CheckpointError where the checkpoint has none."""
+        return str(self._backend("say which tokens an answer of some form may have").to_str())
+
     @cached_property
     def _control(self) -> ControlTokens:
+        return ControlTokens(self._backend("take control tokens for text"))
+
+    def _backend(self, wanted: str) -> Any:
+        """The tokenizer as the library tokenizers has it. CheckpointError where it is of another."""
         if backend := getattr(self._inner, "backend_tokenizer", None):
-            return ControlTokens(backend)
+            return backend
         raise CheckpointError(
-            f"the tokenizer, a {type(self._inner).__name__}, cannot take control tokens for text; the "
-            "checkpoint needs a tokenizer.json"
+            f"the tokenizer, a {type(self._inner).__name__}, cannot {wanted}; the checkpoint needs a "
+            "tokenizer.json"
         )
 
     def control_tokens_in(self, text: str) -> list[str]:

@@ -213,7 +213,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def chat(body: ChatRequest, request: Request) -> Response:
         opened = service.opened(body.model)
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
-        asks = service.asks(opened, body, [ids], body.most)
+        asks = service.asks(opened, body, [ids], body.most, await service.grammar(opened, body.form))
         marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
@@ -261,7 +261,8 @@ def _add_other_apis(app: FastAPI, service: Service) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         opened = service.opened(body.model)
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.messages))
-        asks = service.asks(opened, body.settings, [ids], body.max_output_tokens)
+        grammar = await service.grammar(opened, body.form)
+        asks = service.asks(opened, body.settings, [ids], body.max_output_tokens, grammar)
         asking = service.asking(asks, request.state.line)
         form = ResponsesForm(service.name, body)
         return await answered(request, asking, form, body.stream, service.limits.send_s)

@@ -8,7 +8,7 @@ name unless it asks for nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -97,6 +97,50 @@ class ChatMessage(Fields):
     def as_message(self) -> dict[str, str]:
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": text_of(self.content)}
+
+
+class Form(NamedTuple):
+    """A form that an answer is asked for: JSON of a schema. param: the field that asks for it."""
+
+    param: str
+    schema: Mapping[str, Any]
+
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+class JsonSchema(Fields):
+    """name, description and strict change nothing: every answer is held to the schema."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(Fields):
+    """Of chats: `json_schema` has the schema. llama.cpp's clients give `schema` beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self._given is None:
+            raise ValueError("the type json_schema wants json_schema: {name, schema}; give it")
+        return self
+
+    @property
+    def _given(self) -> dict[str, Any] | None:
+        return self.schema_ if self.json_schema is None else self.json_schema.schema_
+
+    @property
+    def form(self) -> Form | None:
+        if self.type == "text":
+            return None
+        given = ANY_OBJECT if self._given is None else self._given
+        return Form("response_format", given)
 
 
 class StreamOptions(Fields):
@@ -194,7 +238,7 @@ class ChatRequest(Settings):
     functions: Any = None
     tool_choice: Any = None
     function_call: Any = None
-    response_format: Any = None
+    response_format: ResponseFormat | None = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -205,7 +249,6 @@ class ChatRequest(Settings):
         "functions": ([[]], NO_TOOLS),
         "tool_choice": (["none", "auto"], NO_TOOLS),
         "function_call": (["none", "auto"], NO_TOOLS),
-        "response_format": ([{"type": "text"}], "JSON and its schemas are not built"),
         "modalities": ([["text"]], "answers are text"),
         "audio": ((), "answers are text"),
         "prediction": ((), "predictions are not built"),
@@ -226,6 +269,11 @@ class ChatRequest(Settings):
     @property
     def top(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def form(self) -> Form | None:
+        """That of the answer."""
+        return self.response_format.form if self.response_format else None
 
     @property
     def conversation(self) -> list[dict[str, str]]:

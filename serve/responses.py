@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from openai.types.responses import Response, ResponseOutputMessage, ResponseOutputText, ResponseUsage
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from aerie.serve.answer import LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
-from aerie.serve.fields import NO_TOOLS, Fields, Settings, Text, Unbuilt
+from aerie.serve.fields import ANY_OBJECT, NO_TOOLS, Fields, Form, JsonSchema, Settings, Text, Unbuilt
 from aerie.serve.forms import new_id
 
 
@@ -47,6 +47,22 @@ class Item(Fields):
         }
 
 
+class TextFormat(JsonSchema):
+    """As in chats, with the schema beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("the type json_schema wants a schema; give it")
+        return self
+
+
+class TextOptions(Fields):
+    format: TextFormat | None = None
+
+
 class EventOptions(Fields):
     include_obfuscation: bool | None = None
 
@@ -70,7 +86,7 @@ class ResponsesRequest(Fields):
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
     truncation: Any = None
-    text: Any = None
+    text: TextOptions | None = None
     tools: Any = None
     tool_choice: Any = None
     reasoning: Any = None
@@ -80,7 +96,6 @@ class ResponsesRequest(Fields):
     conversation: Any = None
     unbuilt: ClassVar[Unbuilt] = {
         "truncation": (["disabled"], "nothing is cut from a prompt"),
-        "text": ([{}, {"format": {"type": "text"}}], "JSON and its schemas are not built"),
         "tools": ([[]], NO_TOOLS),
         "tool_choice": (["none", "auto"], NO_TOOLS),
         "reasoning": ([{}, {"effort": "none"}], "no model here is told how much to reason"),
@@ -96,6 +111,14 @@ class ResponsesRequest(Fields):
         items = [] if isinstance(self.input, str) else [item.as_message for item in self.input]
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return [*begins, *said, *items]
+
+    @property
+    def form(self) -> Form | None:
+        """That of the answer."""
+        asked = self.text.format if self.text else None
+        if asked is None or asked.type == "text":
+            return None
+        return Form("text.format", ANY_OBJECT if asked.schema_ is None else asked.schema_)
 
     @property
     def settings(self) -> Settings:
@@ -116,6 +139,7 @@ class ResponsesForm:
             "metadata": asked.metadata or {},
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            **({"text": asked.text.model_dump(by_alias=True, exclude_none=True)} if asked.text else {}),
             "parallel_tool_calls": bool(asked.parallel_tool_calls),
             "tool_choice": "auto",
             "tools": [],

@@ -12,13 +12,14 @@ from functools import partial
 from typing import TypeVar
 
 from aerie.engine.errors import UserError
+from aerie.engine.grammar import Grammar
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.answer import Ask, Mark, prompt_marks
 from aerie.serve.asking import Asking
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import MOST_MARKED, Settings
+from aerie.serve.fields import MOST_MARKED, Form, Settings
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.worker import Opened, Worker
 
@@ -121,11 +122,27 @@ class Service:
         except UserError as error:
             raise of_engine(error) from error
 
+    async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
+        """The form of an answer, read in the thread that encodes. ApiError for a schema that is none."""
+        if form is None:
+            return None
+        work = partial(opened.session.grammars.json, form.schema)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+        except UserError as error:
+            raise ApiError(400, str(error), form.param, "invalid_value") from error
+
     def asks(
-        self, opened: Opened, settings: Settings, prompts: Sequence[Sequence[int]], most: int | None
+        self,
+        opened: Opened,
+        settings: Settings,
+        prompts: Sequence[Sequence[int]],
+        most: int | None,
+        grammar: Grammar | None = None,
     ) -> list[Ask]:
         """What is asked, for each prompt and each of its choices. most: tokens, None for as many as
-        the context has. ApiError for what cannot be run, or is out of range."""
+        the context has. grammar: the form of all answers. ApiError for what cannot be run, or is out of
+        range."""
         if settings.top is not None and opened.session.model.config.diffusion is not None:
             raise ApiError(
                 400,
@@ -136,7 +153,7 @@ class Service:
             )
         try:
             made = [
-                self._ask(opened, settings, prompt, most, number, choice)
+                self._ask(opened, settings, prompt, most, number, choice, grammar)
                 for number, prompt in enumerate(prompts)
                 for choice in range(settings.choices)
             ]
@@ -154,12 +171,13 @@ class Service:
         most: int | None,
         number: int,
         choice: int,
+        grammar: Grammar | None,
     ) -> Ask:
         room = max(1, opened.session.model.positions - len(prompt))
         return Ask(
             prompt,
             room if most is None else min(most, room),
-            Sampler(**settings.sampling(choice)),
+            Sampler(**settings.sampling(choice), grammar=grammar),
             settings.stop_strings,
             frozenset(settings.stop_token_ids or ()),
             settings.top,

@@ -282,6 +282,8 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             model.generate("Hello", strategy="autoregressive")
         with pytest.raises(UserError, match="draft is 'lookup', which is for models that say one token"):
             model.generate("Hello", draft="lookup")
+        with pytest.raises(UserError, match="can be asked of models that say one token after the other, and"):
+            model.generate("Hello", json_schema={"type": "object"})
         with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 4"):
             model.generate("Hello", steps=9)
         with pytest.raises(UserError, match="chunks are texts of which no token sees one after it"):

@@ -165,11 +165,6 @@ def test_embeddings_are_the_mean_of_what_the_lm_head_reads(serving: Any, alone: 
             "reasoning",
             "is told how much to reason; leave it out",
         ),
-        (
-            {"input": "x", "text": {"format": {"type": "json_schema"}}},
-            "text",
-            "JSON and its schemas are not built",
-        ),
         ({"input": "x", "truncation": "auto"}, "truncation", "nothing is cut from a prompt; leave it out"),
         ({"input": "x", "include": ["logprobs"]}, "include", "there is nothing to include; leave it out"),
         ({"input": "x", "background": True}, "background", "responses are made while their client waits"),

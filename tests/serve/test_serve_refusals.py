@@ -110,12 +110,6 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools", "tools are not built; leave it out"),
     (CHAT, {"messages": USER, "tool_choice": "required"}, "tool_choice", "tools are not built; leave it out"),
     (CHAT, {"messages": USER, "functions": [{}]}, "functions", "tools are not built; leave it out"),
-    (
-        CHAT,
-        {"messages": USER, "response_format": {"type": "json_object"}},
-        "response_format",
-        "schemas are not built",
-    ),
     (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities", "answers are text; leave it out"),
     (CHAT, {"messages": USER, "audio": {}}, "audio", "answers are text; leave it out"),
     (CHAT, {"messages": USER, "prediction": {}}, "prediction", "predictions are not built; leave it out"),
