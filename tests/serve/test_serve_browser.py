@@ -12,7 +12,7 @@ import pytest
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright here: pip install 'aerie[browser]'"
 )
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
