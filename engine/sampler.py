@@ -26,17 +26,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.engine.drawing import F64Array, Filters, Ranks, draw, kept
 from aerie.engine.errors import NotFiniteError, UserError
 from aerie.engine.grammar import Follower, Grammar
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
-
-Tokens: TypeAlias = NDArray[np.intp]
-F64Array: TypeAlias = NDArray[np.float64]
 
 INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
 """Of bf16: the bits of +infinity, and the sign."""
@@ -164,15 +162,13 @@ class Sampler:
         scores = self._changed(logits, prompt_ids, token_ids)
         if self.greedy:
             return int(np.argmax(scores))
-        ranks, probabilities = self._kept(values := self._values(scores))
-        below = np.cumsum(probabilities)  # these three lines: Generator.choice, which would want all tokens
-        below /= below[-1]
-        rank = ranks[np.searchsorted(below, self._random.random(), side="right")]
+        values = self._values(scores)
+        rank = draw(values, self._filters, self._random.random())
         return _token_of(rank, scores, values)
 
     def distribution(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
-    ) -> tuple[Tokens, F64Array]:
+    ) -> tuple[Ranks, F64Array]:
         """The tokens that may be drawn, the likeliest first, and their probabilities, which add up to 1.
 
         Takes and raises what a call does; draws nothing. Greedy: one token.
@@ -180,28 +176,21 @@ class Sampler:
         scores = self._changed(logits, prompt_ids, token_ids)
         if self.greedy:
             return np.array([np.argmax(scores)]), np.ones(1)
-        ranks, probabilities = self._kept(values := self._values(scores))
+        ranks, probabilities = kept(values := self._values(scores), self._filters)
         likely = np.flatnonzero(scores >= values[ranks[-1]])
         return likely[np.argsort(-scores[likely], kind="stable")][ranks], probabilities
 
     def _values(self, scores: F32Array) -> F32Array:
-        """The scores that top-k leaves, the largest first.
-
-        Values are sorted several times faster than tokens by their values, and do for all but the ids.
-        """
+        """The scores that top-k leaves, the largest first, without their tokens (drawing.py)."""
         if self._leaves_out:
             scores = scores[scores > -np.inf]
         if 0 < self.top_k < len(scores):
             scores = scores[scores >= np.partition(scores, -self.top_k)[-self.top_k]]
         return np.ascontiguousarray(np.sort(scores)[::-1])
 
-    def _kept(self, values: F32Array) -> tuple[Tokens, F64Array]:
-        """Which of these, by their places, temperature, top-p and min-p leave, and their probabilities."""
-        probabilities = _softmax(values.astype(np.float64) / self.temperature)
-        # A token stays while those before it have not yet reached top_p, so the first always stays.
-        kept = np.cumsum(probabilities) - probabilities < self.top_p
-        kept &= probabilities >= self.min_p * probabilities[0]
-        return np.flatnonzero(kept), _normalised(probabilities[kept])
+    @property
+    def _filters(self) -> Filters:
+        return Filters(self.temperature, self.top_p, self.min_p)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -265,12 +254,3 @@ def _most_likely(bits: NDArray[np.uint16]) -> int | None:
     token = int(np.argmax(bits.view(np.int16)))
     is_positive = 0 < bits[token] < INFINITY_BITS
     return token if is_positive and np.max(bits) < NEGATIVE + INFINITY_BITS else None
-
-
-def _softmax(values: F64Array) -> F64Array:
-    return _normalised(np.exp(values - values.max()))
-
-
-def _normalised(values: F64Array) -> F64Array:
-    normalised: F64Array = values / values.sum()
-    return normalised

@@ -9,13 +9,14 @@ from typing import cast
 
 import numpy as np
 
+from aerie.engine.drawing import F64Array
 from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason, never
 from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.sampler import F64Array, Sampler
+from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer

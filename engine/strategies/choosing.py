@@ -35,9 +35,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from aerie.engine.drawing import F64Array
 from aerie.engine.errors import UserError
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
-from aerie.engine.sampler import F64Array, Sampler
+from aerie.engine.sampler import Sampler
 
 SEQUENTIAL, STATIC = "sequential", "low_confidence_static"
 DYNAMIC, ENTROPY = "low_confidence_dynamic", "entropy_bounded"
