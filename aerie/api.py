@@ -323,6 +323,23 @@ class Model:
         with self._turn:
             return self._open().restore(Path(path))
 
+    def save_pages(self, prompt: Prompt, path: str | Path, raw: bool = False) -> int:
+        """Write what the pool of generate_batch has of a prompt's beginning to a file; how many tokens: whole
+        pages of 64, as far as others did not need the room.
+
+        After `restore_pages`, in any process, or in a server's slot (docs/serve.md), prompts that begin so
+        find them, with the same bits. Raises UserError where there is none, or the file cannot be written.
+        """
+        tokens = self._tokens(prompt, raw)
+        with self._turn:
+            return self._open().save_pages(tokens, Path(path))
+
+    def restore_pages(self, path: str | Path) -> int:
+        """Have the pool of generate_batch hold what `save_pages` wrote, or `save` of a model with
+        decode="rows"; how many tokens. Raises as restore, and PoolFullError."""
+        with self._turn:
+            return self._open().restore_pages(Path(path))
+
     @property
     def backend(self) -> str:
         """Where programs run: virtual or npu; "npu, then virtual" after the one gave way to the other."""

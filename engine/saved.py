@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as in_bytes
 
 from aerie.engine.chunks import chunk_id
 from aerie.engine.embeddings import ids_among
@@ -34,8 +33,28 @@ IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
 SAMPLES, SAMPLE_BYTES = 64, 4096
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
+Lazy: TypeAlias = "Mapping[str, NDArray[Any]]"
+"""Arrays by name, which may be made anew whenever they are asked for: see OnDemand."""
 MadeBy: TypeAlias = "Mapping[str, str]"
 """By what it is, as "numerics", a word for it that is equal where the bits of an answer are."""
+DTYPES = {"int64": "I64", "uint16": "U16"}
+"""What arrays of ours have, in the words of safetensors."""
+
+
+class OnDemand(Mapping[str, NDArray[Any]]):
+    """Arrays by name, of which each is there only while it is used: files may be as large as the memory."""
+
+    def __init__(self, names: Iterable[str], made: Callable[[str], NDArray[Any]]) -> None:
+        self._names, self._made = dict.fromkeys(names), made
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._made(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def weights_mark(files: Iterable[Path]) -> str:
@@ -57,11 +76,17 @@ def save_sequence(cache: KVCache, said: Said | None, path: Path, made_by: MadeBy
     as embeddings, and where the file cannot be written, which leaves what was there."""
     if not all(isinstance(token, int | np.integer) for token in cache.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
-    held = _held(cache.layers, cache.unturned, cache.length)
-    arrays = {name: np.ascontiguousarray(array) for name, array in held.items()}
+    arrays = _held(cache.layers, cache.unturned, cache.length)
     arrays[TOKENS] = np.array(cache.token_ids, np.int64)
-    about = {name: str(getattr(cache, name)) for name in COUNTS}
-    _write(path, arrays, {**made_by, **about, ANSWER: json.dumps(_answer(said) if said else {})})
+    write_file(path, arrays, made_by, cache.in_blocks, cache.dropped, _answer(said) if said else {})
+
+
+def write_file(
+    path: Path, arrays: Lazy, made_by: MadeBy, in_blocks: int, dropped: int, answer: Mapping[str, Any]
+) -> None:
+    """The file of a sequence. UserError where it cannot be written."""
+    counts = dict(zip(COUNTS, (str(in_blocks), str(dropped)), strict=True))
+    _write(path, arrays, {**made_by, **counts, ANSWER: json.dumps(answer)})
 
 
 def _answer(said: Said) -> dict[str, Any]:
@@ -91,13 +116,7 @@ def restore_sequence(
 ) -> tuple[KVCache, Said | None]:
     """A new cache with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
     one, and one that other things made; nothing else is changed then."""
-    arrays, about = _read(path)
-    for what, ours in made_by.items():
-        if about.get(what) != ours:
-            raise UserError(
-                f"{path} was made by {what} {about.get(what)!r}, and this is {ours!r}; its keys and values "
-                "hold for what made them alone: load that, or give the prompt again"
-            )
+    arrays, about = read_file(path, made_by)
     tokens = arrays[TOKENS].tolist()
     cache = new_cache(len(tokens))
     cache.reserve(len(tokens))
@@ -106,6 +125,19 @@ def restore_sequence(
     cache.holds(tokens, *(int(about[name]) for name in COUNTS))
     answer = json.loads(about[ANSWER])
     return cache, _said(answer, grammars) if answer else None
+
+
+def read_file(path: Path, made_by: MadeBy) -> tuple[Lazy, dict[str, str]]:
+    """The arrays of a sequence's file, each read when it is asked for, and its metadata. As
+    restore_sequence."""
+    arrays, about = _opened(path)
+    for what, ours in made_by.items():
+        if about.get(what) != ours:
+            raise UserError(
+                f"{path} was made by {what} {about.get(what)!r}, and this is {ours!r}; its keys and values "
+                "hold for what made them alone: load that, or give the prompt again"
+            )
+    return arrays, about
 
 
 class ChunkFolder:
@@ -189,11 +221,11 @@ class ChunkFolder:
             )
         return None
 
-    def _whole(self, name: str) -> Arrays | None:
+    def _whole(self, name: str) -> Lazy | None:
         """The arrays of a chunk's file; None, and told, where it is not whole and ours."""
         path = self._own / (name + ARRAYS)
         try:
-            arrays, about = _read(path)
+            arrays, about = _opened(path)
         except UserError as error:
             self._note(f"{error}; the chunk is read anew")
             return None
@@ -214,22 +246,48 @@ def _held(layers: Iterable[tuple[Any, Any]], unturned: Sequence[Any], length: in
     }
 
 
-def _write(path: Path, arrays: Arrays, about: MadeBy) -> None:
+def _write(path: Path, arrays: Lazy, about: MadeBy) -> None:
     """UserError where that is not possible; what was there stays then."""
     about = {**about, "format": FORMAT}
-    content = in_bytes(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
+    header = _header(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
+
+    def fill(file: BinaryIO) -> None:
+        file.write(header)
+        for name in _order(arrays):
+            file.write(np.ascontiguousarray(arrays[name]).data)
+
     try:
-        write_whole(path, lambda file: file.write(content), mode=0o600)
+        write_whole(path, fill, mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); name another file") from None
 
 
-def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays and the metadata. UserError for what is no whole file of ours."""
+def _header(arrays: Lazy, about: MadeBy) -> bytes:
+    """How a file begins: https://huggingface.co/docs/safetensors, "Format". The library wants all bytes of
+    all arrays at once."""
+    told: dict[str, Any] = {"__metadata__": about}
+    first = 0
+    for name in _order(arrays):
+        array = arrays[name]
+        end = first + array.nbytes
+        told[name] = {"dtype": DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [first, end]}
+        first = end
+    text = json.dumps(told).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _order(arrays: Lazy) -> list[str]:
+    """Of arrays in a file: the wide numbers first, so that each is aligned."""
+    return sorted(arrays, key=lambda name: (name != TOKENS, name))
+
+
+def _opened(path: Path) -> tuple[Lazy, dict[str, str]]:
+    """The arrays, each read when it is asked for, and the metadata. UserError for what is no whole file of
+    ours."""
     try:
-        with safe_open(path, "np") as file:
-            about = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        file: Any = safe_open(path, "np")
+        about, names = file.metadata() or {}, file.keys()
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror or error}); name a file that was saved"
@@ -238,12 +296,13 @@ def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
         raise UserError(f"{path} is torn, or no sequence ({error}); name a file that was saved") from None
     if about.get("format") != FORMAT:
         raise UserError(f"{path} is no sequence that was saved by this version; name one that is")
+    arrays = OnDemand(names, file.get_tensor)
     if about.pop(CHECKSUM, "") != _checksum(arrays, about):
         raise UserError(f"{path} is damaged: its checksum is another; nothing was restored")
     return arrays, about
 
 
-def _checksum(arrays: Arrays, about: Mapping[str, str]) -> str:
+def _checksum(arrays: Lazy, about: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.shape} {array.dtype}".encode())

@@ -49,6 +49,7 @@ from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
+from aerie.engine.saved_pages import PagesFile, held, write_pages
 from aerie.engine.scheduler import MOST_ANSWERS, Answer, Scheduler
 from aerie.engine.sharding import WeightsOfRank
 from aerie.engine.strategies.manner import PLAIN, Manner
@@ -212,6 +213,39 @@ class Session:
         cache, said = restore_sequence(self.model.new_cache, path, self.made_by(self.model), self.grammars)
         self.kept.give(cache, said)
         return cache.length
+
+    def save_pages(self, prompt_ids: Sequence[Token], path: Path) -> int:
+        """Write what the pool of `scheduler` has of a beginning; how many tokens. As saved_pages.held and
+        write_pages."""
+        made_by = self.pages_made_by(self.scheduler)
+        sequence = held(self.scheduler.pool, prompt_ids)
+        try:
+            write_pages(sequence, path, made_by)
+            return sequence.length
+        finally:
+            sequence.release()
+
+    def restore_pages(self, path: Path) -> int:
+        """Have the pool of `scheduler` hold what a file has; how many tokens. As saved_pages.PagesFile, and
+        PoolFullError."""
+        file = PagesFile(path, self.pages_made_by(self.scheduler))
+        sequence = file.room(self.scheduler.pool)
+        try:
+            file.fill(sequence)
+        except BaseException:
+            sequence.release()
+            raise
+        file.publish(sequence)
+        return len(file.token_ids)
+
+    def pages_made_by(self, scheduler: Scheduler) -> dict[str, str]:
+        """What the bits in a scheduler's pool depend on. UserError where that is not one thing."""
+        if self._first_key(scheduler.model) != scheduler.pool.first_key:
+            raise UserError(
+                "the KV pool has what two backends made, as one failed and another goes on; nothing of it is "
+                "saved, and nothing restored: load the model again"
+            )
+        return self.made_by(scheduler.model)
 
     def made_by(self, model: LoadedModel) -> dict[str, str]:
         """What the bits of keys and values depend on, the plainest first."""

@@ -60,7 +60,8 @@ class Piece:
 @dataclass(frozen=True)
 class Ask:
     """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
-    the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming."""
+    the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
+    which it is answered; None: in any."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -70,6 +71,7 @@ class Ask:
     marks: int | None = None
     time_limit_s: float = float("inf")
     index: int = 0
+    slot: int | None = None
 
 
 @dataclass(frozen=True)

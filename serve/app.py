@@ -38,6 +38,7 @@ from aerie.serve.guards import Guard, Guarded
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
+from aerie.serve.slot_files import SlotRequest
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 """FastAPI's pages of its own fetch scripts from elsewhere."""
@@ -70,6 +71,7 @@ def make_app(service: Service) -> ASGIApp:
     _add_answers(app, service)
     _add_other_apis(app, service)
     _add_embeddings(app, service)
+    _add_slots(app, service)
     return guarded(app, service, _paths(app))
 
 
@@ -281,6 +283,25 @@ def _add_other_apis(app: FastAPI, service: Service) -> None:
         service.opened(body.model)
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
         return {"input_tokens": len(ids)}
+
+
+def _add_slots(app: FastAPI, service: Service) -> None:
+    """What the pool has of the last answers, by numbers."""
+
+    @app.get("/slots")
+    async def slots(fail_on_no_slot: str = "") -> Sequence[Mapping[str, Any]]:
+        there = service.worker.slots.told(service.ready().session.model.positions)
+        if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in there):
+            raise ApiError(
+                503, f"all {len(there)} slots are in use; ask again", code="no_slot", retry_after=1
+            )
+        return there
+
+    @app.post("/slots/{slot}")
+    async def act(slot: str, body: SlotRequest | None = None, action: str = "") -> Mapping[str, Any]:
+        given = body or SlotRequest()
+        service.opened(given.model)
+        return await service.slot_files.act(service.worker, slot, action, given.filename)
 
 
 def _add_embeddings(app: FastAPI, service: Service) -> None:

@@ -29,6 +29,7 @@ from aerie.serve.app import guarded, make_app
 from aerie.serve.front import PATHS, Front
 from aerie.serve.opening import Runtime, open_model
 from aerie.serve.service import Limits, Service
+from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.knobs import Knob
 
@@ -144,6 +145,11 @@ def _serve_replicas(
         raise UserError(
             f"--max-replicas is {most}, below --replicas, which is {least}; give it more, or leave it out"
         )
+    if arguments.slot_save_path:
+        raise UserError(
+            "--slot-save-path is of one engine, and with --replicas a client cannot say which has its slot; "
+            "serve without replicas, or without slots"
+        )
     try:
         from aerie.serve import replicas
     except ImportError:
@@ -178,7 +184,21 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         api_key=key,
         origins=tuple(arguments.cors_origin),
         is_local=is_local,
+        slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
     )
+
+
+def _storage(folder: Path | None, most_bytes: int) -> Storage | None:
+    """The folder for slots, which is made where it is not there. UserError where it cannot be used."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--slot-save-path is {folder}, and cannot be used ({error.strerror}); name another folder"
+        ) from None
+    return Storage(folder, most_bytes)
 
 
 def _is_local(host: str) -> bool:
@@ -269,6 +289,15 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1),
         default=STANDARD.body_bytes,
         help="bytes of a request's body, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--slot-save-path", type=Path, metavar="FOLDER", help="where slots are saved (default: nowhere)"
+    )
+    parser.add_argument(
+        "--slot-save-bytes",
+        type=whole_number(1),
+        default=16 * 2**30,
+        help="bytes of all files there, at most (default: %(default)s)",
     )
 
 

@@ -181,6 +181,7 @@ class Settings(Harmless):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -200,6 +201,11 @@ class Settings(Harmless):
     @property
     def choices(self) -> int:
         return self.n or 1
+
+    @property
+    def slot(self) -> int | None:
+        """In which the first answer is made; None, for which llama.cpp has -1, in any."""
+        return None if self.id_slot in (None, -1) else self.id_slot
 
     @property
     def wants_usage(self) -> bool:

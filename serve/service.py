@@ -21,6 +21,7 @@ from aerie.serve.asking import Asking
 from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import MOST_MARKED, Form, Settings
 from aerie.serve.metrics import Line, Metrics
+from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
 Made = TypeVar("Made")
@@ -34,7 +35,8 @@ class Limits:
     last token. drain_s: what is left to answers when the server is told to stop. heartbeat_s: after so much
     silence a stream has a comment. body_bytes, header_bytes: of a request. body_s: until its body is there.
     send_s: until a reader takes what was sent. api_key: None lets everybody in. origins: of pages in browsers
-    that may ask. is_local: only this machine's names are taken for the server's."""
+    that may ask. is_local: only this machine's names are taken for the server's. slots: where they are saved,
+    None for nowhere."""
 
     queue: int = 64
     time_limit_s: float = 600.0
@@ -47,6 +49,7 @@ class Limits:
     api_key: str | None = None
     origins: tuple[str, ...] = ()
     is_local: bool = True
+    slots: Storage | None = None
 
 
 class Service:
@@ -62,6 +65,7 @@ class Service:
         self._is_draining = False
         self._encoding = ThreadPoolExecutor(1, "encoding")
         self.metrics = Metrics(lambda: self.worker.running, lambda: self.worker.waiting)
+        self.slot_files = SlotFiles(self.limits.slots)
 
     @property
     def worker(self) -> Worker:
@@ -81,6 +85,7 @@ class Service:
         """End the model's thread. Answers under way have been waited for."""
         self.worker.stop()
         self._encoding.shutdown(wait=False)
+        self.slot_files.end()
         await asyncio.get_running_loop().run_in_executor(None, self.worker.join, self.limits.drain_s)
 
     def drain(self) -> None:
@@ -183,6 +188,7 @@ class Service:
             settings.top,
             self.limits.time_limit_s,
             number * settings.choices + choice,
+            settings.slot if number == choice == 0 else None,
         )
 
     async def prompt_marks(self, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:

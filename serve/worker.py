@@ -26,6 +26,7 @@ from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.answer import Answer, Ask, Ending, Piece, Recorder
 from aerie.serve.errors import ApiError, internal, of_engine
+from aerie.serve.slots import Slots
 
 LOG = logging.getLogger("aerie.serve")
 Made = TypeVar("Made")
@@ -76,7 +77,7 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._is_ended = False
-        self.over = asyncio.Event()
+        self.over, self.slots = asyncio.Event(), Slots()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -192,6 +193,7 @@ class Worker:
             job = self._waiting.popleft()
             try:
                 job.answer = _begun(opened, job.ask)
+                self.slots.give(job.answer.request, job.ask.slot)
                 self._running.append(job)
             except UserError as error:
                 refused += self._cut([job], of_engine(error))

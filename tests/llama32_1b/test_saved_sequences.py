@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from aerie import Model, load
 from aerie.engine.errors import UserError
+from aerie.engine.pages import PoolFullError
 from aerie.engine.saved import weights_mark
 
 FIRST, NEXT = "What is the capital of France?", "And of Egypt?"
@@ -197,3 +198,46 @@ def test_the_mark_of_weights(tmp_path: Path) -> None:
     one.write_bytes(bytes(100_000))
     other.write_bytes(bytes(100_001))
     assert weights_mark([one]) == weights_mark([one]) != weights_mark([other])
+
+
+@pytest.mark.parametrize("by", ["save", "save_pages"])
+def test_many_requests_find_what_was_saved(tmp_path: Path, by: str) -> None:
+    """By `save` of the family rows too, as the bits are the same."""
+    prompt, path = [5 + each for each in range(150)], tmp_path / "beginning"
+    with opened(decode="rows") as model:
+        (expected,) = model.generate_batch([prompt], 6)
+        if by == "save":
+            model.generate(prompt, 6)
+            model.save(path)
+        else:
+            assert model.save_pages(prompt, path) == 128
+    with opened() as other:
+        assert other.restore_pages(path) == 128
+        (found,) = other.generate_batch([prompt], 6)
+        pool = other._open().scheduler.pool
+        assert pool.manager.free == pool.manager.pages
+    assert (found.token_ids, found.usage.cached_tokens) == (expected.token_ids, 128)
+
+
+def test_pages_of_other_makers_and_none(tmp_path: Path) -> None:
+    with opened() as model:
+        with pytest.raises(UserError, match="of these 3 tokens the KV pool holds no page of 64: whole pages"):
+            model.save_pages([5, 6, 7], tmp_path / "none")
+        model.generate([5, 6, 7], 2)
+        model.save(tmp_path / "guide")
+        with pytest.raises(UserError, match="guide was made by decode 'guide', and this is 'rows'"):
+            model.restore_pages(tmp_path / "guide")
+    with opened(decode="rows") as model:
+        model.generate([5, 6, 7], 2)
+        model.save(tmp_path / "short")
+        with pytest.raises(UserError, match="short has no whole page of 64 tokens; give the prompt again"):
+            model.restore_pages(tmp_path / "short")
+    with opened(kv_pool=64) as small:
+        prompt = [5 + each for each in range(150)]
+        with opened(decode="rows") as model:
+            model.generate_batch([prompt], 2)
+            model.save_pages(prompt, tmp_path / "long")
+        with pytest.raises(
+            PoolFullError, match="has 1 of its 1 pages of 64 positions free, and 2 are needed"
+        ):
+            small.restore_pages(tmp_path / "long")

@@ -1,0 +1,90 @@
+"""What a pool holds of a beginning, in a file, and from there in a pool again: the file of a sequence
+(saved.py), of whole pages.
+
+Pages that somebody holds and that are full are never written to again, so they go into a file while the model
+goes on: only to take hold of them and to let go wants the model's thread. What comes from a file is written
+into pages that nobody can find yet, and is found when all of it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.embeddings import Token
+from aerie.engine.errors import UserError
+from aerie.engine.numerics import bf16
+from aerie.engine.pages import PAGE, Paged, PagePool
+from aerie.engine.saved import COUNTS, TOKENS, MadeBy, OnDemand, read_file, write_file
+
+BOTH = ("keys", "values")
+
+
+def held(pool: PagePool, tokens: Sequence[Token]) -> Paged:
+    """A sequence with the pages that the pool has of these tokens, from the first on. In the model's thread;
+    its `release`, or the pool's `leave` in any thread, lets go of them. UserError where there are none."""
+    sequence = Paged(pool)
+    if not sequence.begin((*tokens, 0)):  # the last token is none that is looked for
+        raise UserError(
+            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE}: whole pages alone are kept, "
+            "until others need the room; ask for the answer again, then save"
+        )
+    return sequence
+
+
+def write_pages(sequence: Paged, path: Path, made_by: MadeBy) -> None:
+    """Write what a sequence of `held` has. In any thread. UserError where that is not possible."""
+    places, names = sequence.places(0, sequence.length), [TOKENS]
+    names += [f"{kind}.{layer}" for layer in range(len(sequence.pool.layers)) for kind in BOTH]
+
+    def made(name: str) -> NDArray[Any]:
+        if name == TOKENS:
+            return np.array(sequence.token_ids, np.int64)
+        kind, layer = name.split(".")
+        array = sequence.pool.layers[int(layer)][BOTH.index(kind)]
+        return array[:, places].view(np.uint16)
+
+    write_file(path, OnDemand(names, made), made_by, in_blocks=sequence.length, dropped=0, answer={})
+
+
+class PagesFile:
+    """A file of `write_pages`, or of a sequence, of which whole pages count that were made by blocks.
+    UserError, as read_file, for another one, a torn one, and one that other things made."""
+
+    def __init__(self, path: Path, made_by: MadeBy) -> None:
+        self._arrays, about = read_file(path, made_by)
+        in_blocks, dropped = (int(about[name]) for name in COUNTS)
+        count = 0 if dropped else in_blocks // PAGE * PAGE
+        if not count:
+            raise UserError(f"{path} has no whole page of {PAGE} tokens; give the prompt again")
+        self.token_ids: list[int] = self._arrays[TOKENS][:count].tolist()
+
+    def room(self, pool: PagePool) -> Paged:
+        """A sequence with what the pool has of it already, and pages for the rest. In the model's thread.
+        PoolFullError where there are too few; nothing is changed then."""
+        sequence = Paged(pool)
+        found = sequence.begin((*self.token_ids, 0))
+        try:
+            sequence.reserve(len(self.token_ids) - found)
+        except UserError:
+            sequence.release()
+            raise
+        return sequence
+
+    def fill(self, sequence: Paged) -> None:
+        """Write the rest into these pages. In any thread."""
+        first = sequence.length
+        places = sequence.places(first, len(self.token_ids) - first)
+        for layer, pair in enumerate(sequence.pool.layers):
+            for kind, array in zip(BOTH, pair, strict=True):
+                saved = self._arrays[f"{kind}.{layer}"][:, first : len(self.token_ids)]
+                array[:, places] = saved.view(bf16)
+
+    def publish(self, sequence: Paged) -> None:
+        """From now on it is found by who begins so. In the model's thread."""
+        sequence.advance(self.token_ids[sequence.length :])
+        sequence.release()
