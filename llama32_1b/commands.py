@@ -12,7 +12,7 @@ from typing import TextIO
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
-from aerie.engine.config import load_config
+from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import CheckpointError, UserError
 from aerie.engine.generate import FinishReason
@@ -20,6 +20,7 @@ from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
 from aerie.engine.strategies.manner import LOOKUP, Manner
 from aerie.engine.tokenizer import check_text, note_missing_template
@@ -64,7 +65,7 @@ def chat(arguments: argparse.Namespace) -> int:
     note_missing_template(checkpoint.tokenizer, report.note)
     if arguments.system is not None:  # which a template may refuse
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
-    manner, drafter = _manner(arguments, checkpoint, sampler), _drafter(arguments, checkpoint)
+    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
     session = prepare_runtime(checkpoint, options, report)
     session.manner = _with_drafter(manner, drafter, session, options, report)
     is_typed = sys.stdin.isatty()
@@ -112,7 +113,7 @@ def _answer(
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     checkpoint = _opened(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
-    manner, drafter = _manner(arguments, checkpoint, sampler), _drafter(arguments, checkpoint)
+    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)
     manner = _with_drafter(manner, drafter, session, options, report)
@@ -166,19 +167,19 @@ def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Samp
     return manner
 
 
-def _drafter(arguments: argparse.Namespace, checkpoint: Checkpoint) -> Checkpoint | None:
+def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
     """The checkpoint of the model that guesses, where one was named. Raises as find_checkpoint, and UserError
     for one that cannot guess for this model."""
-    if arguments.draft in (None, LOOKUP):
+    if draft is None or draft == LOOKUP:
         return None
     try:
-        drafter = open_checkpoint(find_checkpoint(arguments.draft))
+        drafter = open_checkpoint(find_checkpoint(draft))
     except CheckpointError as error:
         raise CheckpointError(
-            f"--draft {arguments.draft!r} (DRAFT) is not {LOOKUP!r}, so it is to be a model: {error}"
+            f"--draft {draft!r} (DRAFT) is not {LOOKUP!r}, so it is to be a model: {error}"
         ) from None
     ours, theirs = ((each.config, each.tokenizer) for each in (checkpoint, drafter))
-    check_drafter(ours, theirs, arguments.draft)
+    check_drafter(ours, theirs, draft)
     return drafter
 
 
@@ -188,9 +189,21 @@ def _with_drafter(
     """The manner, with guesses by this model, which is made ready beside the session's."""
     if drafter is None:
         return manner
-    own = RuntimeOptions(None, options.backend, options.cache_dir)
-    beside = prepare_runtime(drafter, own, report)
-    return replace(manner, draft=drafting_by(lambda: beside.model, threading.Lock(), session.model.config))
+    _, drafting = beside(drafter, session.model.config, options, report)
+    return replace(manner, draft=drafting)
+
+
+def beside(
+    drafter: Checkpoint, target: ModelConfig, options: RuntimeOptions, report: Reporter
+) -> tuple[Session, Drafting]:
+    """The model that guesses, made ready, and its guesses for answers of the target."""
+    own = prepare_runtime(drafter, of_drafter(options), report)
+    return own, drafting_by(lambda: own.model, threading.Lock(), target)
+
+
+def of_drafter(options: RuntimeOptions) -> RuntimeOptions:
+    """How the model that guesses runs beside one that runs so."""
+    return RuntimeOptions(None, options.backend, options.cache_dir)
 
 
 def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:

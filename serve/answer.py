@@ -14,6 +14,7 @@ from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Request, Scheduler
 from aerie.engine.stopping import StopStrings
+from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, of_engine
 
@@ -36,7 +37,8 @@ class Mark(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How an answer ended. Counts are in tokens; `stop` is the string or the id of `stop` that ended it."""
+    """How an answer ended. Counts are in tokens; `stop` is the string or the id of `stop` that ended it;
+    drafted: those that were guessed, of which `accepted` were right."""
 
     reason: str
     prompt: int
@@ -44,6 +46,8 @@ class Ending(NamedTuple):
     cached: int
     stop: str | int | None = None
     error: ApiError | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Piece:
 class Ask:
     """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
     the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
-    which it is answered; None: in any."""
+    which it is answered; None: in any. manner: how it is made."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -72,6 +76,7 @@ class Ask:
     time_limit_s: float = float("inf")
     index: int = 0
     slot: int | None = None
+    manner: Manner = PLAIN
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,9 @@ class Answer:
 
     def _ended(self, reason: str, error: ApiError | None = None) -> Ending:
         made = self.request
-        return Ending(reason, len(made.prompt), self._told, made.cached_tokens, self._stopped_by, error)
+        counts = len(made.prompt), self._told, made.cached_tokens
+        guesses = made.passes.drafted, made.passes.accepted
+        return Ending(reason, *counts, self._stopped_by, error, *guesses)
 
 
 def mark_of(

@@ -215,7 +215,9 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def chat(body: ChatRequest, request: Request) -> Response:
         opened = service.opened(body.model)
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
-        asks = service.asks(opened, body, [ids], body.most, await service.grammar(opened, body.form))
+        grammar = await service.grammar(opened, body.form)
+        expected = await service.encoded(partial(_continued, body.predicted))
+        asks = service.asks(opened, body, [ids], body.most, grammar, expected)
         marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
@@ -236,6 +238,11 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = CompletionForm(*shown, echoes, marks)
         return await answered(request, asking, form, body.stream, service.limits.send_s)
+
+
+def _continued(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text that follows others."""
+    return tokenizer.encode(text, special=False) if text else []
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -109,6 +109,8 @@ class Asking:
         self.endings[piece.index] = ending
         self._line.made += ending.made
         self._line.cached += ending.cached
+        self._line.drafted += ending.drafted
+        self._line.accepted += ending.accepted
         self._line.endings.append(ending.reason)
 
 

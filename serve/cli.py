@@ -111,6 +111,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.variants,
         arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
+        arguments.draft,
     )
     name = arguments.name or _name_of(arguments.model)
     options = runtime.options()
@@ -118,7 +119,8 @@ def serve(arguments: argparse.Namespace) -> int:
         said = f"{name} at {_address(listening)}; Ctrl-C ends"
         if arguments.replicas or arguments.max_replicas or arguments.cluster:
             return _serve_replicas(arguments, (name, arguments.model, runtime, limits), listening, said)
-        service = Service(name, partial(open_model, arguments.model, options, report), limits)
+        opening = partial(open_model, arguments.model, options, report, arguments.draft)
+        service = Service(name, opening, limits)
         server = make_server(service)
         _log()
         report.note(said)
@@ -309,6 +311,11 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         "--kv-pool",
         type=whole_number(1),
         help="positions of which keys and values are kept (default: what a quarter of the memory holds)",
+    )
+    parser.add_argument(
+        "--draft",
+        help="as for `aerie run`: lookup, or a smaller model of the same vocabulary; no token changes "
+        "(default: no guesses)",
     )
     parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from aerie.engine.sampler import Sampling
 from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.strategies.manner import Manners
 
 MOST_STOPS, MOST_TOP, MOST_MARKED = 16, 20, 1024
 """Strings and ids of `stop`; tokens of top_logprobs; tokens of a prompt whose logits are told: they are all
@@ -148,6 +149,13 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
+class Prediction(Fields):
+    """What an answer is expected to be much like."""
+
+    type: Literal["content"]
+    content: Text | list[TextPart]
+
+
 class Harmless(Fields):
     """What changes no answer here, and is taken so that clients that send it are served."""
 
@@ -180,6 +188,11 @@ class Settings(Harmless):
     stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    draft: Literal["lookup", "none"] | None = None
+    rule: str | None = None
+    steps: int | None = None
+    threshold: float | None = None
+    entropy: float | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
 
@@ -206,6 +219,11 @@ class Settings(Harmless):
     def slot(self) -> int | None:
         """In which the first answer is made; None, for which llama.cpp has -1, in any."""
         return None if self.id_slot in (None, -1) else self.id_slot
+
+    @property
+    def manners(self) -> Manners:
+        """How an answer of block diffusion is made."""
+        return {"rule": self.rule, "steps": self.steps, "threshold": self.threshold, "entropy": self.entropy}
 
     @property
     def wants_usage(self) -> bool:
@@ -247,7 +265,7 @@ class ChatRequest(Settings):
     response_format: ResponseFormat | None = None
     modalities: Any = None
     audio: Any = None
-    prediction: Any = None
+    prediction: Prediction | None = None
     reasoning_effort: Any = None
     verbosity: Any = None
     unbuilt: ClassVar[Unbuilt] = {
@@ -257,7 +275,6 @@ class ChatRequest(Settings):
         "function_call": (["none", "auto"], NO_TOOLS),
         "modalities": ([["text"]], "answers are text"),
         "audio": ((), "answers are text"),
-        "prediction": ((), "predictions are not built"),
         "reasoning_effort": (["none"], "no model here is told how much to reason"),
         "verbosity": (["medium"], "no model here is told how much to say"),
     }
@@ -275,6 +292,10 @@ class ChatRequest(Settings):
     @property
     def top(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def predicted(self) -> str:
+        return text_of(self.prediction.content) if self.prediction else ""
 
     @property
     def form(self) -> Form | None:

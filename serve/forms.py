@@ -20,7 +20,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
-from openai.types.completion_usage import PromptTokensDetails
+from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
 from aerie.serve.answer import Ending, Mark, Piece
 from aerie.serve.asking import Whole
@@ -41,10 +41,14 @@ def usage_of(endings: Iterable[Ending], choices: int) -> CompletionUsage:
     every = list(endings)
     firsts = every[::choices]
     prompt, made = sum(each.prompt for each in firsts), sum(each.made for each in every)
+    drafted, accepted = sum(each.drafted for each in every), sum(each.accepted for each in every)
     return CompletionUsage(
         prompt_tokens=prompt,
         completion_tokens=made,
         total_tokens=prompt + made,
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+        ),
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(each.cached for each in firsts)),
     )
 

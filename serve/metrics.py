@@ -27,6 +27,8 @@ class Line:
     prompt: int = 0
     made: int = 0
     cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
     first_s: float | None = None
     endings: list[str] = field(default_factory=list)
 
@@ -54,7 +56,7 @@ class Metrics:
         )
         self._tokens = Counter(
             "aerie_tokens",
-            "Tokens of prompts, of these found in the pool, and made",
+            "Tokens of prompts, of these found in the pool, made, guessed, and of these right",
             ["kind"],
             registry=registry,
         )
@@ -78,8 +80,8 @@ class Metrics:
     def count(self, line: Line, known: bool) -> None:
         """A request is over. Addresses that there are not are counted as one."""
         self._requests.labels(line.path if known else "other", str(line.status)).inc()
-        for kind, tokens in (("prompt", line.prompt), ("cached", line.cached), ("made", line.made)):
-            self._tokens.labels(kind).inc(tokens)
+        for kind in ("prompt", "cached", "made", "drafted", "accepted"):
+            self._tokens.labels(kind).inc(getattr(line, kind))
         if line.first_s is not None:
             self._first.observe(line.first_s)
         spent_s = time.perf_counter() - line.began_s

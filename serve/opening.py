@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from aerie.engine.blocks import ROWS
-from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
+from aerie.engine.strategies.manner import LOOKUP
 from aerie.engine.tokenizer import load_tokenizer, note_missing_template
+from aerie.llama32_1b.commands import beside, find_drafter
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import select_backend
 from aerie.serve.worker import Opened
 
 
 class Runtime(NamedTuple):
-    """How a model is to run, in words that mean the same on every machine: as the flags of `aerie serve`."""
+    """How a model is to run, in words that mean the same on every machine: as the flags of `aerie serve`.
+    draft: lookup, or the model that guesses; of models that say one token after the other."""
 
     backend: str
     numerics: str | None
     variants: str | None
     kv_pool: int | None
     cache_dir: Path
+    draft: str | None = None
 
     def options(self) -> RuntimeOptions:
         """On this machine. Raises AerieError."""
@@ -37,10 +42,28 @@ class Runtime(NamedTuple):
         )
 
 
-def open_model(model: str, options: RuntimeOptions, report: Reporter) -> Opened:
-    """A model with a scheduler of the family `rows`. Raises AerieError."""
+def open_model(model: str, options: RuntimeOptions, report: Reporter, draft: str | None = None) -> Opened:
+    """A model with a scheduler of the family `rows`. draft: as of Runtime. Raises AerieError."""
     folder = find_checkpoint(model)
     checkpoint = open_checkpoint(folder)
+    drafter = drafter_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)
-    return Opened(session, session.scheduler_in(ROWS), load_tokenizer(folder))
+    opened = Opened(session, session.scheduler_in(ROWS), load_tokenizer(folder))
+    if drafter is not None:
+        guessing, drafting = beside(drafter, checkpoint.config, options, report)
+        return replace(opened, draft=drafting, drafter=guessing)
+    return replace(opened, draft=LOOKUP) if draft and guesses(checkpoint, folder, draft) else opened
+
+
+def drafter_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:
+    """The model that guesses for this one; none where nobody does, or by lookup. As find_drafter."""
+    return find_drafter(draft, checkpoint) if guesses(checkpoint, folder, draft) else None
+
+
+def guesses(checkpoint: Checkpoint, folder: Path, draft: str | None) -> bool:
+    """Whether answers of this model are guessed: it says one token after the other, and is not the one that
+    guesses."""
+    if draft is None or checkpoint.config.diffusion is not None:
+        return False
+    return draft == LOOKUP or find_checkpoint(draft) != folder

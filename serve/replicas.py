@@ -40,7 +40,7 @@ NPU = "npu"
 
 FULL = BackPressureError
 VIRTUAL = "virtual"
-TOLD = ("model", "prompt", "made", "cached", "first_s", "endings")
+TOLD = ("model", "prompt", "made", "cached", "drafted", "accepted", "first_s", "endings")
 """What a replica alone knows of a request, for the log and the counts of the front."""
 STORE_BYTES = 100 * 2**20
 """Of shared memory, for what Ray carries between processes: nothing of ours is large."""
@@ -86,7 +86,8 @@ class Replica:
     """The server with its model, which is there when this returns. RuntimeError where it cannot be opened."""
 
     def __init__(self, recipe: Recipe) -> None:
-        opening = partial(open_model, recipe.model, recipe.runtime.options(), Reporter(quiet=True))
+        runtime = recipe.runtime
+        opening = partial(open_model, recipe.model, runtime.options(), Reporter(quiet=True), runtime.draft)
         service = Service(recipe.name, opening, recipe.limits)
         self._app, self._service = make_app(service), service
         service.begin()

@@ -15,6 +15,8 @@ from aerie.engine.errors import UserError
 from aerie.engine.grammar import Grammar
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.strategies.drafting import Drafting, predicted
+from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.answer import Ask, Mark, prompt_marks
 from aerie.serve.asking import Asking
@@ -144,10 +146,11 @@ class Service:
         prompts: Sequence[Sequence[int]],
         most: int | None,
         grammar: Grammar | None = None,
+        expected: Sequence[int] = (),
     ) -> list[Ask]:
         """What is asked, for each prompt and each of its choices. most: tokens, None for as many as
-        the context has. grammar: the form of all answers. ApiError for what cannot be run, or is out of
-        range."""
+        the context has. grammar: the form of all answers. expected: tokens that they are expected to be much
+        like. ApiError for what cannot be run, or is out of range."""
         if settings.top is not None and opened.session.model.config.diffusion is not None:
             raise ApiError(
                 400,
@@ -158,9 +161,11 @@ class Service:
             )
         try:
             made = [
-                self._ask(opened, settings, prompt, most, number, choice, grammar)
+                self._ask(opened, settings, prompt, most, number * settings.choices + choice, sampler, draft)
                 for number, prompt in enumerate(prompts)
+                for draft in [_draft(opened, settings, prompt, expected)]
                 for choice in range(settings.choices)
+                for sampler in [Sampler(**settings.sampling(choice), grammar=grammar)]
             ]
             for ask in made:
                 opened.check(ask)
@@ -174,21 +179,22 @@ class Service:
         settings: Settings,
         prompt: Sequence[int],
         most: int | None,
-        number: int,
-        choice: int,
-        grammar: Grammar | None,
+        index: int,
+        sampler: Sampler,
+        draft: str | Drafting | None,
     ) -> Ask:
         room = max(1, opened.session.model.positions - len(prompt))
         return Ask(
             prompt,
             room if most is None else min(most, room),
-            Sampler(**settings.sampling(choice), grammar=grammar),
+            sampler,
             settings.stop_strings,
             frozenset(settings.stop_token_ids or ()),
             settings.top,
             self.limits.time_limit_s,
-            number * settings.choices + choice,
-            settings.slot if number == choice == 0 else None,
+            index,
+            settings.slot if index == 0 else None,
+            Manner(**settings.manners, draft=draft),
         )
 
     async def prompt_marks(self, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:
@@ -228,6 +234,21 @@ class Service:
         asking = Asking(self.worker, asks, line, self.limits.heartbeat_s, self._askings.discard)
         self._askings.add(asking)
         return asking
+
+
+def _draft(
+    opened: Opened, settings: Settings, prompt: Sequence[int], answer: Sequence[int]
+) -> str | Drafting | None:
+    """Where guesses of an answer come from: as the request says, or the server's flags. UserError for a model
+    that fills in blocks and is given an answer to expect."""
+    if settings.draft == "none":
+        return None
+    if answer and opened.session.model.config.diffusion is not None:
+        raise UserError(
+            "prediction is for models that say one token after the other, and this one fills in blocks of "
+            "masks; leave it out"
+        )
+    return predicted(prompt, answer) if answer else settings.draft or opened.draft
 
 
 def _marked(prompt: Sequence[int], top: int, opened: Opened) -> list[Mark]:

@@ -23,6 +23,7 @@ from aerie.engine.generate import check_asked
 from aerie.engine.pages import PAGE, PoolFullError
 from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
 from aerie.engine.session import Session
+from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.answer import Answer, Ask, Ending, Piece, Recorder
 from aerie.serve.errors import ApiError, internal, of_engine
@@ -36,18 +37,27 @@ Told = Callable[[Piece], None]
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that is ready. tokenizer: one for prompts, apart from the session's, which is the thread's."""
+    """A model that is ready. tokenizer: one for prompts, apart from the session's, which is the thread's.
+    draft: where guesses come from where nobody says; drafter: the session of the model that makes them."""
 
     session: Session
     scheduler: Scheduler
     tokenizer: Tokenizer
+    draft: str | Drafting | None = None
+    drafter: Session | None = None
 
     def check(self, ask: Ask) -> None:
         """PromptError and UserError for what cannot be run at all. From any thread."""
         check_asked(self.session.model, ask.prompt, ask.max_tokens, ask.sampler)
+        ask.manner.maker(self.session.model.config, ask.sampler)
         pages, needed = self.scheduler.pool.manager.pages, -(-(len(ask.prompt) + 1) // PAGE)
         if needed > pages:
             raise PoolFullError(needed, pages, pages)
+
+    def close(self) -> None:
+        """Give up devices, buffers and weights."""
+        for session in filter(None, (self.session, self.drafter)):
+            session.close()
 
 
 class Job:
@@ -125,7 +135,7 @@ class Worker:
                     self._take()
                     self._turn(opened)
             finally:
-                opened.session.close()
+                opened.close()
         except BaseException as error:  # told by whoever started the server
             self.error = error
         finally:
@@ -229,8 +239,9 @@ def _begun(opened: Opened, ask: Ask) -> Answer:
     sampler = ask.sampler
     if ask.marks is not None:
         sampler = Recorder(**sampler.settings, top=ask.marks)
-    request = opened.scheduler.submit(ask.prompt, ask.max_tokens, sampler)
     session = opened.session
+    maker = ask.manner.maker(session.model.config, sampler)
+    request = opened.scheduler.submit(ask.prompt, ask.max_tokens, sampler, strategy=maker)
     return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 LONGEST, SHORTEST = 4, 2
@@ -33,15 +34,17 @@ class Lookup:
 
     Where that runs into the end of the text it goes on over its own guesses: a text that repeats a line is
     taken to repeat it again. An answer has one of its own, which remembers the text that it was shown: a call
-    costs as much as what is new in it.
+    costs as much as what is new in it. before: a text that is looked at as if it came before all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[int] = ()) -> None:
+        self._before = tuple(before)
         self._follows: dict[tuple[int, ...], int] = {}
         self._known = 0
 
     def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """See Drafter. `tokens` begins with those of the call before."""
+        tokens = (*self._before, *tokens) if self._before else tokens
         self._learn(tokens)
         place = next((at for key in _ends(tokens, len(tokens)) if (at := self._follows.get(key))), None)
         if place is None:
@@ -60,6 +63,12 @@ class Lookup:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def predicted(prompt: Sequence[int], answer: Sequence[int]) -> Drafting:
+    """Guesses of an answer that is expected to be much like this one, such as a text with a word changed: by
+    lookup in it too, as what follows the prompt's last tokens."""
+    return Drafting(partial(Lookup, (*prompt[-LONGEST:], *answer)))
 
 
 def _ends(tokens: Sequence[int], end: int) -> list[tuple[int, ...]]:

@@ -56,10 +56,15 @@ class Serving:
         return time.perf_counter() - began
 
 
-def demo() -> Opened:
+def opened(model: str, draft: str | None = None) -> Opened:
+    """A model of those that are shipped."""
     backend = select_backend("virtual")
     options = RuntimeOptions(None, backend, folders.programs(), decode=ROWS, kv_pool=64 * 256)
-    return open_model("demo", options, Reporter(quiet=True))
+    return open_model(model, options, Reporter(quiet=True), draft)
+
+
+def demo() -> Opened:
+    return opened("demo")
 
 
 def start(limits: Limits, opening: Callable[[], Opened] = demo) -> tuple[Serving, Callable[[], None]]:

@@ -112,7 +112,21 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": USER, "functions": [{}]}, "functions", "tools are not built; leave it out"),
     (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities", "answers are text; leave it out"),
     (CHAT, {"messages": USER, "audio": {}}, "audio", "answers are text; leave it out"),
-    (CHAT, {"messages": USER, "prediction": {}}, "prediction", "predictions are not built; leave it out"),
+    (CHAT, {"messages": USER, "prediction": {}}, "prediction.type", "prediction.type is missing; give it"),
+    (
+        CHAT,
+        {"messages": USER, "prediction": {"type": "patch", "content": "x"}},
+        "prediction.type",
+        "'patch': Input should be 'content'",
+    ),
+    (CHAT, {"messages": USER, "draft": "demo"}, "draft", "'demo': Input should be 'lookup' or 'none'"),
+    (
+        CHAT,
+        {"messages": USER, "rule": "sequential"},
+        "rule",
+        "rule is 'sequential', which is for models of block diffusion, and this model says one token after",
+    ),
+    (CHAT, {"messages": USER, "threshold": "x"}, "threshold", "'x': Input should be a valid number"),
     (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort", "is told how much to reason"),
     (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "is told how much to say; leave it out"),
     (

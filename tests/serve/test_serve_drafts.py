@@ -1,0 +1,115 @@
+"""Guesses through the server: the tokens of an answer without them, and how many were right."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aerie import Model, load
+from aerie.serve.service import Limits
+from tests.serve.conftest import opened
+
+AGAIN = "Say it again: the ant has six legs, the ant has six legs, the ant has six legs, the ant"
+FRANCE = "What is the capital of France?"
+USER = [{"role": "user", "content": FRANCE}]
+CHAT = "/v1/chat/completions"
+
+
+def details(made: Any) -> tuple[int, int]:
+    """Accepted and rejected."""
+    told = made.usage.completion_tokens_details
+    return told.accepted_prediction_tokens, told.rejected_prediction_tokens
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.3, "seed": 3}])
+def test_lookup_changes_no_token(serving: Any, alone: Model, settings: dict[str, Any]) -> None:
+    asked = {"model": "demo", "prompt": AGAIN, "max_tokens": 40, **settings}
+    plain = serving.openai.completions.create(**asked)
+    guessed = serving.openai.completions.create(**asked, extra_body={"draft": "lookup"})
+    own = alone.generate(AGAIN, 40, raw=True, **settings)
+    assert plain.choices[0].text == guessed.choices[0].text == own.text
+    assert plain.usage.completion_tokens == guessed.usage.completion_tokens == len(own.token_ids)
+    assert details(plain) == (0, 0)
+    assert sum(details(guessed)) > 0
+
+
+def test_a_prediction_is_looked_up(serving: Any, alone: Model) -> None:
+    asked = {"model": "demo", "messages": USER, "temperature": 0}
+    said = alone.generate(FRANCE).text
+    right = serving.openai.chat.completions.create(**asked, prediction={"type": "content", "content": said})
+    parts = [{"type": "text", "text": "The capital of France is London."}]
+    wrong = serving.openai.chat.completions.create(**asked, prediction={"type": "content", "content": parts})
+    none = serving.openai.chat.completions.create(
+        **asked, prediction={"type": "content", "content": said}, extra_body={"draft": "none"}
+    )
+    assert {each.choices[0].message.content for each in (right, wrong, none)} == {said}
+    accepted, rejected = details(right)
+    assert accepted >= right.usage.completion_tokens - 3
+    assert details(wrong)[1] > rejected
+    assert details(none) == (0, 0)
+
+
+def test_a_stream_and_the_metrics_count_guesses(serving: Any) -> None:
+    def counted(kind: str) -> float:
+        with serving.http as http:
+            lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if f'aerie_tokens_total{{kind="{kind}"' in line)
+
+    before = counted("drafted"), counted("accepted")
+    *_, last = serving.openai.completions.create(
+        model="demo",
+        prompt=AGAIN,
+        max_tokens=40,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"draft": "lookup"},
+    )
+    accepted, rejected = details(last)
+    assert accepted + rejected > 0
+    assert (counted("drafted") - before[0], counted("accepted") - before[1]) == (
+        accepted + rejected,
+        accepted,
+    )
+
+
+def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
+    serving = starting(Limits(), partial(opened, "demo", "demo-drafter"))
+    serving.wait_until(lambda: serving.service.worker.opened, 60)
+    own = alone.generate(FRANCE).text
+    for extra, guesses in (({}, True), ({"draft": "none"}, False)):
+        made = serving.openai.chat.completions.create(
+            model="demo", messages=USER, temperature=0, extra_body=extra
+        )
+        assert made.choices[0].message.content == own
+        assert (details(made)[0] > 0) == guesses
+
+
+def test_a_model_that_fills_blocks_in(starting: Any) -> None:
+    serving = starting(Limits(), partial(opened, "demo-diffusion", "lookup"))
+    serving.wait_until(lambda: serving.service.worker.opened, 60)
+    with load("demo-diffusion", backend="virtual") as alone:
+        for settings in ({}, {"rule": "sequential"}, {"rule": "low_confidence_static", "steps": 2}):
+            made = serving.openai.chat.completions.create(
+                model="demo", messages=USER, max_tokens=24, temperature=0, extra_body=settings
+            )
+            assert made.choices[0].message.content == alone.generate(FRANCE, 24, **settings).text
+    with serving.http as http:
+        for body, param, words in (
+            ({"rule": "best"}, "rule", "rule is 'best'"),
+            ({"steps": 0}, "steps", "steps is 0"),
+            ({"threshold": 2}, "threshold", "threshold is 2"),
+            ({"entropy": -1}, "entropy", "entropy is -1"),
+            ({"draft": "lookup"}, "draft", "which is for models that say one token after the other"),
+            (
+                {"prediction": {"type": "content", "content": "Paris"}},
+                "prediction",
+                "this one fills in blocks of masks; leave it out",
+            ),
+        ):
+            response = http.post(CHAT, json={"messages": USER, **body})
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, param), error
+            assert words in error["message"]
