@@ -99,6 +99,16 @@ class Grammars:
 
         return self._checked(LLMatcher.grammar_from_lark(grammar), "grammar")
 
+    def gbnf(self, grammar: str) -> Grammar:
+        """Text of a grammar in llama.cpp's form, GBNF, or in lark. FormError for what is neither."""
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            text = any_to_lark(grammar)
+        except Exception as error:  # it raises plain Exception for rules that are not there
+            raise _wrong("grammar", str(error)) from None
+        return self.lark(text)
+
     def again(self, text: str) -> Grammar:
         """A form by its `text`. FormError for what is none."""
         return self._checked(text, "grammar")

@@ -140,6 +140,11 @@ class Request:
         return Figures.between(len(self.prompt), len(self.token_ids), *times)
 
     @property
+    def times_s(self) -> tuple[float, float]:
+        """From when it was made to its first token, and from there to its last so far."""
+        return self._first - self._started, self._last - self._first
+
+    @property
     def passes(self) -> Passes:
         """What it took so far."""
         return self.strategy.passes

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aerie.engine.drawing import F64Array, Ranks
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
@@ -50,22 +51,39 @@ class Ending(NamedTuple):
     accepted: int = 0
 
 
+class Spent(NamedTuple):
+    """Counts in tokens, of a prompt, of these found in the pool, and of an answer so far; seconds from when
+    the scheduler was given it to its first token, and from there to its last so far."""
+
+    prompt: int = 0
+    cached: int = 0
+    made: int = 0
+    prompt_s: float = 0.0
+    made_s: float = 0.0
+
+
+NOTHING = Spent()
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What has come of choice `index`: text, how likely its tokens were where that was asked for, and how it
-    ended, once it has."""
+    """What has come of choice `index`: text, how likely its tokens were where that was asked for, how it
+    ended, once it has, the tokens that its text is of, and what it took so far."""
 
     index: int
     text: str = ""
     marks: tuple[Mark, ...] = ()
     ending: Ending | None = None
+    tokens: tuple[int, ...] = ()
+    spent: Spent = NOTHING
 
 
 @dataclass(frozen=True)
 class Ask:
     """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
     the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
-    which it is answered; None: in any. manner: how it is made."""
+    which it is answered; None: in any. manner: how it is made. as_drawn:
+    whether they are told as they were drawn, with all settings, in place of what the logits give them."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -77,13 +95,16 @@ class Ask:
     index: int = 0
     slot: int | None = None
     manner: Manner = PLAIN
+    as_drawn: bool = False
 
 
 @dataclass(frozen=True)
 class Recorder(Sampler):
-    """A Sampler that notes what logits give each token that it draws, before any of its settings."""
+    """A Sampler that notes what logits give each token that it draws, before any of its settings, or, where
+    `as_drawn`, after all of them."""
 
     top: int = 0
+    as_drawn: bool = False
     noted: dict[int, tuple[float, list[tuple[int, float]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -92,8 +113,21 @@ class Recorder(Sampler):
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
     ) -> int:
         token = super().__call__(logits, prompt_ids, token_ids)
-        self.noted[len(token_ids)] = likeliest(logits, token, self.top)
+        if self.as_drawn:
+            self.noted[len(token_ids)] = self._drawn(token, *self.distribution(logits, prompt_ids, token_ids))
+        else:
+            self.noted[len(token_ids)] = likeliest(logits, token, self.top)
         return token
+
+    def _drawn(
+        self, token: int, tokens: Ranks, probabilities: F64Array
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """As `likeliest`, of what could be drawn."""
+        logs = np.log(probabilities)
+        (own,) = logs[tokens == token]
+        return float(own), [(int(each), float(log)) for each, log in zip(tokens, logs, strict=True)][
+            : self.top
+        ]
 
 
 def likeliest(logits: F32Array | BF16Array, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
@@ -114,6 +148,8 @@ class Answer:
         self._tokenizer, self._stream = tokenizer, tokenizer.stream()
         self._stops = StopStrings(ask.stop_strings)
         self._told = 0
+        self._tokens: list[int] = []
+        """Those whose text was not told yet."""
         self._stopped_by: str | int | None = None
 
     def piece(self) -> Piece | None:
@@ -124,11 +160,11 @@ class Answer:
             self._told += 1
             text += self._fed(token, marks)
         if self._stopped_by is None and not self.request.is_over:
-            return Piece(self._ask.index, text, tuple(marks)) if text or marks else None
+            return self._piece(text, marks) if text or marks else None
         self.request.stop()
         if self._stopped_by is None:
             text += self._stops.feed(self._stream.flush()) + self._stops.flush()
-        return Piece(self._ask.index, text, tuple(marks), self._ending())
+        return self._piece(text, marks, self._ending())
 
     def cut(self, error: ApiError | None = None) -> Piece:
         """End it where it is: with this error, or because its time is up."""
@@ -140,7 +176,13 @@ class Answer:
                 f"no token came within the {self._ask.time_limit_s:g} s that a request has",
                 code="time_limit",
             )
-        return Piece(self._ask.index, rest, (), self._ended(LENGTH, error))
+        return self._piece(rest, (), self._ended(LENGTH, error))
+
+    def _piece(self, text: str, marks: Sequence[Mark], ending: Ending | None = None) -> Piece:
+        made, tokens = self.request, tuple(self._tokens)
+        self._tokens.clear()
+        spent = Spent(len(made.prompt), made.cached_tokens, self._told, *made.times_s)
+        return Piece(self._ask.index, text, tuple(marks), ending, tokens, spent)
 
     def _fed(self, token: int, marks: list[Mark]) -> str:
         """The text that is sure with this token."""
@@ -149,6 +191,7 @@ class Answer:
         if token in self._ask.stop_ids:
             self._stopped_by = token
             return self._stops.feed(self._stream.flush()) + self._stops.flush()
+        self._tokens.append(token)
         if isinstance(self._sampler, Recorder):
             marks.append(mark_of(self._tokenizer, token, *self._sampler.noted.pop(self._told - 1)))
         text = self._stops.feed(self._stream.feed(token))

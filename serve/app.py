@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from aerie.engine.errors import UserError
+from aerie.engine.model import LoadedModel
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve import npu
@@ -36,6 +37,7 @@ from aerie.serve.fields import (
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard, Guarded
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
+from aerie.serve.native import DEFAULTS, NativeRequest, completed
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 from aerie.serve.slot_files import SlotRequest
@@ -70,6 +72,7 @@ def make_app(service: Service) -> ASGIApp:
     _add_texts(app, service)
     _add_answers(app, service)
     _add_other_apis(app, service)
+    _add_native(app, service)
     _add_embeddings(app, service)
     _add_slots(app, service)
     return guarded(app, service, _paths(app))
@@ -158,7 +161,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
             "model_alias": service.name,
             "backend": opened.session.backend,
             "total_slots": MOST_ANSWERS,
-            "default_generation_settings": {"n_ctx": opened.session.model.positions},
+            "default_generation_settings": {"n_ctx": opened.session.model.positions, "params": DEFAULTS},
+            "model_path": service.name,
+            "modalities": {"vision": False, "audio": False},
             "chat_template": opened.tokenizer.chat_template,
             "build_info": "aerie",
         }
@@ -170,8 +175,20 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 def _model(service: Service) -> dict[str, Any]:
     opened = service.worker.opened
-    context = {"max_model_len": opened.session.model.positions} if opened else {}
-    return {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie", **context}
+    told = {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie"}
+    context = _of_checkpoint(opened.session.model) if opened else {}
+    return {**told, "aliases": [*service.aliases], **context}
+
+
+def _of_checkpoint(model: LoadedModel) -> dict[str, Any]:
+    """What vLLM tells of a model, and what llama.cpp does."""
+    config = model.config
+    meta = {
+        "n_vocab": config.vocab_size,
+        "n_ctx_train": config.max_position_embeddings,
+        "n_embd": config.hidden_size,
+    }
+    return {"max_model_len": model.positions, "meta": {**meta, "n_ctx": model.positions}}
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
@@ -221,7 +238,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
-        form = ChatForm(*shown, marks)
+        form = ChatForm(*shown, marks, body.timings_per_token)
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
@@ -309,6 +326,20 @@ def _add_slots(app: FastAPI, service: Service) -> None:
         given = body or SlotRequest()
         service.opened(given.model)
         return await service.slot_files.act(service.worker, slot, action, given.filename)
+
+
+def _add_native(app: FastAPI, service: Service) -> None:
+    """llama.cpp's own."""
+
+    @app.post("/completion")
+    async def completion(body: NativeRequest, request: Request) -> Response:
+        return await completed(service, body, request)
+
+    @app.post("/v1/chat/completions/input_tokens")
+    async def input_tokens(body: ChatRequest) -> Mapping[str, Any]:
+        service.opened(body.model)
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
+        return {"input_tokens": len(ids)}
 
 
 def _add_embeddings(app: FastAPI, service: Service) -> None:

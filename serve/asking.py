@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from aerie.serve.answer import Ask, Ending, Mark, Piece
+from aerie.serve.answer import NOTHING, Ask, Ending, Mark, Piece, Spent
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Line
 from aerie.serve.worker import Job, Worker
@@ -26,6 +26,8 @@ class Whole:
     text: str = ""
     marks: list[Mark] = field(default_factory=list)
     ending: Ending | None = None
+    tokens: list[int] = field(default_factory=list)
+    spent: Spent = NOTHING
 
 
 class Asking:
@@ -82,7 +84,8 @@ class Asking:
             whole = made[piece.index]
             whole.text += piece.text
             whole.marks += piece.marks
-            whole.ending = piece.ending
+            whole.tokens += piece.tokens
+            whole.ending, whole.spent = piece.ending, piece.spent
             if piece.ending and piece.ending.error:
                 raise piece.ending.error
         return [made[index] for index in sorted(made)]

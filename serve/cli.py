@@ -120,7 +120,7 @@ def serve(arguments: argparse.Namespace) -> int:
         if arguments.replicas or arguments.max_replicas or arguments.cluster:
             return _serve_replicas(arguments, (name, arguments.model, runtime, limits), listening, said)
         opening = partial(open_model, arguments.model, options, report, arguments.draft)
-        service = Service(name, opening, limits)
+        service = Service(name, opening, limits, arguments.alias)
         server = make_server(service)
         _log()
         report.note(said)
@@ -161,7 +161,9 @@ def _serve_replicas(
         ) from None
     tokenizer, limits, report = load_tokenizer(find_checkpoint(arguments.model)), recipe[3], Reporter()
     report.note(f"{least} replicas are started")
-    with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
+    with replicas.running(
+        replicas.Recipe(*recipe, tuple(arguments.alias)), least, most, arguments.cluster
+    ) as ask:
         front = Front(ask, tokenizer, limits, replicas.FULL)
         server = server_of(guarded(front, front, PATHS), front, limits)
         _log()
@@ -255,6 +257,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="as for `aerie run`: demo, a folder, or a Hugging Face id (default: %(default)s)",
     )
     parser.add_argument("--name", help="what clients call the model (default: the folder's name, or the id)")
+    parser.add_argument(
+        "--alias", action="append", default=[], metavar="NAME", help="another name for it; several times"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=whole_number(0), default=8000, help="0: any that is free (default: %(default)s)"

@@ -101,10 +101,12 @@ class ChatMessage(Fields):
 
 
 class Form(NamedTuple):
-    """A form that an answer is asked for: JSON of a schema. param: the field that asks for it."""
+    """A form that an answer is asked for: JSON of a schema, or text of a grammar in llama.cpp's GBNF. param:
+    the field that asks for it."""
 
     param: str
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any] | None = None
+    gbnf: str = ""
 
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -195,6 +197,7 @@ class Settings(Harmless):
     entropy: float | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
+    timings_per_token: bool = False
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -235,6 +238,11 @@ class Settings(Harmless):
         """How many of the likeliest tokens are told of each; None: nothing of that."""
         return None
 
+    @property
+    def as_drawn(self) -> bool:
+        """Whether they are told with all settings, in place of what the logits give them."""
+        return False
+
     def sampling(self, choice: int) -> Sampling:
         """A Sampler's settings. The temperature is 1 where none is given, as in OpenAI's API; a seed is
         that of the first choice, and the next ones have the next ones."""
@@ -263,6 +271,8 @@ class ChatRequest(Settings):
     tool_choice: Any = None
     function_call: Any = None
     response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     modalities: Any = None
     audio: Any = None
     prediction: Prediction | None = None
@@ -283,6 +293,8 @@ class ChatRequest(Settings):
     def _asks_for_marks(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is for logprobs=true; set it, or leave top_logprobs out")
+        if sum(each is not None for each in (self.response_format, self.json_schema, self.grammar)) > 1:
+            raise ValueError("give one of response_format, json_schema and grammar")
         return self
 
     @property
@@ -299,7 +311,11 @@ class ChatRequest(Settings):
 
     @property
     def form(self) -> Form | None:
-        """That of the answer."""
+        """That of the answer: OpenAI's field, or one of llama.cpp's."""
+        if self.grammar is not None:
+            return Form("grammar", gbnf=self.grammar)
+        if self.json_schema is not None:
+            return Form("json_schema", self.json_schema)
         return self.response_format.form if self.response_format else None
 
     @property

@@ -22,7 +22,7 @@ from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
-from aerie.serve.answer import Ending, Mark, Piece
+from aerie.serve.answer import NOTHING, Ending, Mark, Piece, Spent
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
 from aerie.serve.events import DONE, event
@@ -33,7 +33,8 @@ LOWEST = -9999.0
 
 
 def new_id(kind: str) -> str:
-    return f"{kind}-{secrets.token_hex(12)}"
+    """As OpenAI has them: after the kind and its sign, a random part."""
+    return f"{kind}{secrets.token_hex(12)}"
 
 
 def usage_of(endings: Iterable[Ending], choices: int) -> CompletionUsage:
@@ -53,6 +54,26 @@ def usage_of(endings: Iterable[Ending], choices: int) -> CompletionUsage:
     )
 
 
+def timings(spent: Spent) -> dict[str, Any]:
+    """As llama.cpp tells them: tokens that were read, found and made, milliseconds, and what a token took; of
+    those made, a token after the first, which the prompt's pass gives."""
+    read, more = max(0, spent.prompt - spent.cached), max(0, spent.made - 1)
+    return {
+        "cache_n": spent.cached,
+        **_rates("prompt", read, read, spent.prompt_s),
+        **_rates("predicted", spent.made, more, spent.made_s),
+    }
+
+
+def _rates(kind: str, tokens: int, timed: int, spent_s: float) -> dict[str, Any]:
+    return {
+        f"{kind}_n": tokens,
+        f"{kind}_ms": 1e3 * spent_s,
+        f"{kind}_per_token_ms": 1e3 * spent_s / timed if timed else 0.0,
+        f"{kind}_per_second": timed / spent_s if spent_s else 0.0,
+    }
+
+
 class OpenAIForm:
     """What both forms have in common."""
 
@@ -62,7 +83,8 @@ class OpenAIForm:
 
 class ChatForm(OpenAIForm):
     """Of /v1/chat/completions. usage: whether a stream ends with the counts. marks: whether the logarithms of
-    tokens are told. prompt_marks: those of the prompt, where they are."""
+    tokens are told. prompt_marks: those of the prompt, where they are. timed: whether each event has timings,
+    which otherwise the whole has, and the end of a stream."""
 
     def __init__(
         self,
@@ -71,8 +93,10 @@ class ChatForm(OpenAIForm):
         usage: bool,
         marks: bool,
         prompt_marks: Sequence[Sequence[Mark]] = (),
+        timed: bool = False,
     ) -> None:
-        self._of: dict[str, Any] = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+        self._timed, self._spent = timed, NOTHING
+        self._of: dict[str, Any] = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
         self._choices, self._usage, self._marks = choices, usage, marks
         self._begun: set[int] = set()
         self._of_prompt = {"prompt_logprobs": prompt_logprobs(prompt_marks[0])} if prompt_marks else {}
@@ -80,7 +104,7 @@ class ChatForm(OpenAIForm):
     def whole(self, made: Sequence[Whole]) -> ChatCompletion:
         choices = [self._choice(index, each) for index, each in enumerate(made)]
         usage = usage_of((each.ending for each in made if each.ending), self._choices)
-        told = {**self._of, **self._of_prompt}
+        told = {**self._of, **self._of_prompt, "timings": timings(made[0].spent)}
         return ChatCompletion(**told, object="chat.completion", choices=choices, usage=usage)
 
     def _choice(self, index: int, made: Whole) -> Choice:
@@ -96,14 +120,16 @@ class ChatForm(OpenAIForm):
             yield event(self._chunk(piece.index, ChoiceDelta(role="assistant", content="")))
         if piece.text or piece.marks:
             marks = ChunkLogprobs(content=_marks(piece.marks), refusal=None) if self._marks else None
-            yield event(self._chunk(piece.index, ChoiceDelta(content=piece.text), None, marks))
+            spent = piece.spent if self._timed else None
+            yield event(self._chunk(piece.index, ChoiceDelta(content=piece.text), None, marks, spent))
         if piece.ending:
-            yield event(self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending)))
+            self._spent = piece.spent
+            yield event(self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending), None, piece.spent))
 
     def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
         if self._usage:
             usage = usage_of(_in_order(endings), self._choices)
-            of = {**self._of, "object": "chat.completion.chunk"}
+            of = {**self._of, "object": "chat.completion.chunk", "timings": timings(self._spent)}
             yield event(ChatCompletionChunk(**of, choices=[], usage=usage))
         yield DONE
 
@@ -113,9 +139,11 @@ class ChatForm(OpenAIForm):
         delta: ChoiceDelta,
         reason: Reason | None = None,
         marks: ChunkLogprobs | None = None,
+        spent: Spent | None = None,
     ) -> ChatCompletionChunk:
         choice = ChunkChoice(index=index, delta=delta, finish_reason=reason, logprobs=marks)
-        made = ChatCompletionChunk(**self._of, object="chat.completion.chunk", choices=[choice])
+        timed: dict[str, Any] = {"timings": timings(spent)} if spent else {}
+        made = ChatCompletionChunk(**self._of, **timed, object="chat.completion.chunk", choices=[choice])
         if self._usage:
             made.usage = None  # told as null
         return made
@@ -138,7 +166,7 @@ class CompletionForm(OpenAIForm):
         echoes: Sequence[Echo] = (),
         prompt_marks: Sequence[Sequence[Mark]] = (),
     ) -> None:
-        self._of: dict[str, Any] = {"id": new_id("cmpl"), "created": int(time.time()), "model": model}
+        self._of: dict[str, Any] = {"id": new_id("cmpl-"), "created": int(time.time()), "model": model}
         self._choices, self._usage, self._marks = choices, usage, marks
         self._echoes = {index: echoes[index // choices] for index in range(len(echoes) * choices)}
         self._prompt_marks = prompt_marks

@@ -22,6 +22,16 @@ OPEN = ("/", "/npu", "/health")
 """What needs no key: pages without any data, and whether the server is up."""
 QUIET = ("/health", "/metrics")
 """What is asked again and again by machines, and stays out of the log."""
+ALIASES = {
+    "/models": "/v1/models",
+    "/v1/health": "/health",
+    "/completions": "/completion",
+    **{f"/{name}": f"/v1/{name}" for name in ("chat/completions", "chat/completions/input_tokens")},
+    **{f"/{name}": f"/v1/{name}" for name in ("responses", "embeddings")},
+}
+"""Other names of addresses: llama.cpp's."""
+PREFIX = "/api/v1/"
+"""Lemonade's, for /v1/."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -42,6 +52,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        path = scope["path"]
+        path = f"/v1/{path.removeprefix(PREFIX)}" if path.startswith(PREFIX) else path
+        scope = {**scope, "path": ALIASES.get(path, path)}
         client = (scope.get("client") or ("-",))[0]
         line = Line(scope["method"], scope["path"], client)
         scope.setdefault("state", {})["line"] = line

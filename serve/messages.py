@@ -94,7 +94,7 @@ class MessagesForm:
     """prompt: its length in tokens, which a stream tells before anything else."""
 
     def __init__(self, model: str, prompt: int) -> None:
-        self._of = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": model}
+        self._of = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._prompt, self._is_begun = prompt, False
 
     def whole(self, made: Sequence[Whole]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Recipe(NamedTuple):
     model: str
     runtime: Runtime
     limits: Limits
+    aliases: tuple[str, ...] = ()
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -88,7 +89,7 @@ class Replica:
     def __init__(self, recipe: Recipe) -> None:
         runtime = recipe.runtime
         opening = partial(open_model, recipe.model, runtime.options(), Reporter(quiet=True), runtime.draft)
-        service = Service(recipe.name, opening, recipe.limits)
+        service = Service(recipe.name, opening, recipe.limits, recipe.aliases)
         self._app, self._service = make_app(service), service
         service.begin()
         while service.worker.opened is None and service.worker.error is None:

@@ -130,7 +130,7 @@ class ResponsesForm:
 
     def __init__(self, model: str, asked: ResponsesRequest) -> None:
         self._of: dict[str, Any] = {
-            "id": new_id("resp"),
+            "id": new_id("resp_"),
             "object": "response",
             "created_at": time.time(),
             "model": model,
@@ -145,7 +145,7 @@ class ResponsesForm:
             "tools": [],
             "error": None,
         }
-        self._item, self._text, self._number = new_id("msg"), "", -1
+        self._item, self._text, self._number = new_id("msg_"), "", -1
 
     def whole(self, made: Sequence[Whole]) -> Response:
         (one,) = made

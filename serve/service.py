@@ -55,10 +55,17 @@ class Limits:
 
 
 class Service:
-    """A model under a name. `begin` and `end` are called within the event loop."""
+    """A model under a name. `begin` and `end` are called within the event loop. aliases: other names that
+    clients may call it by."""
 
-    def __init__(self, name: str, open_model: Callable[[], Opened], limits: Limits | None = None) -> None:
-        self.name, self.limits = name, limits or Limits()
+    def __init__(
+        self,
+        name: str,
+        open_model: Callable[[], Opened],
+        limits: Limits | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        self.name, self.limits, self.aliases = name, limits or Limits(), tuple(aliases)
         self.began = int(time.time())
         """When it was made, in seconds since 1970."""
         self._open_model = open_model
@@ -110,7 +117,7 @@ class Service:
 
     def opened(self, model: str | None) -> Opened:
         """The model, which a request names so; None is the one that there is. ApiError 404 for another's."""
-        if model not in (None, self.name):
+        if model not in (None, self.name, *self.aliases):
             raise ApiError(
                 404,
                 f"there is no model {model[:80]!r} here; there is {self.name!r}"
@@ -130,10 +137,11 @@ class Service:
             raise of_engine(error) from error
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
-        """The form of an answer, read in the thread that encodes. ApiError for a schema that is none."""
+        """The form of an answer, read in the thread that encodes. ApiError for one that is none."""
         if form is None:
             return None
-        work = partial(opened.session.grammars.json, form.schema)
+        forms = opened.session.grammars
+        work = partial(forms.gbnf, form.gbnf) if form.schema is None else partial(forms.json, form.schema)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
         except UserError as error:
@@ -195,6 +203,7 @@ class Service:
             index,
             settings.slot if index == 0 else None,
             Manner(**settings.manners, draft=draft),
+            settings.as_drawn,
         )
 
     async def prompt_marks(self, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:

@@ -238,7 +238,7 @@ class Worker:
 def _begun(opened: Opened, ask: Ask) -> Answer:
     sampler = ask.sampler
     if ask.marks is not None:
-        sampler = Recorder(**sampler.settings, top=ask.marks)
+        sampler = Recorder(**sampler.settings, top=ask.marks, as_drawn=ask.as_drawn)
     session = opened.session
     maker = ask.manner.maker(session.model.config, sampler)
     request = opened.scheduler.submit(ask.prompt, ask.max_tokens, sampler, strategy=maker)

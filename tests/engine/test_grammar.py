@@ -136,10 +136,10 @@ def test_only_the_end_may_follow_what_is_complete(session: Session) -> None:
 
 
 def test_a_grammar_of_text(session: Session) -> None:
-    grammar = session.grammars.lark('start: "yes" | "no"')
-    sampler = Sampler(grammar=grammar)
-    made = session.generate(session.tokenizer.encode("Is it?"), 8, sampler)
-    assert "".join(session.text(made)) in ("yes", "no")
+    lark, gbnf = 'start: "yes" | "no"', 'root ::= "yes" | "no"'
+    for grammar in (session.grammars.lark(lark), session.grammars.gbnf(lark), session.grammars.gbnf(gbnf)):
+        made = session.generate(session.tokenizer.encode("Is it?"), 8, Sampler(grammar=grammar))
+        assert "".join(session.text(made)) in ("yes", "no")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,8 @@ def test_a_grammar_that_is_none(session: Session) -> None:
     asked: list[Callable[[], object]] = [
         lambda: session.grammars.lark("start: nowhere"),
         lambda: session.grammars.again("{}"),
+        lambda: session.grammars.gbnf("root ::= ("),
+        lambda: session.grammars.gbnf("root ::= nowhere"),
     ]
     for each in asked:
         with pytest.raises(FormError, match="the grammar cannot be taken: "):

@@ -265,7 +265,7 @@ def test_state(serving: Any) -> None:
         assert http.get("/health").json() == health
         props = http.get("/props").json()
         assert (props["model_alias"], props["total_slots"], props["backend"]) == ("demo", 32, "virtual")
-        assert props["default_generation_settings"] == {"n_ctx": 512}
+        assert props["default_generation_settings"]["n_ctx"] == 512
         assert "start_header_id" in props["chat_template"]
         before = http.get("/metrics").text
         http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 3, "temperature": 0})
