@@ -16,7 +16,7 @@ from aerie.engine.forward import check_prompt, decode_step, next_token_row, pref
 from aerie.engine.kv import Kept, KVCache, Said
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
-from aerie.engine.progress import Bar, no_bar
+from aerie.engine.progress import Bar, no_bar, undisturbed
 from aerie.engine.sampler import Sampler
 from aerie.runtime import RunError, RunStopped, Stop
 
@@ -237,13 +237,14 @@ class Generation:
 
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)
-        with self._model.host_timer("sampling"):
-            said = (*self._before, *self.token_ids) if self._before else self.token_ids
-            token = self._sampler(logits, self._asked_ids, said)
-        self._last = time.perf_counter()
-        if not self.token_ids:
-            self._first = self._last
-        self.token_ids.append(token)
+        with undisturbed():
+            with self._model.host_timer("sampling"):
+                said = (*self._before, *self.token_ids) if self._before else self.token_ids
+                token = self._sampler(logits, self._asked_ids, said)
+            self._last = time.perf_counter()
+            if not self.token_ids:
+                self._first = self._last
+            self.token_ids.append(token)
         return token
 
     def _step(self, step: Callable[..., Row], *arguments: Any) -> Row:

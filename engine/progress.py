@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
@@ -124,3 +125,21 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         yield ask
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within this Ctrl-C waits, and does at the end what it does: for what must be done whole or not at all,
+    and is soon done. Signals come in the main thread alone."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda signum, frame: waiting.append((signum, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        for each in waiting[:1]:
+            handler(*each)

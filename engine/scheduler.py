@@ -39,12 +39,13 @@ from aerie.engine.generate import (
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import bf16
 from aerie.engine.pages import PAGE, Aside, Paged, PagePool, PoolFullError, page_bytes
+from aerie.engine.progress import Bar, no_bar, undisturbed
 from aerie.engine.ragged import Piece, Ragged
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.manner import default_maker
 from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
 from aerie.engine.windows import Window
-from aerie.runtime import RunError
+from aerie.runtime import RunError, RunStopped, Stop
 
 Rows: TypeAlias = "list[Row]"
 Prompt: TypeAlias = "Sequence[Token] | Composition"
@@ -62,7 +63,8 @@ class Request:
 
     `priority`: the higher goes first. `turn`: the lower does. `cached_tokens`: of the prompt, those that were
     found in the pool. `finish_reason` says why it ended, None while it has not; or `error` does.
-    `interrupted` is asked after every step of `steps`; True ends it.
+    `interrupted` is asked after every step of `steps`; True ends it. `bar` moves while its prompt is read
+    there.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: UserError | None = None
         self.interrupted: Callable[[], bool] = never
+        self.bar: Bar = no_bar
+        self._stopping = Stop()
         self.priority, self.cached_tokens = priority, 0
         self._scheduler, self.max_tokens, self._sampler = scheduler, max_tokens, sampler
         self.turn = scheduler.turn_of(priority)
@@ -116,6 +120,12 @@ class Request:
 
     def steps(self) -> Iterator[int | None]:
         """The tokens as they come, and None after each step that gave none. Raises what `error` is."""
+        with self.bar(len(self.prompt)) as told:
+            while not (self.token_ids or self.is_over):
+                self._step()
+                if not (self.token_ids or self.is_over):
+                    told("", min(self._scheduler.held(self), len(self.prompt)))
+                    yield None
         given = 0
         while True:
             while given < len(self.token_ids):  # which may become more meanwhile
@@ -125,11 +135,19 @@ class Request:
                 raise self.error
             if self.is_over:
                 return
-            self._scheduler.step()
-            if self.interrupted():
-                self.stop()
+            self._step()
             if given == len(self.token_ids) and not self.is_over:
                 yield None
+
+    def _step(self) -> None:
+        """A step for all, unless this one is stopped in the middle of it."""
+        try:
+            with self._stopping.watched():
+                self._scheduler.step()
+        except RunStopped:
+            self.stop()
+        if self.interrupted():
+            self.stop()
 
     def go_on_with(self, model: LoadedModel) -> None:
         """The scheduler is told by itself."""
@@ -317,6 +335,10 @@ class Scheduler:
         self._waiting.append(request)
         return request
 
+    def held(self, request: Request) -> int:
+        """How many positions a request has in the pool."""
+        return self._running[request].length if request in self._running else 0
+
     def make_room(self, prompt: int, more: int) -> None:
         """Have the programs that a sequence by itself needs, of so many tokens and so many more, so that none
         is compiled in the middle of it. NoVariantError, and what compiling raises."""
@@ -399,10 +421,11 @@ class Scheduler:
         logits = iter(self._run(pieces))
         rows = sum(len(piece.tokens) for piece in pieces)
         self.counts = replace(self.counts, steps=self.counts.steps + 1, rows=self.counts.rows + rows)
-        for request, due, piece in chosen:
-            if due.wanted:
-                stay = request.took(due, [*itertools.islice(logits, due.wanted)])
-                self._ragged.keep(piece.sequence, due.tried[:stay])
+        with undisturbed():
+            for request, due, piece in chosen:
+                if due.wanted:
+                    stay = request.took(due, [*itertools.islice(logits, due.wanted)])
+                    self._ragged.keep(piece.sequence, due.tried[:stay])
         self._leave_out()
 
     def _run(self, pieces: Sequence[Piece]) -> Sequence[Row]:

@@ -117,10 +117,16 @@ class Session:
     ) -> Answer:
         """Tokens that continue `prompt_ids`; see make_room and Generation. Made in another manner than one
         token after the other, or by blocks, they are a request of `scheduler`; see Manner.maker too."""
-        if maker := (manner or self.manner).maker(self.model.config, sampler):
+        manner = manner or self.manner
+        if maker := manner.maker(self.model.config, sampler):
             request = self.scheduler.submit(prompt_ids, max_new_tokens, sampler, strategy=maker)
-            self.scheduler.make_room(len(prompt_ids), max_new_tokens)
-            request.interrupted = interrupted
+            request.interrupted, request.bar = interrupted, self.bar
+            try:
+                self.scheduler.make_room(len(prompt_ids), max_new_tokens)
+                manner.make_room(len(prompt_ids), max_new_tokens)
+            except BaseException:
+                request.stop()
+                raise
             return request
         self.make_room(prompt_ids)
         return Generation(

@@ -20,13 +20,19 @@ class Drafter(Protocol):
         """The answer is over: let go of what is held."""
 
 
+def nothing_needed(prompt: int, more: int) -> None:
+    """Guesses that need no programs."""
+
+
 class Drafting(NamedTuple):
     """Where guesses come from: `make` gives each answer its drafter; cost: what a guess takes of the time
-    that a pass of the model does; at_once: that is what all guesses of a pass take together."""
+    that a pass of the model does; at_once: that is what all guesses of a pass take together. make_room: has
+    what guesses need after a prompt of so many tokens, and in so many more."""
 
     make: Callable[[], Drafter]
     cost: float = 0.0
     at_once: bool = False
+    make_room: Callable[[int, int], None] = nothing_needed
 
 
 class Lookup:

@@ -21,6 +21,7 @@ from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.strategies.drafting import Drafting
+from aerie.engine.strategies.speculative import MOST_DRAFTS
 from aerie.engine.tokenizer import Tokenizer
 
 
@@ -83,8 +84,26 @@ def _alike(held: Sequence[object], tokens: Sequence[int]) -> int:
 def drafting_by(model: Callable[[], LoadedModel], turn: threading.Lock, target: ModelConfig) -> Drafting:
     """Guesses of this model, which is asked for anew for every guess, for answers of the target."""
     config = model().config
-    at_once = config.draft_mask_id is not None
-    return Drafting(partial(ModelDrafter, model, turn), _weights(config) / _weights(target), at_once)
+    cost, at_once = _weights(config) / _weights(target), config.draft_mask_id is not None
+
+    def make_room(prompt: int, more: int) -> None:
+        with turn:
+            model().supply(_needed(model(), prompt, more))
+
+    return Drafting(partial(ModelDrafter, model, turn), cost, at_once, make_room)
+
+
+def _needed(model: LoadedModel, prompt: int, more: int) -> Iterator[str]:
+    """The programs of an answer of so many tokens: those that read its prompt, and, in every context up to
+    its end, those that read what is new since a guess."""
+    masks = 0 if model.config.draft_mask_id is None else MOST_DRAFTS - 1
+    end, longest = min(prompt + more, model.positions), 1 + MOST_DRAFTS + masks
+    reads = [(prompt + 1 + masks, 0)]
+    for past in (prompt, *(one for one in model.blocks.contexts if prompt < one), end - longest):
+        reads += [(tokens, max(past, 0)) for tokens in range(1, longest + 1)]
+    for tokens, past in dict.fromkeys((min(tokens, end - past), past) for tokens, past in reads):
+        if tokens > 0:
+            yield from model.blocks.needed(model.plan(tokens, past), last_only=not masks)
 
 
 def _weights(config: ModelConfig) -> int:

@@ -57,6 +57,12 @@ class Manner:
         choose = Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
         return partial(BlockDiffusion, blocks=blocks, choose=choose)
 
+    def make_room(self, prompt: int, more: int) -> None:
+        """Have what guesses need after a prompt of so many tokens, and in so many more, so that nothing is
+        compiled in the middle of an answer. Raises what compiling raises."""
+        if isinstance(self.draft, Drafting):
+            self.draft.make_room(prompt, more)
+
     @property
     def _of_blocks(self) -> dict[str, object]:
         """What is said of block diffusion alone."""

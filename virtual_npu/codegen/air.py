@@ -275,7 +275,7 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
     if body.mode is Mode.PROCESS and channels_used(op):
         raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
     count, ids = _points(body, op)
-    owns = owns_channels(op)
+    owns = owns_channels(body.file, op)
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.put("(void)flat;")
         body.put("vnpu::Island island;")
@@ -301,7 +301,7 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     """Issue a hierarchy with channels: one process per point."""
     count, ids = _points(body, op)
     uses = ", ".join(uses_of(body, op))
-    channels = [] if owns_channels(op) else ["channels"]
+    channels = [] if owns_channels(body.file, op) else ["channels"]
     call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     order = after(body, op, op.async_dependencies)

@@ -102,6 +102,8 @@ class CppFile:
     names: set[str] = field(default_factory=set)
     emitted: set[str] = field(default_factory=set)
     channel_structs: dict[Operation, str] = field(default_factory=dict)
+    channel_users: dict[Operation, dict[str, set[Operation | None]]] = field(default_factory=dict)
+    """Of a function, which launches use each channel."""
     port_tables: dict[tuple[Operation, bool], str] = field(default_factory=dict)
     globals: dict[str, str] = field(default_factory=dict)
     """C++ text of a pointer to every memref.global that is used, by its name."""

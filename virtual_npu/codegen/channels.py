@@ -67,14 +67,26 @@ def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
     return list(size if is_put else op.broadcast_shape or size)
 
 
-def owns_channels(op: HierarchyOp) -> bool:
+def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
     """Whether every point of a launch has channels of its own: where nothing else uses them."""
     function = function_around(op)
     if not isinstance(op, LaunchOp) or function is None:
         return False
-    own, inside = set(channels_used(op)), set(op.walk())
-    others = (t for t in function.walk() if isinstance(t, ChannelTransferOp) and t not in inside)
-    return all(other.chan_name not in own for other in others)
+    if function not in file.channel_users:
+        file.channel_users[function] = _users(function)
+    return all(file.channel_users[function][name] == {op} for name in channels_used(op))
+
+
+def _users(function: Operation) -> dict[str, set[Operation | None]]:
+    """By channel, the launches of a function that use it, and None where something outside of them does."""
+    found: dict[str, set[Operation | None]] = {}
+    for op in function.walk():
+        if isinstance(op, ChannelTransferOp):
+            around = op.parent_op()
+            while around is not None and not isinstance(around, LaunchOp):
+                around = around.parent_op()
+            found.setdefault(op.chan_name, set()).add(around)
+    return found
 
 
 # ---- the table of puts and gets ----

@@ -53,7 +53,7 @@ def hierarchy_function(parent: Body, op: HierarchyOp) -> str:
     """Emit the body of a launch, segment or herd; gives its C++ name."""
     file, mode = parent.file, hierarchy_mode(op, parent.file.options)
     name = file.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
-    owns = owns_channels(op)
+    owns = owns_channels(file, op)
     body = Body(file, mode, root=op if owns else parent.root or op, owns_channels=owns)
     if isinstance(op, HerdOp):
         body.modes = mode_registers(op, mode, file.options)

@@ -1,0 +1,245 @@
+"""Drafts and blocks on a terminal: Ctrl-C amid the draws of a pass, the bar, what is compiled beforehand."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.generate import FinishReason
+from aerie.engine.model import LoadedModel
+from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
+from aerie.engine.sampler import Sampler
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.drafting import Drafting, Lookup
+from aerie.engine.strategies.drafting_model import _needed, drafting_by
+from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.variants import default_variants
+from aerie.llama32_1b.cli import default_cache_dir
+from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
+from aerie.runtime import select_backend
+from aerie.verify.companion import longer
+from tests.engine.test_scheduler import session_of
+
+
+class Struck(Sampler):
+    """Ctrl-C comes in every third draw, after its number and before its token."""
+
+    def __call__(self, *given: Any) -> int:
+        token = super().__call__(*given)
+        draws = self.__dict__.setdefault("draws", [])
+        draws.append(token)
+        if len(draws) % 3 == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return token
+
+
+@pytest.fixture(scope="module", params=["demo", "demo-diffusion"])
+def session(request: pytest.FixtureRequest) -> Session:
+    return session_of(open_checkpoint(SHIPPED[request.param]))
+
+
+def manner_of(session: Session) -> Manner:
+    return Manner(draft="lookup") if session.model.config.diffusion is None else PLAIN
+
+
+def asked(session: Session) -> list[int]:
+    return session.tokenizer.encode_chat([{"role": "user", "content": "Say the multiplication table of 2."}])
+
+
+SETTINGS: dict[str, Any] = {"temperature": 3.0, "seed": 6}
+
+
+def test_ctrl_c_amid_the_draws_of_a_pass_loses_none(session: Session) -> None:
+    """What a KeyboardInterrupt ends goes on with the draws that it would have had."""
+    prompt, manner = asked(session), manner_of(session)
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    request = session.generate(prompt, 40, Struck(**SETTINGS), manner=manner)
+    struck = 0
+    while request.finish_reason is None:
+        try:
+            list(request)
+        except KeyboardInterrupt:
+            struck += 1
+    assert request.token_ids == whole
+    assert struck > 3
+
+
+def test_draws_that_can_be_broken_off_would_be_seen(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def disturbed() -> Iterator[None]:
+        yield
+
+    prompt, manner = asked(session), manner_of(session)
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    monkeypatch.setattr("aerie.engine.scheduler.undisturbed", disturbed)
+    request = session.generate(prompt, 40, Struck(**SETTINGS), manner=manner)
+    for _ in range(80):
+        try:
+            list(request)
+        except KeyboardInterrupt:
+            continue
+        break
+    request.stop()
+    assert request.token_ids != whole
+
+
+def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+    prompt = asked(session)
+    whole = list(session.generate(prompt, 20, Sampler(**SETTINGS)))
+    answer, struck = session.generate(prompt, 20, Struck(**SETTINGS)), 0
+    while answer.finish_reason is None:
+        try:
+            list(answer)
+        except KeyboardInterrupt:
+            struck += 1
+            assert session.kept.said
+            answer = session.go_on(20 - len(session.kept.said.token_ids))
+    assert session.kept.said
+    assert list(session.kept.said.token_ids) == whole
+    assert struck > 2
+
+
+def test_what_waited_comes_at_the_end_and_once() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with undisturbed():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            assert seen == []
+        assert seen == [signal.SIGINT]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen == [signal.SIGINT] * 2
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with undisturbed():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypatch: Any) -> None:
+    """By what the handler of Ctrl-C calls; what has come stays."""
+    prompt, manner = asked(session), manner_of(session)
+    request = session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner)
+    scheduler, steps = session.scheduler, 0
+    run = scheduler._run
+
+    def stopping(pieces: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            signal.raise_signal(signal.SIGINT)
+        return run(pieces)
+
+    monkeypatch.setattr(scheduler, "_run", stopping)
+    with stop_on_interrupt() as interrupted:
+        request.interrupted = interrupted
+        made = list(request)
+    assert request.finish_reason is FinishReason.INTERRUPTED
+    assert steps == 4
+    monkeypatch.undo()
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    assert made == whole[: len(made)] != whole
+
+
+def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch: Any) -> None:
+    """Over tokens, with every step; it is gone before the first of the answer."""
+    events: list[Any] = []
+
+    @contextmanager
+    def bar(total: int) -> Iterator[Step]:
+        events.append(total)
+        yield lambda what, done: events.append(done)
+        events.append("gone")
+
+    monkeypatch.setattr("aerie.engine.scheduler.STEP_TOKENS", 32)
+    monkeypatch.setattr(session, "bar", bar)
+    prompt = [int(token) for token in range(20, 120)]
+    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), manner=manner_of(session))
+    assert isinstance(first, int)
+    assert events[0] == len(prompt)
+    assert events[-1] == "gone"
+    moves = events[1:-1]
+    assert moves[:3] == [32, 64, 96]
+    assert set(moves[3:]) <= {100}
+
+
+def test_the_bar_of_a_report_is_shown(session: Session, monkeypatch: Any) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(session, "bar", partial(Reporter(shown, terminal=True).bar, "reading the prompt"))
+    list(session.generate([*range(20, 120)], 2, Sampler(), manner=manner_of(session)))
+    assert "reading the prompt" in shown.getvalue()
+    assert "/100" in shown.getvalue()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_nothing_is_compiled_in_the_middle_of_an_answer(at_once: bool) -> None:
+    """Of a drafter whose programs nobody has asked for yet: all that it needs is there before the answer."""
+    model = session_of(open_checkpoint(DEMO_FOLDER))
+    told = io.StringIO()
+    drafter = drafter_of(at_once, Reporter(told))
+    drafting = drafting_by(lambda: drafter.model, threading.Lock(), model.model.config)
+    prompt = [*range(20, 120)]
+    going_on = dict.fromkeys(model.model.config.eos_token_ids, -100.0)
+    request = model.generate(prompt, 40, Sampler(logit_bias=going_on), manner=Manner(draft=drafting))
+    assert "programs: " in told.getvalue()
+    before, have = told.getvalue(), dict(drafter.model.programs)
+    assert len(list(request)) == 40
+    assert request.passes is not None
+    assert request.passes.drafted
+    assert told.getvalue() == before
+    assert drafter.model.programs.keys() == have.keys()
+
+
+def test_the_programs_of_every_context_up_to_the_end_are_needed() -> None:
+    model = drafter_of(False, Reporter(io.StringIO())).model
+    config = longer(model.config)
+    model = replace(
+        model, config=config, blocks=replace(model.blocks, variants=default_variants(config.context))
+    )
+    assert model.blocks.contexts == [512, 1024]
+    assert contexts_of(model, 100) == {512}
+    assert contexts_of(model, 500) == contexts_of(model, 508) == {512, 1024}
+
+
+def contexts_of(model: LoadedModel, prompt: int) -> set[int]:
+    named = (name.rpartition("cl") for name in _needed(model, prompt, 20))
+    return {int(context) for _, found, context in named if found}
+
+
+def drafter_of(at_once: bool, report: Reporter) -> Session:
+    checkpoint = open_checkpoint(SHIPPED["demo-drafter"])
+    if at_once:
+        checkpoint = replace(checkpoint, config=replace(checkpoint.config, draft_mask_id=7))
+    return prepare_runtime(
+        checkpoint, RuntimeOptions(None, select_backend("virtual"), default_cache_dir()), report
+    )
+
+
+def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None:
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+
+    def make_room(prompt: int, more: int) -> None:
+        raise KeyboardInterrupt
+
+    drafting = Drafting(Lookup, make_room=make_room)
+    with pytest.raises(KeyboardInterrupt):
+        session.generate([5, 6, 7], 4, Sampler(), manner=Manner(draft=drafting))
+    session.scheduler.step()
+    assert session.scheduler.counts.steps == 0
+    assert session.scheduler.pool.manager.free == session.scheduler.pool.manager.pages
