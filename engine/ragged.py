@@ -74,13 +74,20 @@ class Ragged:
             return False
         return True
 
-    def needed_for(self, prompt: int, positions: int) -> Iterator[str]:
-        """The programs of a sequence by itself, with so many tokens of a prompt and so many positions in all:
-        those of few rows, and of a step that reads the prompt. NoVariantError."""
-        context = self._window.context_for([positions])
-        reading = next((n for n in self._rows if n >= prompt), self._rows[-1])
-        for width in sorted({*self._rows[:2], reading}):
-            yield from self._model.blocks.names(_block(width, context))
+    def needed_for(self, steps: Sequence[int], positions: int) -> Iterator[str]:
+        """The programs of a sequence by itself, whose prompt is read in steps of so many tokens, and that has
+        so many positions in all: those of these steps, and of passes with drafts, or of a block behind a
+        frozen one, in every context from there on. NoVariantError."""
+        block, drafts, window = self.block, self._rows[1], self._window
+        passes = [(1, 1), (drafts, drafts)] if block == 1 else [(block, block), (2 * block, block)]
+        read = [window.context_for([end]) for end in itertools.accumulate(steps)]
+        runs = [(tokens, block, context) for tokens, context in zip(steps, read, strict=True)]
+        for context in window.contexts(read[-1], max(read[-1], window.context_for([positions]))):
+            runs += [(tokens, wanted, context) for tokens, wanted in passes]
+        for tokens, wanted, context in runs:
+            width = next(n for n in self._rows if n >= tokens)
+            yield from self._needed(width, wanted, context)
+            yield self._model.blocks.head(wanted)
 
     def step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
         """Run these tokens, of different sequences, which hold them then, or as many as `Piece.held` says;
@@ -133,13 +140,13 @@ class Ragged:
             x = np.zeros((width, model.config.hidden_size), bf16)
             tokens = [token for piece in pieces for token in piece.tokens]
             x[: len(tokens)] = embed(model.embed_table, tokens)
-        model.supply(self._needed(width, len(stand.wanted)))
+        model.supply(self._needed(width, len(stand.wanted), self._window.context))
         check_alike(model.group, zlib.crc32(x.tobytes(), zlib.crc32(stand.positions.tobytes())))
         return model.each(lambda part: self._pass(part, width)(x, stand))
 
-    def _needed(self, width: int, wanted: int) -> Iterator[str]:
+    def _needed(self, width: int, wanted: int, context: int) -> Iterator[str]:
         """The programs of a step of so many rows, and of what is wanted of it, by as few as it may take."""
-        names, context = self._model.blocks.names, self._window.context
+        names = self._model.blocks.names
         yield from names(_block(width, context))
         at_once = width > FEW_ROWS or self._model.blocks.devices > 1
         for rows in {min(wanted, FEW_ROWS), wanted % FEW_ROWS} - {0} if at_once else ():

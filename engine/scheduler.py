@@ -342,8 +342,16 @@ class Scheduler:
     def make_room(self, prompt: int, more: int) -> None:
         """Have the programs that a sequence by itself needs, of so many tokens and so many more, so that none
         is compiled in the middle of it. NoVariantError, and what compiling raises."""
-        positions = min(prompt + more, self.model.positions)
-        self.model.supply(self._ragged.needed_for(prompt, positions))
+        positions = min(prompt + more + self._ragged.block - 1, self.model.positions)
+        self.model.supply(self._ragged.needed_for(list(self._steps_of(prompt)), positions))
+
+    def _steps_of(self, prompt: int) -> Iterator[int]:
+        """In how many tokens each a prompt of so many is read by itself, with the first block after it."""
+        block = self._ragged.block
+        left = prompt if block == 1 else (prompt // block + 1) * block
+        while left:
+            yield (taken := self._whole(left, self._rows_for(left), others=False))
+            left -= taken
 
     def new_sequence(self) -> Paged:
         """An empty one, in the pool that all share."""

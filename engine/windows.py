@@ -56,6 +56,10 @@ class Window:
             raise NoVariantError(needed, 0, self._contexts[-1])
         return context
 
+    def contexts(self, first: int, last: int) -> list[int]:
+        """Those that it may have, from one to another."""
+        return [one for one in self._contexts if first <= one <= last]
+
     def place(self, wanted: Mapping[Paged, int]) -> list[int]:
         """Have each of these with room for so many positions; where each begins. NoVariantError."""
         context = self.context_for([*wanted.values()])

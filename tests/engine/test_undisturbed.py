@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
@@ -28,7 +28,7 @@ from aerie.engine.variants import default_variants
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.runtime import select_backend
-from aerie.verify.companion import longer
+from aerie.verify.companion import longer, random_checkpoint
 from tests.engine.test_scheduler import session_of
 
 
@@ -226,9 +226,13 @@ def drafter_of(at_once: bool, report: Reporter) -> Session:
     checkpoint = open_checkpoint(SHIPPED["demo-drafter"])
     if at_once:
         checkpoint = replace(checkpoint, config=replace(checkpoint.config, draft_mask_id=7))
-    return prepare_runtime(
-        checkpoint, RuntimeOptions(None, select_backend("virtual"), default_cache_dir()), report
-    )
+    return fresh(checkpoint, report)
+
+
+def fresh(checkpoint: Checkpoint, report: Reporter) -> Session:
+    """With the programs that every answer needs, and no others yet."""
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    return prepare_runtime(checkpoint, options, report)
 
 
 def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None:
@@ -243,3 +247,22 @@ def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None
     session.scheduler.step()
     assert session.scheduler.counts.steps == 0
     assert session.scheduler.pool.manager.free == session.scheduler.pool.manager.pages
+
+
+@pytest.mark.parametrize(("block", "prompt"), [(1, 35), (1, 170), (1, 460), (4, 35), (4, 460), (32, 70)])
+def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int, prompt: int) -> None:
+    """Drafts that are all right take the pass to its largest; blocks are filled behind frozen ones; some go
+    on into the next context."""
+    config = open_checkpoint(SHIPPED["demo-diffusion" if block > 1 else "demo"]).config
+    if config.diffusion:
+        config = replace(config, diffusion=replace(config.diffusion, block_size=block))
+    told = io.StringIO()
+    with random_checkpoint(longer(replace(config, num_hidden_layers=1)), Reporter()) as checkpoint:
+        session = fresh(checkpoint, Reporter(told))
+        going_on = {**dict.fromkeys(session.model.config.eos_token_ids, -100.0), 9: 100.0}
+        manner = PLAIN if block > 1 else Manner(draft="lookup")
+        ids = [*range(20, 20 + prompt)]
+        request = session.generate(ids, 70, Sampler(logit_bias=going_on), manner=manner)
+        before = told.getvalue()
+        assert len(list(request)) == 70
+        assert told.getvalue() == before
