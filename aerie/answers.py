@@ -10,6 +10,8 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from aerie.engine.call_grammar import call_grammar
+from aerie.engine.call_reader import Calls, ToolCall, calls_of
 from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
@@ -21,6 +23,7 @@ from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
 from aerie.engine.strategies.manner import Manner, Manners
+from aerie.engine.tool_calls import Tools, read_tools
 
 
 class IsAsked(Protocol):
@@ -36,6 +39,9 @@ class Options(Sampling, Manners, total=False):
     stop: str | int | Iterable[str | int]
     raw: bool
     json_schema: Schema
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
     num_beams: int
 
 
@@ -73,6 +79,8 @@ class Result:
     kpis: Kpis
     error: str = ""
     """Of one of several requests: why it ended, where `finish_reason` is ERROR."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of the functions that it was told of with `tools`; they are no part of the text."""
 
     def __str__(self) -> str:
         return self.text
@@ -105,6 +113,7 @@ class Stream(Iterator[str]):
         generation: Answer,
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
+        calls: Calls | None = None,
     ) -> None:
         self._model = model
         self._generation = generation
@@ -116,8 +125,10 @@ class Stream(Iterator[str]):
         self._goes_on.set()
         ids = frozenset(one for one in stop if isinstance(one, int))
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
-        self._pieces = model.session().pieces(generation, ids)
-        self._text = self._stop.cut(self._pieces)
+        self._pieces = model.session().pieces(generation, ids, calls.shown if calls else ())
+        self._calls = calls.reader() if calls else None
+        text = self._stop.cut(self._pieces)
+        self._text = self._calls.cut(text) if self._calls else text
         self.text = ""
 
     def __next__(self) -> str:
@@ -188,6 +199,11 @@ class Stream(Iterator[str]):
         return tuple(self._generation.token_ids)
 
     @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls so far, of which the last may not be whole."""
+        return self._calls.calls if self._calls else ()
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None while it has not."""
         by_text = None if self._stop.found is None else FinishReason.STOP
@@ -210,7 +226,8 @@ class Stream(Iterator[str]):
             pass
         reason = self.finish_reason or FinishReason.INTERRUPTED
         prompt = self._generation.prompt_ids
-        return Result(self.text, self.token_ids, prompt, reason, self.usage, self.kpis)
+        told = self.text, self.token_ids, prompt, reason, self.usage, self.kpis
+        return Result(*told, tool_calls=self.tool_calls)
 
     def _finish(self) -> None:
         """Once, when nothing more comes; told to who was told of the beginning."""
@@ -291,12 +308,19 @@ def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
 
 
 class Asking(NamedTuple):
-    """Options that were read. stops: texts and token ids. raw: whether a prompt is taken as it is."""
+    """Options that were read. stops: texts and token ids. raw: whether a prompt is taken as it is. calls: of
+    tools, where the model is told of some."""
 
     sampler: Sampler
     manner: Manner
     stops: list[str | int]
     raw: bool
+    calls: Calls | None
+
+    @property
+    def tools(self) -> Tools | None:
+        """What the model is told of."""
+        return self.calls.tools if self.calls else None
 
 
 def _drafting(draft: Any, session: Session) -> str | Drafting | None:
@@ -314,10 +338,23 @@ def _drafting(draft: Any, session: Session) -> str | Drafting | None:
     return drafting_by(lambda: other.model, asked.turn, session.model.config)
 
 
-def _form(options: Mapping[str, Any], session: Session) -> Grammar | None:
+def _form(options: Mapping[str, Any], session: Session, calls: Calls | None) -> Grammar | None:
     """The form of the answer, where one is asked for."""
     schema = options.get("json_schema")
+    if calls:
+        return call_grammar(session.grammars, calls.tools, calls.form, schema)
     return None if schema is None else session.grammars.json(schema)
+
+
+def _calls(options: Mapping[str, Any], session: Session) -> Calls | None:
+    """Those that the answer may have."""
+    choice, parallel = options.get("tool_choice", "auto"), options.get("parallel_tool_calls", True)
+    tools = read_tools(options.get("tools") or (), choice, parallel)
+    if tools and options.get("raw"):
+        raise UserError(
+            "tools are told of by the chat template, which raw leaves out; leave out one of the two"
+        )
+    return calls_of(tools, session.tokenizer) if tools else None
 
 
 def asking(options: Mapping[str, Any], session: Session) -> Asking:
@@ -329,10 +366,12 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
     manner = {name: options[name] for name in Manners.__annotations__ if name in options}
     manner["draft"] = _drafting(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
+    calls = _calls(options, session)
     try:
-        sampler = Sampler(**sampling, grammar=_form(options, session))
+        sampler = Sampler(**sampling, grammar=_form(options, session, calls))
     except TypeError as error:
         raise UserError(
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
-    return Asking(sampler, Manner(**manner), stops_of(options.get("stop", ())), options.get("raw", False))
+    stops, raw = stops_of(options.get("stop", ())), options.get("raw", False)
+    return Asking(sampler, Manner(**manner), stops, raw, calls)

@@ -37,14 +37,15 @@ from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.progress import Reporter
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.tokenizer import Message, check_text, note_missing_template
+from aerie.engine.tokenizer import check_text, note_missing_template
+from aerie.engine.tool_calls import Message, Tools, read_tools
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import Profiler, select_backend
 from aerie.virtual_npu import folders
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
-"""A user's message; a conversation, each message with "role" (system, user, assistant) and "content"; token
-ids, which are taken as they are; or embeddings, (tokens, hidden_size) bfloat16 or float32."""
+"""A user's message; a conversation, each message with "role" (system, user, assistant, tool) and "content";
+token ids, which are taken as they are; or embeddings, (tokens, hidden_size) bfloat16 or float32."""
 
 BatchItem: TypeAlias = "Mapping[str, Any]"
 """One of several prompts, `prompt`, with options of its own."""
@@ -70,11 +71,15 @@ def _item(prompt: Prompt | BatchItem) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], prompt) if is_item else {"prompt": prompt}
 
 
+def _is_message(given: Mapping[Any, Any]) -> bool:
+    return "role" in given and ("content" in given or "tool_calls" in given)
+
+
 def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
     """The messages, or the token ids, that a prompt is; the other is empty. PromptError for neither."""
     parts: list[object] = list(prompt) if isinstance(prompt, Iterable) else [None]
     ids = [int(one) for one in parts if isinstance(one, Integral)]
-    messages = [one for one in parts if isinstance(one, Mapping) and {"role", "content"} <= set(one)]
+    messages = [one for one in parts if isinstance(one, Mapping) and _is_message(one)]
     if len(parts) not in (len(ids), len(messages)):
         raise PromptError(
             "a prompt is a text, a list of messages, each a dict with role and content, a list of token ids, "
@@ -110,7 +115,8 @@ class Model:
 
         options: those of a Sampler, such as `temperature` and `seed`. `stop`: texts and token ids at which
         the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
-        as it is, without the chat template. `json_schema`: the answer is JSON that it describes.
+        as it is, without the chat template. `json_schema`: the answer is JSON that it describes. `tools`,
+        `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
         `num_beams`: 1 alone, as beam search is not built. on_event: is told what happens, and stops the
         answer by giving False.
 
@@ -119,10 +125,10 @@ class Model:
         """
         session = self._open()
         asked = asking(options, session)
-        tokens = self._tokens(prompt, asked.raw)
+        tokens = self._tokens(prompt, asked.raw, asked.tools)
         with self._turn:
             generation = session.generate(tokens, max_tokens, asked.sampler, manner=asked.manner)
-        return Stream(self.asked, generation, asked.stops, on_event)
+        return Stream(self.asked, generation, asked.stops, on_event, asked.calls)
 
     def generate(
         self,
@@ -167,10 +173,11 @@ class Model:
         try:
             prompt, most, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
             asked = asking(item, self._open())
-            tokens, sampler = self._tokens(prompt, asked.raw), asked.sampler
+            tokens = self._tokens(prompt, asked.raw, asked.tools)
+            sampler = asked.sampler
             maker = asked.manner.maker(scheduler.model.config, sampler)
             request = scheduler.submit(tokens, most, sampler, priority, maker)
-            return Stream(self.asked, request, asked.stops)
+            return Stream(self.asked, request, asked.stops, calls=asked.calls)
         except TypeError as error:
             return UserError(
                 f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"
@@ -281,16 +288,20 @@ class Model:
         check_prompt(tokens, model.config)
         return embed(model.embed_table, tokens)
 
-    def _tokens(self, prompt: Prompt, raw: bool) -> Sequence[Token]:
+    def _tokens(self, prompt: Prompt, raw: bool, tools: Tools | None = None) -> Sequence[Token]:
         if isinstance(prompt, np.ndarray) and prompt.ndim != 1:
             return embedded_tokens(prompt, self._open().model.config.hidden_size)
-        return self.encode(prompt, raw)
+        return self._encoded(prompt, raw, tools)
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
-        """The token ids of a prompt, with the chat template around it unless `raw` or there is none.
+    def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The token ids of a prompt, with the chat template around it, which tells of tools, unless `raw` or
+        there is none.
 
         Control tokens that a text spells out are text. Raises PromptError for what is no prompt.
         """
+        return self._encoded(prompt, raw, read_tools(tools))
+
+    def _encoded(self, prompt: Prompt, raw: bool, tools: Tools | None) -> list[int]:
         session = self._open()
         if isinstance(prompt, str):
             check_text(prompt, "the prompt")
@@ -301,7 +312,7 @@ class Model:
         if not messages:
             return ids
         note_missing_template(session.tokenizer, session.note)
-        return session.tokenizer.encode_chat(messages)
+        return session.tokenizer.encode_chat(messages, tools)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special tokens left out."""

@@ -9,22 +9,30 @@ back.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+TOOL_TOKENS = re.compile(r"</?tool_\w+>|\[/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]")
+"""Tokens that mark tools, calls and results. They steer a model too, and not all tokenizers have them as
+special."""
+
 
 class ControlTokens:
-    """The special tokens of `backend`, a tokenizers.Tokenizer, which stays as it is but cuts no text."""
+    """The special tokens of `backend`, a tokenizers.Tokenizer, which stays as it is but cuts no text, and its
+    TOOL_TOKENS."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
         declared = backend.get_added_tokens_decoder().items()
-        self._ids = {token.content: number for number, token in declared if token.special}
+        of_tools = {number for number, token in declared if TOOL_TOKENS.fullmatch(token.content)}
+        self._ids = {token.content: n for n, token in declared if token.special or n in of_tools}
+        self._not_special = {number for number, token in declared if not token.special} & of_tools
         longest_first = sorted(map(re.escape, self._ids), key=len, reverse=True)
         self._spelling = re.compile("|".join(longest_first) or r"(?!)")
         self._nonce = secrets.randbits(128)
@@ -43,6 +51,8 @@ class ControlTokens:
     def encode_text(self, text: str, special: bool = True) -> list[int]:
         """Ids of text in which no control token is one, with those that the tokenizer puts around it if
         `special`."""
+        if any(self._ids[token] in self._not_special for token in self.find(text)):
+            return list(self._plain.encode(text, add_special_tokens=special).ids)
         as_before = self._backend.encode_special_tokens
         self._backend.encode_special_tokens = True  # that is: as text
         try:
@@ -65,7 +75,13 @@ class ControlTokens:
     @cached_property
     def _plain(self) -> Any:
         """A copy of the tokenizer that takes special tokens for text. Ordinary text has the same ids."""
-        plain = type(self._backend).from_str(self._backend.to_str())
+        content = self._backend.to_str()
+        if self._not_special:
+            read = json.loads(content)
+            for token in read["added_tokens"]:
+                token["special"] |= token["id"] in self._not_special
+            content = json.dumps(read)
+        plain = type(self._backend).from_str(content)
         plain.encode_special_tokens = True
         return plain
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.engine.errors import UserError
-from aerie.engine.tokenizer import Message
+from aerie.engine.tool_calls import Message
 from aerie.virtual_npu.store import write_whole
 
 Turn = tuple[str, str]

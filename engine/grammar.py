@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -68,6 +69,17 @@ class Grammars:
         return self._config.vocab_size
 
     @property
+    def ends(self) -> Collection[int]:
+        """The tokens that end an answer."""
+        return self._config.eos_token_ids
+
+    @cached_property
+    def whole_tokens(self) -> Mapping[str, int]:
+        """Those that no text of a grammar is made of, by what they are called: special ones, and <such>."""
+        is_whole = self.vocabulary.is_special_token
+        return {text: token for text, token in self._tokenizer.added_tokens().items() if is_whole(token)}
+
+    @property
     def vocabulary(self) -> LLTokenizer:
         """As llguidance has it. CheckpointError for a tokenizer that it cannot read."""
         with self._lock:
@@ -88,8 +100,8 @@ class Grammars:
 
         own = {"whitespace_pattern": BLANKS}
         try:
-            text = LLMatcher.grammar_from_json_schema(_read_schema(schema), overrides=own)
-        except (ValueError, RecursionError) as error:
+            text = LLMatcher.grammar_from_json_schema(json.dumps(schema_of(schema)), overrides=own)
+        except (ValueError, TypeError, RecursionError) as error:
             raise _wrong("JSON schema", str(error)) from None
         return self._checked(text, "JSON schema")
 
@@ -121,19 +133,16 @@ class Grammars:
         return Grammar(text, self)
 
 
-def _read_schema(schema: Schema) -> str:
-    """As text; what was text is read, so that a reason is Python's and short."""
+def schema_of(schema: Schema) -> dict[str, Any]:
+    """As an object; what was text is read, so that a reason is Python's and short. ValueError for none."""
     given = json.loads(schema) if isinstance(schema, str) else schema
     if given is True:
-        return "{}"
+        return {}
     if given is False:
         raise ValueError("it is false, which describes no JSON")
     if not isinstance(given, Mapping):
         raise ValueError(f"it is {json.dumps(given)[:LONGEST_REASON]}, and no object")
-    try:
-        return json.dumps(given)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    return dict(given)
 
 
 def _wrong(what: str, reason: str) -> FormError:

@@ -297,13 +297,15 @@ class Session:
         """The text of tokens as they are made, such as those of a Generation, without those that end it."""
         yield from filter(None, self._decoded(tokens))
 
-    def pieces(self, generation: Answer, stop: Collection[int] = ()) -> Generator[str, None, None]:
+    def pieces(
+        self, generation: Answer, stop: Collection[int] = (), shown: Collection[int] = ()
+    ) -> Generator[str, None, None]:
         """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
-        each of its steps, "" where a step gave none."""
-        yield from self._decoded(_until(generation, stop))
+        each of its steps, "" where a step gave none. shown: special tokens that are told too."""
+        yield from self._decoded(_until(generation, stop), shown)
 
-    def _decoded(self, tokens: Iterable[int | None]) -> Iterator[str]:
-        stream = self.tokenizer.stream()
+    def _decoded(self, tokens: Iterable[int | None], shown: Collection[int] = ()) -> Iterator[str]:
+        stream = self.tokenizer.stream(shown)
         for token in tokens:
             if token is None or token in self.model.config.eos_token_ids:
                 yield ""

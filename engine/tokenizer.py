@@ -9,13 +9,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aerie.engine.control_tokens import ControlTokens
 from aerie.engine.errors import CheckpointError, PromptError, own_command
+from aerie.engine.tool_calls import CallForm, Message, Tools, form_of, told
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -44,8 +45,6 @@ LONGEST_REASON = 200
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
 
-Message = Mapping[str, str]  # "role" (system, user, assistant) and "content"
-
 
 class Tokenizer:
     """Text to token ids and back. `inner` is a transformers tokenizer, or a PlainTokenizer."""
@@ -73,6 +72,16 @@ class Tokenizer:
         """The checkpoint's, in jinja; None where it has none, or several."""
         template = self._inner.chat_template
         return template if isinstance(template, str) else None
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """How the model writes calls of tools."""
+        return form_of(self._inner.chat_template)
+
+    def added_tokens(self) -> dict[str, int]:
+        """The tokens beside the vocabulary that text is cut into, special ones among them, with their ids."""
+        declared = self._backend("say which tokens mark a call").get_added_tokens_decoder().items()
+        return {token.content: number for number, token in declared}
 
     def as_json(self) -> str:
         """What tokenizer.json has. CheckpointError where the checkpoint has none."""
@@ -104,34 +113,37 @@ class Tokenizer:
             return list(self._inner.encode(text))
         return self._control.encode_text(text, special)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation in the checkpoint's template, up to where the assistant answers.
+    def encode_chat(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+        """Ids of a conversation in the checkpoint's template, up to where the assistant answers, who is told
+        of tools.
 
-        The control tokens are those that the template writes; one that a message spells out is text. Without
-        a template the messages' texts are continued (`without_template`). Raises PromptError for a
-        conversation that the template refuses.
+        The control tokens are those that the template writes; one that a message or a tool spells out is
+        text. Without a template the messages' texts are continued (`without_template`). Raises PromptError
+        for a conversation that the template refuses, and as tool_calls.told.
         """
+        given = told(messages, tools, self.call_form)
         if not self.has_chat_template:
-            return self.encode(without_template(messages))
-        text = self._render(messages)
+            return self.encode(without_template(given[0]))
+        text = self._render(*given)
         # The template writes the special tokens itself.
         ids = list(self._inner.encode(text, add_special_tokens=False))
-        spelled = any(self._control.find(message["content"]) for message in messages)
+        spelled = any(self._control.find(said) for said in _texts(given))
         if not spelled and self._control.are_spelled(ids, text):
             return ids
-        hidden = [{**message, "content": self._control.hide(message["content"])} for message in messages]
-        return self._control.encode_rendered(self._render(hidden))
+        return self._control.encode_rendered(self._render(*_changed(given, self._control.hide)))
 
-    def chat_text(self, messages: Sequence[Message]) -> str:
-        """A conversation as its template writes it, up to where the assistant answers. Raises PromptError."""
-        return self._render(messages) if self.has_chat_template else without_template(messages)
+    def chat_text(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
+        """A conversation as its template writes it, up to where the assistant answers. Raises as
+        encode_chat."""
+        given = told(messages, tools, self.call_form)
+        return self._render(*given) if self.has_chat_template else without_template(given[0])
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         from jinja2 import TemplateError
 
         try:
             text: str = self._inner.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                messages, tools=tools, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
             raise PromptError(
@@ -147,9 +159,33 @@ class Tokenizer:
         )
         return text
 
-    def stream(self) -> TextStream:
-        """Decodes one answer piece by piece."""
-        return TextStream(self)
+    def stream(self, shown: Collection[int] = ()) -> TextStream:
+        """Decodes one answer piece by piece. shown: special tokens that are told as they are spelled."""
+        return TextStream(self, {each: self._inner.decode([each], **AS_SPELLED) for each in shown})
+
+
+AS_SPELLED = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """All texts in what JSON can hold."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, Mapping):
+        for key, value in given.items():
+            yield from (*_texts(key), *_texts(value))
+    elif isinstance(given, Sequence):
+        for each in given:
+            yield from _texts(each)
+
+
+def _changed(given: Any, change: Callable[[str], str]) -> Any:
+    """The same, with each of its texts changed."""
+    if isinstance(given, str):
+        return change(given)
+    if isinstance(given, Mapping):
+        return {_changed(key, change): _changed(value, change) for key, value in given.items()}
+    return [_changed(each, change) for each in given] if isinstance(given, Sequence) else given
 
 
 def without_template(messages: Sequence[Message]) -> str:
@@ -170,14 +206,16 @@ class TextStream:
     without the new one, and it is held back while it ends inside a character.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, spelled: Mapping[int, str]) -> None:
+        self._tokenizer, self._spelled = tokenizer, spelled
         self._token_ids: list[int] = []
         self._context = 0  # first token decoded again, to see how the new ones join on
         self._shown = 0  # tokens whose text has been given out
 
     def feed(self, token_id: int) -> str:
         """The text that `token_id` adds, or "" while it stays incomplete."""
+        if token_id in self._spelled:
+            return self.flush() + self._spelled[token_id]
         self._token_ids.append(token_id)
         piece = self._pending()
         if piece.endswith(INCOMPLETE):
@@ -306,13 +344,17 @@ class PlainTokenizer:
         return text
 
     def apply_chat_template(
-        self, messages: Sequence[Message], tokenize: bool, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
     ) -> str:
         assert not tokenize
         assert self.chat_template is not None
         return _compiled(self.chat_template).render(
             messages=messages,
-            tools=None,
+            tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._special_tokens,

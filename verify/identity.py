@@ -16,7 +16,7 @@ from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.session import Session
-from aerie.engine.tokenizer import Message
+from aerie.engine.tool_calls import Message
 from aerie.multi_launch_builder import legal_seq_len
 from aerie.verify.prompts import Prompt
 from aerie.verify.rules import Failure

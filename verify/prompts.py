@@ -10,7 +10,8 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.model import LoadedModel
 from aerie.engine.session import Session
-from aerie.engine.tokenizer import Message, Tokenizer
+from aerie.engine.tokenizer import Tokenizer
+from aerie.engine.tool_calls import Message
 
 QUESTION = "What is the capital of France?"
 SHORT = "Hello"

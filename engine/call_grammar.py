@@ -1,0 +1,122 @@
+"""The grammar of an answer that may call tools, or has to, in llguidance's form of lark.
+
+A call is of a function that there is, and its arguments are of the function's schema. Where calls are not
+asked for (`Tools.required`), an answer is text, or JSON of a schema, or a text and calls: where a call has
+begun, nothing but a call may go on.
+
+What begins a call is a token of its own (Qwen's <tool_call>), or spelled in letters, or the call itself, at
+the beginning of the answer. Other tokens of their own (<think>) may come in a text as without tools. Blanks
+between the parts of a call may be others than in its form: models differ in them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from aerie.engine.errors import UserError
+from aerie.engine.grammar import BLANKS, Grammar, Grammars, Schema, schema_of
+from aerie.engine.tool_calls import CallForm, Tools, ToolsError
+
+MOST_CALLS: Final = 16
+"""Of an answer: a model that was not made for it would not stop."""
+SPACE: Final = r"[ \n]?"
+"""Between the parts of a call: were more possible, models that were not made for calls would say them."""
+ANYTHING: Final = r"(?s:.*)"
+
+
+def call_grammar(grammars: Grammars, tools: Tools, form: CallForm, answer: Schema | None = None) -> Grammar:
+    """See the module. answer: the schema of an answer that calls nothing; None: it is text. ToolsError for
+    parameters that llguidance has not, and where a call and JSON of the answer would begin alike."""
+    for index, tool in enumerate(tools.each):
+        try:
+            grammars.json(tool.schema)
+        except UserError as error:
+            told = f"the parameters of {tool.name!r} cannot be taken: {error}"
+            raise ToolsError(told, f"tools[{index}].parameters") from None
+    if answer is not None and form.is_bare and not tools.required:
+        raise ToolsError(
+            "tools and a form of the answer were given, and calls of this model are JSON too: give one of "
+            'the two, or tool_choice "required" or "none"',
+            "response_format",
+        )
+    start = _start(tools, form, grammars, answer is not None)
+    lines = (*start, *_calls(tools, form, grammars), *_said(tools, form, grammars, answer))
+    return grammars.lark("\n".join(lines))
+
+
+def head(names: Iterable[str], name_group: str = "(") -> str:
+    """A regular expression, of Python and of llguidance, of what comes before a call's arguments."""
+    key = f"{SPACE}:{SPACE}"
+    kind = f'"type"{key}"function"{SPACE},{SPACE}'
+    return (
+        rf'\{{{SPACE}({kind})?"name"{key}"{name_group}{"|".join(names)})"{SPACE},{SPACE}'
+        rf'"(arguments|parameters)"{key}'
+    )
+
+
+def _start(tools: Tools, form: CallForm, grammars: Grammars, is_json: bool) -> Iterator[str]:
+    trigger = _spelled(form.trigger, grammars)
+    if tools.required:
+        yield f"start: {'' if form.is_bare else trigger} calls"
+        return
+    ways = ["said", *(["calls"] if form.is_bare else [])]
+    if is_json:
+        ways.append(f"{trigger} calls")
+    elif form.trigger in grammars.whole_tokens:
+        ways.append(f"said {trigger} calls")
+    elif not form.is_bare:
+        ways.append("said begun calls")
+        yield f"begun[lazy]: /{ANYTHING}{_regex(form.trigger)}/"
+    yield f"start: {' | '.join(ways)}"
+
+
+def _calls(tools: Tools, form: CallForm, grammars: Grammars) -> Iterator[str]:
+    each, more = tools.callable, ""
+    if form.between is not None and tools.parallel:
+        more = f"({_spelled(form.between, grammars)} call){{0,{MOST_CALLS - 1}}}"
+    yield f"calls: {_spelled(form.opening, grammars)} call {more} {_spelled(form.closing, grammars)}"
+    yield f"call: {' | '.join(f'call_{number}' for number in range(len(each)))}"
+    for number, tool in enumerate(each):
+        yield f"call_{number}: HEAD_{number} {_json(tool.schema)} TAIL"
+        yield f"HEAD_{number}: /{head([tool.name])}/"
+    yield f"TAIL: /{SPACE}\\}}/"
+
+
+def _said(tools: Tools, form: CallForm, grammars: Grammars, answer: Schema | None) -> Iterator[str]:
+    """An answer, or what comes before calls: no text that would be read as a call."""
+    if tools.required:
+        return
+    if answer is not None:
+        yield f"said: {_json(schema_of(answer))}"
+        return
+    others = {*grammars.whole_tokens.values()} - {*grammars.ends, grammars.whole_tokens.get(form.trigger)}
+    ids = ",".join(str(each) for each in sorted(each for each in others if each is not None))
+    yield "said: FIRST?" + f" (<[{ids}]> TEXT?)*" * bool(ids)
+    text = f"/(?s:.+)/ & ~/{ANYTHING}{_regex(form.trigger)}{ANYTHING}/" if form.trigger else "/(?s:.+)/"
+    yield f"TEXT: {text}"
+    names = [tool.name for tool in tools.callable]
+    yield f"FIRST: {text}" + f" & ~/{SPACE}{head(names)}{ANYTHING}/" * form.is_bare
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': BLANKS}})}"
+
+
+def _regex(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")
+
+
+def _spelled(text: str, grammars: Grammars) -> str:
+    """A text of a form: its tokens, letters, and blanks, of which there may be more or fewer."""
+    tokens = [token for token in grammars.whole_tokens if token in text]
+    pieces = re.split("|".join(["(\\s+)", *(f"({re.escape(token)})" for token in tokens)]), text)
+    return " ".join(_piece(piece, grammars) for piece in pieces if piece)
+
+
+def _piece(piece: str, grammars: Grammars) -> str:
+    if (token := grammars.whole_tokens.get(piece)) is not None:
+        return f"<[{token}]>"
+    return f"/{SPACE}/" if piece.isspace() else json.dumps(piece)
