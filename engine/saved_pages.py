@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
-from aerie.engine.numerics import bf16
 from aerie.engine.pages import PAGE, Paged, PagePool
 from aerie.engine.saved import COUNTS, TOKENS, MadeBy, OnDemand, read_file, write_file
 
@@ -46,7 +45,7 @@ def write_pages(sequence: Paged, path: Path, made_by: MadeBy) -> None:
             return np.array(sequence.token_ids, np.int64)
         kind, layer = name.split(".")
         array = sequence.pool.layers[int(layer)][BOTH.index(kind)]
-        return array[:, places].view(np.uint16)
+        return array.view(np.uint16)[:, places]  # numbers of numpy's own are copied without the GIL
 
     write_file(path, OnDemand(names, made), made_by, in_blocks=sequence.length, dropped=0, answer={})
 
@@ -82,7 +81,7 @@ class PagesFile:
         for layer, pair in enumerate(sequence.pool.layers):
             for kind, array in zip(BOTH, pair, strict=True):
                 saved = self._arrays[f"{kind}.{layer}"][:, first : len(self.token_ids)]
-                array[:, places] = saved.view(bf16)
+                array.view(np.uint16)[:, places] = saved
 
     def publish(self, sequence: Paged) -> None:
         """From now on it is found by who begins so. In the model's thread."""

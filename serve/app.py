@@ -23,7 +23,7 @@ from aerie.engine.errors import UserError
 from aerie.engine.model import LoadedModel
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve import npu
+from aerie.serve import npu, npu_request
 from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
 from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
 from aerie.serve.events import answered
@@ -127,8 +127,27 @@ def _add_npu(app: FastAPI, service: Service, views: npu.Views) -> None:
 
     @app.get("/npu/trace/{name}")
     async def trace(name: str) -> Response:
-        made = npu.trace(await views.of(service.ready().session.model.programs, name))
-        return JSONResponse(made, headers={"Content-Disposition": 'attachment; filename="trace.json"'})
+        return _file(npu.trace(await views.of(service.ready().session.model.programs, name)))
+
+    @app.get("/npu/request")
+    async def last() -> Mapping[str, Any]:
+        programs = service.ready().session.model.programs
+        return npu_request.told(npu_request.last(service.worker.history.last), views, programs)
+
+    @app.get("/npu/request/moved/{name}")
+    async def moved(name: str) -> Mapping[str, Any]:
+        programs = service.ready().session.model.programs
+        ended = npu_request.last(service.worker.history.last)
+        return await npu_request.moved(ended, views, programs, name)
+
+    @app.get("/npu/request/trace")
+    async def traced() -> Response:
+        service.ready()
+        return _file(npu_request.trace(npu_request.last(service.worker.history.last)))
+
+
+def _file(trace: Mapping[str, Any]) -> Response:
+    return JSONResponse(trace, headers={"Content-Disposition": 'attachment; filename="trace.json"'})
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

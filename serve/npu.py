@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from aerie.multi_launch_builder import Program
 from aerie.serve.errors import ApiError
@@ -47,12 +47,31 @@ class View:
     why: str = ""
 
 
+class Moved(NamedTuple):
+    """What a program moves in a run: `launches` and `channels` as of `told`; or `why` it is not known."""
+
+    launches: list[dict[str, Any]]
+    channels: list[dict[str, Any]]
+    why: str
+
+
 class Views:
-    """Makes views, one at a time in a thread of its own, and keeps the latest."""
+    """Makes views, one at a time in a thread of its own, and keeps the latest, and of all what they moved."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "npu")
         self._kept: dict[str, View] = {}
+        self._moved: dict[str, Moved] = {}
+
+    def knows(self, name: str) -> bool:
+        """Whether what a program moves is known already, or why it is not."""
+        return name in self._moved
+
+    async def moved(self, programs: Mapping[str, Program], name: str) -> Moved:
+        """What a program moves. As `of`."""
+        if name not in self._moved:
+            await self.of(programs, name)
+        return self._moved[name]
 
     async def of(self, programs: Mapping[str, Program], name: str) -> View:
         """The view of a program. ApiError 404 where the model has none of this name."""
@@ -73,7 +92,10 @@ class Views:
         if program.name not in self._kept:
             while len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[program.name] = view(program)
+            seen = self._kept[program.name] = view(program)
+            stats = (seen.record or {}).get("stats", {})
+            tiles, channels = stats.get("tiles", ()), stats.get("channels", [])
+            self._moved[program.name] = Moved(launches(tiles), channels, seen.why)
         return self._kept[program.name]
 
 
@@ -176,31 +198,39 @@ def launches(tiles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         kind, name, *place = row["where"].split(" ", 2)
         if kind == "launch" or not made:
             label = name.lstrip("@") if kind == "launch" else "no launch"
-            made.append({"name": label, "shim": _none(), "memtile": _none(), "cores": []})
+            made.append(launch(label))
+        counted = {**row, "peak_bytes": row["peak_l1_bytes"]}
         if kind == "herd" and place:
-            _add(_core(made[-1]["cores"], place[0]), row)
+            x, y = (int(number) for number in place[0].strip("()").split(","))
+            add(core(made[-1]["cores"], x, y), counted)
         else:
-            _add(made[-1]["shim" if kind == "launch" else "memtile"], row)
+            add(made[-1]["shim" if kind == "launch" else "memtile"], counted)
     return made
+
+
+def launch(name: str) -> dict[str, Any]:
+    """One in which nothing moved yet."""
+    return {"name": name, "shim": _none(), "memtile": _none(), "cores": []}
 
 
 def _none() -> dict[str, int]:
     return dict.fromkeys((*COUNTS, "peak_bytes"), 0)
 
 
-def _core(cores: list[dict[str, int]], place: str) -> dict[str, int]:
-    x, y = (int(number) for number in place.strip("()").split(","))
-    for core in cores:
-        if (core["x"], core["y"]) == (x, y):
-            return core
+def core(cores: list[dict[str, int]], x: int, y: int) -> dict[str, int]:
+    """That at a place, put there where it is not."""
+    for one in cores:
+        if (one["x"], one["y"]) == (x, y):
+            return one
     cores.append({"x": x, "y": y, **_none()})
     return cores[-1]
 
 
-def _add(to: dict[str, int], row: Mapping[str, Any]) -> None:
+def add(to: dict[str, int], counted: Mapping[str, Any]) -> None:
+    """Counts are added up, and of peaks the largest is taken."""
     for count in COUNTS:
-        to[count] += row[count]
-    to["peak_bytes"] = max(to["peak_bytes"], row["peak_l1_bytes"])
+        to[count] += counted[count]
+    to["peak_bytes"] = max(to["peak_bytes"], counted["peak_bytes"])
 
 
 def trace(seen: View) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.answer import Answer, Ask, Ending, Piece, Recorder
 from aerie.serve.errors import ApiError, internal, of_engine
+from aerie.serve.history import History
 from aerie.serve.slots import Slots
 
 LOG = logging.getLogger("aerie.serve")
@@ -87,7 +88,7 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._is_ended = False
-        self.over, self.slots = asyncio.Event(), Slots()
+        self.over, self.slots, self.history = asyncio.Event(), Slots(), History()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -156,12 +157,13 @@ class Worker:
         told = self._left_out()
         told += self._admitted(opened)
         try:
-            opened.scheduler.step()
+            self.history.step(opened.scheduler, opened.session.cache.profiler)
         except Exception as error:
             LOG.exception("a step failed, and %d answers with it", len(self._running))
             told += self._cut(self._running, of_engine(error))
             self._running.clear()
         told += self._come()
+        self.history.notice()
         self._running = [job for job in self._running if job.answer and not job.answer.request.is_over]
         if told:
             self._on_loop(partial(_tell, told))
@@ -204,6 +206,7 @@ class Worker:
             try:
                 job.answer = _begun(opened, job.ask)
                 self.slots.give(job.answer.request, job.ask.slot)
+                self.history.begin(job.answer.request)
                 self._running.append(job)
             except UserError as error:
                 refused += self._cut([job], of_engine(error))

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
+NAME = "cached_attn_ar8_cl512"
 PHONE = {"width": 390, "height": 800}
 
 
@@ -59,7 +60,7 @@ def test_a_chat_is_answered_again_and_kept(page: Any) -> None:
     page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Done").click()
     ask(page)
-    page.get_by_text("tokens/s").wait_for()
+    page.get_by_text("of these").wait_for()  # tokens/s too, unless all of them came at once
     answer = page.locator("article").last.locator(".text")
     assert answer.inner_text().strip() == ANSWER
     page.get_by_role("button", name="Regenerate").click()
@@ -121,12 +122,37 @@ def test_a_phone_and_the_dark(page: Any, path: str) -> None:
     assert back(page) == dark
 
 
+def test_the_last_request_its_bytes_and_its_trace(page: Any, serving: Any, tmp_path: Any) -> None:
+    asked = {"prompt": [5, 6, 7], "max_tokens": 4, **{**serving.endless, "max_tokens": 4}}
+    with serving.http as http:
+        assert http.post("/v1/completions", json=asked).status_code == 200
+        (name, *_) = [each["name"] for each in http.get("/npu/request").json()["programs"]]
+    page.goto("/npu")
+    page.locator("#said").get_by_text("Request").wait_for()
+    assert "3 tokens" in page.locator("#summary").inner_text()
+    runs = page.locator("#runs")
+    assert runs.get_by_text("host: the rest").is_visible()
+    assert page.get_by_text("Static check").is_hidden()
+    page.get_by_role("button", name="Count the bytes").click()
+    page.get_by_role("button", name="Count the bytes").wait_for(state="hidden", timeout=500_000)
+    assert "iB" in runs.get_by_role("row").filter(has_text=name).inner_text()
+    assert page.get_by_role("group", name="Tiles of the array").get_by_text("MiB").first.is_visible()
+    with page.expect_download() as downloaded:
+        page.get_by_role("button", name="Download the trace").click()
+    kept = tmp_path / "trace.json"
+    downloaded.value.save_as(kept)
+    assert "passes" in kept.read_text()
+    page.select_option("#program", NAME)
+    page.get_by_text(f"{NAME}, 1 launch.").wait_for(timeout=120_000)
+    assert page.locator("#request").is_hidden()
+
+
 def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:
     page.goto("/")
     page.get_by_role("link", name="Virtual NPU").press("Enter")
     page.locator("#program option").first.wait_for(state="attached")
-    page.select_option("#program", "cached_attn_ar8_cl512")
-    page.get_by_text("cached_attn_ar8_cl512, 1 launch.").wait_for(timeout=120_000)
+    page.select_option("#program", NAME)
+    page.get_by_text(f"{NAME}, 1 launch.").wait_for(timeout=120_000)
     tiles = page.get_by_role("group", name="Tiles of the array").get_by_role("button")
     assert tiles.count() == 8 * 4 + 2
     page.get_by_role("button", name="core (0, 0): 70.8 KiB in, 2.0 KiB out, 20 transfers").press("Enter")
