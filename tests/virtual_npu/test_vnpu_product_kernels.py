@@ -115,6 +115,11 @@ FORMS = {
     "few rows": few_rows(16, 96, 160),
     "few rows, no whole panel": few_rows(8, 40, 32),
     "few rows, some of eight": plain(3, 72, 288, True),
+    "few rows, columns in pieces": [
+        [(8, 256, 8)],
+        [(8, 512, 64), (8, 64, 1)],
+        [(4, 64, 4096), (64, 1, 1)],
+    ],
     "scattered": scattered(13, 50, 31),
     "one element": plain(1, 1, 1, False),
 }

@@ -94,6 +94,7 @@ VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put
 // 8 x 32 sums.
 struct Few512 {
   static constexpr int kRows = 8, kColumns = 32, kVectors = 2, kLanes = 16;
+  static constexpr bool kFetches = true;  // whether it pays to ask L2 for a piece before it is turned
   static constexpr int kPairsAPiece = 4;  // for 8 rows a piece is turned whenever so many pairs of steps were added
   using Packed = uint32_t;                // of one column, two steps of k
   static constexpr int kPacked = kColumns;  // a pair of steps of a panel
@@ -140,6 +141,7 @@ struct FewPlain : Few512 {
 struct FewPlain {
   static constexpr int kLeastRows = 1;
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
+  static constexpr bool kFetches = false;
   static constexpr int kPairsAPiece = 16;
   using Left = float;
   static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one

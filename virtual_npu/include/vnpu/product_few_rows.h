@@ -15,53 +15,87 @@
 
 namespace vnpu::product {
 
-// The pieces of b of one chunk, turned one after the other, and the next panel, of which lines are asked for meanwhile.
+// The pieces of b, turned one after the other: a chunk at a time, while the one before it is multiplied.
 template <class Kernel>
 class Pieces {
  public:
   using Packed = typename Kernel::Packed;
+  static constexpr i64 kChunk = 128;  // steps of k
 
-  // Begin with a chunk: `from` is its first step in b, `lines` what it has of each column.
-  void begin(const bf16 *from, const Places &columns, int lines, Packed *to) {
-    from_ = from, columns_ = columns.at, lines_ = lines, to_ = to;
-    groups_ = (columns.count + kPieceColumns - 1) / kPieceColumns;
-    group_ = line_ = 0;
+  // From step `from` of b on, so many steps of all these columns, through two buffers of a chunk each. Then, if that is not
+  // null, the same steps from `next` on will be wanted.
+  Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, Packed *const *buffers)
+      : first_(from), columns_(columns), end_(columns + count), steps_(steps), to_(buffers[0]), other_(buffers[1]),
+        asked_(from), asked_columns_(columns + Kernel::kColumns), begun_(columns), next_(next) {
+    begin();
+    end_chunk();
   }
-  // Ask for so many steps of these columns from now on; `from` is the first step in b.
-  void ask_for(const bf16 *from, const Places &columns, i64 steps) {
-    next_ = from, next_columns_ = columns, next_steps_ = steps;
-    next_column_ = 0, next_step_ = 0;
-  }
+  // The chunk that is to be multiplied.
+  const Packed *turned() const { return other_; }
+  // Whether all of the one after it is turned.
   bool is_done() const { return group_ >= groups_; }
 
+  // A piece of that one, of which some are left.
   VNPU_INLINE void turn() {
-    if (next_column_ < next_columns_.count) ask();
-    Packed *const to = to_ + line_ * kPiecePairs * Kernel::kPacked + group_ * kPieceColumns;
-    Kernel::turn(from_ + line_ * kPieceSteps, columns_ + group_ * kPieceColumns, to);
-    if (++line_ == lines_) line_ = 0, ++group_;
+    if (asked_columns_ < end_) ask();
+    Kernel::turn(at_, columns_ + group_ * kPieceColumns, to_ + line_ * kPiecePairs * Kernel::kPacked + group_ * kPieceColumns);
+    at_ += kPieceSteps;
+    if (++line_ == lines_) line_ = 0, at_ = chunk_, ++group_;
+    if (Kernel::kFetches && !is_done()) fetch();
   }
-  void turn_all() {
+  // All that is left of it, which is to be multiplied now; and another one is begun, if there is one.
+  VNPU_INLINE void end_chunk() {
     while (!is_done()) turn();
+    Packed *const turned = to_;
+    to_ = other_, other_ = turned;
+    chunk_ += kChunk;
+    left_ -= kChunk;
+    if (left_ <= 0) columns_ += Kernel::kColumns, begin();
+    else begin_chunk();
   }
 
  private:
-  // As many lines as a piece has, side by side.
+  // A panel.
+  VNPU_INLINE void begin() {
+    chunk_ = first_;
+    left_ = steps_;
+    const i64 columns = end_ - columns_;
+    groups_ = int(columns < Kernel::kColumns ? columns : i64(Kernel::kColumns)) / kPieceColumns;
+    begin_chunk();
+  }
+  VNPU_INLINE void begin_chunk() {
+    lines_ = int((left_ < kChunk ? left_ : kChunk) / kPieceSteps);
+    group_ = line_ = 0;
+    at_ = chunk_;
+  }
+  // The next piece comes from L2 while this one is turned.
+  VNPU_INLINE void fetch() const {
+    const i64 *const columns = columns_ + group_ * kPieceColumns;
+#pragma GCC unroll 8
+    for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(at_ + columns[i]);
+  }
+  // As many lines as a piece has, side by side, of the next panel.
   VNPU_INLINE void ask() {
-    const bf16 *const row = next_ + next_columns_.at[next_column_] + next_step_;
+    const bf16 *const row = asked_ + *asked_columns_ + asked_step_;
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(row + i * kPieceSteps);
-    next_step_ += kPieceColumns * kPieceSteps;
-    if (next_step_ < next_steps_) return;
-    next_step_ = 0;
-    ++next_column_;
+    asked_step_ += kPieceColumns * kPieceSteps;
+    if (asked_step_ < steps_) return;
+    asked_step_ = 0;
+    ++asked_columns_;
+    if (asked_columns_ == end_ && next_) asked_ = next_, asked_columns_ = begun_, next_ = nullptr;
   }
 
-  const bf16 *from_ = nullptr, *next_ = nullptr;
-  const i64 *columns_ = nullptr;
-  Packed *to_ = nullptr;
-  int lines_ = 0, line_ = 0, groups_ = 0, group_ = 0, next_column_ = 0;
-  Places next_columns_{};
-  i64 next_steps_ = 0, next_step_ = 0;
+  const bf16 *const first_, *chunk_ = nullptr, *at_ = nullptr;
+  const i64 *columns_, *const end_;
+  const i64 steps_;
+  i64 left_ = 0;
+  Packed *to_, *other_;
+  int lines_ = 0, line_ = 0, groups_ = 0, group_ = 0;
+  const bf16 *asked_;
+  const i64 *asked_columns_, *const begun_;
+  const bf16 *next_;
+  i64 asked_step_ = 0;
 };
 
 template <class Kernel>
@@ -77,7 +111,7 @@ class FewRows : Operands {
   }
   // Whether a and b come in whole pieces, in which rows of a and columns of b are runs of k.
   bool serves() const {
-    return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.lie_in_lines() && b_steps_.lie_in_lines();
+    return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.lie_in_lines() && b_steps_.is_run();
   }
 
   void run() {
@@ -98,7 +132,7 @@ class FewRows : Operands {
   using Packed = typename Kernel::Packed;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
   static constexpr i64 kMostOfThem = 32;          // rows of c
-  static constexpr i64 kChunk = 128;              // steps of k
+  static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
   static constexpr i64 kMostSteps = 4096;         // of which a panel is 256 KB; for more than 16 rows half as many
   static constexpr i64 kPackedRows = 8;           // rows of a that are packed at a time
   static constexpr i64 kWorthThreads = 1 << 20;   // multiplications that take longer than to wake a thread
@@ -131,7 +165,6 @@ class FewRows : Operands {
   // Left of kRows rows over so many steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
 
-  Places columns_of(i64 panel) const { return b_columns_.some(panel * kColumns, kColumns); }
   // Of the last of them on, rows are repeated up to kPackedRows.
   void pack_rows(const Work &work, Left *packed) const {
     for (i64 m = 0; m < m_; m += kPackedRows, packed += kPackedRows / kRows * lefts(work.steps)) {
@@ -145,59 +178,52 @@ class FewRows : Operands {
 
   // next: the step of k after those under way.
   void add_panels(const Work &work, i64 next) const {
-    const i64 chunks = (work.steps + kChunk - 1) / kChunk;
-    Pieces<Kernel> pieces;
-    int which = 0;
-    begin(work, pieces, work.first, 0, which);
-    pieces.turn_all();
+    const i64 chunks = (work.steps + kChunk - 1) / kChunk, before = work.first * kColumns;
+    const i64 count = (work.end * kColumns < n_ ? work.end * kColumns : n_) - before;
+    const bf16 *const b = product_.b;
+    Pieces<Kernel> pieces(b + b_steps_[work.k], work.steps, b_columns_.some(before, count).at, count,
+                          next < k_ ? b + b_steps_[next] : nullptr, work.turned);
     for (i64 panel = work.first; panel < work.end; ++panel) {
       go_on();
-      const bool is_last = panel + 1 == work.end;
-      if (!is_last) pieces.ask_for(product_.b + b_steps_[work.k], columns_of(panel + 1), work.steps);
-      else if (next < k_) pieces.ask_for(product_.b + b_steps_[next], columns_of(work.first), work.steps);
       const Places columns = c_columns_.some(panel * kColumns, kColumns);
       for (i64 m = 0; m < m_; ++m) copy(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
-      for (i64 chunk = 0; chunk < chunks; ++chunk, which ^= 1) {
-        if (chunk + 1 < chunks) begin(work, pieces, panel, chunk + 1, which ^ 1);
-        else if (!is_last) begin(work, pieces, panel + 1, 0, which ^ 1);
-        add_chunk(work, chunk * kChunk, work.turned[which], pieces);
-        pieces.turn_all();
+      if (m_ <= kRows) {
+        add_at_most<kRows>(int(m_), work.packed, work.steps, work.sums, pieces);
+      } else {
+        for (i64 chunk = 0; chunk < chunks; ++chunk) {
+          add_chunk(work, chunk * kChunk, pieces);
+          pieces.end_chunk();
+        }
       }
       for (i64 m = 0; m < m_; ++m) copy_back(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
     }
   }
 
-  void begin(const Work &work, Pieces<Kernel> &pieces, i64 panel, i64 chunk, int which) const {
-    const i64 first = chunk * kChunk, left = work.steps - first;
-    const int lines = int((left < kChunk ? left : kChunk) / kPieceSteps);
-    pieces.begin(product_.b + b_steps_[work.k + first], columns_of(panel), lines, work.turned[which]);
-  }
-
   // The steps from `first` on, which are turned, to all rows. Pieces are spread over all that is to be added.
-  void add_chunk(const Work &work, i64 first, const Packed *turned, Pieces<Kernel> &pieces) const {
+  void add_chunk(const Work &work, i64 first, Pieces<Kernel> &pieces) const {
     const i64 left = work.steps - first, steps = left < kChunk ? left : kChunk;
     const Left *from = work.packed + lefts(first);
     for (i64 m = 0; m < m_; m += kRows, from += lefts(work.steps)) {
       float *const sums = work.sums + m * kColumns;
-      if (m_ > 16) add<4, kRows>(from, turned, int(steps / 2), sums, pieces);
-      else if (m_ > 8) add<2, kRows>(from, turned, int(steps / 2), sums, pieces);
-      else add_at_most<kRows>(int(m_ - m), from, turned, int(steps / 2), sums, pieces);
+      if (m_ > 16) add<4, kRows, false>(from, steps, sums, pieces);
+      else if (m_ > 8) add<2, kRows, false>(from, steps, sums, pieces);
+      else add<1, kRows, false>(from, steps, sums, pieces);
     }
   }
 
   // As many rows as there are, or the next power of two, but kLeastRows at least.
   template <int Rows>
-  static void add_at_most(int rows, const Left *a, const Packed *b, int pairs, float *c, Pieces<Kernel> &pieces) {
+  static void add_at_most(int rows, const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
     if constexpr (Rows > Kernel::kLeastRows) {
-      if (rows <= Rows / 2) return add_at_most<Rows / 2>(rows, a, b, pairs, c, pieces);
+      if (rows <= Rows / 2) return add_at_most<Rows / 2>(rows, a, steps, c, pieces);
     }
-    add<1, Rows>(a, b, pairs, c, pieces);
+    add<1, Rows, true>(a, steps, c, pieces);
   }
 
-  // A piece is turned whenever so many times kPairsAPiece pairs of steps were added, but every 16 at least. A function by
-  // itself, so that sums stay in registers whatever stands around it.
-  template <int Times, int Rows>
-  [[gnu::noinline]] static void add(const Left *a, const Packed *b, int pairs, float *c, Pieces<Kernel> &pieces) {
+  // A chunk, or as many as there are of so many steps. A piece is turned whenever so many times kPairsAPiece pairs of steps
+  // were added, but every 16 at least. A function by itself, so that sums stay in registers whatever stands around it.
+  template <int Times, int Rows, bool kMany>
+  [[gnu::noinline]] static void add(const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
     constexpr int kWanted = Times * Kernel::kPairsAPiece, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
     using Floats = typename Kernel::Floats;
     Floats sums[Rows][Kernel::kVectors];
@@ -206,11 +232,19 @@ class FewRows : Operands {
 #pragma GCC unroll 3
       for (int v = 0; v < Kernel::kVectors; ++v) memcpy(&sums[r][v], c + r * kColumns + v * Kernel::kLanes, sizeof(Floats));
     }
-    for (int i = 0; i < pairs; i += kPairs) {
-      if (!pieces.is_done()) pieces.turn();
-      for (int pair = 0; pair < kPairs; ++pair, a += Kernel::kLefts, b += Kernel::kPacked) {
-        Kernel::template add<Rows>(a, b, sums);
+    for (;;) {
+      const Packed *b = pieces.turned();
+      const int pairs = int(steps < kChunk ? steps : kChunk) / 2;
+      for (int i = 0; i < pairs; i += kPairs) {
+        if (!pieces.is_done()) pieces.turn();
+        for (int pair = 0; pair < kPairs; ++pair, a += Kernel::kLefts, b += Kernel::kPacked) {
+          Kernel::template add<Rows>(a, b, sums);
+        }
       }
+      if constexpr (!kMany) break;
+      pieces.end_chunk();
+      steps -= kChunk;
+      if (steps <= 0) break;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {

@@ -21,18 +21,20 @@ class Offsets {
     at_[0] = 0;
     i64 inner = 1;
     for (int i = axes.count - 1; i >= 0; --i) {
-      const Axis &axis = axes.list[i];
-      for (i64 outer = 1; outer < axis.extent; ++outer) {
-        for (i64 j = 0; j < inner; ++j) at_[outer * inner + j] = at_[j] + outer * (axis.*step);
+      const i64 extent = axes.list[i].extent, far = axes.list[i].*step;
+      if (far == inner && together_ == inner) together_ *= extent;
+      if (inner == 1) {
+        for (i64 outer = 1; outer < extent; ++outer) at_[outer] = outer * far;
+      } else {
+        for (i64 j = inner; j < extent * inner; ++j) at_[j] = at_[j - inner] + far;
       }
-      inner *= axis.extent;
+      inner *= extent;
     }
     while (run_ > 1 && !are_runs_of(run_)) run_ = run_ > 8 ? run_ / 2 : 1;
   }
   i64 operator[](i64 i) const { return at_[i]; }
   bool is_run() const { return are_runs_of(count); }
   bool lie_in_lines() const { return run_ == 32; }
-  // At most so many from the value `first` on, a multiple of them.
   // Of an operand's elements at these places, whether `bits` of all of them is zero; it takes eight side by side as well.
   template <class Lane, class Bits>
   bool are_all_zero(const void *operand, const Bits &bits) const {
@@ -61,24 +63,19 @@ class Offsets {
   void reorder(Blocks &blocks, const i64 *order) {
     i64 *const at = blocks.alloc<i64>(count);
     for (i64 i = 0; i < count; ++i) at[i] = at_[order[i]];
-    at_ = at, run_ = 1;
+    at_ = at, together_ = run_ = 1;
   }
   void drop(i64 first) { at_ += first, count -= first; }
+  // At most so many from the value `first` on, a multiple of them.
   Places some(i64 first, i64 most) const { return {at_ + first, int(most < count - first ? most : count - first), run_}; }
 
   i64 count = 1;
 
  private:
-  bool are_runs_of(i64 length) const {
-    for (i64 run = 0; run < count; run += length) {
-      const i64 end = run + length < count ? run + length : count;
-      for (i64 i = run + 1; i < end; ++i) {
-        if (at_[i] != at_[i - 1] + 1) return false;
-      }
-    }
-    return true;
-  }
+  bool are_runs_of(i64 length) const { return together_ == count || together_ % length == 0; }
+
   i64 *at_;
+  i64 together_ = 1;  // from every multiple of it on, so many lie side by side
   int run_ = 32;
 };
 
