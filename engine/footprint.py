@@ -59,6 +59,11 @@ class Footprint:
         """What of it this process has already: the interpreter, its libraries, the tokenizer."""
         return min(self.working, resident_bytes())
 
+    @property
+    def beside(self) -> int:
+        """What of it a process takes more that has the interpreter and its libraries already."""
+        return self.total - WORKING_BYTES
+
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
@@ -147,6 +152,12 @@ def needs_of_prompt(config: ModelConfig, blocks: Blocks, tokens: int) -> Needs:
 def needs_of_variants(config: ModelConfig, blocks: Blocks) -> Needs:
     """What a session takes that uses all variants."""
     return Needs(0, tuple(every_name(config, blocks)), blocks.largest_context or 0)
+
+
+def foreseen(config: ModelConfig, options: RuntimeOptions) -> Footprint:
+    """What a session started so comes to take: with all variants in use. UnsupportedShapeError."""
+    needs = replace(needs_of_variants(config, options.blocks(config)), unturned=options.end(config).drops)
+    return _footprint(config, options, needs, options.backend.access.copies)
 
 
 def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:

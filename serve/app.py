@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -31,15 +31,19 @@ from aerie.serve.fields import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Fields,
     TemplateRequest,
+    Text,
     TokenizeRequest,
 )
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard, Guarded
+from aerie.serve.loading import Loading
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
+from aerie.serve.models import Models
 from aerie.serve.native import DEFAULTS, NativeRequest, completed
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
-from aerie.serve.service import Service
+from aerie.serve.service import Service, State
 from aerie.serve.slot_files import SlotRequest
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
@@ -52,30 +56,46 @@ NOTHING = (
 NO_GUESSES = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
-def make_app(service: Service) -> ASGIApp:
-    """The server, as ASGI. The model is loaded from its startup on, and closed at its shutdown."""
+def _held(request: Request) -> Service:
+    service: Service = request.state.service
+    return service
+
+
+def _seen(request: Request, model: str | None = None) -> Service:
+    models: Models = request.app.state.models
+    return models.named(model)
+
+
+Held = Annotated[Service, Depends(_held)]
+"""The model that is asked: loaded, until the response is complete."""
+Seen = Annotated[Service, Depends(_seen)]
+"""The model that ?model= names, else the first, as it is."""
+
+
+def make_app(models: Models) -> ASGIApp:
+    """The server, as ASGI. Models are loaded from its startup on, and closed at its shutdown."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.begin()
+        models.begin()
         yield
-        views.end()
-        await service.end()
+        await models.end()
 
-    views = npu.Views()
     app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
     _add_errors(app)
     _add_page(app, "/", "page.html")
     _add_page(app, "/npu", "npu.html")
-    _add_npu(app, service, views)
-    _add_state(app, service)
-    _add_texts(app, service)
-    _add_answers(app, service)
-    _add_other_apis(app, service)
-    _add_native(app, service)
-    _add_embeddings(app, service)
-    _add_slots(app, service)
-    return guarded(app, service, _paths(app))
+    app.state.models = models
+    _add_npu(app)
+    _add_state(app, models)
+    _add_models(app, models)
+    _add_texts(app)
+    _add_answers(app)
+    _add_other_apis(app)
+    _add_native(app)
+    _add_embeddings(app)
+    _add_slots(app)
+    return guarded(Loading(app, models, app.router), models, _paths(app))
 
 
 def guarded(app: ASGIApp, service: Guarded, paths: Collection[str]) -> ASGIApp:
@@ -114,34 +134,34 @@ def _add_page(app: FastAPI, path: str, file: str) -> None:
         return HTMLResponse(page, headers=headers)
 
 
-def _add_npu(app: FastAPI, service: Service, views: npu.Views) -> None:
+def _add_npu(app: FastAPI) -> None:
     """The programs that the model has compiled, and what they do on the virtual NPU."""
 
     @app.get("/npu/programs")
-    async def programs() -> Mapping[str, Any]:
+    async def programs(service: Seen) -> Mapping[str, Any]:
         return npu.listed(service.ready().session.model.programs)
 
     @app.get("/npu/programs/{name}")
-    async def program(name: str) -> Mapping[str, Any]:
-        return npu.told(await views.of(service.ready().session.model.programs, name))
+    async def program(name: str, service: Seen) -> Mapping[str, Any]:
+        return npu.told(await service.views.of(service.ready().session.model.programs, name))
 
     @app.get("/npu/trace/{name}")
-    async def trace(name: str) -> Response:
-        return _file(npu.trace(await views.of(service.ready().session.model.programs, name)))
+    async def trace(name: str, service: Seen) -> Response:
+        return _file(npu.trace(await service.views.of(service.ready().session.model.programs, name)))
 
     @app.get("/npu/request")
-    async def last() -> Mapping[str, Any]:
+    async def last(service: Seen) -> Mapping[str, Any]:
         programs = service.ready().session.model.programs
-        return npu_request.told(npu_request.last(service.worker.history.last), views, programs)
+        return npu_request.told(npu_request.last(service.worker.history.last), service.views, programs)
 
     @app.get("/npu/request/moved/{name}")
-    async def moved(name: str) -> Mapping[str, Any]:
+    async def moved(name: str, service: Seen) -> Mapping[str, Any]:
         programs = service.ready().session.model.programs
         ended = npu_request.last(service.worker.history.last)
-        return await npu_request.moved(ended, views, programs, name)
+        return await npu_request.moved(ended, service.views, programs, name)
 
     @app.get("/npu/request/trace")
-    async def traced() -> Response:
+    async def traced(service: Seen) -> Response:
         service.ready()
         return _file(npu_request.trace(npu_request.last(service.worker.history.last)))
 
@@ -150,31 +170,25 @@ def _file(trace: Mapping[str, Any]) -> Response:
     return JSONResponse(trace, headers={"Content-Disposition": 'attachment; filename="trace.json"'})
 
 
-def _add_state(app: FastAPI, service: Service) -> None:
+def _add_state(app: FastAPI, models: Models) -> None:
     """What there is, and how it is."""
 
     @app.get("/health")
     async def health() -> Mapping[str, Any]:
-        service.ready()
+        models.first.check()
+        if models.is_starting:
+            raise models.first.is_loading()
+        every = models.all.values()
         return {
             "status": "ok",
-            "model": service.name,
-            "running": service.worker.running,
-            "waiting": service.worker.waiting,
+            "model": models.first.name,
+            "running": sum(service.running for service in every),
+            "waiting": sum(service.waiting for service in every),
+            "models": {service.name: service.state.value for service in every},
         }
 
-    @app.get("/v1/models")
-    async def models() -> Mapping[str, Any]:
-        return {"object": "list", "data": [_model(service)]}
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Mapping[str, Any]:
-        if name != service.name:
-            service.opened(name)
-        return _model(service)
-
     @app.get("/props")
-    async def props() -> Mapping[str, Any]:
+    async def props(service: Seen) -> Mapping[str, Any]:
         opened = service.ready()
         return {
             "model_alias": service.name,
@@ -189,14 +203,45 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return PlainTextResponse(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+class ModelRequest(Fields):
+    """POST /models/load and /models/unload."""
+
+    model: Text
+
+
+def _add_models(app: FastAPI, models: Models) -> None:
+    """Which models there are, and having them loaded and unloaded in the words of llama.cpp's server."""
+
+    @app.get("/v1/models")
+    async def every() -> Mapping[str, Any]:
+        return {"object": "list", "data": [_model(service) for service in models.all.values()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one(name: str) -> Mapping[str, Any]:
+        return _model(models.named(name))
+
+    @app.post("/models/load")
+    async def load(body: ModelRequest) -> Mapping[str, Any]:
+        models.first.check()
+        await models.begin_load(models.named(body.model))
+        return {"success": True}
+
+    @app.post("/models/unload")
+    async def unload(body: ModelRequest) -> Mapping[str, Any]:
+        await models.unload(models.named(body.model))
+        return {"success": True}
 
 
 def _model(service: Service) -> dict[str, Any]:
-    opened = service.worker.opened
     told = {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie"}
-    context = _of_checkpoint(opened.session.model) if opened else {}
-    return {**told, "aliases": [*service.aliases], **context}
+    state: dict[str, Any] = {"value": service.state.value}
+    if service.state is State.FAILED:
+        state |= {"failed": True, "reason": service.reason}
+    context = _of_checkpoint(service.opened.session.model) if service.opened else {}
+    return {**told, "aliases": [*service.aliases], "status": state, **context}
 
 
 def _of_checkpoint(model: LoadedModel) -> dict[str, Any]:
@@ -210,12 +255,12 @@ def _of_checkpoint(model: LoadedModel) -> dict[str, Any]:
     return {"max_model_len": model.positions, "meta": {**meta, "n_ctx": model.positions}}
 
 
-def _add_texts(app: FastAPI, service: Service) -> None:
+def _add_texts(app: FastAPI) -> None:
     """Between text and tokens."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Mapping[str, Any]:
-        opened = service.opened(body.model)
+    async def tokenize(body: TokenizeRequest, service: Held) -> Mapping[str, Any]:
+        opened = service.ready()
         ids = await service.encoded(partial(_tokenized, body))
         tokens: list[Any] = list(ids)
         if body.with_pieces:
@@ -223,8 +268,8 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         return {"tokens": tokens, "count": len(ids), "max_model_len": opened.session.model.positions}
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Mapping[str, Any]:
-        size = service.opened(body.model).session.model.config.vocab_size
+    async def detokenize(body: DetokenizeRequest, service: Held) -> Mapping[str, Any]:
+        size = service.ready().session.model.config.vocab_size
         if wrong := [each for each in body.tokens if each >= size]:
             raise ApiError(
                 400, f"tokens has {wrong[0]}; the vocabulary has 0 to {size - 1}", "tokens", "invalid_value"
@@ -233,8 +278,8 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         return {"content": text, "prompt": text}
 
     @app.post("/apply-template")
-    async def apply_template(body: TemplateRequest) -> Mapping[str, Any]:
-        service.opened(body.model)
+    async def apply_template(body: TemplateRequest, service: Held) -> Mapping[str, Any]:
+        service.ready()
         messages = [message.as_message for message in body.messages]
         return {"prompt": await service.encoded(lambda tokenizer: tokenizer.chat_text(messages))}
 
@@ -246,10 +291,10 @@ def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode((body.content if body.prompt is None else body.prompt) or "", special=special)
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
+def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        opened = service.opened(body.model)
+    async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
+        opened = service.ready()
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
         grammar = await service.grammar(opened, body.form)
         expected = await service.encoded(partial(_continued, body.predicted))
@@ -261,8 +306,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        opened = service.opened(body.model)
+    async def completions(body: CompletionRequest, request: Request, service: Held) -> Response:
+        opened = service.ready()
         prompts = [
             prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt))
             for prompt in body.prompts
@@ -299,12 +344,12 @@ def _decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids)
 
 
-def _add_other_apis(app: FastAPI, service: Service) -> None:
+def _add_other_apis(app: FastAPI) -> None:
     """A newer one of OpenAI's, and Anthropic's."""
 
     @app.post("/v1/responses")
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
-        opened = service.opened(body.model)
+    async def responses(body: ResponsesRequest, request: Request, service: Held) -> Response:
+        opened = service.ready()
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.messages))
         grammar = await service.grammar(opened, body.form)
         asks = service.asks(opened, body.settings, [ids], body.max_output_tokens, grammar)
@@ -313,8 +358,8 @@ def _add_other_apis(app: FastAPI, service: Service) -> None:
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
     @app.post("/v1/messages")
-    async def messages(body: MessagesRequest, request: Request) -> Response:
-        opened = service.opened(body.model)
+    async def messages(body: MessagesRequest, request: Request, service: Held) -> Response:
+        opened = service.ready()
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
         asks = service.asks(opened, body.settings, [ids], body.max_tokens)
         asking = service.asking(asks, request.state.line)
@@ -322,17 +367,17 @@ def _add_other_apis(app: FastAPI, service: Service) -> None:
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
     @app.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountRequest) -> Mapping[str, Any]:
-        service.opened(body.model)
+    async def count_tokens(body: CountRequest, service: Held) -> Mapping[str, Any]:
+        service.ready()
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
         return {"input_tokens": len(ids)}
 
 
-def _add_slots(app: FastAPI, service: Service) -> None:
+def _add_slots(app: FastAPI) -> None:
     """What the pool has of the last answers, by numbers."""
 
     @app.get("/slots")
-    async def slots(fail_on_no_slot: str = "") -> Sequence[Mapping[str, Any]]:
+    async def slots(service: Seen, fail_on_no_slot: str = "") -> Sequence[Mapping[str, Any]]:
         there = service.worker.slots.told(service.ready().session.model.positions)
         if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in there):
             raise ApiError(
@@ -341,30 +386,32 @@ def _add_slots(app: FastAPI, service: Service) -> None:
         return there
 
     @app.post("/slots/{slot}")
-    async def act(slot: str, body: SlotRequest | None = None, action: str = "") -> Mapping[str, Any]:
+    async def act(
+        slot: str, service: Held, body: SlotRequest | None = None, action: str = ""
+    ) -> Mapping[str, Any]:
         given = body or SlotRequest()
-        service.opened(given.model)
+        service.ready()
         return await service.slot_files.act(service.worker, slot, action, given.filename)
 
 
-def _add_native(app: FastAPI, service: Service) -> None:
+def _add_native(app: FastAPI) -> None:
     """llama.cpp's own."""
 
     @app.post("/completion")
-    async def completion(body: NativeRequest, request: Request) -> Response:
+    async def completion(body: NativeRequest, request: Request, service: Held) -> Response:
         return await completed(service, body, request)
 
     @app.post("/v1/chat/completions/input_tokens")
-    async def input_tokens(body: ChatRequest) -> Mapping[str, Any]:
-        service.opened(body.model)
+    async def input_tokens(body: ChatRequest, service: Held) -> Mapping[str, Any]:
+        service.ready()
         ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
         return {"input_tokens": len(ids)}
 
 
-def _add_embeddings(app: FastAPI, service: Service) -> None:
+def _add_embeddings(app: FastAPI) -> None:
     @app.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingsRequest, request: Request) -> Mapping[str, Any]:
-        service.opened(body.model)
+    async def embeddings(body: EmbeddingsRequest, request: Request, service: Held) -> Mapping[str, Any]:
+        service.ready()
         prompts = [
             given if isinstance(given, list) else await service.encoded(partial(_encode, given))
             for given in body.inputs

@@ -10,9 +10,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -24,11 +23,14 @@ from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b.cli import Parser, add_commands, real_number, run_command, whole_number
-from aerie.llama32_1b.find import DEMO, find_checkpoint
+from aerie.llama32_1b.find import find_checkpoint
+from aerie.runtime.memory import available_bytes
 from aerie.serve.app import guarded, make_app
 from aerie.serve.front import PATHS, Front
-from aerie.serve.opening import Runtime, open_model
-from aerie.serve.service import Limits, Service
+from aerie.serve.models import Memory, Models
+from aerie.serve.naming import aliases_of, byte_count, drafts_of, models_of, seconds
+from aerie.serve.opening import Opening, Runtime
+from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.knobs import Knob
@@ -41,7 +43,7 @@ STANDARD = Limits()
 
 
 class Life(Protocol):
-    """What ends with the server: a Service, or a Front."""
+    """What ends with the server: Models, or a Front."""
 
     @property
     def is_over(self) -> bool: ...
@@ -81,9 +83,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def make_server(service: Service) -> Server:
+def make_server(models: Models) -> Server:
     """Ready to `run` with a socket that listens."""
-    return server_of(make_app(service), service, service.limits)
+    return server_of(make_app(models), models, models.limits)
 
 
 def server_of(app: ASGIApp, life: Life, limits: Limits) -> Server:
@@ -103,31 +105,69 @@ def server_of(app: ASGIApp, life: Life, limits: Limits) -> Server:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve a model over HTTP, with OpenAI's API and a web page."""
+    """Serve models over HTTP, with OpenAI's API and a web page."""
     limits, report = _limits(arguments), Reporter()
+    named = models_of(arguments.model, arguments.models_dir, arguments.name)
+    drafts, aliases = drafts_of(arguments.draft, named), aliases_of(arguments.alias, named)
     runtime = Runtime(
         arguments.backend,
         arguments.numerics,
         arguments.variants,
         arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
-        arguments.draft,
     )
-    name = arguments.name or _name_of(arguments.model)
-    options = runtime.options()
+    (first, *others) = named
     with _listen(arguments.host, arguments.port) as listening:
-        said = f"{name} at {_address(listening)}; Ctrl-C ends"
+        said = f"{first} at {_address(listening)}; Ctrl-C ends"
         if arguments.replicas or arguments.max_replicas or arguments.cluster:
-            return _serve_replicas(arguments, (name, arguments.model, runtime, limits), listening, said)
-        opening = partial(open_model, arguments.model, options, report, arguments.draft)
-        service = Service(name, opening, limits, arguments.alias)
-        server = make_server(service)
+            _check_replicas(arguments, others)
+            recipe = first, named[first], runtime._replace(draft=drafts[first]), limits, (*aliases[first],)
+            return _serve_replicas(arguments, recipe, listening, said)
+        models = _models(arguments, named, drafts, aliases, runtime, limits)
+        server = make_server(models)
         _log()
         report.note(said)
+        if others:
+            report.note(f"loaded when they are asked for: {', '.join(others)}")
         server.run(sockets=[listening])
-    if error := service.worker.error:
+    if error := models.error:
         raise error
     return _code(server)
+
+
+def _models(
+    arguments: argparse.Namespace,
+    named: Mapping[str, str],
+    drafts: Mapping[str, str | None],
+    aliases: Mapping[str, Sequence[str]],
+    runtime: Runtime,
+    limits: Limits,
+) -> Models:
+    """Where there are several, their memory is limited whether it is said or not."""
+    limit, options = arguments.memory, runtime.options()
+    if limit is None and len(named) > 1:
+        limit = available_bytes()
+    offers = []
+    for name, model in named.items():
+        opening = Opening(model, options, Reporter(), drafts[name], limit)
+        offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
+    return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)
+
+
+def _check_replicas(arguments: argparse.Namespace, others: Sequence[str]) -> None:
+    """UserError for what is of one engine."""
+    if others:
+        raise UserError(
+            f"--replicas serves one model, and {len(others) + 1} were named; serve without replicas, or each "
+            "model by a server of its own"
+        )
+    given = {
+        "--memory": arguments.memory,
+        "--idle-unload": arguments.idle_unload,
+        "--preload": arguments.preload or None,
+    }
+    if named := [name for name, value in given.items() if value is not None]:
+        raise UserError(f"{named[0]} is of one engine, and replicas keep their model loaded; leave it out")
 
 
 def _code(server: Server) -> int:
@@ -136,7 +176,7 @@ def _code(server: Server) -> int:
 
 def _serve_replicas(
     arguments: argparse.Namespace,
-    recipe: tuple[str, str, Runtime, Limits],
+    recipe: tuple[str, str, Runtime, Limits, tuple[str, ...]],
     listening: socket.socket,
     said: str,
 ) -> int:
@@ -159,11 +199,9 @@ def _serve_replicas(
             f"--replicas is {least}, and Ray, which runs them, is not installed; pip install 'aerie[ray]', "
             "or serve without"
         ) from None
-    tokenizer, limits, report = load_tokenizer(find_checkpoint(arguments.model)), recipe[3], Reporter()
+    tokenizer, limits, report = load_tokenizer(find_checkpoint(recipe[1])), recipe[3], Reporter()
     report.note(f"{least} replicas are started")
-    with replicas.running(
-        replicas.Recipe(*recipe, tuple(arguments.alias)), least, most, arguments.cluster
-    ) as ask:
+    with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
         front = Front(ask, tokenizer, limits, replicas.FULL)
         server = server_of(guarded(front, front, PATHS), front, limits)
         _log()
@@ -189,6 +227,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         origins=tuple(arguments.cors_origin),
         is_local=is_local,
         slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
+        load_s=arguments.load_wait,
     )
 
 
@@ -234,12 +273,6 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _name_of(model: str) -> str:
-    """A folder's own name: where it lies is nobody's business."""
-    folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
-
-
 def _log() -> None:
     """What is logged goes where notes go, with its time."""
     handler = logging.StreamHandler(sys.stderr)
@@ -251,15 +284,7 @@ def _log() -> None:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        default=DEMO,
-        help="as for `aerie run`: demo, a folder, or a Hugging Face id (default: %(default)s)",
-    )
-    parser.add_argument("--name", help="what clients call the model (default: the folder's name, or the id)")
-    parser.add_argument(
-        "--alias", action="append", default=[], metavar="NAME", help="another name for it; several times"
-    )
+    _add_models(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=whole_number(0), default=8000, help="0: any that is free (default: %(default)s)"
@@ -277,6 +302,49 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     _add_limits(parser)
     _add_runtime(parser)
     _add_replicas(parser)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="[NAME=]MODEL",
+        help="as for `aerie run`: demo, a folder, or a Hugging Face id; several times, the first is loaded "
+        "at once and the others when they are asked for (default: demo)",
+    )
+    parser.add_argument(
+        "--models-dir", type=Path, metavar="FOLDER", help="each folder in it with a config.json is a model"
+    )
+    parser.add_argument("--name", help="what clients call the model (default: the folder's name, or the id)")
+    parser.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="ALIAS[=NAME]",
+        help="another name for the first model, or for the one of this name; several times",
+    )
+    parser.add_argument(
+        "--memory",
+        type=byte_count,
+        metavar="BYTES",
+        help="that all models have together, as 6G; those idle longest are unloaded for others (default: of "
+        "several, what is available at the start)",
+    )
+    parser.add_argument("--preload", action="store_true", help="load all models at the start")
+    parser.add_argument(
+        "--idle-unload",
+        type=seconds,
+        metavar="SECONDS",
+        help="unload a model that was not asked for so long (default: never)",
+    )
+    parser.add_argument(
+        "--load-wait",
+        type=seconds,
+        default=STANDARD.load_s,
+        metavar="SECONDS",
+        help="that a request waits for its model to be loaded (default: %(default)s)",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -319,8 +387,11 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--draft",
-        help="as for `aerie run`: lookup, or a smaller model of the same vocabulary; no token changes "
-        "(default: no guesses)",
+        action="append",
+        default=[],
+        metavar="[NAME=]DRAFT",
+        help="as for `aerie run`: lookup, or a smaller model of the same vocabulary, of all models or of "
+        "one; no token changes (default: no guesses)",
     )
     parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
 

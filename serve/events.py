@@ -53,6 +53,16 @@ def event(made: Told, name: str | None = None) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {as_json(made)}\n\n".encode()
 
 
+def failed_event(path: str, error: ApiError, before: int) -> bytes:
+    """The event that ends a stream of this address, after so many events."""
+    if path == "/v1/messages":
+        return event(error.anthropic, "error")
+    if path == "/v1/responses":
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        return event({"type": "error", "sequence_number": before, **told}, "error")
+    return event(error.body)
+
+
 def json_of(made: Told) -> Response:
     return Response(as_json(made), media_type="application/json")
 

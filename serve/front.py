@@ -24,7 +24,7 @@ from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
 from aerie.serve.asking import unless_gone
 from aerie.serve.errors import ApiError, answer_of
-from aerie.serve.events import event
+from aerie.serve.events import failed_event
 from aerie.serve.fields import ChatRequest, CompletionRequest
 from aerie.serve.messages import MessagesRequest
 from aerie.serve.metrics import Metrics
@@ -78,7 +78,8 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoding = ThreadPoolExecutor(1, "encoding")
         self._is_draining = self._is_stopped = False
-        self.metrics = Metrics(lambda: len(self._tasks), lambda: 0)
+        self.metrics = Metrics()
+        self.metrics.watch("", {"running": lambda: len(self._tasks)})
 
     @property
     def is_over(self) -> bool:
@@ -189,16 +190,6 @@ class Reply:
         else:
             raise RuntimeError("a response was cut off")
         self.is_over = True
-
-
-def failed_event(path: str, error: ApiError, before: int) -> bytes:
-    """The event that ends a stream of this address, after so many events."""
-    if path == "/v1/messages":
-        return event(error.anthropic, "error")
-    if path == "/v1/responses":
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return event({"type": "error", "sequence_number": before, **told}, "error")
-    return event(error.body)
 
 
 def keys_of(path: str, body: bytes, tokenizer: Tokenizer) -> list[bytes]:

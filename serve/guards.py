@@ -36,10 +36,13 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class Guarded(Protocol):
-    """What is behind a guard: a Service, or a Front."""
+    """What is behind a guard: Models, or a Front."""
 
-    limits: Limits
-    metrics: Metrics
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
 
 
 class Guard:
@@ -67,7 +70,7 @@ class Guard:
         try:
             self._check(scope["path"], scope["method"], Headers(scope=scope))
             body = await self._body(receive, Headers(scope=scope))
-            await self._app(scope, _replayed(body, receive), noting)
+            await self._app(scope, replayed(body, receive), noting)
         except ApiError as error:
             await answer_of(error, scope["path"])(scope, receive, noting)
         finally:
@@ -149,15 +152,15 @@ def _name(host: str) -> str:
     return (urlsplit(f"//{host}").hostname or "") if host.count("[") == host.count("]") else ""
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def replayed(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives this body first."""
     is_given = False
 
-    async def replayed() -> Message:
+    async def given() -> Message:
         nonlocal is_given
         if is_given:
             return await receive()
         is_given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replayed
+    return given

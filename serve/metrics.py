@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -11,6 +11,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 LONGEST_PATH = 80
+GAUGES = {
+    "running": "Answers under way",
+    "waiting": "Answers that wait for their turn",
+    "model_loaded": "1 where the model is loaded",
+    "model_memory_bytes": "Memory that is foreseen for the model while it is loaded",
+}
 
 
 @dataclass
@@ -47,9 +53,9 @@ class Line:
 
 
 class Metrics:
-    """Counts since the start. running, waiting: how many answers are, asked when they are told."""
+    """Counts since the start, by model where they are of one."""
 
-    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._requests = Counter(
             "aerie_requests", "Requests, by address and status", ["path", "status"], registry=registry
@@ -57,35 +63,50 @@ class Metrics:
         self._tokens = Counter(
             "aerie_tokens",
             "Tokens of prompts, of these found in the pool, made, guessed, and of these right",
-            ["kind"],
+            ["kind", "model"],
             registry=registry,
         )
         self._first = Histogram(
             "aerie_time_to_first_token_seconds",
             "From a request to its first token",
+            ["model"],
             buckets=SECONDS,
             registry=registry,
         )
         self._whole = Histogram(
             "aerie_request_seconds",
             "From a request to the end of its response",
+            ["model"],
             buckets=SECONDS,
             registry=registry,
         )
         self.mean_s = 0.0
         """Of the last answered requests, the last counting most."""
-        Gauge("aerie_running", "Answers under way", registry=registry).set_function(running)
-        Gauge("aerie_waiting", "Answers that wait for their turn", registry=registry).set_function(waiting)
+        self._loads = Counter(
+            "aerie_model_loads", "Times that a model was loaded", ["model"], registry=registry
+        )
+        self._gauges = {
+            name: Gauge(f"aerie_{name}", what, ["model"], registry=registry) for name, what in GAUGES.items()
+        }
+
+    def watch(self, model: str, values: Mapping[str, Callable[[], float]]) -> None:
+        """What is asked when it is told, by its name in GAUGES; 0 where nothing is."""
+        for name, gauge in self._gauges.items():
+            gauge.labels(model).set_function(values.get(name, float))
+
+    def loaded(self, model: str) -> None:
+        self._loads.labels(model).inc()
 
     def count(self, line: Line, known: bool) -> None:
         """A request is over. Addresses that there are not are counted as one."""
         self._requests.labels(line.path if known else "other", str(line.status)).inc()
         for kind in ("prompt", "cached", "made", "drafted", "accepted"):
-            self._tokens.labels(kind).inc(getattr(line, kind))
+            if tokens := getattr(line, kind):
+                self._tokens.labels(kind, line.model).inc(tokens)
         if line.first_s is not None:
-            self._first.observe(line.first_s)
+            self._first.labels(line.model).observe(line.first_s)
         spent_s = time.perf_counter() - line.began_s
-        self._whole.observe(spent_s)
+        self._whole.labels(line.model).observe(spent_s)
         if line.made:
             self.mean_s += (spent_s - self.mean_s) / 8
 

@@ -377,7 +377,7 @@ def biases(given: Sequence[tuple[int | str, float]], tokenizer: Tokenizer) -> di
 
 async def completed(service: Service, asked: NativeRequest, request: Request) -> Response:
     """The response. Raises ApiError."""
-    opened = service.opened(asked.model)
+    opened = service.ready()
     prompts = [await service.encoded(partial(encoded, prompt)) for prompt in asked.prompts]
     texts = [await service.encoded(partial(_decoded, ids)) for ids in prompts]
     given = await service.encoded(partial(biases, asked.biases))

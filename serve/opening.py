@@ -9,11 +9,16 @@ from typing import NamedTuple
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.errors import CheckpointError
+from aerie.engine.footprint import foreseen
+from aerie.engine.pages import PAGE, pages_for
 from aerie.engine.progress import Reporter
+from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP
 from aerie.engine.tokenizer import load_tokenizer, note_missing_template
-from aerie.llama32_1b.commands import beside, find_drafter
+from aerie.llama32_1b.commands import beside, find_drafter, of_drafter
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import select_backend
 from aerie.serve.worker import Opened
@@ -42,6 +47,45 @@ class Runtime(NamedTuple):
         )
 
 
+class Opening(NamedTuple):
+    """A model by its name or folder, and how it is run. draft: as of Runtime. limit: bytes of memory that all
+    models of the server have together, of which its pool may have a quarter; None: it looks what there is."""
+
+    model: str
+    options: RuntimeOptions
+    report: Reporter
+    draft: str | None = None
+    limit: int | None = None
+
+    def open(self) -> Opened:
+        """Ready to answer. Raises AerieError."""
+        folder = find_checkpoint(self.model)
+        options = self._with_pool(load_config(folder))
+        return open_model(self.model, options, self.report, self.draft)
+
+    def needs(self) -> int:
+        """The bytes of memory that it takes beside others, with all variants in use and the model that
+        guesses for it. Raises AerieError."""
+        folder = find_checkpoint(self.model)
+        config = load_config(folder)
+        return foreseen(config, self._with_pool(config)).beside + self._of_drafter(config, folder)
+
+    def _with_pool(self, config: ModelConfig) -> RuntimeOptions:
+        options = self.options
+        if self.limit is None or options.kv_pool is not None:
+            return options
+        left = max(0, self.limit - foreseen(config, options).beside)
+        pages = pages_for(config, None, MOST_ANSWERS, left)
+        return replace(options, kv_pool=pages * PAGE)
+
+    def _of_drafter(self, config: ModelConfig, folder: Path) -> int:
+        """A KV cache for each answer, too."""
+        if self.draft is None or self.draft == LOOKUP or not guesses(config, folder, self.draft):
+            return 0
+        found = foreseen(load_config(find_checkpoint(self.draft)), of_drafter(self.options))
+        return found.beside + (MOST_ANSWERS - 1) * found.kv_cache
+
+
 def open_model(model: str, options: RuntimeOptions, report: Reporter, draft: str | None = None) -> Opened:
     """A model with a scheduler of the family `rows`. draft: as of Runtime. Raises AerieError."""
     folder = find_checkpoint(model)
@@ -53,17 +97,20 @@ def open_model(model: str, options: RuntimeOptions, report: Reporter, draft: str
     if drafter is not None:
         guessing, drafting = beside(drafter, checkpoint.config, options, report)
         return replace(opened, draft=drafting, drafter=guessing)
-    return replace(opened, draft=LOOKUP) if draft and guesses(checkpoint, folder, draft) else opened
+    return replace(opened, draft=LOOKUP) if draft and guesses(checkpoint.config, folder, draft) else opened
 
 
 def drafter_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:
     """The model that guesses for this one; none where nobody does, or by lookup. As find_drafter."""
-    return find_drafter(draft, checkpoint) if guesses(checkpoint, folder, draft) else None
+    return find_drafter(draft, checkpoint) if guesses(checkpoint.config, folder, draft) else None
 
 
-def guesses(checkpoint: Checkpoint, folder: Path, draft: str | None) -> bool:
+def guesses(config: ModelConfig, folder: Path, draft: str | None) -> bool:
     """Whether answers of this model are guessed: it says one token after the other, and is not the one that
     guesses."""
-    if draft is None or checkpoint.config.diffusion is not None:
+    if draft is None or config.diffusion is not None:
         return False
-    return draft == LOOKUP or find_checkpoint(draft) != folder
+    try:
+        return draft == LOOKUP or find_checkpoint(draft) != folder
+    except CheckpointError:
+        return True  # which find_drafter says in words of its own

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,8 +30,9 @@ from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.serve.affinity import Affinity
 from aerie.serve.app import make_app
 from aerie.serve.front import LINE, Ask
+from aerie.serve.models import Models
 from aerie.serve.opening import Runtime, open_model
-from aerie.serve.service import Limits, Service
+from aerie.serve.service import Limits, Offer
 
 NPU = "npu"
 """The resource of Ray that a replica takes one of: `ray start --resources '{"npu": 1}'`."""
@@ -89,16 +89,17 @@ class Replica:
     def __init__(self, recipe: Recipe) -> None:
         runtime = recipe.runtime
         opening = partial(open_model, recipe.model, runtime.options(), Reporter(quiet=True), runtime.draft)
-        service = Service(recipe.name, opening, recipe.limits, recipe.aliases)
-        self._app, self._service = make_app(service), service
-        service.begin()
-        while service.worker.opened is None and service.worker.error is None:
-            time.sleep(0.02)  # Ray sends no request before
-        self.check_health()
+        try:
+            opened = opening()  # here, as Ray sends no request before
+        except Exception as error:
+            raise RuntimeError(f"the replica has no model: {error}") from error
+        self._models = Models([Offer(recipe.name, lambda: opened, aliases=recipe.aliases)], recipe.limits)
+        self._app = make_app(self._models)
+        self._models.begin()
 
     def check_health(self) -> None:
         """Ray asks from time to time, and makes another replica where this raises RuntimeError."""
-        if error := self._service.worker.error:
+        if error := self._models.error:
             raise RuntimeError(f"the replica has no model: {error}")
 
     async def answer(

@@ -77,8 +77,9 @@ class Job:
 
 
 class Worker:
-    """See the module. `open_model` is called in the thread, and may take long; `on_end` when the thread ends,
-    by `stop` or since the model cannot be opened: `error` says why, then."""
+    """See the module. `open_model` is called in the thread, and may take long. It ends by
+    `stop`, or since the model cannot be opened: `error` says why, then. `settled` is set when it is opened,
+    or never will be; `over` when the thread ends."""
 
     def __init__(self, open_model: Callable[[], Opened]) -> None:
         self.opened: Opened | None = None
@@ -88,7 +89,8 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._is_ended = False
-        self.over, self.slots, self.history = asyncio.Event(), Slots(), History()
+        self.settled, self.over, self.slots = asyncio.Event(), asyncio.Event(), Slots()
+        self.history = History()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -117,6 +119,8 @@ class Worker:
 
     async def call(self, function: Callable[[Opened], Made]) -> Made:
         """What a function makes of the model, between two steps. Raises what it raises."""
+        if self.over.is_set():
+            raise _unloaded()
         made: asyncio.Future[Made] = self._loop.create_future()
         self._inbox.put(partial(self._call, function, made))
         return await made
@@ -131,16 +135,26 @@ class Worker:
     def _run(self) -> None:
         try:
             opened = self.opened = self._open()
+            self._on_loop(self.settled.set)
             try:
                 while not self._is_ended:
                     self._take()
                     self._turn(opened)
             finally:
                 opened.close()
-        except BaseException as error:  # told by whoever started the server
+        except BaseException as error:  # told by whoever started it
             self.error = error
+            self._end_each(internal())
         finally:
-            self._on_loop(self.over.set)
+            self._on_loop(self._tell_over)
+
+    def _tell_over(self) -> None:
+        """In the loop, once the thread takes nothing any more: what came too late is told."""
+        self.settled.set()
+        self.over.set()
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._end_each(_unloaded())
 
     def _take(self) -> None:
         """Do what came; wait for it where there is nothing else to do."""
@@ -222,8 +236,9 @@ class Worker:
         self._on_loop(partial(_tell, told))
 
     def _call(self, function: Callable[[Opened], Made], made: asyncio.Future[Made]) -> None:
-        assert self.opened is not None
         try:
+            if self.opened is None or self.over.is_set():
+                raise _unloaded()
             self._on_loop(partial(_resolve, made, function(self.opened)))
         except Exception as error:
             self._on_loop(partial(_refuse, made, error))
@@ -271,6 +286,10 @@ def _resolve(made: asyncio.Future[Made], value: Made) -> None:
 def _refuse(made: asyncio.Future[Made], error: Exception) -> None:
     if not made.done():
         made.set_exception(error)
+
+
+def _unloaded() -> ApiError:
+    return ApiError(503, "the model was unloaded meanwhile; ask again", code="unloaded", retry_after=1)
 
 
 def _nothing() -> None:

@@ -20,8 +20,10 @@ from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
-from aerie.serve.cli import Server, make_server, open_model
-from aerie.serve.service import Limits, Service
+from aerie.serve.cli import Server, make_server
+from aerie.serve.models import Models
+from aerie.serve.opening import open_model
+from aerie.serve.service import Limits, Offer, Service
 from aerie.serve.worker import Opened
 from aerie.virtual_npu import folders
 
@@ -33,7 +35,7 @@ ENDLESS = {"temperature": 1.5, "logit_bias": {}, "max_tokens": 400}
 class Serving:
     """A server that runs in a thread."""
 
-    service: Service
+    models: Models
     server: Server
     url: str
     endless: dict[str, Any]
@@ -44,8 +46,13 @@ class Serving:
         """A client whose connections nobody else has."""
         return httpx2.Client(base_url=self.url, timeout=30)
 
+    @property
+    def service(self) -> Service:
+        """The first model."""
+        return self.models.first
+
     def running(self) -> int:
-        return self.service.worker.running + self.service.worker.waiting
+        return sum(service.running + service.waiting for service in self.models.all.values())
 
     def wait_until(self, is_so: Callable[[], object], limit_s: float = 5.0) -> float:
         """How long it took, in seconds."""
@@ -68,15 +75,19 @@ def demo() -> Opened:
 
 
 def start(limits: Limits, opening: Callable[[], Opened] = demo) -> tuple[Serving, Callable[[], None]]:
+    """A server with one model, and what stops it."""
+    return start_models(Models([Offer("demo", opening)], limits))
+
+
+def start_models(models: Models) -> tuple[Serving, Callable[[], None]]:
     """A server, and what stops it."""
-    service = Service("demo", opening, limits)
-    server = make_server(service)
+    server = make_server(models)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=partial(server.run, sockets=[listening]))
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    serving = Serving(service, server, url, {}, client)
+    serving = Serving(models, server, url, {}, client)
 
     def stop() -> None:
         client.close()
@@ -107,9 +118,9 @@ def server_of_all() -> Iterator[Serving]:
 def serving(server_of_all: Serving) -> Iterator[Serving]:
     """The server, with the limits that it began with, and nothing under way."""
     server_of_all.wait_until(lambda: server_of_all.running() == 0)
-    limits = server_of_all.service.limits
+    limits = server_of_all.models.limits
     yield server_of_all
-    server_of_all.service.limits = limits
+    server_of_all.models.limits = limits
 
 
 @pytest.fixture
@@ -117,7 +128,7 @@ def limit(serving: Serving) -> Callable[..., None]:
     """limit(queue=0): other limits, for a test."""
 
     def change(**changes: Any) -> None:
-        serving.service.limits = replace(serving.service.limits, **changes)
+        serving.models.limits = replace(serving.models.limits, **changes)
 
     return change
 
@@ -130,12 +141,12 @@ def alone() -> Iterator[Model]:
 
 
 @pytest.fixture
-def starting() -> Iterator[Callable[..., Serving]]:
-    """starting(limits, opening): a server of the test's own."""
+def starting_models() -> Iterator[Callable[[Models], Serving]]:
+    """starting_models(models): a server of the test's own."""
     stops: list[Callable[[], None]] = []
 
-    def begin(limits: Limits, opening: Callable[[], Opened] = demo) -> Serving:
-        serving, stop = start(limits, opening)
+    def begin(models: Models) -> Serving:
+        serving, stop = start_models(models)
         stops.append(stop)
         serving.wait_until(lambda: serving.server.started, 60)
         return serving
@@ -143,3 +154,13 @@ def starting() -> Iterator[Callable[..., Serving]]:
     yield begin
     for stop in stops:
         stop()
+
+
+@pytest.fixture
+def starting(starting_models: Callable[[Models], Serving]) -> Callable[..., Serving]:
+    """starting(limits, opening): the same, of one model."""
+
+    def begin(limits: Limits, opening: Callable[[], Opened] = demo) -> Serving:
+        return starting_models(Models([Offer("demo", opening)], limits))
+
+    return begin

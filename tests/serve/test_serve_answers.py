@@ -261,7 +261,7 @@ def test_what_a_message_spells_out_is_text(serving: Any, alone: Model) -> None:
 
 def test_state(serving: Any) -> None:
     with serving.http as http:
-        health = {"status": "ok", "model": "demo", "running": 0, "waiting": 0}
+        health = {"status": "ok", "model": "demo", "running": 0, "waiting": 0, "models": {"demo": "loaded"}}
         assert http.get("/health").json() == health
         props = http.get("/props").json()
         assert (props["model_alias"], props["total_slots"], props["backend"]) == ("demo", 32, "virtual")
@@ -270,11 +270,11 @@ def test_state(serving: Any) -> None:
         before = http.get("/metrics").text
         http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 3, "temperature": 0})
         after = http.get("/metrics").text
-    name = 'aerie_tokens_total{kind="made"}'
+    name = 'aerie_tokens_total{kind="made",model="demo"}'
     counts = [float(text.split(name)[1].split("\n")[0]) if name in text else 0.0 for text in (before, after)]
     assert counts[1] - counts[0] == 3
     assert 'aerie_requests_total{path="/v1/completions",status="200"}' in after
-    assert "aerie_running 0.0" in after
+    assert 'aerie_running{model="demo"} 0.0' in after
 
 
 def test_events_on_the_wire(serving: Any) -> None:

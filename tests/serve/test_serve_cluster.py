@@ -83,8 +83,8 @@ def test_replicas_that_cannot_be_started(ended: list[str], monkeypatch: pytest.M
 
 def test_a_replica_without_its_model_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = object.__new__(replicas.Replica)
-    worker = SimpleNamespace(error=UserError("no room"))
-    monkeypatch.setattr(replica, "_service", SimpleNamespace(worker=worker), raising=False)
+    models = SimpleNamespace(error=UserError("no room"))
+    monkeypatch.setattr(replica, "_models", models, raising=False)
     with pytest.raises(RuntimeError, match="the replica has no model: no room"):
         replica.check_health()
 

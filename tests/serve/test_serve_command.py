@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aerie.serve.cli import _limits, build_parser
+from aerie.serve.naming import aliases_of, byte_count, drafts_of, models_of
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +56,59 @@ def test_words_become_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not limits.is_local
     given = _limits(build_parser().parse_args(["serve", "--api-key", "given"]))
     assert (given.api_key, given.is_local) == ("given", True)
+
+
+def test_models_by_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a", "none", "x=y"):
+        (tmp_path / name).mkdir()
+    for name in ("b", "a"):
+        (tmp_path / name / "config.json").touch()
+    found = {"a": str(tmp_path / "a"), "b": str(tmp_path / "b")}
+    assert models_of([], tmp_path, None) == found
+    assert list(models_of([], tmp_path, None)) == ["a", "b"]
+    assert models_of(["x=demo", "demo"], tmp_path, None) == {"x": "demo", "demo": "demo", **found}
+    assert models_of([], None, None) == {"demo": "demo"}
+    assert models_of(["demo"], None, "it") == {"it": "demo"}
+    assert models_of([str(tmp_path / "x=y")], None, None) == {"x=y": str(tmp_path / "x=y")}
+    assert models_of(["owner/name"], None, None) == {"owner/name": "owner/name"}
+
+
+def test_whose_guesses_and_other_names() -> None:
+    models = {"demo": "demo", "it": "/models/it"}
+    assert drafts_of([], models) == {"demo": None, "it": None}
+    assert drafts_of(["lookup", "it=demo-drafter"], models) == {"demo": "lookup", "it": "demo-drafter"}
+    assert aliases_of(["gpt-4o", "fast=it"], models) == {"demo": ["gpt-4o"], "it": ["fast"]}
+    assert [byte_count(text) for text in ("5", "2k", "1.5G", "3MiB")] == [5, 2048, 3 * 2**29, 3 * 2**20]
+
+
+WRONG: list[tuple[str, str]] = [
+    ("--model demo --model demo", "two models are named 'demo', demo and demo; name one of them as --model"),
+    ("--model demo --model x=demo --name y", "--name is 'y', which is for one model, and there are 2; name"),
+    ("--models-dir EMPTY --name y", "--name is 'y', which is for one model, and there are those of --models"),
+    ("--models-dir EMPTY", "and no folder in it has a config.json; name one that holds models"),
+    ("--models-dir EMPTY/none", "and cannot be read (No such file or directory); name a folder of models"),
+    ("--draft other=lookup", "--draft names the model 'other', and there are demo; name one of them"),
+    ("--draft lookup --draft demo-drafter", "--draft is given twice for all models, lookup and demo-drafter"),
+    ("--draft demo=lookup --draft demo=x", "--draft is given twice for demo, lookup and x; give one of them"),
+    ("--alias x=other", "--alias x=other names the model 'other', and there are demo; name one of them"),
+    ("--alias demo", "--alias is 'demo', which is a name here already; give another"),
+    ("--alias x --alias x", "--alias is 'x', which is a name here already; give another"),
+    ("--memory much", "argument --memory: 'much' is not a number of bytes, such as 512M or 6G"),
+    ("--memory 0", "argument --memory: '0' is not a number of bytes, such as 512M or 6G"),
+    ("--idle-unload -1", "argument --idle-unload: '-1' is not a number of seconds, 0 or more"),
+    ("--load-wait x", "argument --load-wait: 'x' is not a number of seconds, 0 or more"),
+    ("--model demo --model x=demo --replicas 2", "--replicas serves one model, and 2 were named; serve"),
+    ("--replicas 2 --memory 1G", "--memory is of one engine, and replicas keep their model loaded; leave it"),
+    ("--replicas 2 --idle-unload 5", "--idle-unload is of one engine, and replicas keep their model loaded"),
+    ("--replicas 2 --preload", "--preload is of one engine, and replicas keep their model loaded; leave it"),
+    ("--memory 1M", "the model 'demo' takes about"),
+    ("--draft no-such", "--draft 'no-such' (DRAFT) is not 'lookup', so it is to be a model: --model"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG)
+def test_what_is_wrong_with_names(command_line: Any, tmp_path: Path, words: str, message: str) -> None:
+    given = words.replace("EMPTY", str(tmp_path)).split()
+    done = command_line("serve", ["serve", "--port", "0", "--backend", "virtual", *given])
+    assert done.status == 2
+    assert message in done.err

@@ -55,7 +55,7 @@ def test_a_stream_and_the_metrics_count_guesses(serving: Any) -> None:
     def counted(kind: str) -> float:
         with serving.http as http:
             lines = http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if f'aerie_tokens_total{{kind="{kind}"' in line)
+        return sum(float(line.split()[-1]) for line in lines if f'aerie_tokens_total{{kind="{kind}",' in line)
 
     before = counted("drafted"), counted("accepted")
     *_, last = serving.openai.completions.create(

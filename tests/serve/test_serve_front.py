@@ -91,7 +91,7 @@ def test_what_a_replica_says_is_sent_on_and_counted(tokenizer: Tokenizer) -> Non
     front = front_of(tokenizer, giving(*messages))
     assert asked(front, "/v1/completions", b"{}") == [messages[0], messages[1], messages[3]]
     text = front.metrics.text().decode()
-    assert 'aerie_tokens_total{kind="made"} 3.0' in text
+    assert 'aerie_tokens_total{kind="made",model="demo"} 3.0' in text
     assert 'aerie_requests_total{path="/v1/completions",status="200"} 1.0' in text
     assert b"aerie_requests_total" in asked(front, "/metrics", b"")[1]["body"]
 

@@ -198,7 +198,7 @@ def test_a_server_that_is_told_to_stop(starting: Any, server_of_all: Any) -> Non
             lines = response.iter_lines()
             next(lines)
             serving.server.should_exit = True
-            serving.wait_until(lambda: serving.service._is_draining)
+            serving.wait_until(lambda: serving.models.common.is_draining)
             with pytest.raises(httpx2.ConnectError):
                 serving.http.get("/health")
             left = [line for line in lines if line]

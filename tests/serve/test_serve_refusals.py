@@ -12,7 +12,9 @@ import openai
 import pytest
 
 from aerie.serve.app import make_app
-from aerie.serve.service import Limits, Service
+from aerie.serve.models import Models
+from aerie.serve.service import Limits, Offer
+from tests.serve.conftest import demo
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -323,7 +325,7 @@ def test_cross_origin_headers() -> None:
     asked = {"Origin": "http://ours.example", "Access-Control-Request-Method": "POST"}
 
     async def preflight(origins: tuple[str, ...]) -> httpx2.Response:
-        app = make_app(Service("demo", lambda: None, Limits(origins=origins)))  # type: ignore[arg-type,return-value]
+        app = make_app(Models([Offer("demo", demo)], Limits(origins=origins)))
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.options(CHAT, headers=asked)
@@ -345,14 +347,14 @@ def test_while_the_model_is_loaded(starting: Any) -> None:
         assert go_on.wait(20)
         raise RuntimeError("cannot be read: /home/somebody/model")
 
-    serving = starting(Limits(), opening)
+    serving = starting(Limits(load_s=0.1), opening)
     with serving.http as http:
-        for path, sent in (("/health", {}), (COMPLETIONS, {"json": {"prompt": "x"}})):
+        for path, sent in (("/health", {}), (COMPLETIONS, {"json": {"prompt": "x"}}), ("/props", {})):
             response = http.request("POST" if sent else "GET", path, **sent)
             assert (response.status_code, told(response)["code"]) == (503, "loading")
             assert response.headers["retry-after"] == "2"
-        assert http.get("/v1/models").status_code == 200
+        assert http.get("/v1/models").json()["data"][0]["status"] == {"value": "loading"}
         go_on.set()
-        serving.wait_until(lambda: serving.service.worker.over.is_set())
-    assert "cannot be read" in str(serving.service.worker.error)
+        serving.wait_until(lambda: serving.models.error)
+    assert "cannot be read" in str(serving.models.error)
     serving.wait_until(lambda: serving.server.should_exit)

@@ -1,0 +1,417 @@
+"""Several models in one server: loaded when they are asked for, under a limit, and apart from each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import httpx2
+import pytest
+
+from aerie import Model, load
+from aerie.engine.blocks import ROWS
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.errors import CheckpointError, TooLittleMemoryError
+from aerie.engine.progress import Reporter
+from aerie.runtime import select_backend
+from aerie.runtime.memory import give_back, resident_bytes
+from aerie.serve.models import Memory, Models
+from aerie.serve.opening import Opening
+from aerie.serve.service import RETRY_S, Limits, Offer, State
+from aerie.serve.worker import Opened
+from aerie.virtual_npu import folders
+from tests.serve.conftest import Serving, opened, start_models
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+FRANCE = "What is the capital of France?"
+USER = [{"role": "user", "content": FRANCE}]
+SHIPPED = ("demo", "demo-diffusion", "demo-drafter")
+MIB = 2**20
+
+
+def offers(*names: str, needs: int = 0) -> list[Offer]:
+    return [Offer(name, partial(opened, name), lambda: needs) for name in names]
+
+
+def states(serving: Serving) -> dict[str, str]:
+    with serving.http as http:
+        told: dict[str, str] = http.get("/health").json().get("models", {})
+    return told
+
+
+def ask(serving: Serving, model: str | None, **more: Any) -> httpx2.Response:
+    body = {"messages": USER, "temperature": 0, "max_tokens": 12, **more}
+    with serving.http as http:
+        return http.post(CHAT, json={**body, **({} if model is None else {"model": model})})
+
+
+def error_of(response: httpx2.Response) -> tuple[int, str, str]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["message"]
+
+
+def loaded(serving: Serving, *names: str) -> None:
+    serving.wait_until(lambda: all(states(serving).get(name) == "loaded" for name in names), 30)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Serving]:
+    """A server of the three that are shipped, without a limit."""
+    serving, stop = start_models(Models(offers(*SHIPPED)))
+    serving.wait_until(lambda: serving.server.started and serving.service.state is State.LOADED, 60)
+    yield serving
+    stop()
+
+
+@pytest.fixture(scope="module")
+def each() -> Iterator[dict[str, Model]]:
+    """The same by themselves."""
+    models = {name: load(name, backend="virtual", decode="rows") for name in SHIPPED}
+    yield models
+    for model in models.values():
+        model.close()
+
+
+def endless(serving: Serving, model: str) -> dict[str, Any]:
+    """A stream that goes on for long."""
+    worker = serving.models.all[model].worker
+    assert worker.opened is not None
+    eos = worker.opened.session.model.config.eos_token_ids
+    bias = {str(token): -100.0 for token in eos}
+    return {"model": model, "prompt": "x", "max_tokens": 400, "stream": True, "logit_bias": bias}
+
+
+def test_a_model_is_loaded_when_it_is_asked_for(three: Serving, each: dict[str, Model]) -> None:
+    assert states(three) == {"demo": "loaded", "demo-diffusion": "unloaded", "demo-drafter": "unloaded"}
+    for name in (None, *SHIPPED):
+        made = ask(three, name).json()
+        assert made["choices"][0]["message"]["content"] == each[name or "demo"].generate(FRANCE, 12).text
+        assert made["model"] == (name or "demo")
+    with three.http as http:
+        listed = http.get("/v1/models").json()["data"]
+        assert [(one["id"], one["status"]) for one in listed] == [(n, {"value": "loaded"}) for n in SHIPPED]
+        assert http.get("/models").json()["data"] == listed
+        assert http.get("/v1/models/demo-drafter").json()["max_model_len"] == 512
+        assert http.get("/props", params={"model": "demo-drafter"}).json()["model_alias"] == "demo-drafter"
+        assert http.get("/slots?model=demo-drafter").json()[0]["n_ctx"] == 512
+        text = http.get("/metrics").text
+    assert 'aerie_model_loads_total{model="demo-diffusion"} 1.0' in text
+    assert 'aerie_model_loaded{model="demo-drafter"} 1.0' in text
+    assert 'aerie_tokens_total{kind="made",model="demo-drafter"}' in text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models/gpt", "/props?model=gpt", "/models/load"])
+def test_a_model_that_there_is_not(three: Serving, path: str) -> None:
+    with three.http as http:
+        posts = path in (CHAT, "/models/load")
+        response = http.post(path, json={"model": "gpt", "messages": USER}) if posts else http.get(path)
+        if path == "/models/load":
+            response = http.post(path, json={"model": "gpt"})
+    status, code, message = error_of(response)
+    assert (status, code) == (404, "model_not_found")
+    assert message == "there is no model 'gpt' here; there are 'demo', 'demo-diffusion', 'demo-drafter'"
+
+
+def test_answers_of_several_models_at_once_are_those_alone(three: Serving, each: dict[str, Model]) -> None:
+    for name in SHIPPED:
+        assert ask(three, name).status_code == 200
+    asked = [
+        (name, {"temperature": temperature, "seed": number})
+        for number, temperature in enumerate((0.0, 0.7, 1.0, 1.4))
+        for name in SHIPPED
+    ]
+
+    def content(one: tuple[str, dict[str, Any]]) -> tuple[str, list[float]]:
+        name, settings = one
+        marks = {} if name == "demo-diffusion" else {"logprobs": True}
+        choice = ask(three, name, max_tokens=24, **settings, **marks).json()["choices"][0]
+        logs = [mark["logprob"] for mark in choice["logprobs"]["content"]] if marks else []
+        return choice["message"]["content"], logs
+
+    own = [content(one) for one in asked]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        for _ in range(2):
+            assert list(threads.map(content, asked)) == own
+    assert [text for text, _ in own] == [
+        each[name].generate(FRANCE, 24, **settings).text for name, settings in asked
+    ]
+
+
+def test_who_is_idle_longest_gives_way(starting_models: Callable[[Models], Serving]) -> None:
+    serving = starting_models(Models(offers(*SHIPPED, needs=40), memory=Memory(100, lambda: None)))
+    loaded(serving, "demo")
+    assert ask(serving, "demo-drafter").status_code == 200
+    assert ask(serving, "demo").status_code == 200
+    assert ask(serving, "demo-diffusion").status_code == 200
+    assert states(serving) == {"demo": "loaded", "demo-diffusion": "loaded", "demo-drafter": "unloaded"}
+    with serving.http as http:
+        told = http.get("/metrics").text
+    assert 'aerie_model_memory_bytes{model="demo"} 40.0' in told
+    assert 'aerie_model_memory_bytes{model="demo-drafter"} 0.0' in told
+
+
+def test_who_answers_does_not_give_way(starting_models: Callable[[Models], Serving]) -> None:
+    limits = Limits(load_s=0.3, heartbeat_s=0.1)
+    serving = starting_models(
+        Models(offers("demo", "demo-drafter", needs=60 * MIB), limits, Memory(100 * MIB, lambda: None))
+    )
+    loaded(serving, "demo")
+    with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
+        lines = response.iter_lines()
+        next(lines)
+        status, code, message = error_of(refused := ask(serving, "demo-drafter"))
+        assert (status, code, refused.headers["retry-after"]) == (503, "no_room", "1")
+        assert message == (
+            "there is no room for the model 'demo-drafter' yet: it takes about 60 MiB of memory, others that "
+            "answer requests have 60 MiB, and 100 MiB is the limit of all; ask again"
+        )
+        serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")  # nobody waits any more
+        serving.models.limits = Limits(load_s=30, heartbeat_s=0.1)
+        body = {"model": "demo-drafter", "messages": USER, "temperature": 0, "stream": True}
+        with serving.http as other, other.stream("POST", CHAT, json=body) as waiting:
+            told = waiting.iter_lines()
+            assert (waiting.status_code, next(told)) == (200, ": still at work")
+            assert states(serving) == {"demo": "loaded", "demo-drafter": "waiting"}
+            response.close()
+            assert [line for line in told if line][-1] == "data: [DONE]"
+    assert states(serving) == {"demo": "unloaded", "demo-drafter": "loaded"}
+
+
+def test_what_can_never_fit(starting_models: Callable[[Models], Serving]) -> None:
+    small, large = offers("demo", needs=MIB), offers("demo-drafter", needs=300 * MIB)
+    serving = starting_models(Models([*small, *large], memory=Memory(200 * MIB, lambda: None)))
+    loaded(serving, "demo")
+    expected = (
+        "the model 'demo-drafter' takes about 300 MiB of memory, and 200 MiB is the limit of all models "
+        "(--memory); ask for another"
+    )
+    assert error_of(ask(serving, "demo-drafter")) == (400, "model_too_large", expected)
+    with serving.http as http:
+        load = http.post("/models/load", json={"model": "demo-drafter"})
+        listed = http.get("/v1/models/demo-drafter").json()["status"]
+    assert error_of(load) == (400, "model_too_large", expected)
+    assert listed == {"value": "failed", "failed": True, "reason": expected}
+    assert states(serving)["demo"] == "loaded"
+
+
+def test_memory_that_others_took(starting_models: Callable[[Models], Serving]) -> None:
+    available = [100]
+    memory = Memory(100, lambda: available[0])
+    serving = starting_models(Models(offers("demo", "demo-drafter", needs=40), memory=memory))
+    loaded(serving, "demo")
+    available[0] = 20
+    assert ask(serving, "demo-drafter").status_code == 200  # alone, and the engine looks by itself
+    assert states(serving) == {"demo": "unloaded", "demo-drafter": "loaded"}
+
+
+BROKEN: list[tuple[Exception, str, str]] = [
+    (
+        CheckpointError("/home/x/models/it/config.json: hidden_size is missing\nand more"),
+        "failed",
+        "config.json: hidden_size is missing",
+    ),
+    (TooLittleMemoryError("it takes 9 GiB of memory and 1 GiB are available"), "no_room", "it takes 9 GiB"),
+    (KeyError("/home/secret"), "failed", "the server's log says why"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "reason"), BROKEN)
+def test_a_model_that_cannot_be_loaded_ends_nothing_else(
+    starting_models: Callable[[Models], Serving], error: Exception, code: str, reason: str
+) -> None:
+    tries: list[float] = []
+
+    def opening() -> Opened:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise error
+        return opened("demo-drafter")
+
+    serving = starting_models(Models([*offers("demo"), Offer("broken", opening)]))
+    loaded(serving, "demo")
+    for _ in range(2):
+        response = ask(serving, "broken")
+        status, found, message = error_of(response)
+        assert (status, found, response.headers["retry-after"]) == (503, code, str(RETRY_S))
+        assert message.startswith(f"the model 'broken' could not be loaded: {reason}")
+        assert "/home" not in message
+        assert "\n" not in message
+    assert len(tries) == 1
+    with serving.http as http:
+        told = http.get("/v1/models/broken").json()["status"]
+        assert (told["value"], told["failed"], told["reason"].startswith(reason)) == ("failed", True, True)
+        assert error_of(http.get("/props?model=broken"))[1] == code
+        assert ask(serving, "demo").status_code == 200
+        assert http.post("/models/load", json={"model": "broken"}).json() == {"success": True}
+    loaded(serving, "broken")
+    assert ask(serving, "broken").status_code == 200
+
+
+def test_the_first_of_several_may_fail(starting_models: Callable[[Models], Serving]) -> None:
+    def opening() -> Opened:
+        raise CheckpointError("it is damaged")
+
+    serving = starting_models(Models([Offer("broken", opening), *offers("demo")]))
+    serving.wait_until(lambda: not serving.models.is_starting)
+    assert states(serving) == {"broken": "failed", "demo": "unloaded"}
+    assert ask(serving, "demo").status_code == 200
+
+
+def test_a_model_whose_thread_ends(starting_models: Callable[[Models], Serving]) -> None:
+    serving = starting_models(Models(offers("demo", "demo-drafter")))
+    loaded(serving, "demo")
+    with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
+        lines = response.iter_lines()
+        next(lines)
+
+        def defect() -> None:
+            raise SystemExit
+
+        serving.service.worker._inbox.put(defect)
+        assert "the server failed in this request" in [line for line in lines if line][-1]
+    serving.wait_until(lambda: states(serving)["demo"] == "failed")
+    assert ask(serving, "demo-drafter").status_code == 200
+
+
+def test_while_a_model_is_loaded(
+    starting_models: Callable[[Models], Serving], caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+
+    def opening() -> Opened:
+        assert go_on.wait(20)
+        return opened("demo-drafter")
+
+    models = Models([*offers("demo"), Offer("slow", opening)], Limits(heartbeat_s=0.1))
+    serving = starting_models(models)
+    loaded(serving, "demo")
+    bodies = {
+        CHAT: {"messages": USER, "max_tokens": 2, "temperature": -1},
+        "/v1/responses": {"input": FRANCE, "temperature": -1},
+        "/v1/messages": {"messages": USER, "max_tokens": 2, "top_p": 5},
+    }
+    streams = [(path, {"model": "slow", "stream": True, **body}) for path, body in bodies.items()]
+
+    def stream(one: tuple[str, dict[str, Any]]) -> list[str]:
+        with serving.http as http, http.stream("POST", one[0], json=one[1]) as response:
+            assert response.status_code == 200
+            return [line for line in response.iter_lines() if line]
+
+    with ThreadPoolExecutor(5) as threads:
+        told = [threads.submit(stream, one) for one in streams]
+        whole = threads.submit(ask, serving, "slow")
+        serving.wait_until(lambda: serving.models.all["slow"].holds == 4)
+        assert ask(serving, "demo").status_code == 200
+        with serving.http as http:
+            for wrong in ("load", "unload"):
+                response = http.post(f"/models/{wrong}", json={"model": "slow"})
+                assert error_of(response)[2].startswith("the model 'slow' is loading")
+        models.limits = Limits(load_s=0.05)
+        assert error_of(ask(serving, "slow"))[:2] == (503, "loading")
+        models.all["slow"].holds += 96
+        assert error_of(ask(serving, "slow")) == (
+            429,
+            "queue_full",
+            "96 requests wait for the model 'slow' to be loaded, and that is the limit; ask again in 2 s",
+        )
+        models.all["slow"].holds -= 96
+        go_on.set()
+        assert whole.result().status_code == 200
+        chat, responses, messages = (one.result() for one in told)
+    for lines in (chat, responses, messages):
+        assert lines[0] == ": still at work"
+    assert '"param": "temperature"' in chat[-1]
+    assert "event: error" in responses[-2]
+    assert '"type": "error"' in responses[-1]
+    assert "event: error" in messages[-2]
+    assert '"type": "invalid_request_error"' in messages[-1]
+
+
+def test_a_client_that_goes_away_while_it_waits_for_room(
+    starting_models: Callable[[Models], Serving],
+) -> None:
+    models = Models(offers("demo", "demo-drafter", needs=60), memory=Memory(100, lambda: None))
+    serving = starting_models(models)
+    loaded(serving, "demo")
+    with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
+        next(lines := response.iter_lines())
+        with httpx2.Client(base_url=serving.url, timeout=0.3) as other, pytest.raises(httpx2.ReadTimeout):
+            other.post(CHAT, json={"model": "demo-drafter", "messages": USER})
+        serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")
+        next(lines)
+
+
+def test_loading_and_unloading_by_request(starting_models: Callable[[Models], Serving]) -> None:
+    serving = starting_models(Models(offers("demo", "demo-drafter"), Limits(api_key="k")))
+    with httpx2.Client(base_url=serving.url, timeout=30) as anybody:
+        for path in ("/models/load", "/models/unload"):
+            assert anybody.post(path, json={"model": "demo"}).status_code == 401
+    headers = {"Authorization": "Bearer k"}
+    with httpx2.Client(base_url=serving.url, timeout=30, headers=headers) as http:
+
+        def posted(path: str, model: str = "demo-drafter") -> httpx2.Response:
+            return http.post(f"/models/{path}", json={"model": model})
+
+        loaded(serving, "demo")
+        assert error_of(posted("unload"))[2] == "the model 'demo-drafter' is unloaded, and not loaded"
+        assert posted("load").json() == {"success": True}
+        loaded(serving, "demo-drafter")
+        assert error_of(posted("load"))[2] == "the model 'demo-drafter' is loaded already"
+        with http.stream("POST", COMPLETIONS, json=endless(serving, "demo-drafter")) as response:
+            next(lines := response.iter_lines())
+            status, code, message = error_of(posted("unload"))
+            assert (status, code) == (409, "in_use")
+            assert message.startswith("1 requests of the model 'demo-drafter' are under way")
+            next(lines)
+        serving.wait_until(lambda: not serving.models.all["demo-drafter"].holds)
+        assert posted("unload").json() == {"success": True}
+        assert states(serving) == {"demo": "loaded", "demo-drafter": "unloaded"}
+        assert error_of(http.get("/props?model=demo-drafter"))[1] == "not_loaded"
+        assert error_of(http.post("/models/load", json={}))[2] == "model is missing; give it"
+
+
+def test_what_nobody_asks_for_is_unloaded(starting_models: Callable[[Models], Serving]) -> None:
+    serving = starting_models(Models(offers("demo"), idle_s=0.2))
+    loaded(serving, "demo")
+    for _ in range(2):
+        assert ask(serving, "demo").status_code == 200
+        serving.wait_until(lambda: states(serving)["demo"] == "unloaded")
+    assert not serving.models.is_over
+
+
+def test_all_are_loaded_at_the_start(starting_models: Callable[[Models], Serving]) -> None:
+    serving = starting_models(Models(offers("demo", "demo-drafter"), preload=True))
+    serving.wait_until(lambda: not serving.models.is_starting, 30)
+    assert set(states(serving).values()) == {"loaded"}
+
+
+def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None:
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs(), decode=ROWS)
+    opening = Opening("demo", options, Reporter(quiet=True), "demo-drafter", 300 * MIB)
+    serving = starting_models(Models([*offers("demo-drafter"), Offer("demo", opening.open, opening.needs)]))
+    loaded(serving, "demo-drafter")
+    service = serving.models.all["demo"]
+    after: list[tuple[int, int]] = []
+
+    def ours() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name.startswith(("model", "encoding", "slots"))]
+
+    with serving.http as http:
+        for _ in range(4):
+            give_back()
+            before = resident_bytes()
+            assert ask(serving, "demo", max_tokens=30).status_code == 200
+            assert service.worker.opened is not None
+            for arrays in service.worker.opened.scheduler.pool.layers:
+                for array in arrays:
+                    array[...] = 1
+            assert 20 * MIB < service.taken < 300 * MIB
+            assert resident_bytes() - before < service.taken
+            assert http.post("/models/unload", json={"model": "demo"}).json() == {"success": True}
+            after.append((resident_bytes(), len(ours())))
+    assert after[-1][0] < after[1][0] + 3 * MIB
+    assert after[-1][1] == after[0][1]
