@@ -177,7 +177,7 @@ class Models:
         """Free all that it has. ApiError 400 for one that is not loaded, 409 for one that is in use."""
         if service.state not in (State.LOADED, State.UNLOADING):
             raise ApiError(
-                400, f"the model {service.name!r} is {service.state.value}, and not loaded", "model"
+                400, f"the model {service.name!r} is {service.state.value}; name one that is loaded", "model"
             )
         if service.holds:
             raise ApiError(

@@ -111,6 +111,7 @@ class Replica:
         """The messages of the response. keys: affinity.page_keys of the prompt, for the router. Whoever
         listens no more cancels this, and with it the answers."""
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        scope = {**scope, "state": {}}  # which a guard fills, in this process
         asked = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+
+from aerie.serve.models import Models
+from aerie.serve.service import Offer
+from tests.serve.conftest import opened
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright here: pip install 'aerie[browser]'"
@@ -163,3 +168,27 @@ def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:
     kept = tmp_path / "trace.json"
     downloaded.value.save_as(kept)
     assert json.loads(kept.read_text())["traceEvents"]
+
+
+def test_a_choice_of_models(browser: Any, starting_models: Any) -> None:
+    serving = starting_models(
+        Models([Offer(name, partial(opened, name)) for name in ("demo", "demo-drafter")])
+    )
+    serving.wait_until(lambda: not serving.models.is_starting, 30)
+    context = browser.new_context(base_url=serving.url, viewport=PHONE)
+    page = context.new_page()
+    page.goto("/")
+    choice = page.get_by_label("Model", exact=True)
+    assert choice.locator("option").all_text_contents() == ["demo", "demo-drafter (unloaded)"]
+    assert is_as_wide_as_its_window(page)
+    choice.select_option("demo-drafter")
+    ask(page)
+    page.get_by_text("tokens/s").wait_for()
+    page.get_by_role("option", name="demo-drafter", exact=True).wait_for(state="attached")
+    assert serving.models.all["demo-drafter"].opened is not None
+    page.reload()
+    playwright.expect(page.get_by_label("Model", exact=True)).to_have_value("demo-drafter")
+    page.click("#npu")
+    page.wait_for_url("**/npu?model=demo-drafter")
+    page.get_by_role("heading", name="The last request").wait_for()
+    context.close()

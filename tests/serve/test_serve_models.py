@@ -357,7 +357,9 @@ def test_loading_and_unloading_by_request(starting_models: Callable[[Models], Se
             return http.post(f"/models/{path}", json={"model": model})
 
         loaded(serving, "demo")
-        assert error_of(posted("unload"))[2] == "the model 'demo-drafter' is unloaded, and not loaded"
+        assert (
+            error_of(posted("unload"))[2] == "the model 'demo-drafter' is unloaded; name one that is loaded"
+        )
         assert posted("load").json() == {"success": True}
         loaded(serving, "demo-drafter")
         assert error_of(posted("load"))[2] == "the model 'demo-drafter' is loaded already"

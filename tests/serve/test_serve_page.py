@@ -39,10 +39,10 @@ def test_the_page_has_no_outside_asset_and_writes_no_html() -> None:
 def test_every_control_has_a_name() -> None:
     named = set(re.findall(r'<label for="(\w+)"', PAGE))
     inside = re.findall(
-        r"<label>[^<]+<(?:input|textarea)[^>]* id=\"(\w+)\"|<label>[^<]+<textarea id=\"(\w+)\"", PAGE
+        r"<label>[^<]+<(?:input|textarea|select)[^>]* id=\"(\w+)\"|<label>[^<]+<textarea id=\"(\w+)\"", PAGE
     )
     named |= {one for pair in inside for one in pair if one}
-    assert set(re.findall(r"<(?:input|textarea)[^>]* id=\"(\w+)\"", PAGE)) == named
+    assert set(re.findall(r"<(?:input|textarea|select)[^>]* id=\"(\w+)\"", PAGE)) == named
     assert all(text.strip() for text in re.findall(r"<button[^>]*>([^<]*)<", PAGE))
     ids = re.findall(r'\bid="(\w+)"', PAGE)
     assert len(ids) == len(set(ids))
@@ -82,6 +82,15 @@ def in_node(expression: str) -> Any:
                 "stream_options": {"include_usage": True},
                 "temperature": 0,
                 "top_p": 0.5,
+            },
+        ),
+        (
+            'body({messages: [{role: "user", content: "Hi"}]}, {model: "demo-drafter"})',
+            {
+                "messages": [{"role": "user", "content": "Hi"}],
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "model": "demo-drafter",
             },
         ),
         (
