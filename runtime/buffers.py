@@ -3,7 +3,8 @@ bo_key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakValueDictionary
@@ -80,7 +81,7 @@ class Buffers:
             bo = self._buffer_object(f"array '{name}'", argument)
             found = self._arrays[name] = self._shared[name] = Buffer(name, bo, argument, shared=True)
             found.in_place = True
-            BufferSet.views_given += 1
+            BufferSet.note_view()
         _check_alike(found, f"array '{name}'", argument, name)
         return found.view
 
@@ -145,8 +146,9 @@ class BufferSet:
     """
 
     views_given: ClassVar[int] = 0
-    """How many writable views were given out, of any set; while that stays, no further buffer is
-    `in_place`."""
+    """Of the last writable view that was given out, of any set; while that stays, no further buffer is
+    `in_place`. No two have the same number, in whatever threads models run."""
+    _numbers: ClassVar[Iterator[int]] = itertools.count(1)
 
     def __init__(
         self,
@@ -246,8 +248,13 @@ class BufferSet:
         run a weight or table."""
         buffer = self._buffers[slot]
         buffer.in_place = buffer.written = True
-        BufferSet.views_given += 1
+        self.note_view()
         return buffer.view
+
+    @classmethod
+    def note_view(cls) -> None:
+        """A writable view is given out."""
+        cls.views_given = next(cls._numbers)
 
     def slots(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
         """The arrays of a call, from names to slots: every input, and weights only where they were not

@@ -143,13 +143,14 @@ def _models(
     runtime: Runtime,
     limits: Limits,
 ) -> Models:
-    """Where there are several, their memory is limited whether it is said or not."""
-    limit, options = arguments.memory, runtime.options()
+    """Where there are several, their memory is limited whether it is said or not. Each has a backend of its
+    own, as it gives the device back when it is unloaded, and others do not."""
+    limit = arguments.memory
     if limit is None and len(named) > 1:
         limit = available_bytes()
     offers = []
     for name, model in named.items():
-        opening = Opening(model, options, Reporter(), drafts[name], limit)
+        opening = Opening(model, runtime.options(), Reporter(), drafts[name], limit)
         offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
     return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)
 

@@ -44,7 +44,8 @@ class Loading:
         reply = Reply(scope["path"], send, streams=given.get("stream") is True)
         self._models.hold(service)
         try:
-            await unless_gone(receive, self._loaded(service, reply))
+            if service.opened is None:
+                await unless_gone(receive, self._loaded(service, reply))
             await self._app(scope, replayed(body, receive), reply.send)
         except ApiError as error:
             await reply.fail(error)

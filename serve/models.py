@@ -82,6 +82,7 @@ class Models:
     def begin(self) -> None:
         """Load what the server starts with."""
         for service in self._at_start:
+            service.is_wanted = True
             self.load(service)
 
     async def end(self) -> None:
@@ -149,8 +150,6 @@ class Models:
                 await asyncio.shield(self.load(service))
         except TimeoutError:
             raise self._not_yet(service) from None
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise service.failure() from error
 
@@ -201,7 +200,7 @@ class Models:
         except asyncio.CancelledError:
             service.give_up()
             raise
-        except BaseException as error:
+        except Exception as error:
             await service.failed(error)
             self._freed.set()
             raise

@@ -183,7 +183,7 @@ class Service:
         """Wait until it is loaded. Raises why it cannot be."""
         await self.worker.settled.wait()
         if error := self.worker.error:
-            raise error
+            raise error if isinstance(error, Exception) else RuntimeError(f"the thread ended: {error!r}")
         self.state, self.was_settled, self._was_loaded, self._died = State.LOADED, True, True, False
         self._watching = asyncio.create_task(self._watch(self.worker))
         self._encoding = ThreadPoolExecutor(1, "encoding")
