@@ -95,7 +95,8 @@ VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put
 struct Few512 {
   static constexpr int kRows = 8, kColumns = 32, kVectors = 2, kLanes = 16;
   static constexpr bool kFetches = true;  // whether it pays to ask L2 for a piece before it is turned
-  static constexpr int kPairsAPiece = 4;  // for 8 rows a piece is turned whenever so many pairs of steps were added
+  template <int Rows>
+  static constexpr int kPairsAPiece = 4;  // a piece is turned whenever so many pairs of steps were added to at most 8 rows
   using Packed = uint32_t;                // of one column, two steps of k
   static constexpr int kPacked = kColumns;  // a pair of steps of a panel
   typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -142,7 +143,8 @@ struct FewPlain {
   static constexpr int kLeastRows = 1;
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
   static constexpr bool kFetches = false;
-  static constexpr int kPairsAPiece = 16;
+  template <int Rows>
+  static constexpr int kPairsAPiece = Rows <= 2 ? 8 : 16;  // for more rows sums leave their registers meanwhile
   using Left = float;
   static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
   using Packed = float;

@@ -133,7 +133,7 @@ class FewRows : Operands {
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
   static constexpr i64 kMostOfThem = 32;          // rows of c
   static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
-  static constexpr i64 kMostSteps = 4096;         // of which a panel is 256 KB; for more than 16 rows half as many
+  static constexpr i64 kMostSteps = 4096;         // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
   static constexpr i64 kPackedRows = 8;           // rows of a that are packed at a time
   static constexpr i64 kWorthThreads = 1 << 20;   // multiplications that take longer than to wake a thread
 
@@ -150,7 +150,7 @@ class FewRows : Operands {
     if (first >= end) return;
     Blocks blocks;
     const i64 rows = (m_ + kPackedRows - 1) / kPackedRows * kPackedRows;
-    const i64 most = rows > 16 ? kMostSteps / 2 : kMostSteps, parts = (k_ + most - 1) / most;
+    const i64 most = rows > 16 || k_ > kMostSteps ? kMostSteps / 2 : kMostSteps, parts = (k_ + most - 1) / most;
     const i64 each = ((k_ + parts - 1) / parts + kChunk - 1) / kChunk * kChunk;
     Left *const packed = blocks.alloc<Left>(rows / kRows * lefts(k_ < each ? k_ : each));
     Work work{first, end, 0, 0, packed, {}, blocks.alloc<float>(rows * kColumns)};
@@ -224,7 +224,7 @@ class FewRows : Operands {
   // were added, but every 16 at least. A function by itself, so that sums stay in registers whatever stands around it.
   template <int Times, int Rows, bool kMany>
   [[gnu::noinline]] static void add(const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
-    constexpr int kWanted = Times * Kernel::kPairsAPiece, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
+    constexpr int kWanted = Times * Kernel::template kPairsAPiece<Rows>, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
     using Floats = typename Kernel::Floats;
     Floats sums[Rows][Kernel::kVectors];
 #pragma GCC unroll 8
