@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -417,3 +419,42 @@ def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None
             after.append((resident_bytes(), len(ours())))
     assert after[-1][0] < after[1][0] + 3 * MIB
     assert after[-1][1] == after[0][1]
+
+
+@pytest.mark.long
+def test_many_clients_of_models_that_give_way_to_each_other(
+    starting_models: Callable[[Models], Serving], each: dict[str, Model]
+) -> None:
+    names = (*SHIPPED, "again")
+    several = [*offers(*SHIPPED, needs=40), Offer("again", partial(opened, "demo"), lambda: 40)]
+    serving = starting_models(Models(several, Limits(load_s=100), Memory(100, lambda: None)))
+    own = {name: each.get(name, each["demo"]).generate(FRANCE, 12).text for name in names}
+
+    def client(number: int) -> list[bool]:
+        chosen = random.Random(number)
+        told = []
+        for _ in range(25):
+            name = chosen.choice(names)
+            made = ask(serving, name)
+            told.append(
+                made.status_code == 200 and made.json()["choices"][0]["message"]["content"] == own[name]
+            )
+            if chosen.random() < 0.2:
+                with (
+                    httpx2.Client(base_url=serving.url, timeout=0.02) as gone,
+                    suppress(httpx2.TimeoutException),
+                ):
+                    gone.post(CHAT, json={"model": chosen.choice(names), "messages": USER})
+        return told
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(all(told) for told in threads.map(client, range(8)))
+    every = serving.models.all.values()
+    serving.wait_until(lambda: all(service.state in (State.LOADED, State.UNLOADED) for service in every))
+    assert sum(service.taken for service in every) <= 100
+    assert not any(service.holds for service in every)
+    with serving.http as http:
+        lines = [
+            line for line in http.get("/metrics").text.splitlines() if "aerie_model_loads_total{" in line
+        ]
+    assert sum(float(line.split()[-1]) for line in lines) > 8
