@@ -23,10 +23,10 @@ class Pieces {
   static constexpr i64 kChunk = 128;  // steps of k
 
   // From step `from` of b on, so many steps of all these columns, through two buffers of a chunk each. Then, if that is not
-  // null, the same steps from `next` on will be wanted.
-  Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, Packed *const *buffers)
+  // null, the same steps from `next` on will be wanted. again: whether lines are asked for a second time.
+  Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, bool again, Packed *const *buffers)
       : first_(from), columns_(columns), end_(columns + count), steps_(steps), to_(buffers[0]), other_(buffers[1]),
-        asked_(from), asked_columns_(columns + Kernel::kColumns), begun_(columns), next_(next) {
+        asked_(from), asked_columns_(columns + Kernel::kColumns), begun_(columns), next_(next), again_(again) {
     begin();
     end_chunk();
   }
@@ -39,6 +39,7 @@ class Pieces {
   VNPU_INLINE void turn() {
     if (asked_columns_ < end_) ask();
     Kernel::turn(at_, columns_ + group_ * kPieceColumns, to_ + line_ * kPiecePairs * Kernel::kPacked + group_ * kPieceColumns);
+    if (again_) ask_again();
     at_ += kPieceSteps;
     if (++line_ == lines_) line_ = 0, at_ = chunk_, ++group_;
     if (Kernel::kFetches && !is_done()) fetch();
@@ -68,6 +69,15 @@ class Pieces {
     group_ = line_ = 0;
     at_ = chunk_;
   }
+  // This piece of the next chunk: of what was asked for a panel ago the CPU drops some while memory has much to do.
+  VNPU_INLINE void ask_again() const {
+    const bool is_last = left_ <= kChunk;
+    const i64 *const columns = columns_ + group_ * kPieceColumns + (is_last ? Kernel::kColumns : 0);
+    if (is_last && columns >= end_) return;
+    const bf16 *const from = is_last ? first_ + line_ * kPieceSteps : at_ + kChunk;
+#pragma GCC unroll 8
+    for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(from + columns[i]);
+  }
   // The next piece comes from L2 while this one is turned.
   VNPU_INLINE void fetch() const {
     const i64 *const columns = columns_ + group_ * kPieceColumns;
@@ -95,6 +105,7 @@ class Pieces {
   const bf16 *asked_;
   const i64 *asked_columns_, *const begun_;
   const bf16 *next_;
+  const bool again_;
   i64 asked_step_ = 0;
 };
 
@@ -181,8 +192,9 @@ class FewRows : Operands {
     const i64 chunks = (work.steps + kChunk - 1) / kChunk, before = work.first * kColumns;
     const i64 count = (work.end * kColumns < n_ ? work.end * kColumns : n_) - before;
     const bf16 *const b = product_.b;
+    const bool again = m_ <= Kernel::kMostAskedAgain && is_accompanied();
     Pieces<Kernel> pieces(b + b_steps_[work.k], work.steps, b_columns_.some(before, count).at, count,
-                          next < k_ ? b + b_steps_[next] : nullptr, work.turned);
+                          next < k_ ? b + b_steps_[next] : nullptr, again, work.turned);
     for (i64 panel = work.first; panel < work.end; ++panel) {
       go_on();
       const Places columns = c_columns_.some(panel * kColumns, kColumns);
