@@ -24,6 +24,8 @@ MOST_CALLS: Final = 16
 """Of an answer: a model that was not made for it would not stop."""
 SPACE: Final = r"[ \n]?"
 """Between the parts of a call: were more possible, models that were not made for calls would say them."""
+ONE_BLANK: Final = " ?"
+"""The same, between the parts of its arguments: models write them in one line."""
 ANYTHING: Final = r"(?s:.*)"
 
 
@@ -80,7 +82,7 @@ def _calls(tools: Tools, form: CallForm, grammars: Grammars) -> Iterator[str]:
     yield f"calls: {_spelled(form.opening, grammars)} call {more} {_spelled(form.closing, grammars)}"
     yield f"call: {' | '.join(f'call_{number}' for number in range(len(each)))}"
     for number, tool in enumerate(each):
-        yield f"call_{number}: HEAD_{number} {_json(tool.schema)} TAIL"
+        yield f"call_{number}: HEAD_{number} {_json(tool.schema, ONE_BLANK)} TAIL"
         yield f"HEAD_{number}: /{head([tool.name])}/"
     yield f"TAIL: /{SPACE}\\}}/"
 
@@ -90,7 +92,7 @@ def _said(tools: Tools, form: CallForm, grammars: Grammars, answer: Schema | Non
     if tools.required:
         return
     if answer is not None:
-        yield f"said: {_json(schema_of(answer))}"
+        yield f"said: {_json(schema_of(answer), BLANKS)}"
         return
     others = {*grammars.whole_tokens.values()} - {*grammars.ends, grammars.whole_tokens.get(form.trigger)}
     ids = ",".join(str(each) for each in sorted(each for each in others if each is not None))
@@ -101,8 +103,8 @@ def _said(tools: Tools, form: CallForm, grammars: Grammars, answer: Schema | Non
     yield f"FIRST: {text}" + f" & ~/{SPACE}{head(names)}{ANYTHING}/" * form.is_bare
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': BLANKS}})}"
+def _json(schema: Mapping[str, Any], blanks: str) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': blanks}})}"
 
 
 def _regex(text: str) -> str:

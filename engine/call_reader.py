@@ -52,6 +52,7 @@ class CallReader:
     """Takes an answer's text in pieces; gives texts, and pieces of calls. For answers of call_grammar."""
 
     def __init__(self, tools: Tools, form: CallForm) -> None:
+        self._tools = tools
         names = [tool.name for tool in tools.callable]
         called = head(names, "(?P<name>")
         opening = _loose(form.opening)
@@ -87,9 +88,9 @@ class CallReader:
                 return
 
     def flush(self) -> str:
-        """The rest of a text, where no more comes."""
+        """The rest of a text, where no more comes; of what was to become a call, nothing."""
         rest, self._held = self._held, ""
-        return "" if self._calls else rest
+        return "" if self._tools.required or self._calls else rest
 
     def cut(self, pieces: Iterable[str]) -> Iterator[str]:
         """The texts in a text of pieces, "" where one gives none."""
@@ -119,7 +120,7 @@ class CallReader:
 
     def _text(self) -> Iterator[str]:
         """What no call can begin in."""
-        if self._calls or (self._is_first and self._may_begin()):
+        if self._tools.required or self._calls or (self._is_first and self._may_begin()):
             return
         sure = len(self._held) - self._begun()
         text = self._held[:sure]

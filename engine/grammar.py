@@ -121,6 +121,12 @@ class Grammars:
             raise _wrong("grammar", str(error)) from None
         return self.lark(text)
 
+    def regex(self, expression: str) -> Grammar:
+        """Text that a regular expression, in the form of Rust's, matches as a whole. FormError for none."""
+        from llguidance import LLMatcher
+
+        return self._checked(LLMatcher.grammar_from_regex(expression), "regular expression")
+
     def again(self, text: str) -> Grammar:
         """A form by its `text`. FormError for what is none."""
         return self._checked(text, "grammar")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aerie.engine.call_reader import CallPiece, CallReader, Calls
 from aerie.engine.drawing import F64Array, Ranks
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
@@ -19,7 +20,7 @@ from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, of_engine
 
-STOP, LENGTH = "stop", "length"
+STOP, LENGTH, CALLS = "stop", "length", "tool_calls"
 ENDINGS: Mapping[FinishReason, str] = {
     FinishReason.STOP: STOP,
     FinishReason.LENGTH: LENGTH,
@@ -68,7 +69,8 @@ NOTHING = Spent()
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What has come of choice `index`: text, how likely its tokens were where that was asked for, how it
-    ended, once it has, the tokens that its text is of, and what it took so far."""
+    ended, once it has, the tokens that its text is of, what it took so far, and calls of tools after the
+    text."""
 
     index: int
     text: str = ""
@@ -76,6 +78,7 @@ class Piece:
     ending: Ending | None = None
     tokens: tuple[int, ...] = ()
     spent: Spent = NOTHING
+    calls: tuple[CallPiece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class Ask:
     """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
     the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
     which it is answered; None: in any. manner: how it is made. as_drawn:
-    whether they are told as they were drawn, with all settings, in place of what the logits give them."""
+    whether they are told as they were drawn, with all settings, in place of what the logits give them.
+    calls: those of tools that may be in it."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -96,6 +100,7 @@ class Ask:
     slot: int | None = None
     manner: Manner = PLAIN
     as_drawn: bool = False
+    calls: Calls | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,8 @@ class Answer:
         self, ask: Ask, request: Request, sampler: Sampler, tokenizer: Tokenizer, eos: Collection[int]
     ) -> None:
         self.request, self._ask, self._sampler, self._eos = request, ask, sampler, eos
-        self._tokenizer, self._stream = tokenizer, tokenizer.stream()
+        self._tokenizer, self._stream = tokenizer, tokenizer.stream(ask.calls.shown if ask.calls else ())
+        self._calls = ask.calls.reader() if ask.calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._told = 0
         self._tokens: list[int] = []
@@ -160,7 +166,8 @@ class Answer:
             self._told += 1
             text += self._fed(token, marks)
         if self._stopped_by is None and not self.request.is_over:
-            return self._piece(text, marks) if text or marks else None
+            made = self._piece(text, marks) if text or marks else None
+            return made if made and (made.text or marks or made.calls) else None
         self.request.stop()
         if self._stopped_by is None:
             text += self._stops.feed(self._stream.flush()) + self._stops.flush()
@@ -181,8 +188,19 @@ class Answer:
     def _piece(self, text: str, marks: Sequence[Mark], ending: Ending | None = None) -> Piece:
         made, tokens = self.request, tuple(self._tokens)
         self._tokens.clear()
+        calls: tuple[CallPiece, ...] = ()
+        if self._calls:
+            text, calls = self._read(self._calls, text, is_last=ending is not None)
+            if self._calls.calls and ending and ending.reason == STOP:
+                ending = ending._replace(reason=CALLS)
         spent = Spent(len(made.prompt), made.cached_tokens, self._told, *made.times_s)
-        return Piece(self._ask.index, text, tuple(marks), ending, tokens, spent)
+        return Piece(self._ask.index, text, tuple(marks), ending, tokens, spent, calls)
+
+    def _read(self, reader: CallReader, text: str, is_last: bool) -> tuple[str, tuple[CallPiece, ...]]:
+        """What is text of it, and what is calls."""
+        parts = list(reader.feed(text))
+        said = "".join(part for part in parts if isinstance(part, str)) + (reader.flush() if is_last else "")
+        return said, tuple(part for part in parts if isinstance(part, CallPiece))
 
     def _fed(self, token: int, marks: list[Mark]) -> str:
         """The text that is sure with this token."""

@@ -24,18 +24,11 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve import npu, npu_request
+from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
 from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
 from aerie.serve.events import answered
-from aerie.serve.fields import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Fields,
-    TemplateRequest,
-    Text,
-    TokenizeRequest,
-)
+from aerie.serve.fields import CompletionRequest, DetokenizeRequest, Fields, Text
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard, Guarded
 from aerie.serve.loading import Loading
@@ -261,7 +254,7 @@ def _add_texts(app: FastAPI) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest, service: Held) -> Mapping[str, Any]:
         opened = service.ready()
-        ids = await service.encoded(partial(_tokenized, body))
+        ids = await service.encoded(partial(_tokenized, body), body.place)
         tokens: list[Any] = list(ids)
         if body.with_pieces:
             tokens = [{"id": each, "piece": opened.tokenizer.decode([each])} for each in ids]
@@ -280,13 +273,13 @@ def _add_texts(app: FastAPI) -> None:
     @app.post("/apply-template")
     async def apply_template(body: TemplateRequest, service: Held) -> Mapping[str, Any]:
         service.ready()
-        messages = [message.as_message for message in body.messages]
-        return {"prompt": await service.encoded(lambda tokenizer: tokenizer.chat_text(messages))}
+        made = await service.encoded(lambda tokenizer: tokenizer.chat_text(*body.chat), body.place)
+        return {"prompt": made}
 
 
 def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is not None:
-        return tokenizer.encode_chat([message.as_message for message in body.messages])
+        return tokenizer.encode_chat(*body.chat)
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     return tokenizer.encode((body.content if body.prompt is None else body.prompt) or "", special=special)
 
@@ -295,10 +288,9 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
-        grammar = await service.grammar(opened, body.form)
+        ids, grammar, calls = await service.conversed(opened, body)
         expected = await service.encoded(partial(_continued, body.predicted))
-        asks = service.asks(opened, body, [ids], body.most, grammar, expected)
+        asks = service.asks(opened, body, [ids], body.most, grammar, expected, calls)
         marks = await service.prompt_marks([ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
@@ -312,7 +304,8 @@ def _add_answers(app: FastAPI) -> None:
             prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt))
             for prompt in body.prompts
         ]
-        asks = service.asks(opened, body, prompts, body.most)
+        grammar = await service.grammar(opened, body.form)
+        asks = service.asks(opened, body, prompts, body.most, grammar)
         echoes = await _echoes(service, body, prompts) if body.echo else []
         marks = await service.prompt_marks(prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
@@ -350,9 +343,8 @@ def _add_other_apis(app: FastAPI) -> None:
     @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.messages))
-        grammar = await service.grammar(opened, body.form)
-        asks = service.asks(opened, body.settings, [ids], body.max_output_tokens, grammar)
+        ids, grammar, calls = await service.conversed(opened, body)
+        asks = service.asks(opened, body.settings, [ids], body.max_output_tokens, grammar, calls=calls)
         asking = service.asking(asks, request.state.line)
         form = ResponsesForm(service.name, body)
         return await answered(request, asking, form, body.stream, service.limits.send_s)
@@ -360,8 +352,8 @@ def _add_other_apis(app: FastAPI) -> None:
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
-        asks = service.asks(opened, body.settings, [ids], body.max_tokens)
+        ids, grammar, calls = await service.conversed(opened, body)
+        asks = service.asks(opened, body.settings, [ids], body.max_tokens, grammar, calls=calls)
         asking = service.asking(asks, request.state.line)
         form = MessagesForm(service.name, len(ids))
         return await answered(request, asking, form, body.stream, service.limits.send_s)
@@ -369,7 +361,7 @@ def _add_other_apis(app: FastAPI) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest, service: Held) -> Mapping[str, Any]:
         service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
         return {"input_tokens": len(ids)}
 
 
@@ -404,7 +396,7 @@ def _add_native(app: FastAPI) -> None:
     @app.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, service: Held) -> Mapping[str, Any]:
         service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(body.conversation))
+        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
         return {"input_tokens": len(ids)}
 
 

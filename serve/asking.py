@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.serve.answer import NOTHING, Ask, Ending, Mark, Piece, Spent
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Line
@@ -28,6 +29,16 @@ class Whole:
     ending: Ending | None = None
     tokens: list[int] = field(default_factory=list)
     spent: Spent = NOTHING
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, calls: Sequence[CallPiece]) -> None:
+        """What has come of calls."""
+        for piece in calls:
+            if piece.name is not None:
+                self.calls.append(ToolCall(piece.name, piece.arguments))
+            else:
+                last = self.calls[-1]
+                self.calls[-1] = last._replace(arguments=last.arguments + piece.arguments)
 
 
 class Asking:
@@ -84,6 +95,7 @@ class Asking:
             whole = made[piece.index]
             whole.text += piece.text
             whole.marks += piece.marks
+            whole.add(piece.calls)
             whole.tokens += piece.tokens
             whole.ending, whole.spent = piece.ending, piece.spent
             if piece.ending and piece.ending.error:
@@ -104,7 +116,7 @@ class Asking:
         self._beat: asyncio.TimerHandle = self._loop.call_later(self._heartbeat_s - silent_s, self._beats)
 
     def _note(self, piece: Piece) -> None:
-        if piece.text or piece.marks:
+        if piece.text or piece.marks or piece.calls:
             self._line.first_token()
         if (ending := piece.ending) is None:
             return

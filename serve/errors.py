@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi.responses import JSONResponse
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from aerie.engine.errors import PromptTooLongError, UserError
 from aerie.engine.pages import PoolFullError
+from aerie.engine.tool_calls import ToolsError
 
 KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -80,10 +81,13 @@ def internal() -> ApiError:
     return ApiError(500, INTERNAL, code="internal_error")
 
 
-def of_engine(error: Exception) -> ApiError:
-    """What an error of the engine is to a client."""
+def of_engine(error: Exception, place: Callable[[str], str] = str) -> ApiError:
+    """What an error of the engine is to a client, who knows a field that the engine names by its `place`."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ToolsError):
+        at = place(error.place)
+        return ApiError(400, str(error).replace(error.place, at), at, "invalid_value")
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PoolFullError):

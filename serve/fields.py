@@ -27,7 +27,6 @@ from aerie.engine.strategies.manner import Manners
 MOST_STOPS, MOST_TOP, MOST_MARKED = 16, 20, 1024
 """Strings and ids of `stop`; tokens of top_logprobs; tokens of a prompt whose logits are told: they are all
 in memory at once."""
-NO_TOOLS = "tools are not built"
 
 
 def _text(text: str) -> str:
@@ -77,36 +76,14 @@ def text_of(content: Text | list[TextPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class ChatMessage(Fields):
-    """`developer` is `system`. name: taken, and told to no template."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content | None = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
-    unbuilt: ClassVar[Unbuilt] = {"tool_calls": ([[]], NO_TOOLS), "function_call": ((), NO_TOOLS)}
-
-    @model_validator(mode="after")
-    def _has_text(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"a message of the {self.role} has a content; give a text")
-        return self
-
-    @property
-    def as_message(self) -> dict[str, str]:
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text_of(self.content)}
-
-
 class Form(NamedTuple):
-    """A form that an answer is asked for: JSON of a schema, or text of a grammar in llama.cpp's GBNF. param:
-    the field that asks for it."""
+    """A form that an answer is asked for: JSON of a schema, or text of a grammar in llama.cpp's GBNF, or of a
+    regular expression. param: the field that asks for it."""
 
     param: str
     schema: Mapping[str, Any] | None = None
     gbnf: str = ""
+    regex: str = ""
 
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -146,16 +123,36 @@ class ResponseFormat(Fields):
         return Form("response_format", given)
 
 
+class Formed(Fields):
+    """Which form an answer has: OpenAI's field, two of llama.cpp's, and a regular expression."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: Text | None = None
+    regex: Text | None = None
+
+    @model_validator(mode="after")
+    def _is_one_form(self) -> Self:
+        given = (self.response_format, self.json_schema, self.grammar, self.regex)
+        if sum(each is not None for each in given) > 1:
+            raise ValueError("give one of response_format, json_schema, grammar and regex")
+        return self
+
+    @property
+    def form(self) -> Form | None:
+        """That of the answer."""
+        if self.regex is not None:
+            return Form("regex", regex=self.regex)
+        if self.grammar is not None:
+            return Form("grammar", gbnf=self.grammar)
+        if self.json_schema is not None:
+            return Form("json_schema", self.json_schema)
+        return self.response_format.form if self.response_format else None
+
+
 class StreamOptions(Fields):
     include_usage: bool = False
     include_obfuscation: bool | None = None
-
-
-class Prediction(Fields):
-    """What an answer is expected to be much like."""
-
-    type: Literal["content"]
-    content: Text | list[TextPart]
 
 
 class Harmless(Fields):
@@ -258,77 +255,12 @@ class Settings(Harmless):
         return made
 
 
-class ChatRequest(Settings):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
-    parallel_tool_calls: bool | None = None
-    tools: Any = None
-    functions: Any = None
-    tool_choice: Any = None
-    function_call: Any = None
-    response_format: ResponseFormat | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Prediction | None = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    unbuilt: ClassVar[Unbuilt] = {
-        "tools": ([[]], NO_TOOLS),
-        "functions": ([[]], NO_TOOLS),
-        "tool_choice": (["none", "auto"], NO_TOOLS),
-        "function_call": (["none", "auto"], NO_TOOLS),
-        "modalities": ([["text"]], "answers are text"),
-        "audio": ((), "answers are text"),
-        "reasoning_effort": (["none"], "no model here is told how much to reason"),
-        "verbosity": (["medium"], "no model here is told how much to say"),
-    }
-
-    @model_validator(mode="after")
-    def _asks_for_marks(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is for logprobs=true; set it, or leave top_logprobs out")
-        if sum(each is not None for each in (self.response_format, self.json_schema, self.grammar)) > 1:
-            raise ValueError("give one of response_format, json_schema and grammar")
-        return self
-
-    @property
-    def most(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def top(self) -> int | None:
-        return self.top_logprobs or 0 if self.logprobs else None
-
-    @property
-    def predicted(self) -> str:
-        return text_of(self.prediction.content) if self.prediction else ""
-
-    @property
-    def form(self) -> Form | None:
-        """That of the answer: OpenAI's field, or one of llama.cpp's."""
-        if self.grammar is not None:
-            return Form("grammar", gbnf=self.grammar)
-        if self.json_schema is not None:
-            return Form("json_schema", self.json_schema)
-        return self.response_format.form if self.response_format else None
-
-    @property
-    def conversation(self) -> list[dict[str, str]]:
-        return [message.as_message for message in self.messages]
-
-
 Tokens = Annotated[list[int], Field(min_length=1)]
 COMPLETION_TOKENS = 16
 """At most, where a completion does not say: OpenAI's default."""
 
 
-class CompletionRequest(Settings):
+class CompletionRequest(Settings, Formed):
     """POST /v1/completions. prompt: a text, token ids, or several of either."""
 
     prompt: (
@@ -373,33 +305,8 @@ class CompletionRequest(Settings):
         return self.logprobs
 
 
-class TokenizeRequest(Fields):
-    """POST /tokenize: one of content (llama.cpp's name), prompt and messages (vLLM's)."""
-
-    model: str | None = None
-    content: Text | None = None
-    prompt: Text | None = None
-    messages: list[ChatMessage] | None = None
-    add_special: bool = False
-    add_special_tokens: bool | None = None
-    with_pieces: bool = False
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if sum(each is not None for each in (self.content, self.prompt, self.messages)) != 1:
-            raise ValueError("give one of content, prompt and messages")
-        return self
-
-
 class DetokenizeRequest(Fields):
     """POST /detokenize."""
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
-
-
-class TemplateRequest(Fields):
-    """POST /apply-template."""
-
-    model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]

@@ -12,22 +12,29 @@ from openai.types.chat import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionMessage,
+    ChatCompletionMessageFunctionToolCall,
     ChatCompletionTokenLogprob,
 )
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.chat.chat_completion_chunk import (
+    ChoiceDelta,
+    ChoiceDeltaToolCall,
+    ChoiceDeltaToolCallFunction,
+)
 from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
+from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.serve.answer import NOTHING, Ending, Mark, Piece, Spent
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
 from aerie.serve.events import DONE, event
 
-Reason = Literal["stop", "length"]
+Reason = Literal["stop", "length", "tool_calls"]
 LOWEST = -9999.0
 """In place of the logarithm of 0, which JSON has no number for; what OpenAI's API gives."""
 
@@ -109,6 +116,8 @@ class ChatForm(OpenAIForm):
 
     def _choice(self, index: int, made: Whole) -> Choice:
         message = ChatCompletionMessage(role="assistant", content=made.text, refusal=None)
+        if made.calls:
+            message.content, message.tool_calls = made.text or None, [_call(call) for call in made.calls]
         marks = ChoiceLogprobs(content=_marks(made.marks), refusal=None) if self._marks else None
         return Choice(
             index=index, message=message, finish_reason=_reason(made.ending) or "stop", logprobs=marks
@@ -117,11 +126,15 @@ class ChatForm(OpenAIForm):
     def events(self, piece: Piece) -> Iterator[bytes]:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
-            yield event(self._chunk(piece.index, ChoiceDelta(role="assistant", content="")))
+            begun = None if piece.calls and not piece.text else ""
+            yield event(self._chunk(piece.index, ChoiceDelta(role="assistant", content=begun)))
         if piece.text or piece.marks:
             marks = ChunkLogprobs(content=_marks(piece.marks), refusal=None) if self._marks else None
             spent = piece.spent if self._timed else None
-            yield event(self._chunk(piece.index, ChoiceDelta(content=piece.text), None, marks, spent))
+            said = ChoiceDelta(content=None if piece.calls and not piece.text else piece.text)
+            yield event(self._chunk(piece.index, said, None, marks, spent))
+        for call in piece.calls:
+            yield event(self._chunk(piece.index, ChoiceDelta(tool_calls=[_part(call)])))
         if piece.ending:
             self._spent = piece.spent
             yield event(self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending), None, piece.spent))
@@ -147,6 +160,21 @@ class ChatForm(OpenAIForm):
         if self._usage:
             made.usage = None  # told as null
         return made
+
+
+def _call(made: ToolCall) -> ChatCompletionMessageFunctionToolCall:
+    return ChatCompletionMessageFunctionToolCall(
+        id=new_id("call_"), type="function", function=Function(name=made.name, arguments=made.arguments)
+    )
+
+
+def _part(piece: CallPiece) -> ChoiceDeltaToolCall:
+    """The first of a call has its id and name."""
+    if piece.name is None:
+        more = ChoiceDeltaToolCallFunction(arguments=piece.arguments)
+        return ChoiceDeltaToolCall(index=piece.number, function=more)
+    function = ChoiceDeltaToolCallFunction(name=piece.name, arguments=piece.arguments)
+    return ChoiceDeltaToolCall(index=piece.number, id=new_id("call_"), type="function", function=function)
 
 
 Echo = tuple[str, Sequence[Mark]]

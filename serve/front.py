@@ -23,9 +23,10 @@ from aerie.engine.errors import UserError
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
 from aerie.serve.asking import unless_gone
+from aerie.serve.chats import Chat, ChatRequest
 from aerie.serve.errors import ApiError, answer_of
 from aerie.serve.events import failed_event
-from aerie.serve.fields import ChatRequest, CompletionRequest
+from aerie.serve.fields import CompletionRequest
 from aerie.serve.messages import MessagesRequest
 from aerie.serve.metrics import Metrics
 from aerie.serve.responses import ResponsesRequest
@@ -44,10 +45,10 @@ LOST = ApiError(
 )
 STOPPED = ApiError(503, "the server was stopped before this answer was complete", code="stopped")
 
-CONVERSATIONS: Final[Mapping[str, Callable[[bytes], Sequence[Mapping[str, str]]]]] = {
-    "/v1/chat/completions": lambda body: ChatRequest.model_validate_json(body).conversation,
-    "/v1/responses": lambda body: ResponsesRequest.model_validate_json(body).messages,
-    "/v1/messages": lambda body: MessagesRequest.model_validate_json(body).conversation,
+CONVERSATIONS: Final[Mapping[str, Callable[[bytes], Chat]]] = {
+    "/v1/chat/completions": lambda body: ChatRequest.model_validate_json(body).chat,
+    "/v1/responses": lambda body: ResponsesRequest.model_validate_json(body).chat,
+    "/v1/messages": lambda body: MessagesRequest.model_validate_json(body).chat,
 }
 COMPLETIONS: Final = "/v1/completions"
 
@@ -197,8 +198,7 @@ def keys_of(path: str, body: bytes, tokenizer: Tokenizer) -> list[bytes]:
     replica says what is wrong with it."""
     try:
         if path in CONVERSATIONS:
-            messages = [dict(message) for message in CONVERSATIONS[path](body)]
-            return page_keys(tokenizer.encode_chat(messages))
+            return page_keys(tokenizer.encode_chat(*CONVERSATIONS[path](body)))
         if path == COMPLETIONS:
             (prompt, *_) = CompletionRequest.model_validate(json.loads(body)).prompts
             return page_keys(prompt if isinstance(prompt, list) else tokenizer.encode(prompt))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, Tag, model_validator
 
-from aerie.serve.answer import LENGTH, Ending, Piece
+from aerie.engine.call_reader import CallPiece, ToolCall
+from aerie.engine.tool_calls import Tool, Tools, chosen
+from aerie.serve.answer import CALLS, LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
+from aerie.serve.chats import Chat, by_type
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
-from aerie.serve.fields import MOST_STOPS, NO_TOOLS, Fields, Settings, StopText, Text, Unbuilt
+from aerie.serve.fields import MOST_STOPS, Fields, Form, Settings, StopText, Text, Unbuilt
 from aerie.serve.forms import new_id
 
 
-class Block(Fields):
+class TextBlock(Fields):
     """Of a message. cache_control: taken; what was read stays without it."""
 
     type: Literal["text"]
@@ -24,15 +28,87 @@ class Block(Fields):
     citations: Any = None
 
 
+class UseBlock(Fields):
+    """A call that the assistant made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: Text
+    input: dict[str, Any]
+    cache_control: Any = None
+
+    @property
+    def as_call(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ResultBlock(Fields):
+    """What a call gave. is_error: taken; the content says it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: Any = None
+
+    @property
+    def as_message(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": _text(self.content)}
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("a text")]
+    | Annotated[UseBlock, Tag("a call")]
+    | Annotated[ResultBlock, Tag("a result")],
+    by_type({"tool_use": "a call", "tool_result": "a result"}, "a text"),
+]
+
+
 class Turn(Fields):
     role: Literal["user", "assistant"]
-    content: Text | list[Block]
+    content: Text | list[AnyBlock]
+
+    @property
+    def as_messages(self) -> list[dict[str, Any]]:
+        """Results come before what the user says."""
+        blocks = [] if isinstance(self.content, str) else self.content
+        results = [block.as_message for block in blocks if isinstance(block, ResultBlock)]
+        calls = [block.as_call for block in blocks if isinstance(block, UseBlock)]
+        texts = [block for block in blocks if isinstance(block, TextBlock)]
+        said = _text(self.content if isinstance(self.content, str) else texts)
+        if results and not texts:
+            return results
+        return [*results, {"role": self.role, "content": said, **({"tool_calls": calls} if calls else {})}]
 
 
-def _text(content: Text | list[Block] | None) -> str:
+def _text(content: Text | list[TextBlock] | None) -> str:
     if content is None:
         return ""
     return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+class MessagesTool(Fields):
+    """strict changes nothing: input is held to the schema, always."""
+
+    name: Text
+    input_schema: dict[str, Any]
+    description: Text | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class Choice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_name(self) -> Self:
+        if (self.name is None) == (self.type == "tool"):
+            raise ValueError("name goes with the type tool, which has it; give both, or neither")
+        return self
 
 
 class CountRequest(Fields):
@@ -40,22 +116,38 @@ class CountRequest(Fields):
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1)]
-    system: Text | list[Block] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    system: Text | list[TextBlock] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: Choice | None = None
     thinking: Any = None
     mcp_servers: Any = None
     unbuilt: ClassVar[Unbuilt] = {
-        "tools": ([[]], NO_TOOLS),
-        "tool_choice": ([{"type": "none"}, {"type": "auto"}], NO_TOOLS),
         "thinking": ([{"type": "disabled"}], "no model here is told to think"),
-        "mcp_servers": ([[]], NO_TOOLS),
+        "mcp_servers": ([[]], "servers of tools are not asked; give their tools"),
     }
 
     @property
-    def conversation(self) -> list[dict[str, str]]:
+    def chat(self) -> Chat:
+        """Raises ToolsError."""
         begins = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        return [*begins, *({"role": turn.role, "content": _text(turn.content)} for turn in self.messages)]
+        return Chat([*begins, *(each for turn in self.messages for each in turn.as_messages)], self._tools)
+
+    @property
+    def _tools(self) -> Tools | None:
+        each = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in self.tools or ())
+        choice = self.tool_choice or Choice(type="auto")
+        names = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+        named = None if choice.name is None else [choice.name]
+        return chosen(each, names[choice.type], named, named is None and not choice.disable_parallel_tool_use)
+
+    @property
+    def form(self) -> Form | None:
+        """Anthropic's API has none for an answer."""
+        return None
+
+    def place(self, name: str) -> str:
+        """Where a field is here that the engine knows by this name."""
+        return "messages" if name.startswith("messages") else name.replace(".parameters", ".input_schema")
 
 
 class MessagesRequest(CountRequest):
@@ -86,32 +178,36 @@ def _usage(ending: Ending) -> dict[str, int]:
 
 def _stopped(ending: Ending) -> dict[str, str | None]:
     by = ending.stop if isinstance(ending.stop, str) else None
-    reason = "max_tokens" if ending.reason == LENGTH else "end_turn" if by is None else "stop_sequence"
+    reasons = {LENGTH: "max_tokens", CALLS: "tool_use"}
+    reason = reasons.get(ending.reason, "end_turn" if by is None else "stop_sequence")
     return {"stop_reason": reason, "stop_sequence": by}
 
 
 class MessagesForm:
-    """prompt: its length in tokens, which a stream tells before anything else."""
+    """Its blocks are a text, where there is one, or nothing else, and calls. prompt: its length in tokens,
+    which a stream tells before anything else."""
 
     def __init__(self, model: str, prompt: int) -> None:
         self._of = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
-        self._prompt, self._is_begun = prompt, False
+        self._prompt, self._is_begun, self._blocks = prompt, False, 0
 
     def whole(self, made: Sequence[Whole]) -> dict[str, Any]:
         (one,) = made
         assert one.ending is not None
-        content = [{"type": "text", "text": one.text}]
+        content = [{"type": "text", "text": one.text}] if one.text or not one.calls else []
+        content += filter(None, map(_used, one.calls))
         return {**self._of, "content": content, **_stopped(one.ending), "usage": _usage(one.ending)}
 
     def events(self, piece: Piece) -> Iterator[bytes]:
         if not self._is_begun:
             self._is_begun = True
             yield from self._begin()
-        if piece.text:
-            delta = {"type": "text_delta", "text": piece.text}
-            yield _event("content_block_delta", index=0, delta=delta)
+        if piece.text or (piece.ending and not self._blocks and not piece.calls):
+            yield from self._said(piece.text)
+        for call in piece.calls:
+            yield from self._called(call)
         if piece.ending:
-            yield _event("content_block_stop", index=0)
+            yield _event("content_block_stop", index=self._blocks - 1)
             yield _event("message_delta", delta=_stopped(piece.ending), usage=_usage(piece.ending))
             yield _event("message_stop")
 
@@ -125,7 +221,28 @@ class MessagesForm:
             "usage": usage,
         }
         yield _event("message_start", message=begun)
-        yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+
+    def _opened(self, block: Mapping[str, Any]) -> Iterator[bytes]:
+        if self._blocks:
+            yield _event("content_block_stop", index=self._blocks - 1)
+        yield _event("content_block_start", index=self._blocks, content_block=block)
+        self._blocks += 1
+
+    def _said(self, text: str) -> Iterator[bytes]:
+        if not self._blocks:
+            yield from self._opened({"type": "text", "text": ""})
+        if text:
+            yield self._delta({"type": "text_delta", "text": text})
+
+    def _called(self, piece: CallPiece) -> Iterator[bytes]:
+        if piece.name is not None:
+            begun: dict[str, Any] = {"id": new_id("toolu_"), "name": piece.name, "input": {}}
+            yield from self._opened({"type": "tool_use", **begun})
+        if piece.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:  # noqa: ARG002
         return iter(())
@@ -136,3 +253,12 @@ class MessagesForm:
 
 def _event(kind: str, **more: Any) -> bytes:
     return event({"type": kind, **more}, kind)
+
+
+def _used(call: ToolCall) -> dict[str, Any] | None:
+    """A call as a block; None for one that was cut, which has no input."""
+    try:
+        read = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": read}

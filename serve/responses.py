@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer API, in which a response is a list of items; here of one message."""
+"""POST /v1/responses: OpenAI's newer API, in which a response is a list of items: a message, and calls."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from openai.types.responses import Response, ResponseOutputMessage, ResponseOutputText, ResponseUsage
+from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 
+from aerie.engine.call_reader import CallPiece
+from aerie.engine.tool_calls import Tools, chosen
 from aerie.serve.answer import LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
+from aerie.serve.chats import Chat, Function, by_type
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
-from aerie.serve.fields import ANY_OBJECT, NO_TOOLS, Fields, Form, JsonSchema, Settings, Text, Unbuilt
+from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt
 from aerie.serve.forms import new_id
 
 
@@ -28,6 +31,10 @@ class Part(Fields):
     logprobs: Any = None
 
 
+def _text_of(content: Text | list[Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Item(Fields):
     """A message; one that came out of a former response may go in again as it is."""
 
@@ -38,13 +45,84 @@ class Item(Fields):
     status: str | None = None
 
     @property
-    def as_message(self) -> dict[str, str]:
-        role = "system" if self.role == "developer" else self.role
-        parts = self.content
+    def as_message(self) -> dict[str, Any]:
         return {
-            "role": role,
-            "content": parts if isinstance(parts, str) else "".join(part.text for part in parts),
+            "role": "system" if self.role == "developer" else self.role,
+            "content": _text_of(self.content),
         }
+
+
+class CallItem(Fields):
+    """A call that came out of a former response."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Text
+    arguments: Text
+    id: str | None = None
+    status: str | None = None
+
+    @property
+    def as_call(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class ResultItem(Fields):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text | list[Part]
+    id: str | None = None
+    status: str | None = None
+
+    @property
+    def as_message(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": _text_of(self.output)}
+
+
+AnyItem = Annotated[
+    Annotated[Item, Tag("a message")]
+    | Annotated[CallItem, Tag("a call")]
+    | Annotated[ResultItem, Tag("a result")],
+    by_type({"function_call": "a call", "function_call_output": "a result"}, "a message"),
+]
+
+
+def _messages(items: Sequence[Item | CallItem | ResultItem]) -> list[dict[str, Any]]:
+    """Calls are of the assistant's message before them."""
+    made: list[dict[str, Any]] = []
+    for item in items:
+        if not isinstance(item, CallItem):
+            made.append(item.as_message)
+            continue
+        if not made or made[-1]["role"] != "assistant":
+            made.append({"role": "assistant", "content": ""})
+        made[-1].setdefault("tool_calls", []).append(item.as_call)
+    return made
+
+
+class OfFunction(Fields):
+    type: Literal["function"]
+
+
+class ResponsesTool(Function, OfFunction):
+    """With its type before its other fields, so that another type's is told of first."""
+
+
+class NamedFunction(OfFunction):
+    """One function, which is to be called."""
+
+    name: str
+
+
+class AllowedFunctions(Fields):
+    """Some of the functions: the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
 
 
 class TextFormat(JsonSchema):
@@ -71,7 +149,7 @@ class ResponsesRequest(Fields):
     """See the module. Nothing is stored: a conversation is the items that come with each request."""
 
     model: str | None = None
-    input: Text | Annotated[list[Item], Field(min_length=1)]
+    input: Text | Annotated[list[AnyItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
@@ -87,8 +165,8 @@ class ResponsesRequest(Fields):
     parallel_tool_calls: bool | None = None
     truncation: Any = None
     text: TextOptions | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     reasoning: Any = None
     include: Any = None
     background: Any = None
@@ -96,8 +174,6 @@ class ResponsesRequest(Fields):
     conversation: Any = None
     unbuilt: ClassVar[Unbuilt] = {
         "truncation": (["disabled"], "nothing is cut from a prompt"),
-        "tools": ([[]], NO_TOOLS),
-        "tool_choice": (["none", "auto"], NO_TOOLS),
         "reasoning": ([{}, {"effort": "none"}], "no model here is told how much to reason"),
         "include": ([[]], "there is nothing to include"),
         "background": ([False], "responses are made while their client waits"),
@@ -106,11 +182,26 @@ class ResponsesRequest(Fields):
     }
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else []
-        items = [] if isinstance(self.input, str) else [item.as_message for item in self.input]
+    def chat(self) -> Chat:
+        """Raises ToolsError."""
+        said = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [*begins, *said, *items]
+        return Chat([*begins, *_messages(said)], self._tools)
+
+    @property
+    def _tools(self) -> Tools | None:
+        each = tuple(tool.tool for tool in self.tools or ())
+        choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
+        if isinstance(choice, NamedFunction):
+            return chosen(each, "required", [choice.name], parallel=False)
+        if isinstance(choice, AllowedFunctions):
+            return chosen(each, choice.mode, [tool.name for tool in choice.tools], is_parallel)
+        return chosen(each, choice or "auto", None, is_parallel)
+
+    def place(self, name: str) -> str:
+        """Where a field is here that the engine knows by this name: messages are made of items."""
+        names = {"messages": "input", "response_format": "text.format"}
+        return next((to for of, to in names.items() if name.startswith(of)), name)
 
     @property
     def form(self) -> Form | None:
@@ -126,7 +217,8 @@ class ResponsesRequest(Fields):
 
 
 class ResponsesForm:
-    """Its one message has one part, a text. Events count from 0, each with its type as its name."""
+    """Its items are a message, where there is text, or nothing else, and calls. Events count from 0, each
+    with its type as its name."""
 
     def __init__(self, model: str, asked: ResponsesRequest) -> None:
         self._of: dict[str, Any] = {
@@ -140,22 +232,24 @@ class ResponsesForm:
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             **({"text": asked.text.model_dump(by_alias=True, exclude_none=True)} if asked.text else {}),
-            "parallel_tool_calls": bool(asked.parallel_tool_calls),
-            "tool_choice": "auto",
-            "tools": [],
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "tool_choice": _echoed(asked.tool_choice) or "auto",
+            "tools": [{"parameters": {}, "strict": False, **_echoed(tool)} for tool in asked.tools or ()],
             "error": None,
         }
-        self._item, self._text, self._number = new_id("msg_"), "", -1
+        self._number, self._items = -1, list[dict[str, Any]]()
 
     def whole(self, made: Sequence[Whole]) -> Response:
         (one,) = made
         assert one.ending is not None
-        return self._response(one.text, one.ending)
+        if one.text or not one.calls:
+            self._items.append(_message(one.text))
+        self._items += [_call(call.name, call.arguments) for call in one.calls]
+        return self._response(one.ending)
 
-    def _response(self, text: str, ending: Ending) -> Response:
+    def _response(self, ending: Ending) -> Response:
         state: Literal["completed", "incomplete"] = "incomplete" if ending.reason == LENGTH else "completed"
         details = IncompleteDetails(reason="max_output_tokens") if ending.reason == LENGTH else None
-        message = self._message(text, state)
         usage = ResponseUsage(
             input_tokens=ending.prompt,
             input_tokens_details=InputTokensDetails(cached_tokens=ending.cached, cache_write_tokens=0),
@@ -163,45 +257,67 @@ class ResponsesForm:
             output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
             total_tokens=ending.prompt + ending.made,
         )
-        return Response(**self._of, status=state, incomplete_details=details, output=[message], usage=usage)
-
-    def _message(
-        self, text: str, state: Literal["in_progress", "completed", "incomplete"]
-    ) -> ResponseOutputMessage:
-        parts = [] if state == "in_progress" else [ResponseOutputText(**_part(text))]
-        return ResponseOutputMessage(
-            id=self._item, type="message", role="assistant", status=state, content=list(parts)
-        )
+        self._items[-1]["status"] = state
+        told: dict[str, Any] = {**self._of, "output": list(self._items), "usage": usage}
+        return Response(**told, status=state, incomplete_details=details)
 
     def events(self, piece: Piece) -> Iterator[bytes]:
         if self._number < 0:
-            yield from self._begin()
-        self._text += piece.text
-        if piece.text:
-            yield self._event("output_text.delta", **self._place, delta=piece.text, logprobs=[])
+            begun = Response(**self._of, status="in_progress", incomplete_details=None, output=[], usage=None)
+            told = begun.model_dump(mode="json", exclude_unset=True)
+            yield self._event("created", response=told)
+            yield self._event("in_progress", response=told)
+        if piece.text or (piece.ending and not self._items and not piece.calls):
+            yield from self._said(piece.text)
+        for call in piece.calls:
+            yield from self._called(call)
         if piece.ending:
-            yield from self._end(piece.ending)
+            yield from self._closed("incomplete" if piece.ending.reason == LENGTH else "completed")
+            made = self._response(piece.ending).model_dump(mode="json", exclude_unset=True)
+            yield self._event(made["status"], response=made)
+
+    def _said(self, text: str) -> Iterator[bytes]:
+        if not self._items:
+            yield from self._opened(_message(None))
+            self._items[-1]["content"] = [_part("")]
+            yield self._event("content_part.added", **self._place, content_index=0, part=_part(""))
+        if text:
+            self._items[-1]["content"][0]["text"] += text
+            yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=[])
+
+    def _called(self, piece: CallPiece) -> Iterator[bytes]:
+        if piece.name is not None:
+            yield from self._closed("completed")
+            yield from self._opened(_call(piece.name, ""))
+        if piece.arguments:
+            self._items[-1]["arguments"] += piece.arguments
+            yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Where the text is."""
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+        """Where the last item is."""
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def _begin(self) -> Iterator[bytes]:
-        begun = Response(**self._of, status="in_progress", incomplete_details=None, output=[], usage=None)
-        told = begun.model_dump(mode="json", exclude_unset=True)
-        yield self._event("created", response=told)
-        yield self._event("in_progress", response=told)
-        item = self._message("", "in_progress").model_dump(mode="json", exclude_unset=True)
-        yield self._event("output_item.added", output_index=0, item=item)
-        yield self._event("content_part.added", **self._place, part=_part(""))
+    def _opened(self, item: dict[str, Any]) -> Iterator[bytes]:
+        item["status"] = "in_progress"
+        self._items.append(item)
+        yield self._event("output_item.added", output_index=len(self._items) - 1, item=item)
 
-    def _end(self, ending: Ending) -> Iterator[bytes]:
-        made = self._response(self._text, ending).model_dump(mode="json", exclude_unset=True)
-        yield self._event("output_text.done", **self._place, text=self._text, logprobs=[])
-        yield self._event("content_part.done", **self._place, part=_part(self._text))
-        yield self._event("output_item.done", output_index=0, item=made["output"][0])
-        yield self._event(made["status"], response=made)
+    def _closed(self, state: str) -> Iterator[bytes]:
+        """The last item, where there is one."""
+        if not self._items:
+            return
+        item = self._items[-1]
+        item["status"] = state
+        if item["type"] == "message":
+            (part,) = item["content"]
+            at = {**self._place, "content_index": 0}
+            yield self._event("output_text.done", **at, text=part["text"], logprobs=[])
+            yield self._event("content_part.done", **at, part=part)
+        else:
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("function_call_arguments.done", **self._place, **told)
+        yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
 
     def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:  # noqa: ARG002
         return iter(())
@@ -219,3 +335,19 @@ class ResponsesForm:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _message(text: str | None) -> dict[str, Any]:
+    content = [] if text is None else [_part(text)]
+    of = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+    return {**of, "status": "completed", "content": content}
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    of = {"id": new_id("fc_"), "type": "function_call", "status": "completed", "call_id": new_id("call_")}
+    return {**of, "name": name, "arguments": arguments}
+
+
+def _echoed(given: Any) -> Any:
+    """What was asked, as it is told in the response."""
+    return given.model_dump(exclude_none=True) if isinstance(given, BaseModel) else given

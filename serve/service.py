@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from aerie.air_dialect.common import AerieError
+from aerie.engine.call_reader import Calls
 from aerie.engine.errors import TooLittleMemoryError, UserError
 from aerie.engine.grammar import Grammar
 from aerie.engine.sampler import Sampler
@@ -25,6 +26,7 @@ from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
 from aerie.serve.answer import Ask, Mark, prompt_marks
 from aerie.serve.asking import Asking
+from aerie.serve.conversing import Conversed, Conversing, conversed, grammar_of
 from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import MOST_MARKED, Form, Settings
 from aerie.serve.metrics import Line, Metrics
@@ -308,24 +310,25 @@ class Service:
             retry_after=RETRY_S,
         )
 
-    async def encoded(self, function: Callable[[Tokenizer], Made]) -> Made:
-        """What a function makes with the tokenizer, in the one thread that uses it. Raises ApiError."""
+    async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
+        """What a function makes with the tokenizer, in the one thread that uses it. place: as of_engine.
+        Raises ApiError."""
         work = partial(function, self.ready().tokenizer)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
         except UserError as error:
-            raise of_engine(error) from error
+            raise of_engine(error, place) from error
+
+    async def conversed(self, opened: Opened, body: Conversing) -> Conversed:
+        """What a conversation asks. Raises ApiError."""
+        return await self.encoded(partial(conversed, opened.session.grammars, body), body.place)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
         """The form of an answer, read in the thread that encodes. ApiError for one that is none."""
         if form is None:
             return None
-        forms = opened.session.grammars
-        work = partial(forms.gbnf, form.gbnf) if form.schema is None else partial(forms.json, form.schema)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
-        except UserError as error:
-            raise ApiError(400, str(error), form.param, "invalid_value") from error
+        grammars = opened.session.grammars
+        return await self.encoded(lambda _: grammar_of(grammars, form))
 
     def asks(
         self,
@@ -335,10 +338,11 @@ class Service:
         most: int | None,
         grammar: Grammar | None = None,
         expected: Sequence[int] = (),
+        calls: Calls | None = None,
     ) -> list[Ask]:
         """What is asked, for each prompt and each of its choices. most: tokens, None for as many as
         the context has. grammar: the form of all answers. expected: tokens that they are expected to be much
-        like. ApiError for what cannot be run, or is out of range."""
+        like. calls: of tools that may be in them. ApiError for what cannot be run, or is out of range."""
         if settings.top is not None and opened.session.model.config.diffusion is not None:
             raise ApiError(
                 400,
@@ -349,7 +353,9 @@ class Service:
             )
         try:
             made = [
-                self._ask(opened, settings, prompt, most, number * settings.choices + choice, sampler, draft)
+                self._ask(
+                    opened, settings, prompt, most, number * settings.choices + choice, sampler, draft, calls
+                )
                 for number, prompt in enumerate(prompts)
                 for draft in [_draft(opened, settings, prompt, expected)]
                 for choice in range(settings.choices)
@@ -370,6 +376,7 @@ class Service:
         index: int,
         sampler: Sampler,
         draft: str | Drafting | None,
+        calls: Calls | None,
     ) -> Ask:
         room = max(1, opened.session.model.positions - len(prompt))
         return Ask(
@@ -384,6 +391,7 @@ class Service:
             settings.slot if index == 0 else None,
             Manner(**settings.manners, draft=draft),
             settings.as_drawn,
+            calls,
         )
 
     async def prompt_marks(self, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:

@@ -172,7 +172,7 @@ def test_two_forms_of_a_chat(serving: Any) -> None:
     asked = {"messages": [{"role": "user", "content": "x"}], "grammar": "root ::= [a]", "json_schema": {}}
     with serving.http as http:
         done = http.post("/v1/chat/completions", json=asked)
-    assert "give one of response_format, json_schema and grammar" in done.json()["error"]["message"]
+    assert "give one of response_format, json_schema, grammar and regex" in done.json()["error"]["message"]
 
 
 def test_other_names_of_addresses(serving: Any) -> None:

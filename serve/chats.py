@@ -1,0 +1,241 @@
+"""The fields of conversations in OpenAI's API: messages, tools, and what is asked of a chat.
+
+Whether tools, choices and calls go together, the engine checks (tool_calls.py): its errors name a place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+
+from pydantic import Discriminator, Field, model_validator
+
+from aerie.engine.tool_calls import Tool, Tools, chosen
+from aerie.serve.fields import MOST_TOP, Content, Fields, Formed, Settings, Text, TextPart, Unbuilt, text_of
+
+OLDER: Final = "this is OpenAI's older way"
+
+
+def by_type(names: Mapping[str, str], other: str) -> Discriminator:
+    """Which of several an object is, by its `type`. names: the tags of the types, which pydantic puts into
+    places of errors, where what is no word is left out; other: that of all else, whose errors are told."""
+
+    def tag(given: Any) -> str:
+        kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
+        return names.get(kind, other) if isinstance(kind, str) else other
+
+    return Discriminator(tag)
+
+
+class CalledFunction(Fields):
+    name: Text
+    arguments: Text
+
+
+class Call(Fields):
+    """index: of a call that was put together from a stream."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Fields):
+    """`developer` is `system`. name: taken, and told to no template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    function_call: Any = None
+    unbuilt: ClassVar[Unbuilt] = {"function_call": ((), f"{OLDER}: write tool_calls")}
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} has a content; give a text")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls are the assistant's, and the role is {self.role!r}; leave them out")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError("tool_call_id goes with the role tool, which has it; give both, or neither")
+        return self
+
+    @property
+    def as_message(self) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text_of(self.content),
+        }
+        if self.tool_calls:
+            made["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            made["tool_call_id"] = self.tool_call_id
+        return made
+
+
+class Function(Fields):
+    """strict changes nothing: arguments are held to the schema, always."""
+
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.parameters)
+
+
+class ChatTool(Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Fields):
+    name: str
+
+
+class NamedChoice(Fields):
+    """One function, which is to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class Allowed(Fields):
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice]
+
+
+class AllowedChoice(Fields):
+    """Some of the functions: the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+
+
+class Chat(NamedTuple):
+    """A conversation, and the tools that its model is told of."""
+
+    messages: list[dict[str, Any]]
+    tools: Tools | None
+
+
+class HasTools(Fields):
+    """What a conversation may have beside its messages."""
+
+    tools: list[ChatTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def asked_tools(self) -> Tools | None:
+        """Those that may be called. Raises ToolsError."""
+        each = tuple(tool.function.tool for tool in self.tools or ())
+        choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
+        if isinstance(choice, NamedChoice):
+            return chosen(each, "required", [choice.function.name], parallel=False)
+        if isinstance(choice, AllowedChoice):
+            allowed = choice.allowed_tools
+            return chosen(each, allowed.mode, [tool.function.name for tool in allowed.tools], is_parallel)
+        return chosen(each, choice or "auto", None, is_parallel)
+
+    def place(self, name: str) -> str:
+        """Where a field is here that the engine knows by this name."""
+        return re.sub(r"^(tools\[\d+\])\.", r"\1.function.", name)
+
+
+class Prediction(Fields):
+    """What an answer is expected to be much like."""
+
+    type: Literal["content"]
+    content: Text | list[TextPart]
+
+
+class ChatRequest(Settings, Formed, HasTools):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Prediction | None = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    unbuilt: ClassVar[Unbuilt] = {
+        "functions": ((), f'{OLDER}: write each as {{"type": "function", "function": ...}} in tools'),
+        "function_call": ((), f"{OLDER}: write tool_choice"),
+        "modalities": ([["text"]], "answers are text"),
+        "audio": ((), "answers are text"),
+        "reasoning_effort": (["none"], "no model here is told how much to reason"),
+        "verbosity": (["medium"], "no model here is told how much to say"),
+    }
+
+    @model_validator(mode="after")
+    def _asks_for_marks(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is for logprobs=true; set it, or leave top_logprobs out")
+        return self
+
+    @property
+    def most(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def predicted(self) -> str:
+        return text_of(self.prediction.content) if self.prediction else ""
+
+    @property
+    def chat(self) -> Chat:
+        """Raises ToolsError."""
+        return Chat([message.as_message for message in self.messages], self.asked_tools)
+
+
+class TokenizeRequest(HasTools):
+    """POST /tokenize: one of content (llama.cpp's name), prompt and messages (vLLM's)."""
+
+    model: str | None = None
+    content: Text | None = None
+    prompt: Text | None = None
+    messages: list[ChatMessage] | None = None
+    add_special: bool = False
+    add_special_tokens: bool | None = None
+    with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if sum(each is not None for each in (self.content, self.prompt, self.messages)) != 1:
+            raise ValueError("give one of content, prompt and messages")
+        return self
+
+    @property
+    def chat(self) -> Chat:
+        """Raises ToolsError."""
+        return Chat([message.as_message for message in self.messages or ()], self.asked_tools)
+
+
+class TemplateRequest(HasTools):
+    """POST /apply-template."""
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+
+    @property
+    def chat(self) -> Chat:
+        """Raises ToolsError."""
+        return Chat([message.as_message for message in self.messages], self.asked_tools)
