@@ -4,7 +4,8 @@
 // kChunk at a time: a chunk is turned into a buffer of L1 while the chunk before it is multiplied, piece by piece, so that
 // neither waits for the other (product_few.h has the pieces). Of a chunk, eight columns are read at a time, four lines of the
 // cache each: the CPU follows so many streams by itself, and not the 32 of a panel line by line. Meanwhile the next panel
-// is asked for, in the order in which it lies in memory.
+// is asked for, in the order in which it lies in memory; where other threads ask memory as well, which drops requests then,
+// a second time a chunk ahead.
 //
 // The rows of a are packed once for kMostSteps steps of k, step by step, and stay in L2. Panels are independent of each other;
 // every thread has neighbouring ones, a stretch of memory of its own.
