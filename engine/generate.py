@@ -80,7 +80,7 @@ def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sa
     sampler.check_vocabulary(model.config.vocab_size)
     if sampler.grammar and model.config.diffusion is not None:
         raise UserError(
-            "a form (a JSON schema, a grammar) can be asked of models that say one token after the other, "
+            "a form (a JSON schema, calls) can be asked of models that say one token after the other, "
             "and this one fills in blocks of masks; ask for it in the prompt, or take another model"
         )
 

@@ -22,8 +22,9 @@ Message: TypeAlias = Mapping[str, Any]
 them; of a tool `tool_call_id`, the call whose result it is."""
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME_SIGNS = "letters, digits, _ and -, 64 at most"
 MOST_TOOLS = 128
-"""As OpenAI's API has both."""
+"""As OpenAI's API has it, and names."""
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 CHOICES = ("none", "auto", "required")
 
@@ -94,8 +95,8 @@ class Tools:
 
 def _check(tool: Tool, before: set[str], place: str) -> None:
     if not NAME.fullmatch(tool.name):
-        told = "letters, digits, _ and -, 64 at most"
-        raise ToolsError(f"{place}.name is {tool.name[:80]!r}; a name is made of {told}", f"{place}.name")
+        told = f"{place}.name is {tool.name[:80]!r}; a name is made of {NAME_SIGNS}"
+        raise ToolsError(told, f"{place}.name")
     if tool.name in before:
         raise ToolsError(
             f"{place}.name is {tool.name!r}, which a tool before it has; give each its own", f"{place}.name"
@@ -229,11 +230,13 @@ def _with_calls(messages: Sequence[Message], id_length: int | None) -> list[dict
                 raise _unasked(given, open_calls, f"{place}.tool_call_id")
             kept |= {"tool_call_id": _id(given, id_length), "name": open_calls[given]}
         elif calls := message.get("tool_calls"):
-            open_calls = {call["id"]: call["function"]["name"] for call in calls}
-            kept |= {
-                "content": message.get("content") or "",
-                "tool_calls": _read_calls(calls, place, id_length),
-            }
+            read = [
+                _read_call(call, f"{place}.tool_calls[{number}]", id_length)
+                for number, call in enumerate(calls)
+            ]
+            names = [call["function"]["name"] for call in read]
+            open_calls = {call["id"]: name for call, name in zip(calls, names, strict=True)}
+            kept |= {"content": message.get("content") or "", "tool_calls": read}
         else:
             kept.pop("tool_calls", None)
             open_calls = {}
@@ -251,24 +254,27 @@ def _unasked(given: str, asked: Iterable[str], place: str) -> CallsError:
     )
 
 
-def _read_calls(calls: Sequence[Message], place: str, id_length: int | None) -> list[dict[str, Any]]:
-    made = []
-    for index, call in enumerate(calls):
-        function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            where = f"{place}.tool_calls[{index}].function.arguments"
-            raise CallsError(
-                f"{where} is {function['arguments'][:80]!r}, which is no object of JSON; give one, or leave "
-                "the call out",
-                where,
-            )
-        said = {"name": function["name"], "arguments": arguments}
-        made.append({"id": _id(call["id"], id_length), "type": "function", "function": said})
-    return made
+def _read_call(call: Any, place: str, id_length: int | None) -> dict[str, Any]:
+    """One of an assistant's, with its arguments read."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(call.get("id"), str):
+        wanted = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
+        raise CallsError(f"{place} is {str(call)[:80]!r}; a call is {wanted}", place)
+    name = str(function.get("name"))
+    if not NAME.fullmatch(name):
+        where = f"{place}.function.name"
+        raise CallsError(f"{where} is {name[:80]!r}; a name is made of {NAME_SIGNS}", where)
+    given = function.get("arguments")
+    try:
+        arguments = json.loads(given or "{}") if isinstance(given, str | None) else given
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        where = f"{place}.function.arguments"
+        told = f"{where} is {str(given)[:80]!r}, which is no object of JSON; give one, or leave the call out"
+        raise CallsError(told, where)
+    said = {"name": name, "arguments": arguments}
+    return {"id": _id(call["id"], id_length), "type": "function", "function": said}
 
 
 def _id(given: str, length: int | None) -> str:

@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         (
             "run",
             commands.run,
-            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_json],
+            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_form, _add_json],
         ),
         (
             "chat",
@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         (
             "profile",
             commands.profile,
-            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling],
+            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_form],
         ),
         ("mlir", commands.mlir, [add_model, _add_out]),
         ("export", export, [partial(add_export, whole_number(1))]),
@@ -321,6 +321,14 @@ def _bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a token id, = and a number, such as 13=-5"
         ) from None
+
+
+def _add_form(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json-schema",
+        metavar="FILE",
+        help="a JSON schema: the answer is JSON that it describes (default: none)",
+    )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

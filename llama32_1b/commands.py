@@ -16,6 +16,7 @@ from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import CheckpointError, UserError
 from aerie.engine.generate import FinishReason
+from aerie.engine.grammar import Grammars
 from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Answer
@@ -27,7 +28,7 @@ from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.lines import line_editing, piped_line, typed_line
-from aerie.llama32_1b.prompts import ask
+from aerie.llama32_1b.prompts import ask, read_text
 from aerie.llama32_1b.terminal import own_keys
 from aerie.runtime import select_backend
 from aerie.virtual_npu import folders
@@ -111,8 +112,13 @@ def _answer(
     """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
+    file = arguments.json_schema
+    schema = None if file is None else read_text(file, f"the file {file} of --json-schema")
     checkpoint = _opened(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
+    if schema is not None:
+        grammars = Grammars(checkpoint.tokenizer, checkpoint.config)
+        sampler = replace(sampler, grammar=grammars.json(schema))
     manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)

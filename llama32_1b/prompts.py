@@ -71,10 +71,15 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
         return prompt
     name = file or STANDARD_INPUT
     what = "the prompt on standard input" if name == STANDARD_INPUT else f"the prompt file {name}"
-    text = _decoded(_content(name, what), what)
+    text = read_text(name, what)
     if not text.strip():
         raise PromptError(f"{what} is empty; give it some text")
     return text
+
+
+def read_text(name: str, what: str) -> str:
+    """A file that a flag names; "-" is standard input. PromptError for what cannot be read or is no UTF-8."""
+    return _decoded(_content(name, what), what)
 
 
 def _content(name: str, what: str) -> bytes:

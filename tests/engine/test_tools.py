@@ -355,6 +355,14 @@ def test_no_tools_to_call() -> None:
             ],
             "messages[0].tool_calls[0].function.arguments is '[1', which is no object of JSON; give",
         ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+            """messages[0].tool_calls[0] is "{'function': {'name': 'f'}}"; a call is {"id": ..., "type": """,
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f g"}}]}],
+            "messages[0].tool_calls[0].function.name is 'f g'; a name is made of letters, digits",
+        ),
     ],
 )
 def test_messages_that_do_not_go_together(messages: Any, told: str) -> None:

@@ -99,6 +99,31 @@ def test_penalties_and_bias_change_what_is_likeliest(run):
         assert 0 < tokens(*favoured, penalty, "2").count(7) < 5
 
 
+def test_an_answer_of_a_json_schema(run, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["a", "b"]}')
+    for flags in ((), ("--temperature", "2", "--seed", "1")):
+        code, out, err = run("--prompt", "hi", "--json-schema", str(schema), *flags, model="demo")
+        assert (code, out.strip() in ('"a"', '"b"')) == (0, True), err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "schema.json of --json-schema cannot be read (No such file or directory); name a text file"),
+        (b"\xff", "schema.json of --json-schema is not UTF-8 text (byte 0 is 0xff)"),
+        (b"{", "the JSON schema cannot be taken: Expecting property name enclosed in double quotes"),
+        (b'{"type": "foo"}', "the JSON schema cannot be taken: Invalid type: foo; change it"),
+    ],
+)
+def test_a_file_that_is_no_json_schema(run, tmp_path, content, message):
+    schema = tmp_path / "schema.json"
+    if content is not None:
+        schema.write_bytes(content)
+    code, _, err = run("--prompt", "hi", "--json-schema", str(schema))
+    assert (code, message in err) == (2, True), err
+
+
 def test_end_of_context_is_stated(run, make_checkpoint):
     code, out, err = run(
         "--prompt", "hi", "--json", model=make_checkpoint(max_position_embeddings=16, eos_token_id=1)
