@@ -15,25 +15,26 @@ from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from aerie.virtual_npu.library import FORMAT, Library
 from aerie.virtual_npu.objects import Unit
 
-ENDLESS = """
+PROGRAM = """
 #include "vnpu/entry.h"
 #include "vnpu/product.h"
 
-static void endless(void *const *arguments) {
-  const vnpu::bf16 one{0x3f80};
-  const vnpu::Axes again{2, {{1 << 9, 0, 0}, {1 << 9, 0, 0}}};
-  vnpu::multiply_add({&one, &one, static_cast<float *>(arguments[0]), again, again, again, 8, 8});
+static void product(void *const *arguments) {
+  const auto a = static_cast<const vnpu::bf16 *>(arguments[0]);
+  const auto b = static_cast<const vnpu::bf16 *>(arguments[1]);
+  vnpu::multiply_add({a, b, static_cast<float *>(arguments[2]), AXES, 8, 8});
 }
 
 using namespace vnpu;
-VNPU_EXPORT int vnpu_entry_endless(void *const *arguments, const RunOptions *options, RunReport *report) {
-  return call_entry(endless, arguments, options, report);
+VNPU_EXPORT int vnpu_entry_product(void *const *arguments, const RunOptions *options, RunReport *report) {
+  return call_entry(product, arguments, options, report);
 }
 VNPU_EXPORT const char vnpu_metadata[];
-const char vnpu_metadata[] =
-    R"({"format": %d, "entries": {"endless": {"arguments": [{"shape": [1], "dtype": "f32"}]}}})";
+const char vnpu_metadata[] = R"({"format": FORMAT, "entries": {"product": {"arguments": [
+    {"shape": [1], "dtype": "bf16"}, {"shape": [1], "dtype": "bf16"}, {"shape": [1], "dtype": "f32"}]}}})";
 """
-"""A product of 2^54 multiplications, all of the same numbers."""
+ENDLESS = [[(1 << 9, 0, 0)] * 2] * 3
+"""The axes of a product of 2^54 multiplications, all of the same numbers."""
 
 Axis = tuple[int, int, int]
 """Extent, and the steps in the two operands."""
@@ -128,6 +129,7 @@ LARGE = {
     "rows transposed, packed in pieces": plain(530, 200, 500, True),
     "few rows, packed in pieces": plain(18, 56, 4448, True),
     "few rows, many threads": few_rows(32, 136, 416),
+    "8 rows, in parts": few_rows(8, 104, 4448),
 }
 """More rows and steps than are packed at once; too large for what is emulated."""
 
@@ -253,22 +255,50 @@ def test_rows_of_zeros_go_on_from_sums_that_are_none(sums):
     assert got[at[1, 3]] == 1.5
 
 
-def endless():
-    """The program, built as the environment has it."""
-    return Library(with_products(Unit(Path("endless.cc"), ENDLESS.replace("%d", str(FORMAT)))))
+def initializer(axes: list[Axis]) -> str:
+    """vnpu::Axes in C++."""
+    each = ", ".join(f"{{{extent}, {first}, {second}}}" for extent, first, second in axes)
+    return f"{{{len(axes)}, {{{each}}}}}"
+
+
+def program(indices: list[list[Axis]]) -> Library:
+    """One that makes a product along these axes, built as the environment has it."""
+    text = PROGRAM.replace("AXES", ", ".join(map(initializer, indices))).replace("FORMAT", str(FORMAT))
+    return Library(with_products(Unit(Path("product.cc"), text)))
+
+
+def run(product: Library, *operands: Any) -> None:
+    product.run("product", [operand.ctypes.data for operand in operands])
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", ["native", "AVX2", "AVX-512"])
+def test_threads_that_share_a_product_of_few_rows_change_no_bit(name, rows, monkeypatch):
+    """The last panel has 8 columns, the last chunk 32 steps, and what one thread has is no whole panel."""
+    indices = few_rows(8, 168, 1056)
+    a, b, c = random_operands(indices, 3)
+    c[:] = 0
+    a[1056 * rows :] = 0
+    want, got = c.copy(), c.copy()
+    with SETS[name].chosen():
+        product = program(indices)
+    for threads, sums in (("1", want), ("2", got)):
+        monkeypatch.setenv("VNPU_THREADS", threads)
+        run(product, a, b, sums)
+    np.testing.assert_array_equal(bits(got), bits(want))
+    assert want.any()
 
 
 def test_a_product_ends_where_a_signal_is_handled_that_raises(monkeypatch):
     """In its middle, whichever threads share it: this one would take days."""
-    program = endless()
-    sums = np.zeros(1, np.float32)
+    product, one, sums = program(ENDLESS), np.ones(1, BF16), np.zeros(1, np.float32)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for threads in ("1", "2"):
             monkeypatch.setenv("VNPU_THREADS", threads)
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(KeyboardInterrupt):
-                program.run("endless", [sums.ctypes.data])
+                run(product, one, one, sums)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert sums[0] > 0
@@ -285,9 +315,9 @@ def test_tiles_that_the_system_denies_end_a_product_by_name(way):
     """Before anything is computed in another order."""
     if way == "by Linux" and ("amx-tile" in cpu.features() or "avx512bf16" not in cpu.features()):
         pytest.skip("this CPU has tiles, or not what else such a program may use")
-    sums = np.zeros(1, np.float32)
+    one, sums = np.ones(1, BF16), np.zeros(1, np.float32)
     with DENIED[way].chosen(), pytest.raises(VirtualNpuRuntimeError) as raised:
-        endless().run("endless", [sums.ctypes.data])
+        run(program(ENDLESS), one, one, sums)
     assert "was built for the tiles of AMX, and the system denies them to this process (" in str(raised.value)
     assert "or build it with VNPU_MARCH=x86-64-v4+avx512bf16" in str(raised.value)
     assert sums[0] == 0
