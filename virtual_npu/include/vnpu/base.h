@@ -191,9 +191,6 @@ extern uint64_t run_seed;
 // How many threads a parallel loop would run on if it began here.
 int parallel_threads();
 
-// Whether this thread takes part in a parallel loop that others may work at as well.
-bool is_accompanied();
-
 // Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
 void parallel_for(i64 count, void (*body)(void *, i64), void *context);
 

@@ -108,7 +108,7 @@ struct Few512 {
 
 struct FewPlain : Few512 {
   static constexpr int kLeastRows = 1;  // rows of c are taken kRows at a time, the last ones as halves of that down to so many
-  static constexpr int kMostAskedAgain = 2;  // rows that leave time to ask for lines of b twice where threads share memory
+  static constexpr int kMostAskedAgain = 2;  // rows that leave time to ask for lines of b twice where memory is busy
   using Left = float;
   static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
 

@@ -4,12 +4,14 @@
 // kChunk at a time: a chunk is turned into a buffer of L1 while the chunk before it is multiplied, piece by piece, so that
 // neither waits for the other (product_few.h has the pieces). Of a chunk, eight columns are read at a time, four lines of the
 // cache each: the CPU follows so many streams by itself, and not the 32 of a panel line by line. Meanwhile the next panel
-// is asked for, in the order in which it lies in memory; where other threads ask memory as well, which drops requests then,
-// a second time a chunk ahead.
+// is asked for, in the order in which it lies in memory; where memory is busy, for the CPU drops requests then, a second
+// time a chunk ahead.
 //
 // The rows of a are packed once for kMostSteps steps of k, step by step, and stay in L2. Panels are independent of each other;
 // every thread has neighbouring ones, a stretch of memory of its own.
 #pragma once
+
+#include <time.h>
 
 #include "vnpu/product_few.h"
 #include "vnpu/product_operands.h"
@@ -24,13 +26,15 @@ class Pieces {
   static constexpr i64 kChunk = 128;  // steps of k
 
   // From step `from` of b on, so many steps of all these columns, through two buffers of a chunk each. Then, if that is not
-  // null, the same steps from `next` on will be wanted. again: whether lines are asked for a second time.
-  Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, bool again, Packed *const *buffers)
+  // null, the same steps from `next` on will be wanted.
+  Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, Packed *const *buffers)
       : first_(from), columns_(columns), end_(columns + count), steps_(steps), to_(buffers[0]), other_(buffers[1]),
-        asked_(from), asked_columns_(columns + Kernel::kColumns), begun_(columns), next_(next), again_(again) {
+        asked_(from), asked_columns_(columns + Kernel::kColumns), begun_(columns), next_(next) {
     begin();
     end_chunk();
   }
+  // Whether lines are asked for a second time from now on.
+  void ask_twice(bool twice) { again_ = twice; }
   // The chunk that is to be multiplied.
   const Packed *turned() const { return other_; }
   // Whether all of the one after it is turned.
@@ -106,7 +110,7 @@ class Pieces {
   const bf16 *asked_;
   const i64 *asked_columns_, *const begun_;
   const bf16 *next_;
-  const bool again_;
+  bool again_ = false;
   i64 asked_step_ = 0;
 };
 
@@ -147,6 +151,7 @@ class FewRows : Operands {
   static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
   static constexpr i64 kMostSteps = 4096;         // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
   static constexpr i64 kPackedRows = 8;           // rows of a that are packed at a time
+  static constexpr i64 kSlow = 40;                // nanoseconds for a KB of b by which memory is too busy for all requests
   static constexpr i64 kWorthThreads = 1 << 20;   // multiplications that take longer than to wake a thread
 
   // Panels of c and steps of k, and what a thread has of its own.
@@ -174,6 +179,12 @@ class FewRows : Operands {
     }
   }
 
+  static i64 nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+  }
+
   // Left of kRows rows over so many steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
 
@@ -193,9 +204,9 @@ class FewRows : Operands {
     const i64 chunks = (work.steps + kChunk - 1) / kChunk, before = work.first * kColumns;
     const i64 count = (work.end * kColumns < n_ ? work.end * kColumns : n_) - before;
     const bf16 *const b = product_.b;
-    const bool again = m_ <= Kernel::kMostAskedAgain && is_accompanied();
     Pieces<Kernel> pieces(b + b_steps_[work.k], work.steps, b_columns_.some(before, count).at, count,
-                          next < k_ ? b + b_steps_[next] : nullptr, again, work.turned);
+                          next < k_ ? b + b_steps_[next] : nullptr, work.turned);
+    i64 begun = nanoseconds();
     for (i64 panel = work.first; panel < work.end; ++panel) {
       go_on();
       const Places columns = c_columns_.some(panel * kColumns, kColumns);
@@ -209,6 +220,10 @@ class FewRows : Operands {
         }
       }
       for (i64 m = 0; m < m_; ++m) copy_back(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
+      if (m_ > Kernel::kMostAskedAgain) continue;
+      const i64 ended = nanoseconds();
+      pieces.ask_twice((ended - begun) * 512 > kSlow * kColumns * work.steps);
+      begun = ended;
     }
   }
 

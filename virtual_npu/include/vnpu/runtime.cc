@@ -196,7 +196,6 @@ pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
 
 thread_local bool inside_loop = false;
 thread_local int thread_limit = 1;  // of helpers it stays so: a loop within a loop is theirs alone
-thread_local bool accompanied = false;
 
 i64 gcd(i64 a, i64 b) {
   while (b) {
@@ -220,10 +219,9 @@ void work_on(void *context) {
   Parallel &loop = *static_cast<Parallel *>(context);
   here = loop.where;
   running = loop.run;
-  accompanied = true;
   for (;;) {
     const i64 turn = __atomic_fetch_add(&loop.next, 1, __ATOMIC_RELAXED);
-    if (turn >= loop.count) break;
+    if (turn >= loop.count) return;
     const i64 i = shuffled(turn, loop.count);
     try {
       go_on();
@@ -239,7 +237,6 @@ void work_on(void *context) {
       __atomic_store_n(&loop.next, loop.count, __ATOMIC_RELAXED);
     }
   }
-  accompanied = false;
 }
 
 // While the last thread is awaited, signals are.
@@ -252,8 +249,6 @@ void look_for_signals(void *) {
 }  // namespace
 
 int parallel_threads() { return inside_loop ? 1 : thread_limit; }
-
-bool is_accompanied() { return accompanied; }
 
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
