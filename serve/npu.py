@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from aerie.multi_launch_builder import Program
@@ -22,6 +23,7 @@ from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 from aerie.virtual_npu.errors import VirtualNpuError
 from aerie.virtual_npu.program import Program as VirtualProgram
 from aerie.virtual_npu.static import NPU2, Device, Report, check
+from aerie.virtual_npu.static.memtiles import Memtile, memtiles
 from aerie.virtual_npu.stopping import RunStopped, Stop
 
 MOST_BYTES = 64 * 2**20
@@ -45,6 +47,23 @@ class View:
     report: Report
     record: Mapping[str, Any] | None
     why: str = ""
+
+    @cached_property
+    def launches(self) -> list[dict[str, Any]]:
+        """What each launch moved; `memtiles`: singly, None where the check does not know them so."""
+        if self.record is None:
+            return []
+        seen = Counter[int]()
+        for event in self.record["trace"]:
+            seen[event["args"]["line"]] += event["args"].get("bytes", 0)
+        known = memtiles(self.program.text, seen)
+        made = launches(self.record["stats"]["tiles"])
+        return [{**each, "memtiles": _memtiles(known.get(each["name"]))} for each in made]
+
+    @property
+    def channels(self) -> list[dict[str, Any]]:
+        """What each channel moved."""
+        return list(self.record["stats"].get("channels", ())) if self.record else []
 
 
 class Moved(NamedTuple):
@@ -93,9 +112,7 @@ class Views:
             while len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
             seen = self._kept[program.name] = view(program)
-            stats = (seen.record or {}).get("stats", {})
-            tiles, channels = stats.get("tiles", ()), stats.get("channels", [])
-            self._moved[program.name] = Moved(launches(tiles), channels, seen.why)
+            self._moved[program.name] = Moved(seen.launches, seen.channels, seen.why)
         return self._kept[program.name]
 
 
@@ -169,7 +186,6 @@ def _dma(limits: Any) -> dict[str, int]:
 def told(seen: View) -> dict[str, Any]:
     """A view as plain values: device, check, launches with what their tiles did, channels, timeline."""
     record = seen.record or {}
-    stats = record.get("stats", {})
     spans = [_span(event) for event in record.get("trace", ()) if event.get("cat") == "body"]
     return {
         "name": seen.program.name,
@@ -178,8 +194,8 @@ def told(seen: View) -> dict[str, Any]:
         "ran": seen.record is not None,
         "why": seen.why,
         "clock": CLOCK,
-        "launches": launches(stats.get("tiles", ())),
-        "channels": stats.get("channels", []),
+        "launches": seen.launches,
+        "channels": seen.channels,
         "threads": record.get("threads", []),
         "spans": spans[:MOST_SPANS],
         "spans_left_out": max(0, len(spans) - MOST_SPANS),
@@ -211,6 +227,10 @@ def launches(tiles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def launch(name: str) -> dict[str, Any]:
     """One in which nothing moved yet."""
     return {"name": name, "shim": _none(), "memtile": _none(), "cores": []}
+
+
+def _memtiles(tiles: Sequence[Memtile] | None) -> list[dict[str, int]] | None:
+    return None if tiles is None else [tile._asdict() for tile in tiles]
 
 
 def _none() -> dict[str, int]:

@@ -120,8 +120,22 @@ def _together(launches: Sequence[Mapping[str, Any]], calls: int) -> dict[str, An
             npu.add(made[part], each[part])
         for core in each["cores"]:
             npu.add(npu.core(made["cores"], core["x"], core["y"]), core)
-    parts = {part: _times(made[part], calls, npu.COUNTS) for part in ("shim", "memtile")}
+    parts: dict[str, Any] = {part: _times(made[part], calls, npu.COUNTS) for part in ("shim", "memtile")}
+    parts["memtiles"] = _memtiles([each["memtiles"] for each in launches], calls)
     return {**parts, "cores": [_times(core, calls, npu.COUNTS) for core in made["cores"]]}
+
+
+def _memtiles(every: Sequence[Sequence[Mapping[str, int]] | None], calls: int) -> list[dict[str, int]] | None:
+    """Those of several launches as one's; None where they are not known of all."""
+    made = [{"held": 0, "bytes_in": 0, "bytes_out": 0} for _ in range(NPU2.columns)]
+    for tiles in every:
+        if tiles is None:
+            return None
+        for to, tile in zip(made, tiles, strict=False):
+            to["held"] = max(to["held"], tile["held"])
+            for count in ("bytes_in", "bytes_out"):
+                to[count] += calls * tile[count]
+    return made
 
 
 def _times(row: Mapping[str, Any], calls: int, counts: Sequence[str]) -> dict[str, Any]:

@@ -28,6 +28,11 @@ def test_a_program_is_checked_run_and_traced(serving: Any) -> None:
     keys_and_values, queries = 2 * 2 * 512 * 64 * 2, 8 * 256 * 2
     assert launch["shim"]["bytes_out"] <= keys_and_values + queries + 8 * 16 * 4 * 4
     assert launch["shim"]["bytes_in"] == queries  # as large as what is made of them
+    tiles = launch["memtiles"]
+    assert len(tiles) == 8
+    assert sum(tile["bytes_in"] for tile in tiles) == launch["memtile"]["bytes_in"]
+    assert sum(tile["bytes_out"] for tile in tiles) == launch["memtile"]["bytes_out"]
+    assert [tile["bytes_in"] == tile["bytes_out"] > 0 for tile in tiles] == 4 * [True] + 4 * [False]
     assert told["check"]["ok"]
     assert told["spans"]
     assert "not hardware time" in told["clock"]

@@ -67,6 +67,8 @@ def test_bytes_are_those_of_one_run_as_often_as_it_ran(serving: Any) -> None:
     for core, alone in zip(cores, launch["cores"], strict=True):
         assert core["bytes_in"] == calls * alone["bytes_in"]
         assert core["peak_bytes"] == alone["peak_bytes"]
+    tiles = [each["bytes_out"] for each in moved["launch"]["memtiles"]]
+    assert tiles == [calls * each["bytes_out"] for each in launch["memtiles"]]
     assert [each["bytes"] for each in moved["channels"]] == [
         calls * each["bytes"] for each in one["channels"]
     ]

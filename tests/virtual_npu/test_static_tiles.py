@@ -6,6 +6,7 @@ import pytest
 from static_texts import assert_fault, assert_warning, faults_of, program, used
 
 from aerie.virtual_npu.static import check
+from aerie.virtual_npu.static.memtiles import Memtile, memtiles
 
 FAR = {"a": "memref<4096xbf16>"}
 NEAR = "%b = memref.alloc() : memref<64xbf16, 2>\n"
@@ -131,3 +132,30 @@ def test_a_channel_names_the_column_of_its_shim_tile(columns: tuple[int, ...], t
         args=FAR,
     )
     assert used(check(text), "shim tiles") == tiles
+
+
+IN = "air.dma_memcpy_nd (%l2[] [] [], %a[%c0] [%c64] [%c1]) : (memref<64xbf16, 1>, memref<4096xbf16>)"
+OUT = "air.dma_memcpy_nd (%b[] [] [], %l2[] [] []) : (memref<64xbf16, 2>, memref<64xbf16, 1>)"
+
+
+def through_l2(unroll: str = "") -> tuple[str, dict[int, int]]:
+    """64 numbers that come into L2 and go from there to 4 cores, and the bytes that a run counts by line."""
+    herd = f"{NEAR}{OUT}"
+    segment = f"%l2 = memref.alloc() : memref<64xbf16, 1>\n{IN}\n"
+    text = program(herd, segment=segment, tiles="%c4, %c1", args=FAR, unroll=unroll)
+    captured = "args(%a=%a, %l2=%l2) : memref<4096xbf16>, memref<64xbf16, 1>"
+    head, herd_line = text.rsplit("args(%a=%a) : memref<4096xbf16>", 1)
+    text = head + captured + herd_line
+    lines = [line.strip() for line in text.splitlines()]
+    return text, {lines.index(IN) + 1: 128, lines.index(OUT) + 1: 4 * 128}
+
+
+def test_a_broadcast_leaves_a_memtile_once() -> None:
+    (tiles,) = memtiles(*through_l2()).values()
+    assert tiles is not None
+    assert [one for one in tiles if one.held] == [Memtile(128, 128, 128)]
+    assert {one for one in tiles if not one.held} == {Memtile(0, 0, 0)}
+
+
+def test_memtiles_of_an_unrolled_segment_are_not_known_singly() -> None:
+    assert [*memtiles(*through_l2("unroll (%ux) in (%sux=%c2)")).values()] == [None]
