@@ -144,9 +144,9 @@ class Attention(ABC):
         """What core (tx, ty) does for a block of queries."""
 
     def module(self, blocks: int, heads: int) -> KernelModule:
-        """The whole kernel, of a launch of blocks x heads points."""
+        """The whole kernel, of a launch of heads x blocks points."""
         k, tiles = self.k, self.tiles
-        with k.launch(blocks, heads) as (block, head):
+        with k.launch(heads, blocks) as (head, block):
             self.feed(block, head)
             with k.segment("attention_segment"):
                 self.relay()

@@ -3,7 +3,8 @@
 The way of tiles through the array is `kernel_builder/attention.py`. Core (x, y) holds tile x of a block of
 lqp query rows, and of the K and V tiles of lkp rows each it sees those whose number is y modulo num_stages.
 
-- The launch grid covers blocks of rows by heads. Query head h reads KV head h // (n_heads / n_kv_heads).
+- The launch grid covers heads by blocks of rows, so that all that reads a KV head comes one after the other.
+  Query head h reads KV head h // (n_heads / n_kv_heads).
 - A tile wholly above the diagonal is received and not computed on. Receiving less would need transfer counts
   that depend on the launch.
 - A row's result has the same bits whatever lq and lk are padded to.

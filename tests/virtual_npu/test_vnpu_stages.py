@@ -44,9 +44,9 @@ def test_a_rewritten_kernel_is_sound(kernel, options):
 
 def test_what_is_recognised_depends_on_what_a_program_is_built_for():
     assert "vnpu.product" in marked(GEMM, FAST)
-    assert {"vnpu.borrowed", "vnpu.borrow"} <= marked(ATTENTION, FAST)
+    assert {"vnpu.borrowed", "vnpu.borrow", "vnpu.lend"} <= marked(ATTENTION, FAST)
     for kernel in (GEMM, ATTENTION):
-        assert not marked(kernel, CHECKED) & {"vnpu.product", "vnpu.borrowed", "vnpu.borrow"}
+        assert not marked(kernel, CHECKED) & {"vnpu.product", "vnpu.borrowed", "vnpu.borrow", "vnpu.lend"}
     assert "vnpu.nest" in marked(GEMM, CHECKED)
 
 

@@ -123,16 +123,27 @@ def _dma(body: Body, op: Operation) -> None:
 @emits("air.channel.put", "air.channel.get")
 def _transfer(body: Body, op: Operation) -> None:
     assert isinstance(op, ChannelTransferOp)
-    name = op.name.removeprefix("air.channel.")
+    if body.mode is Mode.SEQUENCER:
+        issue_transfer(body, op)
+        return
+    site, arguments = _checked_arguments(body, op)
+    with in_order(body, op, op.async_dependencies):
+        name = op.name.removeprefix("air.channel.")
+        suspend(body, f"vnpu::{name}(island, where, {site}, {arguments})")
+
+
+def issue_transfer(body: Body, op: ChannelTransferOp, *more: str) -> None:
+    """Emit the call that issues a put or get to a sequencer. more: C++ text of further arguments."""
+    site, arguments = _checked_arguments(body, op)
+    given = ", ".join([site, after(body, op, op.async_dependencies), arguments, *more])
+    define_token(body, op.async_token, f"sequencer.{op.name.removeprefix('air.channel.')}({given})")
+
+
+def _checked_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     site, arguments = transfer_arguments(body, op)
     if body.checked and (fault := lock_fault(op)):
         body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {json.dumps(fault)});')
-    if body.mode is Mode.SEQUENCER:
-        order = after(body, op, op.async_dependencies)
-        define_token(body, op.async_token, f"sequencer.{name}({site}, {order}, {arguments})")
-        return
-    with in_order(body, op, op.async_dependencies):
-        suspend(body, f"vnpu::{name}(island, where, {site}, {arguments})")
+    return site, arguments
 
 
 def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
@@ -276,9 +287,11 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
     count, ids = _points(body, op)
     owns = owns_channels(body.file, op)
+    launch = body.fresh("launch")
+    body.put(f"vnpu::Launch {launch};")
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.put("(void)flat;")
-        body.put("vnpu::Island island;")
+        body.put(f"vnpu::Island island(&{launch});")
         if not owns:
             body.put(f"{channel_struct(body.file, body.root or op)} channels(island);")
         channels = [] if owns else ["channels"]

@@ -156,16 +156,26 @@ class TaskOp(Rewritten):
 
 @irdl_op_definition
 class BorrowedOp(Rewritten):
-    """`vnpu.borrowed`: an allocation in L1 that points to what transfers bring, in place of a copy."""
+    """`vnpu.borrowed`: an allocation in L1 or L2 that points to what transfers bring, in place of a copy."""
 
     name = "vnpu.borrowed"
 
 
 @irdl_op_definition
 class BorrowOp(Rewritten):
-    """`vnpu.borrow`: a DMA or air.channel.get that lets such a buffer point to its data."""
+    """`vnpu.borrow`: a DMA or air.channel.get that lets such a buffer point to its data; of one in L2, an
+    air.channel.put too, which reads where it points to."""
 
     name = "vnpu.borrow"
+
+
+@irdl_op_definition
+class LendOp(Rewritten):
+    """`vnpu.lend`: an air.channel.put of a launch, which writes `written` and nothing else from outside: what
+    the put reads stays, unless it lies in one of these, and its receiver may read it where it is."""
+
+    name = "vnpu.lend"
+    written = var_operand_def(MemRefType)
 
 
 Around = TypeVar("Around", bound=Rewritten)

@@ -12,13 +12,15 @@ from xdsl.ir import Operation, SSAValue
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
 from aerie.air_dialect.values import is_inside
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.air import grid, pattern, points, transfer_arguments
+from aerie.virtual_npu.codegen.air import grid, issue_transfer, pattern, points, transfer_arguments
 from aerie.virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
 from aerie.virtual_npu.codegen.dialect import (
     BorrowedOp,
     BorrowOp,
+    LendOp,
     NestOp,
     ProductOp,
+    Rewritten,
     TaskOp,
     axes_of,
     numbers_of,
@@ -123,12 +125,13 @@ def _borrowed(body: Body, op: Operation) -> None:
     view, count = allocated(body, op.original)
     result, element = op.results[0], types.scalar(view.type.element_type)
     body.values[result] = view
-    if body.mode is not Mode.PROCESS:
+    if body.mode is Mode.STRAIGHT:
         body.put(f"{element} *{view.pointer} = nullptr;")
         return
     body.put(f"{element} *{view.pointer} = {arena(body)}.alloc<{element}>({count});")
-    body.loans[result] = body.fresh(f"{view.pointer}_loan")
-    body.put(f"vnpu::Loan {body.loans[result]}({view.pointer});")
+    kind = "Relay" if body.mode is Mode.SEQUENCER else "Loan"
+    body.loans[result] = body.fresh(f"{view.pointer}_{kind.lower()}")
+    body.put(f"vnpu::{kind} {body.loans[result]}({view.pointer});")
 
 
 @emits("vnpu.borrow")
@@ -137,9 +140,28 @@ def _borrow(body: Body, op: Operation) -> None:
     assert isinstance(op, BorrowOp)
     if isinstance(op.original, DmaMemcpyNdOp):
         _borrow_source(body, op.original)
+        return
+    assert isinstance(op.original, ChannelTransferOp)
+    if body.mode is Mode.SEQUENCER:
+        issue_transfer(body, op.original, f"&{body.loans[op.original.memref]}")
+        _give_results(body, op)
     else:
-        assert isinstance(op.original, ChannelTransferOp)
         _borrow_block(body, op.original)
+
+
+@emits("vnpu.lend")
+def _lend(body: Body, op: Operation) -> None:
+    assert isinstance(op, LendOp)
+    assert isinstance(op.original, ChannelTransferOp)
+    views = [body.memref(value) for value in op.written]
+    written = ", ".join(f"vnpu::writes({view.pointer}, {view.footprint})" for view in views)
+    issue_transfer(body, op.original, f"vnpu::Written{{{written}}}")
+    _give_results(body, op)
+
+
+def _give_results(body: Body, op: Rewritten) -> None:
+    for result, value in zip(op.results, op.original.results, strict=True):
+        body.values[result] = body.values[value]
 
 
 def _borrow_source(body: Body, dma: DmaMemcpyNdOp) -> None:
@@ -175,8 +197,7 @@ def _task(body: Body, op: Operation) -> None:
     suspend(body, f"sequencer.settle({{{uses}}})")
     with body.straight():
         body.operation(original)
-    for result, value in zip(op.results, original.results, strict=True):
-        body.values[result] = body.values[value]
+    _give_results(body, op)
 
 
 # ---- nests ----

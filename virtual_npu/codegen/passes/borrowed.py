@@ -63,7 +63,7 @@ def borrow_buffers(module: ModuleOp, options: BuildOptions, kernel_dirs: Sequenc
 
 
 def _rewrite(alloc: Operation) -> None:
-    users = _users(alloc.results[0])
+    users = users_of(alloc.results[0])
     for user in users:
         if user.name == "memref.dealloc":
             Rewriter.erase_op(user)
@@ -72,7 +72,7 @@ def _rewrite(alloc: Operation) -> None:
     wrap(alloc, BorrowedOp)
 
 
-def _users(buffer: SSAValue) -> list[Operation]:
+def users_of(buffer: SSAValue) -> list[Operation]:
     """The operations that use a buffer; what stands around loops (`vnpu.product`) does so through them."""
     return [use.operation for use in buffer.uses if not isinstance(use.operation, ProductOp)]
 
@@ -134,7 +134,7 @@ class _Kernels:
 
 def _borrows_source(kernels: _Kernels, buffer: SSAValue) -> bool:
     """Whether a buffer may point to the source of the one DMA that fills it."""
-    users = _users(buffer)
+    users = users_of(buffer)
     fills = [user for user in users if isinstance(user, DmaMemcpyNdOp)]
     if len(fills) != 1:
         return False
@@ -193,22 +193,22 @@ def _is_allocated(value: SSAValue) -> bool:
 
 def _borrows_blocks(kernels: _Kernels, buffer: SSAValue) -> bool:
     """Whether a buffer may point to the blocks that it gets from channels."""
-    if not _is_dense(buffer):
+    if not is_dense(buffer):
         return False
-    users = _users(buffer)
+    users = users_of(buffer)
     gets = [user for user in users if user.name == "air.channel.get"]
-    if not gets or not all(isinstance(get, ChannelTransferOp) and _fills(get) for get in gets):
+    if not gets or not all(isinstance(get, ChannelTransferOp) and fills(get) for get in gets):
         return False
     others = [user for user in users if user not in gets and user.name != "memref.dealloc"]
     return all(_only_reads(kernels, user, buffer) for user in others)
 
 
-def _is_dense(buffer: SSAValue) -> bool:
+def is_dense(buffer: SSAValue) -> bool:
     assert isinstance(buffer.type, MemRefType)
     return types.memref_strides(buffer.type) == types.row_major(buffer.type.get_shape())
 
 
-def _fills(get: ChannelTransferOp) -> bool:
+def fills(get: ChannelTransferOp) -> bool:
     """Whether a get writes all of its buffer, as it lies."""
     return not get.offsets and not get.sizes and not get.strides
 

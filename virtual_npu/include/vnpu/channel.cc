@@ -28,6 +28,47 @@ Cargo::Cargo(Site site, const Access &from) {
   *this = made;
 }
 
+namespace {
+
+bool is_same(const Access &a, const Access &b) {
+  if (a.first != b.first || a.count != b.count || a.element != b.element || a.rank != b.rank) return false;
+  for (int d = 0; d < a.rank; ++d) {
+    if (a.sizes[d] != b.sizes[d] || a.strides[d] != b.strides[d]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Cargo Kept::block(Site site, const Access &from) {
+  Entry &entry = entries_[(reinterpret_cast<uintptr_t>(from.first) * 0x9e3779b97f4a7c15u >> 32) % kEntries];
+  const bool is_known = is_same(entry.from, from);
+  if (is_known && entry.cargo) return entry.cargo;
+  const Cargo made(site, from);
+  const i64 bytes = from.count * from.element;
+  if (is_known && bytes < kBytes) {
+    if (bytes_ + bytes > kBytes) clear();
+    entry.cargo = made;
+    bytes_ += bytes;
+  } else if (!is_known) {
+    if (entry.cargo) bytes_ -= entry.from.count * entry.from.element;
+    entry.cargo = Cargo();
+    entry.from = from;
+  }
+  return made;
+}
+
+void Kept::clear() {
+  for (Entry &entry : entries_) entry.cargo = Cargo();
+  bytes_ = 0;
+}
+
+void Relay::direct(Site site, Access &side) {
+  if (!is_elsewhere_ || read_from(block_, own_, side)) return;
+  vnpu::copy(site, dense(own_, block_.count, block_.element), block_);
+  hold();
+}
+
 void Transfer::complete() {
   pass();
   if (process) island.ready(process);
@@ -123,17 +164,28 @@ void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, con
 
 }  // namespace
 
+// Puts a block into its order, unless that was done before.
+void Channel::load(Cargo &cargo, Site site, const Access &from) {
+  if (cargo) return;
+  Kept *const kept = from.stays ? island_.kept() : nullptr;
+  cargo = kept ? kept->block(site, from) : Cargo(site, from);
+}
+
 void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
+  if (get.relay) {
+    if (block.stays) return get.relay->point_to(block);
+    get.relay->hold();
+  }
   const OnBehalf of(get.where);
   get.strand.learn(mark);
   observe(get.site, get.side, true, get.strand);
   vnpu::copy(get.site, get.side, block);
 }
 
-// All of a block, as a loan where the get takes one.
-void Channel::hand_over(Transfer &get, const Cargo &cargo, i64 count, int element, const Mark &mark) {
+// All of a block that has its order, as a loan where the get takes one.
+void Channel::hand_over(Transfer &get, const Cargo &cargo, const Mark &mark) {
   if (get.loan) *get.loan = cargo;
-  else hand_over(get, dense(cargo.data(), count, element), mark);
+  else hand_over(get, dense(cargo.data(), get.side.count, get.side.element), mark);
 }
 
 // Adds a part to what a get has; true when it is complete.
@@ -148,24 +200,27 @@ bool Channel::collect(Transfer &get, const Access &part) {
 // Takes what a get wants from the blocks that wait; false when they are not enough.
 bool Channel::serve(Outlet &outlet, Transfer &get) {
   while (outlet.full > 0) {
-    Block &block = outlet.blocks[0];
-    refuse_mismatch(get, block.count, block.element, block.site, block.where);
-    const i64 left = block.count - block.taken, wanted = get.side.count - get.collected.count;
+    Block &block = outlet.waiting(0);
+    const i64 all = block.side.count;
+    const int element = block.side.element;
+    refuse_mismatch(get, all, element, block.site, block.where);
+    const i64 left = all - block.taken, wanted = get.side.count - get.collected.count;
     const i64 count = left < wanted ? left : wanted;
-    const Access part = dense(block.cargo.data() + block.taken * block.element, count, block.element);
     const bool is_whole = count == get.side.count;
     get.strand.learn(block.mark);
-    if (is_whole && count == block.count) hand_over(get, block.cargo, count, block.element, block.mark);
-    else if (is_whole) hand_over(get, part, block.mark);
-    const bool is_complete = is_whole || collect(get, part);
-    if (is_complete && !is_whole) hand_over(get, dense(get.collected.data, get.side.count, block.element), block.mark);
+    if (is_whole && count == all && !block.cargo && !get.loan) {
+      hand_over(get, block.side, block.mark);
+    } else {
+      load(block.cargo, block.site, block.side);
+      const Access part = dense(block.cargo.data() + block.taken * element, count, element);
+      if (is_whole && count == all) hand_over(get, block.cargo, block.mark);
+      else if (is_whole) hand_over(get, part, block.mark);
+      else if (collect(get, part)) hand_over(get, dense(get.collected.data, get.side.count, element), block.mark);
+    }
+    const bool is_complete = is_whole || get.collected.count == get.side.count;
     block.taken += count;
     block.taker = get.site;
-    if (block.taken == block.count) {
-      --outlet.full;
-      for (int i = 0; i < outlet.full; ++i) outlet.blocks[i] = outlet.blocks[i + 1];
-      outlet.blocks[outlet.full].cargo = Cargo();
-    }
+    if (block.taken == all) outlet.drop();
     if (is_complete) return true;
   }
   return false;
@@ -203,23 +258,25 @@ bool Channel::deliver(Transfer &put, i64 index) {
   const Mark mark = put.strand.publish();
   // Where several take it, or borrow it, it is put into its order once.
   Cargo cargo;
-  const auto load = [&]() -> const Cargo & {
-    if (!cargo) cargo = Cargo(put.site, put.side);
-    return cargo;
-  };
   for (i64 o = begin; o < end; ++o) {
     Outlet &outlet = outlets_[o];
     if (outlet.source != index) continue;
     Transfer *const first = outlet.gets.first;
     if (first && outlet.full == 0 && first->collected.count == 0 && first->side.count == put.side.count) {
       refuse_mismatch(*first, put.side.count, put.side.element, put.site, put.where);
-      if (is_broadcast || first->loan) hand_over(*first, load(), put.side.count, put.side.element, mark);
-      else hand_over(*first, put.side, mark);
+      if (is_broadcast || first->loan) {
+        load(cargo, put.site, put.side);
+        hand_over(*first, cargo, mark);
+      } else {
+        hand_over(*first, put.side, mark);
+      }
       outlet.gets.pop()->complete();
     } else {
-      outlet.blocks[outlet.full++] = Block{load(), put.side.count, put.side.element, put.site, put.where, mark};
+      if (is_broadcast || !put.side.stays) load(cargo, put.site, put.side);
+      Block &block = outlet.waiting(outlet.full++);
+      block = Block{cargo, put.side, put.site, put.where, mark};
       // Who is around the sender may be gone when the block is taken.
-      outlet.blocks[outlet.full - 1].where.around = nullptr;
+      block.where.around = nullptr;
       while (outlet.gets.first && serve(outlet, *outlet.gets.first)) outlet.gets.pop()->complete();
     }
     record_delivery(o, put.side);
@@ -297,18 +354,18 @@ int Channel::describe_index(char *text, int capacity, const Shape &shape, i64 in
 
 void Channel::refuse_leftovers() const {
   for (i64 i = 0; i < to_.count; ++i) {
-    const Outlet &outlet = outlets_[i];
+    Outlet &outlet = outlets_[i];
     if (outlet.full == 0) continue;
     char index[64];
     describe_index(index, int(sizeof(index)), to_, i);
-    const Block &block = outlet.blocks[0];
+    const Block &block = outlet.waiting(0);
     here = &block.where;
     if (block.taken > 0) {
       fail_as(Failure::kMismatch, block.site, "sent %lld elements to %s[%s], of which the get at line %d takes %lld and no other "
-              "takes the rest", (long long)block.count, name_, index, block.taker.line, (long long)block.taken);
+              "takes the rest", (long long)block.side.count, name_, index, block.taker.line, (long long)block.taken);
     }
     fail(block.site, "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
-         "drop the put", (long long)block.count, name_, index, outlet.full);
+         "drop the put", (long long)block.side.count, name_, index, outlet.full);
   }
 }
 

@@ -12,15 +12,38 @@ inline constexpr int kMaxRank = 8;
 
 // One side of a transfer: where its first element lies and how to walk from there, outermost dimension first.
 struct Access {
+  Access() = default;
+  Access(const Access &other) { *this = other; }
+  // Of the sizes and strides, those that are there: patterns are passed on more often than walked.
+  Access &operator=(const Access &other) {
+    first = other.first;
+    low = other.low;
+    high = other.high;
+    count = other.count;
+    element = other.element;
+    rank = other.rank;
+    padding = other.padding;
+    stays = other.stays;
+    for (int d = 0; d < rank; ++d) {
+      sizes[d] = other.sizes[d];
+      strides[d] = other.strides[d];
+    }
+#if VNPU_CHECKS
+    buffer = other.buffer;
+#endif
+    return *this;
+  }
+
   char *first;     // the element at index (0, ..., 0)
   char *low;       // the bytes touched lie in [low, high)
   char *high;
   i64 count;       // elements
   int element;     // bytes per element
-  int rank;
+  int rank = 0;
   i64 sizes[kMaxRank];
   i64 strides[kMaxRank];  // in elements
   const i64 *padding = nullptr;  // zeros to add: per dimension those before, then per dimension those after
+  bool stays = false;            // nobody writes what is read here before the launch ends
 #if VNPU_CHECKS
   Buffer *buffer = nullptr;  // null for blocks in flight
 #endif
@@ -108,6 +131,10 @@ inline Access dense(void *data, i64 count, int element) {
 
 // Copies element i of src, in its order, to element i of dst.
 void copy(Site site, const Access &dst, const Access &src);
+
+// Turns `side`, which reads a dense buffer that begins at `buffer`, into what reads the same elements of `block`, element i
+// of which is the buffer's element i. False where no pattern does that.
+bool read_from(const Access &block, const char *buffer, Access &side);
 
 // ---- vectors and memory; an n-d vector has one stride (in elements) per dimension ----
 

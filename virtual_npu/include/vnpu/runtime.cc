@@ -465,6 +465,35 @@ void copy_elements(const Access &dst, const Access &src) {
 
 }  // namespace
 
+// Where a block is a run, or rows of one length with a constant step, each step of the side moves along rows or from row to
+// row, and never around the end of one.
+bool read_from(const Access &block, const char *buffer, Access &side) {
+  const Side from(block);
+  if (from.rank > 2 || block.padding) return false;
+  const i64 width = from.rank > 0 ? from.size[0] : 1, along = from.rank > 0 ? from.step[0] : 1;
+  const i64 down = from.rank > 1 ? from.step[1] : 0;
+  const i64 first = (side.first - buffer) / side.element;
+  i64 column = first % width;
+  Access found = side;
+  for (int d = 0; d < side.rank; ++d) {
+    const i64 step = side.strides[d], last = side.sizes[d] - 1;
+    if (step % width == 0) {
+      found.strides[d] = step / width * down;
+    } else {
+      if (step < 0) return false;
+      found.strides[d] = step * along;
+      column += step * last;
+    }
+  }
+  if (column >= width) return false;
+  found.first = block.first + (first / width * down + first % width * along) * block.element;
+  found.low = block.low;
+  found.high = block.high;
+  found.stays = block.stays;
+  side = found;
+  return true;
+}
+
 void copy(Site site, const Access &dst, const Access &src) {
   if (dst.count != src.count || dst.element != src.element) {
     fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",

@@ -35,7 +35,7 @@ void Task::finish() {
     if (--next.task->pending == 0) island.ready(next.task);
     next.task->release();
   }
-  successors_.shrink(0);
+  successors_.clear();
 }
 
 namespace {
@@ -81,6 +81,33 @@ void Island::adopt(Process process, Spawn *owner) {
   if (live_) live_->previous = &promise;
   live_ = &promise;
   ready(process.handle);
+}
+
+Launch::~Launch() {
+  while (Kept *const kept = free_) {
+    free_ = kept->next_;
+    delete kept;
+  }
+}
+
+Kept *Launch::take() {
+  pthread_mutex_lock(&taking_);
+  Kept *const kept = free_;
+  if (kept) free_ = kept->next_;
+  pthread_mutex_unlock(&taking_);
+  return kept ? kept : new Kept;
+}
+
+void Launch::give(Kept *kept) {
+  pthread_mutex_lock(&taking_);
+  kept->next_ = free_;
+  free_ = kept;
+  pthread_mutex_unlock(&taking_);
+}
+
+Kept *Island::kept() {
+  if (!kept_ && launch_) kept_ = launch_->take();
+  return kept_;
 }
 
 void Island::add(Task *task) {
@@ -180,6 +207,7 @@ void Island::run(Process root) {
 }
 
 Island::~Island() {
+  if (kept_) launch_->give(kept_);
   // After a failure, frames and queued work remain.
   while (live_) {
     Process::promise_type *promise = live_;
@@ -267,6 +295,7 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
 // Behind the conflicting operations, from the latest on. One that writes all that is used here waits for those before it.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (const Use &use : uses) {
+    if (!use.writes && !conflict(use, written_)) continue;
     for (int i = claims_.size() - 1; i >= 0; --i) {
       const Claim &claim = claims_[i];
       if (!conflict(use, claim.use)) continue;
@@ -303,6 +332,10 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   for (const Use &use : uses) {
     task->retain();
     claims_.push(Claim{task, use});
+    if (!use.writes) continue;
+    if (!written_.writes || use.low < written_.low) written_.low = use.low;
+    if (!written_.writes || use.high > written_.high) written_.high = use.high;
+    written_.writes = true;
   }
   task->retain();
   tasks_.push(task);
@@ -313,11 +346,14 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   return token;
 }
 
-Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put) {
+Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put,
+                          Relay *relay) {
   TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
+  task->transfer.relay = relay;
   task->retain();
   End *end = nullptr;
-  for (int i = 0; i < ends_.size(); ++i) {
+  // From the latest on: a loop uses the same ones over and over.
+  for (int i = ends_.size() - 1; i >= 0 && !end; --i) {
     if (ends_[i].channel == &channel && ends_[i].index == index && ends_[i].is_put == is_put) end = &ends_[i];
   }
   if (end) {

@@ -11,6 +11,8 @@
 //              or has it on loan; several gets of one put share the block
 #pragma once
 
+#include <pthread.h>
+
 #include <coroutine>
 #include <initializer_list>
 
@@ -54,6 +56,27 @@ class List {
   int size_ = 0, capacity_ = 0;
 };
 
+// The same, of which there is mostly one.
+template <class T>
+class FewOf {
+ public:
+  int size() const { return size_; }
+  T &operator[](int i) { return i == 0 ? first_ : others_[i - 1]; }
+  void push(const T &item) {
+    if (size_++ == 0) first_ = item;
+    else others_.push(item);
+  }
+  void clear() {
+    size_ = 0;
+    others_.shrink(0);
+  }
+
+ private:
+  T first_{};
+  List<T> others_;
+  int size_ = 0;
+};
+
 // ---- tasks and tokens ----
 
 class Task {
@@ -92,7 +115,7 @@ class Task {
   friend class Island;
   friend class Deadlock;
   int references_ = 1;
-  List<Successor> successors_;
+  FewOf<Successor> successors_;
   Task *previous_ = nullptr, *next_ = nullptr;  // the island's list of tasks
 };
 
@@ -217,10 +240,26 @@ class Random {
   uint64_t state_ = 0;
 };
 
+class Kept;
+
+// All points of a launch: what they have in common.
+class Launch {
+ public:
+  Launch() = default;
+  Launch(const Launch &) = delete;
+  ~Launch();
+  // Blocks that nobody else has now, for one point; and back for the next one.
+  Kept *take();
+  void give(Kept *kept);
+
+ private:
+  pthread_mutex_t taking_ = PTHREAD_MUTEX_INITIALIZER;
+  Kept *free_ = nullptr;
+};
+
 class Island {
  public:
-  Island() = default;
-  Island(const Island &) = delete;
+  explicit Island(Launch *launch = nullptr) : launch_(launch) {}
   ~Island();
   // Runs a process, and everything it starts, to the end. Throws a Failure; a deadlock is one.
   void run(Process root);
@@ -245,6 +284,9 @@ class Island {
     if (++turns_ % kTurns == 0) go_on();
   }
 
+  // The blocks that the points of the launch keep; null where it keeps none.
+  Kept *kept();
+
   // Whether the order of what is ready is drawn at random.
   bool draws() const { return bool(random_); }
 
@@ -262,6 +304,8 @@ class Island {
   Process::promise_type *live_ = nullptr;
   Task *tasks_ = nullptr;
   List<Channel *> channels_;
+  Launch *const launch_;
+  Kept *kept_ = nullptr;
   Random random_;
   uint32_t turns_ = 0;
 };
@@ -296,6 +340,29 @@ class Cargo {
   Shared *shared_ = nullptr;
 };
 
+// Blocks that were put into their order before, of memory that stays until the launch ends: the points of a launch that read
+// the same get the same block. One is kept when it is asked for a second time.
+class Kept {
+ public:
+  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+  static void operator delete(void *kept) { pool_give(kept); }
+  Cargo block(Site site, const Access &from);
+
+ private:
+  friend class Launch;
+  struct Entry {
+    Access from;
+    Cargo cargo;
+  };
+  static constexpr int kEntries = 1024;
+  static constexpr i64 kBytes = 1 << 22;  // what a core's share of the caches may be
+  void clear();
+
+  Entry entries_[kEntries] = {};
+  i64 bytes_ = 0;
+  Kept *next_ = nullptr;
+};
+
 // What a tile's buffer has for its contents: a block that a channel lends it, or its own memory, into which the channel
 // copies all else.
 template <class T>
@@ -316,6 +383,27 @@ class Loan {
   T *const own_;
 };
 
+// The same of a buffer that only passes blocks on: where a block is that stays, or its own memory. Gets and puts of it come
+// one after the other.
+class Relay {
+ public:
+  template <class T>
+  explicit Relay(T *own) : own_(reinterpret_cast<char *>(own)) {}
+  void point_to(const Access &block) {
+    block_ = block;
+    is_elsewhere_ = true;
+  }
+  // Its own memory has it now.
+  void hold() { is_elsewhere_ = false; }
+  // What a put reads that would read the own memory; where it must, the block comes there first.
+  void direct(Site site, Access &side);
+
+ private:
+  char *const own_;
+  Access block_;
+  bool is_elsewhere_ = false;
+};
+
 // What a get has so far, where several puts fill it.
 struct Collected {
   Collected() = default;
@@ -330,13 +418,14 @@ struct Collected {
 // One side of a transfer that has arrived at its channel, and whom to wake when it is through.
 struct Transfer {
   Site site;
-  Where where;
+  const Where &where;
   Access side;
   Island &island;
   Strand &strand;
   Process::Handle process = nullptr;
   Task *task = nullptr;
-  Cargo *loan = nullptr;  // of a get that does with a block of others
+  Cargo *loan = nullptr;   // of a get that does with a block of others
+  Relay *relay = nullptr;  // of a get or put whose buffer passes blocks on
   Transfer *next = nullptr;
   Collected collected{};
   int recorded = -1;  // its number in the trace
@@ -379,9 +468,8 @@ class Channel {
     i64 count = 1;
   };
   struct Block {
-    Cargo cargo;
-    i64 count;
-    int element;
+    Cargo cargo;      // if it is not where it was, because that stays
+    Access side;
     Site site;
     Where where;
     Mark mark;        // what the sender did before
@@ -400,15 +488,24 @@ class Channel {
   struct Outlet {
     Queue gets;
     Block blocks[kCapacity];
-    int full = 0;
+    int next = 0, full = 0;  // the first one that waits, and how many do
     i64 source = 0;
+
+    Block &waiting(int i) { return blocks[(next + i) % kCapacity]; }
+    // The first one is used up.
+    void drop() {
+      blocks[next].cargo = Cargo();
+      next = (next + 1) % kCapacity;
+      --full;
+    }
   };
 
   i64 index(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
   bool deliver(Transfer &put, i64 index);
   bool serve(Outlet &outlet, Transfer &get);
+  void load(Cargo &cargo, Site site, const Access &from);
   void hand_over(Transfer &get, const Access &block, const Mark &mark);
-  void hand_over(Transfer &get, const Cargo &cargo, i64 count, int element, const Mark &mark);
+  void hand_over(Transfer &get, const Cargo &cargo, const Mark &mark);
   static bool collect(Transfer &get, const Access &part);
   i64 source_of(i64 outlet) const;
   void record_arrival(Transfer &transfer, bool is_put, i64 index) const;
@@ -425,11 +522,12 @@ class Channel {
 
 // A put or get that a sequencer issued.
 struct TransferTask final : Task {
-  TransferTask(Island &island, Site site, Where where, Channel &channel, i64 index, const Access &side, bool is_put)
+  TransferTask(Island &island, Site site, const Where &where, Channel &channel, i64 index, const Access &side, bool is_put)
       : Task(island), transfer{site, where, side, island, strand}, channel(channel), index(index), is_put(is_put) {
     transfer.task = this;
   }
   void start() override {
+    if (is_put && transfer.relay) transfer.relay->direct(site, transfer.side);
     if (is_put ? channel.put(transfer, index) : channel.get(transfer, index)) finish();
   }
   Transfer transfer;
@@ -462,16 +560,18 @@ struct TransferAwaiter : Transfer {
   void await_resume() const {}
 };
 
-inline TransferAwaiter put(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side) {
+inline TransferAwaiter put(Island &island, const Where &where, Site site, Channel &channel, i64 index, const Access &side) {
   return TransferAwaiter{{site, where, side, island, *current_strand()}, channel, index, true};
 }
-inline TransferAwaiter get(Island &island, Where where, Site site, Channel &channel, i64 index, const Access &side,
+inline TransferAwaiter get(Island &island, const Where &where, Site site, Channel &channel, i64 index, const Access &side,
                            Cargo *loan = nullptr) {
   return TransferAwaiter{{.site = site, .where = where, .side = side, .island = island, .strand = *current_strand(), .loan = loan},
                          channel, index, false};
 }
 
 // ---- sequencers ----
+
+using Written = std::initializer_list<Use>;
 
 template <class Body>
 class RunTask final : public Task {
@@ -518,6 +618,19 @@ class Sequencer {
   }
   Token get(Site site, After after, Channel &channel, i64 index, const Access &side) {
     return transfer(site, after, channel, index, side, false);
+  }
+  // Of a buffer that passes blocks on.
+  Token put(Site site, After after, Channel &channel, i64 index, const Access &side, Relay *relay) {
+    return transfer(site, after, channel, index, side, true, relay);
+  }
+  Token get(Site site, After after, Channel &channel, i64 index, const Access &side, Relay *relay) {
+    return transfer(site, after, channel, index, side, false, relay);
+  }
+  // A put of a launch that writes no memory from outside but this.
+  Token put(Site site, After after, Channel &channel, i64 index, Access side, Written written) {
+    side.stays = true;
+    for (const Use &use : written) side.stays = side.stays && (side.high <= use.low || use.high <= side.low);
+    return transfer(site, after, channel, index, side, true);
   }
 
   // Gives a buffer back when everything issued before that uses it is done, with or without a token: on the device,
@@ -579,7 +692,8 @@ class Sequencer {
   bool held_back(const Token &after, std::initializer_list<Use> uses);
   Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine);
   void await_tokens(Task &task, const Token &after);
-  Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put);
+  Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put,
+                 Relay *relay = nullptr);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
   Awaiter awaiter(Task *joined, bool is_end);
   void sweep();
@@ -589,6 +703,7 @@ class Sequencer {
   Strand &strand_;        // of the body itself
   Strand ended_;          // what the forgotten tasks did
   List<Claim> claims_;    // what unfinished tasks touch
+  Use written_{};         // around all that any task so far writes
   List<Task *> tasks_;    // unfinished tasks
   List<End> ends_;
   List<Group> groups_;
