@@ -116,7 +116,7 @@ inline void row_maxima(const float* __restrict scores, float* __restrict maxima)
   }
 }
 
-#ifdef ATTN_HEADS
+#if defined(ATTN_HEADS) && !defined(ATTN_OWN)
 // The keys that any position sees, in words of 32; all bits where all do.
 inline void seen_by_any(const int32_t* __restrict mask, uint32_t* __restrict seen) {
   for (unsigned word = 0; word < mask_words; ++word) {
