@@ -58,7 +58,6 @@ constexpr float score_scale = inverse_sqrt(float(head_dim)) * log2e;
 #ifdef ATTN_HEADS
 constexpr unsigned heads = ATTN_HEADS;
 constexpr unsigned positions = q_rows / heads;
-constexpr unsigned mask_words = kv_rows / 32;
 static_assert(q_rows % heads == 0, "ATTN_Q_ROWS must be a multiple of ATTN_HEADS, the rows of a position");
 static_assert(kv_rows % 32 == 0, "ATTN_KV_ROWS must be a multiple of 32, the keys of a word of the mask");
 #endif
@@ -117,6 +116,8 @@ inline void row_maxima(const float* __restrict scores, float* __restrict maxima)
 }
 
 #if defined(ATTN_HEADS) && !defined(ATTN_OWN)
+constexpr unsigned mask_words = kv_rows / 32;
+
 // The keys that any position sees, in words of 32; all bits where all do.
 inline void seen_by_any(const int32_t* __restrict mask, uint32_t* __restrict seen) {
   for (unsigned word = 0; word < mask_words; ++word) {
