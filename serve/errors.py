@@ -25,6 +25,7 @@ KINDS: Final[Mapping[int, str]] = {
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
+    501: "not_supported_error",
     503: "unavailable_error",
 }
 """By status; all others are invalid_request_error."""

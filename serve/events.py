@@ -46,7 +46,9 @@ class Form(Protocol):
 
 def as_json(made: Told) -> str:
     """With what was set of it."""
-    return made.model_dump_json(exclude_unset=True) if isinstance(made, BaseModel) else json.dumps(made)
+    if isinstance(made, BaseModel):
+        return made.model_dump_json(exclude_unset=True, by_alias=True)
+    return json.dumps(made)
 
 
 def event(made: Told, name: str | None = None) -> bytes:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -180,7 +181,9 @@ class Settings(Harmless):
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: float | None = Field(
+        default=None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+    )
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = None

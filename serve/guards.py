@@ -30,8 +30,10 @@ ALIASES = {
     **{f"/{name}": f"/v1/{name}" for name in ("responses", "embeddings")},
 }
 """Other names of addresses: llama.cpp's."""
-PREFIX = "/api/v1/"
-"""Lemonade's, for /v1/."""
+PREFIX = "/api"
+"""Lemonade's, before /v1."""
+ROOTED = ("/v1/slots", "/v1/tokenize", "/v1/detokenize")
+"""What llama.cpp has without /v1, and Lemonade with it."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -55,9 +57,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        path = f"/v1/{path.removeprefix(PREFIX)}" if path.startswith(PREFIX) else path
-        scope = {**scope, "path": ALIASES.get(path, path)}
+        scope = {**scope, "path": _canonical(scope["path"])}
         client = (scope.get("client") or ("-",))[0]
         line = Line(scope["method"], scope["path"], client)
         scope.setdefault("state", {})["line"] = line
@@ -137,6 +137,13 @@ class Guard:
         except TimeoutError:
             limit = self._service.limits.body_s
             raise ApiError(408, f"the body was not there after {limit:g} s; send it again") from None
+
+
+def _canonical(path: str) -> str:
+    """An address by the name that it has here."""
+    path = path.removeprefix(PREFIX) if path.startswith(f"{PREFIX}/v1/") else path
+    path = path.removeprefix("/v1") if path.startswith(ROOTED) else path
+    return ALIASES.get(path, path)
 
 
 def _too_large(size: int, most: int) -> ApiError:

@@ -264,7 +264,7 @@ class ResponsesForm:
     def events(self, piece: Piece) -> Iterator[bytes]:
         if self._number < 0:
             begun = Response(**self._of, status="in_progress", incomplete_details=None, output=[], usage=None)
-            told = begun.model_dump(mode="json", exclude_unset=True)
+            told = begun.model_dump(mode="json", exclude_unset=True, by_alias=True)
             yield self._event("created", response=told)
             yield self._event("in_progress", response=told)
         if piece.text or (piece.ending and not self._items and not piece.calls):
@@ -273,7 +273,7 @@ class ResponsesForm:
             yield from self._called(call)
         if piece.ending:
             yield from self._closed("incomplete" if piece.ending.reason == LENGTH else "completed")
-            made = self._response(piece.ending).model_dump(mode="json", exclude_unset=True)
+            made = self._response(piece.ending).model_dump(mode="json", exclude_unset=True, by_alias=True)
             yield self._event(made["status"], response=made)
 
     def _said(self, text: str) -> Iterator[bytes]:

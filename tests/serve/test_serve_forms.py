@@ -44,7 +44,8 @@ def test_the_clients_own_types(serving: Any) -> None:
     del asked["seed"]
     response = serving.openai.responses.parse(input="Where?", text_format=City, **asked)
     assert isinstance(response.output_parsed, City)
-    assert response.text.format.type == "json_schema"
+    told = response.text.format
+    assert (told.type, told.schema_["title"]) == ("json_schema", "City")
 
 
 def test_streams_in_company(serving: Any) -> None:

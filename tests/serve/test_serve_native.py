@@ -189,6 +189,9 @@ def test_other_names_of_addresses(serving: Any) -> None:
         made = http.post("/chat/completions", json=chat).json()
         assert made["usage"]["prompt_tokens"] == counted["input_tokens"]
         assert http.post("/completions", json=GREEDY).json()["content"]
+        assert http.post("/api/v1/tokenize", json={"content": "x"}).json()["count"] == 1
+        assert len(http.get("/api/v1/slots").json()) == 32
+        assert http.post("/chat/completions", json={**chat, "repeat_penalty": 1.5}).status_code == 200
         assert http.post("/responses", json={"input": "x", "max_output_tokens": 1}).status_code == 200
         assert http.post("/embeddings", json={"input": "x"}).status_code == 200
         counts = http.get("/metrics").text

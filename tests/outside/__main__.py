@@ -1,0 +1,188 @@
+"""Other projects' tests of servers, run against `aerie serve` with the demo model, and a table of what came.
+
+    python -m tests.outside --llama-cpp tools/server/tests --lemonade test --tester openai-compatible-tester
+
+Their files are neither here nor fetched: who runs this says where they lie. What is passed over is in
+suites.py, each with its reason. Exit codes: 0, or 1 where a test failed that is not passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from xml.etree import ElementTree
+
+from tests.outside import suites
+
+HERE = Path(__file__).parent
+PASSED, UNREAD, SKIPPED, FAILED = "passed", "passed, text not compared", "skipped", "failed"
+OUTCOMES = (PASSED, UNREAD, SKIPPED, FAILED)
+PATIENCE_S = 120
+
+
+class Result(NamedTuple):
+    """What came of a test; where it was skipped or failed, why."""
+
+    name: str
+    outcome: str
+    reason: str = ""
+
+
+@contextmanager
+def serving(flags: Sequence[str]) -> Iterator[int]:
+    """A server with the demo model; its port. SystemExit where it does not start."""
+    command = [sys.executable, "-m", "aerie", "serve", "--port", "0", *flags]
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log) as server:
+        try:
+            yield _port(server, log)
+        finally:
+            server.terminate()
+
+
+def _port(server: subprocess.Popen[bytes], log: IO[str]) -> int:
+    """Once its model is loaded."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until and server.poll() is None:
+        if found := re.search(r" at http://127\.0\.0\.1:(\d+);", _said(log)):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/health", timeout=PATIENCE_S).close()
+                return int(found[1])
+            except OSError:
+                pass  # 503 while the model is loaded
+        time.sleep(0.1)
+    raise SystemExit(f"the server did not start: {_said(log)}")
+
+
+def _said(log: IO[str]) -> str:
+    return os.pread(log.fileno(), 4096, 0).decode()
+
+
+def by_pytest(name: str, folder: Path, python: str, runs: Sequence[suites.Run]) -> list[Result]:
+    """What came of a suite that pytest runs, by whichever Python has what it imports."""
+    made = []
+    for run in runs:
+        with serving(run.flags) as port, tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch, "report.xml")
+            command = [python, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q"]
+            done = subprocess.run(
+                [*command, f"--basetemp={scratch}/tests", f"--junitxml={report}", *run.files],
+                cwd=folder,
+                env={**os.environ, **_environment(name, folder, port)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            if not report.exists():
+                raise SystemExit(f"pytest did not run in {folder}: {done.stdout[-2000:]}")
+            made += read(report.read_text())
+    return made
+
+
+def _environment(name: str, folder: Path, port: int) -> Mapping[str, str]:
+    return {
+        "AERIE_OUTSIDE": name,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(HERE)]),
+        "DEBUG_EXTERNAL": "1",
+        "PORT": str(port),
+        "LEMONADE_TEST_PORT": str(port),
+    }
+
+
+def read(report: str) -> list[Result]:
+    """The results that pytest told, as junit's XML."""
+    return [_result(case) for case in ElementTree.fromstring(report).iter("testcase")]
+
+
+def _result(case: ElementTree.Element) -> Result:
+    name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
+    for tag, outcome in (("failure", FAILED), ("error", FAILED), ("skipped", SKIPPED)):
+        if (told := case.find(tag)) is not None:
+            return Result(name, outcome, " ".join((told.get("message") or "").split())[:200])
+    unread = any(each.get("name") == "text not compared" for each in case.iter("property"))
+    return Result(name, UNREAD if unread else PASSED)
+
+
+def by_tester(program: Path, configs: Path) -> list[Result]:
+    """What openai-compatible-tester says, by both its layers."""
+    with serving(()) as port, tempfile.TemporaryDirectory() as scratch:
+        for name, text in suites.TESTER.items():
+            Path(scratch, f"{name}.yaml").write_text(text.format(port=port))
+        words = [f"--{name}={scratch}/{name}.yaml" for name in suites.TESTER]
+        words += [f"--{name}={configs}/{name}.yaml" for name in ("suite", "clients")]
+        done = subprocess.run(
+            [program, "--no-tui", f"--out-dir={scratch}/out", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        logs = [*Path(scratch).glob("out*/full_log.jsonl")]
+        if not logs:
+            raise SystemExit(f"{program} made no report: {done.stdout[-2000:]}")
+        return told(logs[0].read_text())
+
+
+def told(log: str) -> list[Result]:
+    """The results of openai-compatible-tester's log, a line of JSON each: a layer is `compat` or `spec`."""
+    return [_judged(one, layer) for one in map(json.loads, log.splitlines()) for layer in ("compat", "spec")]
+
+
+def _judged(one: Mapping[str, Any], layer: str) -> Result:
+    name, status = f"{one['test_id']} ({layer})", one[f"{layer}_status"]
+    if status == "pass":
+        return Result(name, PASSED)
+    if why := suites.reason(suites.TESTER_SKIPS, name):
+        return Result(name, SKIPPED, why)
+    is_of_shape = any(one.get("evidence", {}).get(each) for each in suites.SHAPES)
+    if one.get(f"{layer}_error_type") == "assert" and is_of_shape:
+        return Result(name, UNREAD)
+    return Result(name, FAILED, f"{status}: {one.get(f'{layer}_error_message')}")
+
+
+def table(suite: str, results: Sequence[Result]) -> str:
+    """A line for each test that did not pass, and the counts."""
+    odd = [f"  {each.outcome:8} {each.name}: {each.reason}" for each in results if each.reason]
+    counts = Counter(each.outcome for each in results)
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+    return "\n".join([*odd, f"{suite}: {told}"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.outside", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's tools/server/tests")
+    parser.add_argument("--lemonade", type=Path, help="Lemonade's test")
+    parser.add_argument("--python", default=sys.executable, help="has what these import (default: this one)")
+    parser.add_argument("--tester", type=Path, help="the program openai-compatible-tester")
+    parser.add_argument("--tester-configs", type=Path, help="its folder configs (default: beside it)")
+    given = parser.parse_args(argv)
+    made = {}
+    if given.llama_cpp:
+        made["llama.cpp"] = by_pytest("llama.cpp", given.llama_cpp.resolve(), given.python, suites.LLAMA_CPP)
+    if given.lemonade:
+        made["Lemonade"] = by_pytest("Lemonade", given.lemonade.resolve(), given.python, suites.LEMONADE)
+    if given.tester:
+        made["openai-compatible-tester"] = by_tester(
+            given.tester, given.tester_configs or given.tester.parent / "configs"
+        )
+    if not made:
+        parser.error("there is nothing to run: say where a suite lies")
+    for suite, results in made.items():
+        print(table(suite, results))
+    return int(any(each.outcome == FAILED for results in made.values() for each in results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""Loaded by pytest in another project's tests: what is passed over is skipped, with its reason.
+
+Of llama.cpp's tests three things are changed, none of which is the server's: texts are not compared with what
+its model says, the settings that its tests give llama-server at its start go with each request, and names of
+headers are compared without case, as HTTP has it. Of Lemonade's, the request that has it load a model is
+answered here: there is one model, and it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+suites = importlib.import_module("suites")
+SUITE = os.environ["AERIE_OUTSIDE"]
+UNREAD = "text not compared"
+NATIVE = ("/completion", "/completions")
+ASKS = (*NATIVE, "/chat/completions", "/v1/completions", "/v1/chat/completions")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    (_llama_cpp if SUITE == "llama.cpp" else _lemonade)()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skips = suites.LLAMA_CPP_SKIPS if SUITE == "llama.cpp" else suites.LEMONADE_SKIPS
+    for item in items:
+        file, _, test = item.nodeid.partition("::")
+        why = suites.reason(skips.get(file.rpartition("/")[2], {}), test.removeprefix("LLMTests::"))
+        if why:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(autouse=True)
+def note_texts(record_property: Callable[[str, object], None]) -> Any:
+    """Notes whether a test compared a text."""
+    _llama_cpp_read.clear()
+    yield
+    if _llama_cpp_read:
+        record_property(UNREAD, len(_llama_cpp_read))
+
+
+_llama_cpp_read: list[str] = []
+
+
+def _llama_cpp() -> None:
+    utils = importlib.import_module("utils")
+    structures = importlib.import_module("requests.structures")
+    process = utils.ServerProcess
+    whole, streamed = process.make_request, process.make_stream_request
+
+    def not_compared(regex: str, text: str) -> bool:
+        _llama_cpp_read.append(regex)
+        return True
+
+    def make_request(self: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any) -> Any:
+        made = whole(self, method, path, _settings(self, path, data), *more, **named)
+        made.headers = structures.CaseInsensitiveDict(made.headers)
+        return made
+
+    def make_stream_request(
+        self: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any
+    ) -> Any:
+        return streamed(self, method, path, _settings(self, path, data), *more, **named)
+
+    utils.match_regex = not_compared
+    process.make_request, process.make_stream_request = make_request, make_stream_request
+
+
+def _settings(server: Any, path: str, data: Any) -> Any:
+    """A request with what --temp, --seed and --n-predict of llama-server would add to it."""
+    if path not in ASKS or not isinstance(data, dict):
+        return data
+    made = {"temperature": server.temperature, "seed": server.seed, **data}
+    if server.n_predict and server.n_predict > 0:
+        name = "n_predict" if path in NATIVE else "max_tokens"
+        made[name] = min(made.get(name, server.n_predict), server.n_predict)
+    return made
+
+
+def _lemonade() -> None:
+    capabilities = importlib.import_module("utils.capabilities")
+    models = dict.fromkeys(("llm", "embedding"), "demo")
+    row = {"backends": [], "supports": dict(suites.SUPPORTS), "test_models": models}
+    capabilities.CAPABILITIES["llm"]["aerie"] = row
+    capabilities.set_current_config("aerie", None, "llm")
+    requests = importlib.import_module("requests")
+    post = requests.post
+
+    def loaded(url: str, *more: Any, **named: Any) -> Any:
+        if not url.endswith(("/api/v1/load", "/api/v1/unload", "/internal/set")):
+            return post(url, *more, **named)
+        made = requests.Response()
+        made.status_code, made._content = 200, b"{}"
+        return made
+
+    requests.post = loaded

@@ -1,0 +1,154 @@
+"""Which tests of other projects are run, against a server with which flags, and what is passed over and why.
+
+Plain data, without imports of ours: plugin.py is loaded by whichever Python has what the tests import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """Files of a suite, from its folder, and the flags of the server that they are run against."""
+
+    files: Sequence[str]
+    flags: Sequence[str]
+
+
+def _flags(name: str, *values: str) -> list[str]:
+    return [word for value in values for word in (name, value)]
+
+
+KEY = "sk-this-is-the-secret-key"
+"""What llama.cpp's tests of safety send."""
+LOCAL = ("localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:3000", "[::1]", "[::1]:3000")
+ORIGINS = ("localhost", "web.mydomain.fr", "origin", *(f"http://{name}" for name in LOCAL))
+NAMES = ("codellama70b", "davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "test")
+MODEL = ("--name", "tinyllama-2", *_flags("--alias", *NAMES))
+TEXTS = ("basic", "chat_completion", "completion", "tokenize", "compat_oai_responses", "compat_anthropic")
+LLAMA_CPP = (
+    Run([f"unit/test_{name}.py" for name in TEXTS], MODEL),
+    Run(["unit/test_security.py"], [*MODEL, "--api-key", KEY, *_flags("--cors-origin", *ORIGINS)]),
+)
+LEMONADE = (Run(["server_llm.py"], ()),)
+
+COUNTS = "counts the tokens of its own model's prompts or answers"
+WORDS = "needs more or other words than the demo model says"
+BOS = "wants the BOS of its own tokenizer"
+FLAG = "of a start-up flag of llama-server: "
+MEDIA = "of images"
+THINKING = "asks a model to think, and none here does: the field is refused"
+TEMPLATE = "of a chat template given at the start, or of another model's"
+FINGERPRINT = "wants a number of its build as system_fingerprint"
+NULL = "wants streams that begin with content null; ours begin with an empty text, as OpenAI's do"
+PROGRESS = "of how much of a prompt is read, which is not told"
+CORS = "preflights are answered as browsers read them, not word by word as there: "
+
+LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
+    "test_basic.py": {
+        "test_server_multiple_addresses": f"{FLAG}several addresses",
+        "test_server_props": "wants a .gguf file, and its own numbers of slots and positions",
+        "test_server_slots": f"{FLAG}2 slots, or none",
+        "test_load_split_model": "of a checkpoint in several .gguf files",
+        "test_no_ui": f"{FLAG}no page",
+        "test_server_model_aliases_and_tags": f"{FLAG}tags",
+    },
+    "test_chat_completion.py": {
+        "test_chat_completion[": COUNTS,
+        "test_chat_completion_cached_tokens": COUNTS,
+        "test_chat_completion_stream": COUNTS,
+        "test_chat_completion_with_openai_library": FINGERPRINT,
+        "test_chat_template": TEMPLATE,
+        "test_apply_chat_template": TEMPLATE,
+        "test_invalid_chat_completion_req[messages7]": "wants two answers in a row refused; here they go",
+        "test_chat_completion_with_timings_per_token": NULL,
+        "test_logprobs_stream": NULL,
+        "test_context_size_exceeded": "wants a type of error of its own; ours has OpenAI's type and code",
+        "test_return_progress": PROGRESS,
+        "test_verbose_debug": "of a field that tells the prompt; /apply-template does here",
+    },
+    "test_completion.py": {
+        "test_completion[": COUNTS,
+        "test_completion_stream[": COUNTS,
+        "test_completion_with_openai_library": FINGERPRINT,
+        "test_different_result_different_seed": WORDS,
+        "test_nocache_long_input_prompt": "wants a context of 256 positions",
+        "test_completion_parallel_slots": WORDS,
+        "test_completion_unified": WORDS,
+        "test_completion_response_fields[I believe the meaning of life is-32": BOS,
+        "test_n_probs_post": WORDS,
+        "test_completion_prompt_cache": COUNTS,
+    },
+    "test_tokenize.py": {"test_tokenize_with_bos": BOS},
+    "test_security.py": {
+        "test_access_static_assets": "of the files of its own page",
+        "test_cors_options[origin-Access-Control-Allow-Credentials": f"{CORS}nothing is asked with cookies",
+        "test_cors_options[web.mydomain.fr-Access-Control-Allow-Methods": f"{CORS}there is no DELETE",
+        "test_cors_options[web.mydomain.fr-Access-Control-Allow-Headers": f"{CORS}the headers are named",
+        "test_cors_origins_localhost_rejects": f"{CORS}that of another site has status 400",
+        "test_cors_origins_defaults": f"{FLAG}tools that the server runs",
+        "test_cors_proxy": f"{FLAG}a proxy of its page",
+        "test_local_media_file": MEDIA,
+    },
+    "test_compat_oai_responses.py": {"test_responses_stream_with_llama_telemetry": PROGRESS},
+    "test_compat_anthropic.py": {
+        "test_anthropic_tool_result_with_image": MEDIA,
+        "test_anthropic_vision": MEDIA,
+        "test_anthropic_empty_messages": "wants an answer to no message; Anthropic's own API refuses that",
+        "test_anthropic_thinking": THINKING,
+    },
+}
+"""By file, and the beginning of a test's name."""
+
+CAN = ("chat_completions", "completions")
+SUPPORTS: Mapping[str, bool] = {
+    **{f"{name}{how}": True for name in CAN for how in ("", "_streaming", "_async")},
+    **{f"{name}{how}": True for name in ("responses_api", "tool_calls") for how in ("", "_streaming")},
+    **{f"{name}_parameter": True for name in ("stop", "echo")},
+    **dict.fromkeys(("embeddings", "embeddings_batch", "generation_parameters"), True),
+    **dict.fromkeys(("slots", "tokenize", "static_max_context_window"), True),
+    **dict.fromkeys(("reranking", "multi_model"), False),
+}
+"""Our row in Lemonade's table of what servers can: all of text. reranking wants a model made for it, and
+multi_model is of Lemonade's own addresses by which models are loaded and unloaded."""
+MANAGES = "of an address by which Lemonade fetches models or tells of the last request"
+LEMONADE_SKIPS: Mapping[str, Mapping[str, str]] = {
+    "server_llm.py": {
+        "test_000_model_info": MANAGES,
+        "test_004_completions": WORDS,
+        "test_005_completions": WORDS,
+        "test_006_completions": WORDS,
+        "test_007_responses_api": MANAGES,
+        "test_008_responses_api_streaming": "wants response.completed where an answer is cut off; ours is "
+        "response.incomplete, as OpenAI's",
+        "test_011_completions_with_echo": WORDS,
+        "test_014_generation_parameters": "wants the same draws twice without a seed",
+        "test_015b_embeddings_missing_model": "wants a model named; here the one that there is answers",
+        "test_023b_cache_tokens": "needs a context of more than 512 positions",
+    }
+}
+
+TESTER: Mapping[str, str] = {
+    "endpoints": 'base_url: "http://127.0.0.1:{port}"\n'
+    'paths: {{models: "/v1/models", chat: "/v1/chat/completions", responses: "/v1/responses", '
+    'conversations: "/v1/conversations"}}\n',
+    "models": "profiles: [{{name: demo, chat_model: demo, responses_model: demo, temperature: 0}}]\n",
+}
+"""What openai-compatible-tester is told: where the server is, and its model."""
+SHAPES = ("canonical_text_seen", "canonical_stream_terminal_seen", "canonical_structured_seen")
+"""What it notes of an answer that is of the right shape, whatever its text."""
+STATELESS = "nothing is kept from request to request"
+TESTER_SKIPS: Mapping[str, str] = {
+    "responses.store_get": STATELESS,
+    "responses.memory.prev_id": STATELESS,
+    "responses.conversations": STATELESS,
+    "responses.custom_tool": "of tools that are no functions",
+    "responses.structured.json_schema": "wants JSON that ends within 48 tokens",
+    "chat.structured.json_schema": "wants JSON that ends within 48 tokens",
+}
+
+
+def reason(skips: Mapping[str, str], test: str) -> str:
+    """Why a test is passed over; nothing where it is not."""
+    return next((why for begins, why in skips.items() if test.startswith(begins)), "")
