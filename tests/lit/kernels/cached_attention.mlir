@@ -25,26 +25,26 @@ builtin.module {
       %c1_1 = arith.constant 1 : index
       %c64 = arith.constant 64 : index
       %c8192 = arith.constant 8192 : index
-      %at = affine.apply affine_map<()[s0] -> ((s0 * 4))> ()[%lx]
-      %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 128))> ()[%ly]
+      %at = affine.apply affine_map<()[s0] -> ((s0 * 4))> ()[%ly]
+      %at_1 = affine.apply affine_map<()[s0] -> ((s0 * 128))> ()[%lx]
       air.channel.put @q_in_0[%c0] (%q_1[%at, %at_1] [%c4, %c128] [%c128, %c1_1]) : (memref<4x128xbf16>)
       air.channel.put @q_in_0[%c0] (%mask_1[%at, %c0] [%c4, %c4] [%c4, %c1_1]) : (memref<4x4xi32>)
       air.channel.get @out_l3_0[%c0] (%out_1[%at, %at_1] [%c4, %c128] [%c128, %c1_1]) : (memref<4x128xbf16>)
       scf.for %i = %c0 to %c1_1 step %c1_1 {
         %at_2 = affine.apply affine_map<()[s0] -> ((s0 * 128))> ()[%i]
-        air.channel.put @k_in_0[%c0] (%k_1[%ly, %at_2, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
+        air.channel.put @k_in_0[%c0] (%k_1[%lx, %at_2, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
       }
       scf.for %i_1 = %c0 to %c1_1 step %c1_1 {
         %at_3 = affine.apply affine_map<()[s0] -> ((s0 * 128))> ()[%i_1]
-        air.channel.put @v_in_0[%c0] (%v_1[%ly, %at_3, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
+        air.channel.put @v_in_0[%c0] (%v_1[%lx, %at_3, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
       }
       scf.for %i_2 = %c0 to %c1_1 step %c1_1 {
         %at_4 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 64))> ()[%i_2]
-        air.channel.put @k_in_1[%c0] (%k_1[%ly, %at_4, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
+        air.channel.put @k_in_1[%c0] (%k_1[%lx, %at_4, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
       }
       scf.for %i_3 = %c0 to %c1_1 step %c1_1 {
         %at_5 = affine.apply affine_map<()[s0] -> (((s0 * 128) + 64))> ()[%i_3]
-        air.channel.put @v_in_1[%c0] (%v_1[%ly, %at_5, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
+        air.channel.put @v_in_1[%c0] (%v_1[%lx, %at_5, %c0] [%c1_1, %c64, %c64] [%c8192, %c64, %c1_1]) : (memref<1x128x64xbf16>)
       }
       air.segment @attention_segment {
         %c0_1 = arith.constant 0 : index
