@@ -249,10 +249,10 @@ class Stream(Iterator[str]):
     def _fed(self, kpis: Kpis) -> Kpis:
         figures = self._generation.figures
         if figures.new_tokens:
-            kpis.prompted(figures.prompt_tokens, figures.ttft_s)
+            kpis.prompted(figures.prompt_tokens, figures.ttft_s, figures.first_tokens)
         if figures.tokens_per_s:
-            seconds = (figures.new_tokens - 1) / figures.tokens_per_s
-            kpis.generated(figures.new_tokens - 1, seconds, self._generation.passes)
+            after = figures.new_tokens - figures.first_tokens
+            kpis.generated(after, after / figures.tokens_per_s, self._generation.passes)
         return kpis
 
 

@@ -37,19 +37,23 @@ class FinishReason(enum.Enum):
 class Figures:
     """Counts in tokens, times in seconds. `ttft_s` runs from the start of prefill to the first token.
 
-    `tokens_per_s` is the rate of the tokens after the first; None where there was no second one.
+    `tokens_per_s` is the rate of the tokens after the first, or after those that came with it
+    (`first_tokens`), as a block does; None where there were none.
     """
 
     prompt_tokens: int
     new_tokens: int
     ttft_s: float
     tokens_per_s: float | None
+    first_tokens: int = 1
 
     @staticmethod
-    def between(prompt_tokens: int, new_tokens: int, started: float, first: float, last: float) -> Figures:
+    def between(
+        prompt_tokens: int, new_tokens: int, started: float, first: float, last: float, first_tokens: int = 1
+    ) -> Figures:
         """Of an answer that was begun, and had its first and its last token so far, at these times."""
-        rate = (new_tokens - 1) / (last - first) if new_tokens > 1 else None
-        return Figures(prompt_tokens, new_tokens, first - started, rate)
+        rate = (new_tokens - first_tokens) / (last - first) if new_tokens > first_tokens else None
+        return Figures(prompt_tokens, new_tokens, first - started, rate, first_tokens)
 
     def __str__(self) -> str:
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:.2f}"

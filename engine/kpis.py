@@ -56,10 +56,10 @@ class Kpis:
     generate: Kpi = field(default_factory=Kpi)
     tps: Tps = field(default_factory=Tps)
 
-    def prompted(self, tokens: int, seconds: float) -> None:
-        """A prompt of which so many tokens were computed has its first token."""
+    def prompted(self, tokens: int, seconds: float, first: int = 1) -> None:
+        """A prompt of which so many tokens were computed has its first token, or its first block's."""
         self.prompt.add(seconds)
-        self.tps = Tps(n_prompt=tokens, n_generate=1, prompt=_rate(tokens, seconds))
+        self.tps = Tps(n_prompt=tokens, n_generate=first, prompt=_rate(tokens, seconds))
 
     def generated(self, tokens: int, seconds: float, passes: Passes | None = None) -> None:
         """After it came so many more, in these passes (None: a step each)."""

@@ -89,6 +89,7 @@ class Request:
         self.turn = scheduler.turn_of(priority)
         self._started = scheduler.clock()
         self._first = self._last = self._started
+        self._at_first = 0
         self.strategy = strategy(self)
 
     @property
@@ -155,7 +156,7 @@ class Request:
     @property
     def figures(self) -> Figures:
         times = self._started, self._first, self._last
-        return Figures.between(len(self.prompt), len(self.token_ids), *times)
+        return Figures.between(len(self.prompt), len(self.token_ids), *times, self._at_first)
 
     @property
     def times_s(self) -> tuple[float, float]:
@@ -179,10 +180,12 @@ class Request:
         if self.is_over:
             return 0
         try:
-            return self.strategy.took(due, rows)
+            stay = self.strategy.took(due, rows)
         except UserError as error:
             self.error = error
             return 0
+        self._at_first = self._at_first or len(self.token_ids)
+        return stay
 
     def draw(self, logits: Row) -> int:
         """See Making."""

@@ -169,6 +169,8 @@ def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Samp
         entropy=arguments.entropy,
         draft=None if arguments.draft is None else LOOKUP,
     )
+    if arguments.draft and checkpoint.config.diffusion:
+        manner = replace(manner, draft=arguments.draft)  # the refusal names what was given
     manner.maker(checkpoint.config, sampler)
     return manner
 

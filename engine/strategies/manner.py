@@ -12,10 +12,22 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.adapting import Adaptive
 from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
-from aerie.engine.strategies.choosing import DEFAULT, Chooser, Rule
+from aerie.engine.strategies.choosing import (
+    DEFAULT,
+    DYNAMIC,
+    ENTROPY,
+    NAMES,
+    SEQUENTIAL,
+    STATIC,
+    Chooser,
+    Rule,
+)
 from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import Maker, Making, Strategy
+
+SETTINGS = {"steps": (SEQUENTIAL, STATIC, DYNAMIC), "threshold": (DYNAMIC,), "entropy": (ENTROPY,)}
+"""The rules that go by each setting."""
 
 AUTOREGRESSIVE, BLOCK_DIFFUSION = "autoregressive", "block_diffusion"
 LOOKUP = "lookup"
@@ -93,6 +105,12 @@ class Manner:
 
     def _rule(self, block: int) -> Rule:
         rule, own = Rule(self.rule or DEFAULT, self.steps), Rule()
+        for name, given in self._of_blocks.items():
+            if rule.name not in SETTINGS.get(name, NAMES):
+                raise UserError(
+                    f"{name} is {given!r}, which the rule {rule.name} does not go by; leave it out, or take "
+                    f"a rule that does: {', '.join(SETTINGS[name])}"
+                )
         threshold = own.threshold if self.threshold is None else self.threshold
         entropy = own.entropy if self.entropy is None else self.entropy
         return replace(rule, threshold=threshold, entropy=entropy).of(block)

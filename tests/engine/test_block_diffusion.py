@@ -276,7 +276,8 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
         assert model.stream("Hello", 12).result().token_ids == whole.token_ids
         assert whole.kpis.tps.tokenAcceptance > 0
         for rule in ("sequential", "low_confidence_static", "entropy_bounded"):
-            assert len(model.generate("Hello", 12, rule=rule, steps=2).token_ids) == 12
+            steps = None if rule == "entropy_bounded" else 2
+            assert len(model.generate("Hello", 12, rule=rule, steps=steps).token_ids) == 12
         assert model.logits("Hello").shape[1] == model._open().model.config.vocab_size
         with pytest.raises(UserError, match="strategy is 'autoregressive', and this model was"):
             model.generate("Hello", strategy="autoregressive")
@@ -345,6 +346,8 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
     for flags, message in (
         (["--rule", "loudest"], "rule is 'loudest'; give one of sequential, low_confidence_static"),
         (["--draft", "lookup"], "draft is 'lookup', which is for models that say one token after the other"),
+        (["--draft", "demo-drafter"], "draft is 'demo-drafter', which is for models that say one token"),
+        (["--threshold", "0.5"], "threshold is 0.5, which the rule sequential does not go by; leave it out"),
         (["--block-size", "5"], "block_size (BLOCK_SIZE) is 5; a block must be a divisor of 64 tokens"),
         (["--seq-len", "64"], "in this model's blocks positions see each other: leave it out"),
     ):
@@ -359,3 +362,33 @@ def test_manners_of_a_model_of_blocks() -> None:
     with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 8"):
         Manner(steps=9).maker(config, Sampler())  # of a part
     assert Manner(steps=8, rule="sequential").maker(config, Sampler()) is not None
+
+
+@pytest.mark.parametrize(
+    ("rule", "setting", "rules"),
+    [
+        ("entropy_bounded", {"steps": 2}, "sequential, low_confidence_static, low_confidence_dynamic"),
+        ("entropy_bounded", {"threshold": 0.5}, "low_confidence_dynamic"),
+        ("low_confidence_static", {"threshold": 0.5}, "low_confidence_dynamic"),
+        ("sequential", {"entropy": 0.5}, "entropy_bounded"),
+        (None, {"entropy": 0.5}, "entropy_bounded"),
+    ],
+)
+def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, rules: str) -> None:
+    ((name, given),) = setting.items()
+    message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
+    with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
+        Manner(rule=rule, **setting).maker(config_of("sdar"), Sampler())
+
+
+def test_the_rate_is_of_what_came_after_the_first_block() -> None:
+    """Whose tokens come all at once, and would make any rate."""
+    with load("demo-diffusion") as model:
+        whole_blocks = [*range(20, 28)]
+        one = model.generate(whole_blocks, 4)
+        assert (one.kpis.tps.n_generate, one.kpis.tps.generate) == (4, 0)
+        going_on = dict.fromkeys(model._open().model.config.eos_token_ids, -100.0)
+        more = model.generate(whole_blocks, 12, logit_bias=going_on)
+        tps, seconds = more.kpis.tps, more.kpis.generate.last / 1e6
+        assert tps.n_generate == len(more.token_ids)
+        assert tps.generate == pytest.approx((tps.n_generate - 4) / seconds, rel=0.01)

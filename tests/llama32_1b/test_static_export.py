@@ -151,10 +151,11 @@ def test_the_float32_form_on_the_same_weights(sdar, exported):
 
 
 @pytest.mark.long
-def test_two_layers_and_another_block(tmp_path):
-    """Cache and masks of the second layer are found by offset."""
-    folder, out = written(tmp_path / "model", 2), tmp_path / "step"
-    assert main(["export", "--model", str(folder), "--max-len", "128", "--out", str(out)]) == 0
+@pytest.mark.parametrize(("layers", "max_len"), [(2, 128), (4, 64), (28, 64)])
+def test_more_layers(layers, max_len, tmp_path):
+    """Cache and masks of each are found by offset; the first run of 28 compiles for minutes."""
+    folder, out = written(tmp_path / "model", layers), tmp_path / "step"
+    assert main(["export", "--model", str(folder), "--max-len", str(max_len), "--out", str(out)]) == 0
     with KernelCache(tmp_path / "programs", select_backend("virtual")) as cache:
         judged(folder, out, cache)
 
