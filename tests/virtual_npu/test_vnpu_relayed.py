@@ -97,8 +97,12 @@ def test_what_the_launch_writes_is_not_lent():
     assert LENT not in emitted(source)
 
 
-def test_results_over_what_is_read(program):
-    """x is given to y's memory: a later point of the launch reads what an earlier one wrote, fast or not."""
+def test_results_over_what_is_read(program, monkeypatch):
+    """x is given to y's memory: a later point of the launch reads what an earlier one wrote, fast or not.
+
+    By one thread: several take points of a launch in no order.
+    """
+    monkeypatch.setenv("VNPU_THREADS", "1")
     memory = [np.arange(384, dtype=np.float32) for _ in range(2)]
     for fast, both in zip((True, False), memory, strict=True):
         program(text(), (), BuildOptions(fast=fast)).run("f", [both.ctypes.data] * 2)
