@@ -43,6 +43,7 @@ class Options(Sampling, Manners, total=False):
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
     num_beams: int
+    use_block_cache: bool
 
 
 OnEvent: TypeAlias = "Callable[[Event], object]"
@@ -284,17 +285,22 @@ def _told(stream: Stream | UserError, error: UserError | None) -> Result:
     return replace(made, finish_reason=FinishReason.ERROR, error=str(error))
 
 
-NOT_BUILT = {
-    "num_beams": "beam search is not built; tokens are the likeliest, or drawn (temperature)",
-    "pipeline_parallel_size": "pipeline parallelism is not built; every device has all layers",
+NOT_BUILT: Mapping[str, tuple[object, str]] = {
+    "num_beams": (1, "beam search is not built; tokens are the likeliest, or drawn (temperature)"),
+    "pipeline_parallel_size": (1, "pipeline parallelism is not built; every device has all layers"),
+    "use_block_cache": (
+        False,
+        "every pass sees a block as it is now; keys and values of its parts that are older are not kept",
+    ),
 }
-"""What may be asked for by these names as 1, and else is refused, and why."""
+"""What may be asked for by these names as this, and else is refused, and why."""
 
 
 def check_built(name: str, given: object) -> None:
-    """UserError for more than 1 of what is not built."""
-    if given != 1:
-        raise UserError(f"{name} is {given!r}: {NOT_BUILT[name]}; leave it out")
+    """UserError for what is not built."""
+    allowed, why = NOT_BUILT[name]
+    if given != allowed:
+        raise UserError(f"{name} is {given!r}: {why}; leave it out")
 
 
 def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
@@ -362,7 +368,8 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
     known = Options.__annotations__
     if unknown := next((name for name in options if name not in known), None):
         raise UserError(f"there is no option {unknown!r}; there are {', '.join(known)}")
-    check_built("num_beams", options.get("num_beams", 1))
+    for name in NOT_BUILT.keys() & options.keys():
+        check_built(name, options[name])
     manner = {name: options[name] for name in Manners.__annotations__ if name in options}
     manner["draft"] = _drafting(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}

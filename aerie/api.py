@@ -117,8 +117,8 @@ class Model:
         the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
         as it is, without the chat template. `json_schema`: the answer is JSON that it describes. `tools`,
         `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
-        `num_beams`: 1 alone, as beam search is not built. on_event: is told what happens, and stops the
-        answer by giving False.
+        `num_beams`: 1 alone, and `use_block_cache`: False alone, as the rest is not built. on_event: is told
+        what happens, and stops the answer by giving False.
 
         Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
