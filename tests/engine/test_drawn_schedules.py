@@ -1,0 +1,193 @@
+"""Drafts and blocks in drawn schedules: whatever comes, goes and gives way beside it, an answer is its own.
+
+Prompts, settings, arrivals, cancels, priorities and the pool's size are drawn; some prompts begin alike, and
+some answers end at a token of their own. Each answer has the tokens and the trajectory that it has alone; one
+that was cancelled has the first of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.families import FAMILIES
+from aerie.engine.generate import FinishReason
+from aerie.engine.pages import PagePool
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.session import Session
+from aerie.engine.strategies.block_diffusion import BlockDiffusion
+from aerie.engine.strategies.drafting_model import drafting_by
+from aerie.engine.strategies.manner import Manner
+from aerie.engine.windows import window_of
+from aerie.llama32_1b.find import SHIPPED
+from aerie.llama32_1b.synthetic.shape import of_family
+from aerie.verify.companion import companion_config, random_checkpoint
+from tests.engine.test_scheduler import session_of
+
+FEW, MANY = 1, 12
+"""Schedules of a test."""
+ANSWERS = 9
+RULES = ("sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded")
+
+
+class Asked(NamedTuple):
+    """One answer of a schedule: when it comes, and after how many tokens it is cancelled (0: never)."""
+
+    prompt: list[int]
+    count: int
+    settings: dict[str, Any]
+    manner: Manner
+    comes: int
+    cancelled: int
+    priority: int
+
+
+class Made(NamedTuple):
+    """What has come of one."""
+
+    tokens: list[int]
+    reason: FinishReason | None
+    filled: list[Any]
+
+
+def drawn_manner(random: np.random.Generator, drafts: Sequence[Any]) -> Manner:
+    if drafts:
+        return Manner(draft=drafts[random.integers(len(drafts))])
+    rule = str(random.choice(RULES))
+    steps = int(random.integers(1, 5)) if rule != "entropy_bounded" and random.random() < 0.5 else None
+    threshold = float(random.choice([0.001, 0.3, 0.9])) if rule == "low_confidence_dynamic" else None
+    entropy = float(random.choice([0.1, 3.0, 9.0])) if rule == "entropy_bounded" else None
+    return Manner(rule=rule, steps=steps, threshold=threshold, entropy=entropy)
+
+
+def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int]) -> list[Asked]:
+    """A schedule. Prompts repeat themselves, so that lookup can guess; most answers do not end by
+    the model's own tokens."""
+    stem = random.integers(20, 1400, 90).tolist()
+    made = []
+    for _ in range(ANSWERS):
+        own = random.integers(20, 1400, random.integers(1, 40)).tolist() * int(random.integers(1, 3))
+        settings = {
+            "temperature": float(random.choice([0.0, 0.7, 1.3])),
+            "top_k": int(random.choice([0, 1, 20])),
+            "top_p": float(random.choice([1.0, 0.9])),
+            "repetition_penalty": float(random.choice([1.0, 1.2])),
+            "seed": int(random.integers(1000)),
+            "logit_bias": dict.fromkeys(ends, float(random.choice([0.0, -100.0, -100.0]))),
+        }
+        made.append(
+            Asked(
+                prompt=[*stem[: int(random.choice([0, 0, 64, 70, 90]))], *own],
+                count=int(random.integers(1, 70)),
+                settings=settings,
+                manner=drawn_manner(random, drafts),
+                comes=int(random.integers(0, 12)),
+                cancelled=int(random.choice([0, 0, 0, 1, 5, 11])),
+                priority=int(random.choice([0, 0, 0, 1])),
+            )
+        )
+    return sorted(made, key=lambda one: one.comes)
+
+
+def scheduler_of(session: Session, pages: int, spare: int) -> Scheduler:
+    model = session.model
+    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
+
+
+def ask(scheduler: Scheduler, asked: Asked) -> Request:
+    sampler = Sampler(**asked.settings)
+    maker = asked.manner.maker(scheduler.model.config, sampler)
+    return scheduler.submit(asked.prompt, asked.count, sampler, asked.priority, maker)
+
+
+def made_of(request: Request) -> Made:
+    assert request.error is None
+    strategy = request.strategy
+    filled = list(strategy.trajectory) if isinstance(strategy, BlockDiffusion) else []
+    return Made(list(request.token_ids), request.finish_reason, filled)
+
+
+def alone(session: Session, asked: Asked) -> Made:
+    request = ask(scheduler_of(session, 8, 0), asked)
+    assert list(request) == request.token_ids
+    return made_of(request)
+
+
+def together(session: Session, schedule: Sequence[Asked], pages: int, spare: int) -> tuple[list[Made], int]:
+    """What comes of each, and how often one gave way."""
+    scheduler, requests = scheduler_of(session, pages, spare), list[Request]()
+    for step in range(3000):
+        while len(requests) < len(schedule) and schedule[len(requests)].comes <= step:
+            requests.append(ask(scheduler, schedule[len(requests)]))
+        for request, asked in zip(requests, schedule, strict=False):
+            if asked.cancelled and len(request.token_ids) >= asked.cancelled:
+                request.stop()
+        if len(requests) == len(schedule) and all(one.is_over for one in requests):
+            break
+        scheduler.step()
+        scheduler.pool.manager.check()
+    scheduler.step()
+    for books in (scheduler.pool.manager, scheduler.pool.spare):
+        assert books.free == books.pages
+    return [made_of(one) for one in requests], scheduler.counts.preemptions
+
+
+def check(session: Session, drafts: Sequence[Any], schedules: int) -> None:
+    """So many schedules, and as many more as it takes for one to give way and one to be cancelled."""
+    random = np.random.default_rng(2)
+    preempted = cancelled = number = 0
+    while number < schedules or (not (preempted and cancelled) and number < MANY):
+        number += 1
+        schedule = drawn(random, drafts, session.model.config.eos_token_ids)
+        wanted = [alone(session, asked) for asked in schedule]
+        found, times = together(session, schedule, int(random.integers(4, 6)), int(random.choice([0, 3])))
+        preempted += times
+        for asked, whole, made in zip(schedule, wanted, found, strict=True):
+            if made.reason is FinishReason.INTERRUPTED:
+                cancelled += 1
+                assert len(made.tokens) >= asked.cancelled
+                assert made.tokens == whole.tokens[: len(made.tokens)]
+                assert made.filled == whole.filled[: len(made.filled)]
+            else:
+                assert made == whole, asked
+    assert preempted
+    assert cancelled
+
+
+@pytest.fixture(scope="module", params=["demo-diffusion", "sdar"])
+def blocks(request: pytest.FixtureRequest) -> Iterator[Session]:
+    demo = open_checkpoint(SHIPPED["demo-diffusion"])
+    if request.param == "demo-diffusion":
+        yield session_of(demo)
+        return
+    config = replace(companion_config(open_checkpoint(SHIPPED["demo"]).config), rope_scaling=None)
+    with random_checkpoint(of_family(config, FAMILIES["sdar"]), Reporter()) as checkpoint:
+        yield session_of(checkpoint)
+
+
+HOW_MANY = pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+
+
+@HOW_MANY
+def test_blocks_in_drawn_schedules(blocks: Session, schedules: int) -> None:
+    check(blocks, (), schedules)
+
+
+@HOW_MANY
+@pytest.mark.parametrize("kind", ["lookup", "model", "at once"])
+def test_drafts_in_drawn_schedules(kind: str, schedules: int) -> None:
+    """By lookup; by the demo's drafter; and by it as if it made its guesses at once."""
+    session, drafter = (session_of(open_checkpoint(SHIPPED[name])) for name in ("demo", "demo-drafter"))
+    model = drafter.model
+    if kind == "at once":
+        model = replace(model, config=replace(model.config, draft_mask_id=7))
+    by = drafting_by(lambda: model, threading.Lock(), session.model.config)
+    check(session, ["lookup"] if kind == "lookup" else [by, by, "lookup"], schedules)
