@@ -16,8 +16,8 @@ from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
+from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler, Sampling
-from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.drafting import Drafting

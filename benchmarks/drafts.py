@@ -23,8 +23,8 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP, PLAIN, Manner
 from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number

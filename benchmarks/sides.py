@@ -27,8 +27,9 @@ from aerie.engine.numerics import rms_norm
 from aerie.engine.pages import PagePool, pages_for
 from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MOST_ANSWERS, Request, Scheduler
+from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.multi_launch_builder import Variant

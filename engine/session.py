@@ -47,10 +47,11 @@ from aerie.engine.model import (
 )
 from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
+from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
 from aerie.engine.saved_pages import PagesFile, held, write_pages
-from aerie.engine.scheduler import MOST_ANSWERS, Answer, Scheduler
+from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
 from aerie.engine.sharding import WeightsOfRank
 from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.tokenizer import Tokenizer

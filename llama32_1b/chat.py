@@ -12,8 +12,8 @@ from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError, UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.progress import stop_on_interrupt
+from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Answer
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.lines import Entry, Read, next_entry
 

@@ -18,8 +18,8 @@ from aerie.engine.errors import CheckpointError, UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammars
 from aerie.engine.progress import Reporter, stop_on_interrupt
+from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by

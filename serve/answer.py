@@ -13,8 +13,9 @@ from aerie.engine.drawing import F64Array, Ranks
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.tokenizer import Tokenizer

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.requests import Request
+from aerie.engine.scheduler import Scheduler
 from aerie.runtime import Profiler
 from aerie.runtime.profiler import ProgramTimes, SpanTimes
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from aerie.engine.embeddings import Token
 from aerie.engine.pages import PAGE, PagePool
-from aerie.engine.scheduler import MOST_ANSWERS, Request
+from aerie.engine.requests import Request
+from aerie.engine.scheduler import MOST_ANSWERS
 
 
 @dataclass

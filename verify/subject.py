@@ -16,8 +16,8 @@ from aerie.engine.generate import FinishReason, never
 from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Answer
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.chat import Chat

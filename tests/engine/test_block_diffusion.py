@@ -25,8 +25,9 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.generate import FinishReason
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
 from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
@@ -196,7 +197,7 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, told = alone(session, prompt)
-    for place in ("ragged.head_rows", "scheduler.Request.took", "sampler.Sampler.__call__"):
+    for place in ("ragged.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)

@@ -20,8 +20,9 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.generate import FinishReason
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.drafting_model import drafting_by

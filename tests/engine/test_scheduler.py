@@ -23,8 +23,9 @@ from aerie.engine.generate import Generation
 from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.ragged import Ragged
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Counts, Request, Scheduler
+from aerie.engine.scheduler import Counts, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
@@ -312,7 +313,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "scheduler.Request.took")
+BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "requests.Request.took")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 

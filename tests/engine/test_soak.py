@@ -12,8 +12,9 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.pages import PAGE, PagePool
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.cli import default_cache_dir

@@ -17,8 +17,9 @@ from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason, Generation
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request, Scheduler
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.adapting import Adaptive
 from aerie.engine.strategies.drafting import Drafter, Lookup

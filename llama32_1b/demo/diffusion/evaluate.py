@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Request
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.choosing import DYNAMIC, STATIC
 from aerie.engine.strategies.manner import Manner
