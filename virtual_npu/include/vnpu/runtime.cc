@@ -135,8 +135,10 @@ void pool_give(void *block) { free(block); }
 namespace {
 
 constexpr i64 kHeader = 64;
+struct Pool;
 struct PoolBlock {
   PoolBlock *next;
+  const Pool *owner;  // of the thread that asked the system for it
   int size_class;
 };
 struct Pool {
@@ -163,6 +165,7 @@ void *pool_take(i64 bytes) {
   } else {
     block = static_cast<PoolBlock *>(aligned_alloc(64, size_t(kHeader + (i64(1) << size_class))));
     if (!block) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
+    block->owner = &pool;
     block->size_class = size_class;
   }
   return reinterpret_cast<char *>(block) + kHeader;
@@ -170,8 +173,9 @@ void *pool_take(i64 bytes) {
 
 void pool_give(void *data) {
   PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
-  // Large blocks go back to the system, so that a long-lived program does not keep its peak.
-  if (block->size_class > 22) return free(block);
+  // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
+  // thread: it would ask for new ones, and here they would pile up.
+  if (block->size_class > 22 || block->owner != &pool) return free(block);
   block->next = pool.free_blocks[block->size_class];
   pool.free_blocks[block->size_class] = block;
 }
