@@ -2,67 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan
 
 from aerie.engine.errors import UserError
-from aerie.engine.model import LoadedModel
-from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve import npu, npu_request
 from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
 from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
 from aerie.serve.events import answered
-from aerie.serve.fields import CompletionRequest, DetokenizeRequest, Fields, Text
+from aerie.serve.fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard, Guarded
-from aerie.serve.loading import Loading
+from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
-from aerie.serve.native import DEFAULTS, NativeRequest, completed
+from aerie.serve.native import NativeRequest, completed
+from aerie.serve.preparing import asked, marked
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
-from aerie.serve.service import Service, State
+from aerie.serve.service import Service
+from aerie.serve.showing import add_views
 from aerie.serve.slot_files import SlotRequest
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 """FastAPI's pages of its own fetch scripts from elsewhere."""
-NOTHING = (
-    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
-"""What the page may fetch and be shown in, beside its own script, by its hash: nothing but answers."""
-NO_GUESSES = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-
-
-def _held(request: Request) -> Service:
-    service: Service = request.state.service
-    return service
-
-
-def _seen(request: Request, model: str | None = None) -> Service:
-    models: Models = request.app.state.models
-    return models.named(model)
-
-
-Held = Annotated[Service, Depends(_held)]
-"""The model that is asked: loaded, until the response is complete."""
-Seen = Annotated[Service, Depends(_seen)]
-"""The model that ?model= names, else the first, as it is."""
 
 
 def make_app(models: Models) -> ASGIApp:
@@ -74,25 +48,14 @@ def make_app(models: Models) -> ASGIApp:
         yield
         await models.end()
 
-    app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
-    _add_errors(app)
-    _add_page(app, "/", "page.html")
-    _add_page(app, "/npu", "npu.html")
+    app = _addressed(lifespan)
     app.state.models = models
-    _add_npu(app)
-    _add_state(app, models)
-    _add_models(app, models)
-    _add_texts(app)
-    _add_answers(app)
-    _add_other_apis(app)
-    _add_native(app)
-    _add_embeddings(app)
-    _add_slots(app)
-    return guarded(Loading(app, models, app.router), models, _paths(app))
+    return guarded(Loading(app, models, app.router), models)
 
 
-def guarded(app: ASGIApp, service: Guarded, paths: Collection[str]) -> ASGIApp:
-    """With who may ask, and from which sites. paths: the addresses that there are, for the counts."""
+def guarded(app: ASGIApp, service: Guarded) -> ASGIApp:
+    """With who may ask, and from which sites."""
+    paths = [route.path for route in _addressed().routes if isinstance(route, Route)]
     guard: ASGIApp = Guard(app, service, paths)
     if origins := service.limits.origins:
         headers = ["Authorization", "Content-Type", "X-Api-Key"]
@@ -100,8 +63,18 @@ def guarded(app: ASGIApp, service: Guarded, paths: Collection[str]) -> ASGIApp:
     return guard
 
 
-def _paths(app: FastAPI) -> set[str]:
-    return {path for route in app.routes if (path := getattr(route, "path", None))}
+def _addressed(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """All addresses; they find the models in the app's state."""
+    app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
+    _add_errors(app)
+    add_views(app)
+    _add_texts(app)
+    _add_answers(app)
+    _add_other_apis(app)
+    _add_native(app)
+    _add_embeddings(app)
+    _add_slots(app)
+    return app
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -113,139 +86,6 @@ def _add_errors(app: FastAPI) -> None:
 
     for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refused)
-
-
-def _add_page(app: FastAPI, path: str, file: str) -> None:
-    """A page for the browser: one file, which asks for nothing but what is served here."""
-    page = (Path(__file__).parent / file).read_text(encoding="utf-8")
-    script = page[page.index("<script>") + len("<script>") : page.index("</script>")]
-    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    headers = {"Content-Security-Policy": f"{NOTHING}; script-src 'sha256-{known}'", **NO_GUESSES}
-
-    @app.get(path)
-    async def shown() -> Response:
-        return HTMLResponse(page, headers=headers)
-
-
-def _add_npu(app: FastAPI) -> None:
-    """The programs that the model has compiled, and what they do on the virtual NPU."""
-
-    @app.get("/npu/programs")
-    async def programs(service: Seen) -> Mapping[str, Any]:
-        return npu.listed(service.ready().session.model.programs)
-
-    @app.get("/npu/programs/{name}")
-    async def program(name: str, service: Seen) -> Mapping[str, Any]:
-        return npu.told(await service.views.of(service.ready().session.model.programs, name))
-
-    @app.get("/npu/trace/{name}")
-    async def trace(name: str, service: Seen) -> Response:
-        return _file(npu.trace(await service.views.of(service.ready().session.model.programs, name)))
-
-    @app.get("/npu/request")
-    async def last(service: Seen) -> Mapping[str, Any]:
-        programs = service.ready().session.model.programs
-        return npu_request.told(npu_request.last(service.worker.history.last), service.views, programs)
-
-    @app.get("/npu/request/moved/{name}")
-    async def moved(name: str, service: Seen) -> Mapping[str, Any]:
-        programs = service.ready().session.model.programs
-        ended = npu_request.last(service.worker.history.last)
-        return await npu_request.moved(ended, service.views, programs, name)
-
-    @app.get("/npu/request/trace")
-    async def traced(service: Seen) -> Response:
-        service.ready()
-        return _file(npu_request.trace(npu_request.last(service.worker.history.last)))
-
-
-def _file(trace: Mapping[str, Any]) -> Response:
-    return JSONResponse(trace, headers={"Content-Disposition": 'attachment; filename="trace.json"'})
-
-
-def _add_state(app: FastAPI, models: Models) -> None:
-    """What there is, and how it is."""
-
-    @app.get("/health")
-    async def health() -> Mapping[str, Any]:
-        models.first.check()
-        if models.is_starting:
-            raise models.first.is_loading()
-        every = models.all.values()
-        return {
-            "status": "ok",
-            "model": models.first.name,
-            "running": sum(service.running for service in every),
-            "waiting": sum(service.waiting for service in every),
-            "models": {service.name: service.state.value for service in every},
-        }
-
-    @app.get("/props")
-    async def props(service: Seen) -> Mapping[str, Any]:
-        opened = service.ready()
-        return {
-            "model_alias": service.name,
-            "backend": opened.session.backend,
-            "total_slots": MOST_ANSWERS,
-            "default_generation_settings": {"n_ctx": opened.session.model.positions, "params": DEFAULTS},
-            "model_path": service.name,
-            "modalities": {"vision": False, "audio": False},
-            "chat_template": opened.tokenizer.chat_template,
-            "build_info": "aerie",
-        }
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return PlainTextResponse(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-class ModelRequest(Fields):
-    """POST /models/load and /models/unload."""
-
-    model: Text
-
-
-def _add_models(app: FastAPI, models: Models) -> None:
-    """Which models there are, and having them loaded and unloaded in the words of llama.cpp's server."""
-
-    @app.get("/v1/models")
-    async def every() -> Mapping[str, Any]:
-        return {"object": "list", "data": [_model(service) for service in models.all.values()]}
-
-    @app.get("/v1/models/{name:path}")
-    async def one(name: str) -> Mapping[str, Any]:
-        return _model(models.named(name))
-
-    @app.post("/models/load")
-    async def load(body: ModelRequest) -> Mapping[str, Any]:
-        models.first.check()
-        await models.begin_load(models.named(body.model))
-        return {"success": True}
-
-    @app.post("/models/unload")
-    async def unload(body: ModelRequest) -> Mapping[str, Any]:
-        await models.unload(models.named(body.model))
-        return {"success": True}
-
-
-def _model(service: Service) -> dict[str, Any]:
-    told = {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie"}
-    state: dict[str, Any] = {"value": service.state.value}
-    if service.state is State.FAILED:
-        state |= {"failed": True, "reason": service.reason}
-    context = _of_checkpoint(service.opened.session.model) if service.opened else {}
-    return {**told, "aliases": [*service.aliases], "status": state, **context}
-
-
-def _of_checkpoint(model: LoadedModel) -> dict[str, Any]:
-    """What vLLM tells of a model, and what llama.cpp does."""
-    config = model.config
-    meta = {
-        "n_vocab": config.vocab_size,
-        "n_ctx_train": config.max_position_embeddings,
-        "n_embd": config.hidden_size,
-    }
-    return {"max_model_len": model.positions, "meta": {**meta, "n_ctx": model.positions}}
 
 
 def _add_texts(app: FastAPI) -> None:
@@ -290,8 +130,8 @@ def _add_answers(app: FastAPI) -> None:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
         expected = await service.encoded(partial(_continued, body.predicted))
-        asks = service.asks(opened, body, [ids], body.most, grammar, expected, calls)
-        marks = await service.prompt_marks([ids], body.prompt_logprobs)
+        asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
+        marks = await marked(service.worker, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = ChatForm(*shown, marks, body.timings_per_token)
@@ -305,9 +145,9 @@ def _add_answers(app: FastAPI) -> None:
             for prompt in body.prompts
         ]
         grammar = await service.grammar(opened, body.form)
-        asks = service.asks(opened, body, prompts, body.most, grammar)
+        asks = asked(opened, body, prompts, body.most, service.limits.time_limit_s, grammar)
         echoes = await _echoes(service, body, prompts) if body.echo else []
-        marks = await service.prompt_marks(prompts, body.prompt_logprobs)
+        marks = await marked(service.worker, prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = CompletionForm(*shown, echoes, marks)
@@ -329,7 +169,7 @@ async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[S
         await service.encoded(partial(_decode, given)) if isinstance(given, list) else given
         for given in body.prompts
     ]
-    marks = await service.prompt_marks(prompts, body.top) or [[] for _ in prompts]
+    marks = await marked(service.worker, prompts, body.top) or [[] for _ in prompts]
     return list(zip(texts, marks, strict=True))
 
 
@@ -344,7 +184,15 @@ def _add_other_apis(app: FastAPI) -> None:
     async def responses(body: ResponsesRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
-        asks = service.asks(opened, body.settings, [ids], body.max_output_tokens, grammar, calls=calls)
+        asks = asked(
+            opened,
+            body.settings,
+            [ids],
+            body.max_output_tokens,
+            service.limits.time_limit_s,
+            grammar,
+            calls=calls,
+        )
         asking = service.asking(asks, request.state.line)
         form = ResponsesForm(service.name, body)
         return await answered(request, asking, form, body.stream, service.limits.send_s)
@@ -353,7 +201,9 @@ def _add_other_apis(app: FastAPI) -> None:
     async def messages(body: MessagesRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
-        asks = service.asks(opened, body.settings, [ids], body.max_tokens, grammar, calls=calls)
+        asks = asked(
+            opened, body.settings, [ids], body.max_tokens, service.limits.time_limit_s, grammar, calls=calls
+        )
         asking = service.asking(asks, request.state.line)
         form = MessagesForm(service.name, len(ids))
         return await answered(request, asking, form, body.stream, service.limits.send_s)

@@ -53,23 +53,6 @@ CONVERSATIONS: Final[Mapping[str, Callable[[bytes], Chat]]] = {
 COMPLETIONS: Final = "/v1/completions"
 
 
-PATHS: Final = (
-    *CONVERSATIONS,
-    COMPLETIONS,
-    "/",
-    "/health",
-    "/metrics",
-    "/props",
-    "/v1/models",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-    "/v1/embeddings",
-    "/v1/messages/count_tokens",
-)
-"""The addresses that /metrics counts by themselves."""
-
-
 class Front:
     """ASGI, to stand behind a Guard. ask: puts a request to a replica, and is cancelled by closing what it
     gives. full: what `ask` raises where all replicas have as much as they take."""

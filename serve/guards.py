@@ -10,6 +10,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie.serve.asking import GONE
@@ -48,10 +49,11 @@ class Guarded(Protocol):
 
 
 class Guard:
-    """ASGI around the app. paths: the addresses that there are, for the counts."""
+    """ASGI around the app. paths: the addresses that there are, for the counts: each as its route has it."""
 
     def __init__(self, app: ASGIApp, service: Guarded, paths: Collection[str]) -> None:
-        self._app, self._service, self._paths = app, service, paths
+        self._app, self._service, self._paths = app, service, frozenset(paths)
+        self._patterns = {path.replace(":path}", "}"): compile_path(path)[0] for path in paths if "{" in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,8 +77,14 @@ class Guard:
             await answer_of(error, scope["path"])(scope, receive, noting)
         finally:
             line.status = line.status or GONE
-            self._service.metrics.count(line, line.path in self._paths)
+            self._service.metrics.count(line, self._counted_as(line.path))
             LOG.log(logging.DEBUG if line.path in QUIET else logging.INFO, "%s", line)
+
+    def _counted_as(self, path: str) -> str:
+        """One of the addresses that there are, or `other`."""
+        if path in self._paths:
+            return path
+        return next((each for each, pattern in self._patterns.items() if pattern.match(path)), "other")
 
     def _check(self, path: str, method: str, headers: Headers) -> None:
         """ApiError for who may not ask."""

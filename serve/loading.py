@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
+from fastapi import Depends, Request
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -132,3 +133,25 @@ def _name(scope: Scope, given: Mapping[str, Any]) -> str | None:
         return named
     asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
     return asked[0] if asked else None
+
+
+def _held(request: Request) -> Service:
+    service: Service = request.state.service
+    return service
+
+
+def _there(request: Request) -> Models:
+    models: Models = request.app.state.models
+    return models
+
+
+def _seen(request: Request, model: str | None = None) -> Service:
+    return _there(request).named(model)
+
+
+Held = Annotated[Service, Depends(_held)]
+"""The model that is asked: loaded, until the response is complete."""
+Seen = Annotated[Service, Depends(_seen)]
+"""The model that ?model= names, else the first, as it is."""
+There = Annotated[Models, Depends(_there)]
+"""All models, as they are."""

@@ -97,9 +97,9 @@ class Metrics:
     def loaded(self, model: str) -> None:
         self._loads.labels(model).inc()
 
-    def count(self, line: Line, known: bool) -> None:
-        """A request is over. Addresses that there are not are counted as one."""
-        self._requests.labels(line.path if known else "other", str(line.status)).inc()
+    def count(self, line: Line, address: str) -> None:
+        """A request of this address is over."""
+        self._requests.labels(address, str(line.status)).inc()
         for kind in ("prompt", "cached", "made", "drafted", "accepted"):
             if tokens := getattr(line, kind):
                 self._tokens.labels(kind, line.model).inc(tokens)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
+from aerie.serve import preparing
 from aerie.serve.answer import LENGTH, Ending, Mark, Piece
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
@@ -384,7 +385,8 @@ async def completed(service: Service, asked: NativeRequest, request: Request) ->
     if asked.ignore_eos:
         given |= dict.fromkeys(opened.session.model.config.eos_token_ids, -STRONGEST)
     grammar = await service.grammar(opened, asked.form)
-    asks = service.asks(opened, asked.settings(given), prompts, asked.most, grammar)
+    limit_s = service.limits.time_limit_s
+    asks = preparing.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)
     asking = service.asking(asks, request.state.line)
     form = NativeForm(service.name, asked, texts)
     return await answered(request, asking, form, asked.stream, service.limits.send_s)

@@ -15,22 +15,18 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from aerie.air_dialect.common import AerieError
-from aerie.engine.call_reader import Calls
 from aerie.engine.errors import TooLittleMemoryError, UserError
 from aerie.engine.grammar import Grammar
-from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.engine.strategies.drafting import Drafting, predicted
-from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
-from aerie.serve.answer import Ask, Mark, prompt_marks
+from aerie.serve.answer import Ask
 from aerie.serve.asking import Asking
-from aerie.serve.conversing import Conversed, Conversing, conversed, grammar_of
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import MOST_MARKED, Form, Settings
+from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.npu import Views
+from aerie.serve.preparing import Conversed, Conversing, conversed, grammar_of
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
@@ -330,88 +326,6 @@ class Service:
         grammars = opened.session.grammars
         return await self.encoded(lambda _: grammar_of(grammars, form))
 
-    def asks(
-        self,
-        opened: Opened,
-        settings: Settings,
-        prompts: Sequence[Sequence[int]],
-        most: int | None,
-        grammar: Grammar | None = None,
-        expected: Sequence[int] = (),
-        calls: Calls | None = None,
-    ) -> list[Ask]:
-        """What is asked, for each prompt and each of its choices. most: tokens, None for as many as
-        the context has. grammar: the form of all answers. expected: tokens that they are expected to be much
-        like. calls: of tools that may be in them. ApiError for what cannot be run, or is out of range."""
-        if settings.top is not None and opened.session.model.config.diffusion is not None:
-            raise ApiError(
-                400,
-                "logprobs are of models that say one token after the other, and this one fills in blocks of "
-                "masks; leave it out",
-                "logprobs",
-                "invalid_value",
-            )
-        try:
-            made = [
-                self._ask(
-                    opened, settings, prompt, most, number * settings.choices + choice, sampler, draft, calls
-                )
-                for number, prompt in enumerate(prompts)
-                for draft in [_draft(opened, settings, prompt, expected)]
-                for choice in range(settings.choices)
-                for sampler in [Sampler(**settings.sampling(choice), grammar=grammar)]
-            ]
-            for ask in made:
-                opened.check(ask)
-        except UserError as error:
-            raise of_engine(error) from error
-        return made
-
-    def _ask(
-        self,
-        opened: Opened,
-        settings: Settings,
-        prompt: Sequence[int],
-        most: int | None,
-        index: int,
-        sampler: Sampler,
-        draft: str | Drafting | None,
-        calls: Calls | None,
-    ) -> Ask:
-        room = max(1, opened.session.model.positions - len(prompt))
-        return Ask(
-            prompt,
-            room if most is None else min(most, room),
-            sampler,
-            settings.stop_strings,
-            frozenset(settings.stop_token_ids or ()),
-            settings.top,
-            self.limits.time_limit_s,
-            index,
-            settings.slot if index == 0 else None,
-            Manner(**settings.manners, draft=draft),
-            settings.as_drawn,
-            calls,
-        )
-
-    async def prompt_marks(self, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:
-        """How likely the tokens of each prompt are, with the `top` likeliest of each; none where top is None.
-        ApiError for a prompt of more than MOST_MARKED tokens, and for what cannot be run."""
-        if top is None:
-            return []
-        if (longest := max(map(len, prompts))) > MOST_MARKED:
-            raise ApiError(
-                400,
-                f"a prompt has {longest} tokens; of {MOST_MARKED} at most it is told how likely each is; "
-                "shorten it, or leave out prompt_logprobs, or echo with logprobs",
-                "prompt_logprobs",
-                "invalid_value",
-            )
-        try:
-            return [await self.worker.call(partial(_marked, prompt, top)) for prompt in prompts]
-        except UserError as error:
-            raise of_engine(error) from error
-
     def asking(self, asks: Sequence[Ask], line: Line) -> Asking:
         """Put to the worker. ApiError 429 where too many wait."""
         most, there = MOST_ANSWERS + self.limits.queue, sum(len(one.left) for one in self._askings)
@@ -431,22 +345,3 @@ class Service:
         asking = Asking(self.worker, asks, line, self.limits.heartbeat_s, self._askings.discard)
         self._askings.add(asking)
         return asking
-
-
-def _draft(
-    opened: Opened, settings: Settings, prompt: Sequence[int], answer: Sequence[int]
-) -> str | Drafting | None:
-    """Where guesses of an answer come from: as the request says, or the server's flags. UserError for a model
-    that fills in blocks and is given an answer to expect."""
-    if settings.draft == "none":
-        return None
-    if answer and opened.session.model.config.diffusion is not None:
-        raise UserError(
-            "prediction is for models that say one token after the other, and this one fills in blocks of "
-            "masks; leave it out"
-        )
-    return predicted(prompt, answer) if answer else settings.draft or opened.draft
-
-
-def _marked(prompt: Sequence[int], top: int, opened: Opened) -> list[Mark]:
-    return prompt_marks(opened.scheduler, opened.session.tokenizer, prompt, top)

@@ -277,6 +277,30 @@ def test_state(serving: Any) -> None:
     assert 'aerie_running{model="demo"} 0.0' in after
 
 
+def test_addresses_with_names_in_them_are_counted_as_their_route(serving: Any) -> None:
+    addresses = {
+        "/v1/models/{name}": ("/v1/models/demo", "/v1/models/none", "/models/a/b"),
+        "/npu/programs/{name}": ("/npu/programs/none",),
+        "/npu/request/moved/{name}": ("/npu/request/moved/none",),
+        "/slots/{slot}": ("/slots/0", "/v1/slots/31", "/slots/none"),
+        "/npu/request": ("/npu/request",),
+        "other": ("/none", "/npu/none", "/slots/0/none", "/v1/models/"),
+    }
+
+    def counted(text: str, address: str) -> float:
+        begins = f'aerie_requests_total{{path="{address}",'
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(begins))
+
+    with serving.http as http:
+        before = http.get("/metrics").text
+        for asked in addresses.values():
+            for path in asked:
+                http.get(path)
+        after = http.get("/metrics").text
+    for address, asked in addresses.items():
+        assert counted(after, address) - counted(before, address) == len(asked), address
+
+
 def test_events_on_the_wire(serving: Any) -> None:
     body = {"messages": USER, "temperature": 0, "stream": True}
     with serving.http as http, http.stream("POST", "/v1/chat/completions", json=body) as response:
