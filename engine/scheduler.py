@@ -30,8 +30,9 @@ from aerie.engine.progress import undisturbed
 from aerie.engine.ragged import Piece, Ragged
 from aerie.engine.requests import Reading, Request, check_blocks, check_reading
 from aerie.engine.sampler import Sampler
+from aerie.engine.strategies.adapting import shared_out
 from aerie.engine.strategies.manner import default_maker
-from aerie.engine.strategies.strategy import Due, Maker, Row
+from aerie.engine.strategies.strategy import NO_GUESSES, Due, Maker, Row
 from aerie.engine.windows import Window
 from aerie.runtime import RunError
 
@@ -273,7 +274,7 @@ class Scheduler:
     def _choose(self) -> list[_Chosen]:
         """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
         in the window."""
-        dues = {one: self._due(one) for one in self._running}
+        dues = self._dues()
         order = sorted(self._running, key=lambda one: (not dues[one].is_answer, one.turn))
         budget = self._rows_for(sum(len(due.tokens) for due in dues.values()))
         chosen: list[_Chosen] = []
@@ -290,12 +291,17 @@ class Scheduler:
                 budget -= len(due.tokens)
         return chosen
 
+    def _dues(self) -> dict[Request, Due]:
+        """What of each can be run, with as many guesses as pay."""
+        dues = {one: self._due(one) for one in self._running}
+        answers, each = sum(due.is_answer for due in dues.values()), [due.guesses for due in dues.values()]
+        asked = [(one, count) for one, count in zip(dues, shared_out(answers, each), strict=True) if count]
+        return dues | {one: one.strategy.due(self._running[one].length, count) for one, count in asked}
+
     def _due(self, request: Request) -> Due:
-        """What of it can be run; one token, where it is decoded in the family guide. Answers share the rows
-        of a program that reads each weight once for few rows."""
-        share = max(1, MOST_ANSWERS // len(self._running))
-        due = request.strategy.due(self._running[request].length, share)
-        return due.cut(1) if self._is_decoding(request) else due
+        """What of it can be run, without guesses; one token, where it is decoded in the family guide."""
+        due = request.strategy.due(self._running[request].length)
+        return due.cut(1)._replace(guesses=NO_GUESSES) if self._is_decoding(request) else due
 
     def _findable(self, request: Request) -> Sequence[Token]:
         """Its tokens that may be looked for, and one after them; in guide these are its prompt."""

@@ -1,18 +1,57 @@
-"""How many tokens are guessed in a pass: as many as pay, by what was right lately."""
+"""How many tokens are guessed in a pass: as many as pay, by what was right lately.
+
+A pass costs what the program of its rows does, however few of them are tokens: where eight answers share
+one, a guess more takes all of them to the next larger program. So guesses are taken by their chance of being
+right, whichever answer they are of, up to the number that brings most tokens in the time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-COSTS = {8: 1.0, 16: 1.25}
+from aerie.engine.strategies.strategy import Guesses
+
+COSTS = {8: 1.0, 16: 1.57, 32: 3.1}
 """What a pass of up to so many rows takes, beside one of a single row, which is a program of 8 rows as well:
-every weight is read once."""
+every weight is read once. Those of AVX-512; of AVX512-BF16 they are 1.33 and 2.2, where more guesses would
+pay than are made (docs/performance.md, few rows)."""
 MEMORY = 0.9
 """What an older pass counts of a newer one."""
 FIRST_REST, LAST_REST = 8, 64
 """Passes without guesses before some are tried again: twice as many each time these do not pay."""
-COUNTS, PROBED = (0, 1, 3, 7, 15), 3
-"""Tokens that are guessed at once, and as many where it is tried again whether that pays."""
+SURE = 0.95
+"""What a guess counts of its chance, which is one of few passes: what barely pays may well not."""
+PROBED = 3
+"""Tokens that are guessed where it is tried again whether that pays."""
+
+
+def shared_out(answers: int, each: Sequence[Guesses]) -> list[int]:
+    """How many of their guesses are tried where so many answers share a pass, those that guess nothing among
+    them: as many as bring most tokens in the time. One by itself tries all that it could: it knows best."""
+    if answers == 1:
+        return [one.most for one in each]
+    return _most_tokens(answers, each)
+
+
+def _most_tokens(answers: int, each: Sequence[Guesses]) -> list[int]:
+    likeliest = sorted(
+        ((one.chance**place, number) for number, one in enumerate(each) for place in range(1, one.most + 1)),
+        key=lambda guess: -guess[0],
+    )
+    said, cost, taken = float(answers), 0.0, [0] * len(each)
+    best, best_worth = list(taken), said / _cost(answers)
+    for rows, (chance, number) in enumerate(likeliest[: max(COSTS) - answers], start=answers + 1):
+        one = each[number]
+        said, cost = said + SURE * chance, cost + (0 if one.at_once and taken[number] else one.cost)
+        taken[number] += 1
+        if (worth := said / (_cost(rows) + cost)) > best_worth:
+            best, best_worth = list(taken), worth
+    return best
+
+
+def _cost(rows: int) -> float:
+    return next(cost for most, cost in COSTS.items() if rows <= most)
 
 
 @dataclass
@@ -40,15 +79,16 @@ class Adaptive:
         """How many to guess now: 0 while it rests, after which a few are tried, pay or not."""
         return 0 if self._resting else self._best() or min(PROBED, self.most)
 
-    def _best(self) -> int:
-        """The count that gives most tokens in the time of a pass."""
-        counts = [count for count in COUNTS if count <= self.most]
-        return max(counts, key=self._worth)
+    def guesses(self, room: int) -> Guesses:
+        """What there could be now, where there is room for so many."""
+        return self._guesses(max(0, min(room, self.length())))
 
-    def _worth(self, count: int) -> float:
-        tokens = sum(self.rate**number for number in range(count + 1))
-        cost = next(cost for rows, cost in COSTS.items() if count < rows)
-        return tokens / (cost + (min(count, 1) if self.at_once else count) * self.per_draft)
+    def _guesses(self, most: int) -> Guesses:
+        return Guesses(most, self.rate, self.per_draft, self.at_once)
+
+    def _best(self) -> int:
+        """The count that gives most tokens in the time of a pass that the answer has by itself."""
+        return _most_tokens(1, [self._guesses(self.most)])[0]
 
     def took(self, drafted: int, accepted: int) -> None:
         """A pass had so many guesses, the first `accepted` of which were right."""

@@ -23,7 +23,7 @@ class Autoregressive:
         """All but the last, of which no logits are there."""
         return len(self._making.tokens) - 1
 
-    def due(self, length: int, rows: int) -> Due:  # noqa: ARG002
+    def due(self, length: int, guesses: int = 0) -> Due:  # noqa: ARG002
         tokens, of_all = self._making.after(length), len(self._making.tokens)
         return Due(tokens, int(length + len(tokens) == of_all), len(tokens), is_answer=len(tokens) == 1)
 

@@ -87,7 +87,7 @@ class BlockDiffusion:
         """Frozen blocks; but for the last, where its last row is still wanted."""
         return self._start - self._blocks.block_size if self._wants_first else self._start
 
-    def due(self, length: int, rows: int) -> Due:  # noqa: ARG002
+    def due(self, length: int, guesses: int = 0) -> Due:  # noqa: ARG002
         frozen, size = self._making.tokens[length : self._start], self._blocks.block_size
         tried, wanted = ([], 1) if self._wants_first else (self._block, size)
         is_answer = len(frozen) <= size

@@ -20,33 +20,35 @@ from aerie.engine.strategies.strategy import Due, Making, Row
 
 MOST_DRAFTS = 15
 """Tokens tried in a pass: with the one before them, rows of the second smallest program."""
-LEAST_SHARE = 2
-"""Fewer in each of many answers do not pay: where 8 answers share a pass, one guess in one of them takes all
-of them to the next larger program. By tests/benchmarks/test_drafts_pay.py, on its texts."""
-
-
-def _share(rows: int) -> int:
-    """Guesses that an answer may have which can take so many rows of a pass: those under way share the rows
-    of the second smallest program, for 32 rows take more than twice the time of 8."""
-    share = min(MOST_DRAFTS, rows // 2 - 1)
-    return share if share >= LEAST_SHARE else 0
 
 
 class Speculative(Autoregressive):
-    """Tries what `drafter` guesses, as many as `length` says that it pays to try."""
+    """Tries what `drafter` guesses, as many as `length` says that it pays to try, and others leave room for.
+
+    Guesses that cost nothing are made before it is known how many of them are tried, so that an answer that
+    has none takes no room. Others are made when it is known, and none in vain.
+    """
 
     def __init__(self, making: Making, drafter: Drafter, length: Adaptive) -> None:
         super().__init__(making)
         self._drafter, self._length = drafter, length
+        self._found: Sequence[int] = ()
 
-    def due(self, length: int, rows: int) -> Due:
-        due, making = super().due(length, rows), self._making
+    def due(self, length: int, guesses: int = 0) -> Due:
+        due, making = super().due(length), self._making
         if not (due.is_answer and due.wanted and making.token_ids):
             return due
-        room = making.positions - length - 1
-        most = min(_share(rows), making.left - 1, room, self._length.length())
-        drafts = self._drafter(ids_among(making.tokens), most) if most > 0 else ()
-        return Due((*due.tokens, *drafts[:most]), 1 + len(drafts[:most]), 1, is_answer=True)
+        could = self._length.guesses(min(making.left, making.positions - length) - 1)
+        if guesses:
+            drafts = self._drafted(guesses) if could.cost else self._found[:guesses]
+            return Due((*due.tokens, *drafts), 1 + len(drafts), 1, is_answer=True)
+        if not could.cost:
+            self._found = self._drafted(could.most) if could.most else ()
+            could = could._replace(most=len(self._found))
+        return due._replace(guesses=could)
+
+    def _drafted(self, most: int) -> Sequence[int]:
+        return self._drafter(ids_among(self._making.tokens), most)[:most]
 
     def took(self, due: Due, rows: Sequence[Row]) -> int:
         stays = self._say(due.tried, rows)

@@ -19,12 +19,28 @@ Row: TypeAlias = "BF16Array | F32Array"
 """Logits after one position, (vocab_size,)."""
 
 
+class Guesses(NamedTuple):
+    """What an answer could try in a pass beyond its next token.
+
+    most: so many tokens. chance: how likely each is right where those before it are. cost: what it takes to
+    guess one, in passes of the model; at_once: what all take together.
+    """
+
+    most: int = 0
+    chance: float = 0.0
+    cost: float = 0.0
+    at_once: bool = False
+
+
+NO_GUESSES = Guesses()
+
+
 class Due(NamedTuple):
     """Tokens that can be run next, after the positions that a sequence holds.
 
     wanted: of how many of the last ones logits are wanted. held: how many of the first ones stay; what comes
     after them is tried. whole: they are cut after a multiple of so many only. is_answer: whether an answer
-    waits for them, which then goes before prompts that are read.
+    waits for them, which then goes before prompts that are read. guesses: what could be tried behind them.
     """
 
     tokens: Sequence[Token]
@@ -32,6 +48,7 @@ class Due(NamedTuple):
     held: int
     whole: int = 1
     is_answer: bool = False
+    guesses: Guesses = NO_GUESSES
 
     def cut(self, rows: int) -> Due:
         """The first of them, as many as so many rows take."""
@@ -116,8 +133,9 @@ class Strategy(Protocol):
     def most_held(self) -> int:
         """How many positions its sequence may hold between passes."""
 
-    def due(self, length: int, rows: int) -> Due:
-        """What can be run after `length` positions, in so many rows if it is to be done in one pass."""
+    def due(self, length: int, guesses: int = 0) -> Due:
+        """What can be run after `length` positions, and behind it up to so many of the guesses that the same
+        without any said there could be."""
 
     def took(self, due: Due, rows: Sequence[Row]) -> int:
         """The logits of the last `due.wanted` tokens of a pass; how many of `due.tried` stay. UserError."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from aerie.engine.generate import FinishReason
-from aerie.engine.strategies import speculative
-from aerie.engine.strategies.adapting import Adaptive
+from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.drafting import Lookup
 from aerie.engine.strategies.speculative import Speculative
+from aerie.engine.strategies.strategy import Guesses
 from benchmarks.drafts import BETWEEN, TEXTS
 
 AVX512_BF16, AVX512 = {8: 1.0, 16: 1.33, 32: 2.2}, {8: 1.0, 16: 1.57, 32: 3.1}
 """What a pass of up to so many rows takes, over one of 8 (docs/performance.md, few rows)."""
-ROWS = 32
-"""That answers share (scheduler.py, MOST_ANSWERS)."""
 
 
 class Said:
@@ -58,44 +56,68 @@ def text_of(name: str) -> tuple[list[int], list[int]]:
     return prompt, answer
 
 
-def times_plain(name: str, answers: int, costs: Mapping[int, float]) -> float:
-    """Tokens in the time of a pass, over plain decoding, while as many answers are under way. Each begins at
-    another place of the text, so that they do not repeat themselves at once."""
-    prompt, text = text_of(name)
-    starts = [number * len(text) // answers for number in range(answers)]
-    making = [Said(prompt, text[start:] + text[:start]) for start in starts]
+def times_plain(
+    names: Sequence[str], costs: Mapping[int, float], shares: Callable[..., list[int]] = shared_out
+) -> float:
+    """Tokens in the time of a pass, over plain decoding, while answers that say these texts are under way.
+    Each begins at another place of its text, so that they do not repeat themselves at once."""
+    making = [_said(name, number / len(names)) for number, name in enumerate(names)]
     strategies = [Speculative(one, Lookup(), Adaptive()) for one in making]
-    time = 0.0
+    every, time = list(zip(making, strategies, strict=True)), 0.0
     while all(one.left for one in making):
-        dues = [
-            strategy.due(len(one.tokens) - 1, ROWS // answers)
-            for one, strategy in zip(making, strategies, strict=True)
+        dues = [strategy.due(len(one.tokens) - 1) for one, strategy in every]
+        counts = shares(len(names), [due.guesses for due in dues])
+        tried = [
+            strategy.due(len(one.tokens) - 1, count) if count else due
+            for (one, strategy), due, count in zip(every, dues, counts, strict=True)
         ]
-        time += cost(sum(len(due.tokens) for due in dues), costs)
-        for strategy, due in zip(strategies, dues, strict=True):
+        time += cost(sum(len(due.tokens) for due in tried), costs)
+        for (_, strategy), due in zip(every, tried, strict=True):
             strategy.took(due, [0] * due.wanted)  # type: ignore[list-item]
     said = sum(len(one.token_ids) - 1 for one in making)
-    return said / time / (answers / cost(answers, costs))
+    return said / time / (len(names) / cost(len(names), costs))
+
+
+def _said(name: str, start: float) -> Said:
+    prompt, text = text_of(name)
+    first = int(start * len(text))
+    return Said(prompt, text[first:] + text[:first])
 
 
 def cost(rows: int, costs: Mapping[int, float]) -> float:
     return next(cost for most, cost in costs.items() if rows <= most)
 
 
-@pytest.mark.parametrize("costs", [AVX512_BF16, AVX512])
-@pytest.mark.parametrize("name", ["code_editing", "quoting_summary"])
+BOTH = pytest.mark.parametrize("costs", [AVX512_BF16, AVX512])
+REPEATING = pytest.mark.parametrize("name", ["code_editing", "quoting_summary"])
+
+
+@BOTH
+@REPEATING
 def test_texts_that_repeat_themselves_take_half_the_time(name: str, costs: Mapping[int, float]) -> None:
-    assert times_plain(name, 1, costs) >= 2.0
+    assert times_plain([name], costs) >= 2.0
 
 
-@pytest.mark.parametrize("costs", [AVX512_BF16, AVX512])
-@pytest.mark.parametrize("answers", [1, 2, 3, 4, 5, 6, 8, 16])
-@pytest.mark.parametrize("name", ["code_editing", "quoting_summary", "prose"])
-def test_no_text_takes_longer(name: str, answers: int, costs: Mapping[int, float]) -> None:
-    """Whether it repeats itself or not, however many answers share the passes."""
-    assert times_plain(name, answers, costs) >= 0.97
+@BOTH
+@REPEATING
+@pytest.mark.parametrize(("answers", "gain"), [(3, 1.9), (6, 1.3), (8, 1.05), (12, 1.2), (20, 1.4)])
+def test_they_gain_beside_others(name: str, answers: int, gain: float, costs: Mapping[int, float]) -> None:
+    """Most where few answers leave rows of a program to guesses, for its time is the same."""
+    assert times_plain([name] * answers, costs) >= gain
 
 
-def test_guesses_in_all_rows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculative, "_share", lambda rows: rows - 1)
-    assert times_plain("prose", 16, AVX512_BF16) < 0.97
+@BOTH
+@pytest.mark.parametrize("answers", [*range(1, 9), 12, 15, 16, 17, 24, 31, 32])
+@pytest.mark.parametrize(
+    "names", [["code_editing"], ["quoting_summary"], ["prose"], ["prose", "code_editing"]], ids="-".join
+)
+def test_no_text_takes_longer(names: list[str], answers: int, costs: Mapping[int, float]) -> None:
+    """Whether it repeats itself or not, however many answers share the passes, of one text or of two."""
+    assert times_plain((names * answers)[:answers], costs) >= 0.97
+
+
+def test_guesses_in_all_rows_would_be_seen() -> None:
+    def all_rows(answers: int, each: Sequence[Guesses]) -> list[int]:
+        return [min(one.most, 32 // answers - 1) for one in each]
+
+    assert times_plain(["prose"] * 16, AVX512_BF16, all_rows) < 0.97

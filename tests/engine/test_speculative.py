@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
-from aerie.engine.strategies.adapting import Adaptive
+from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.drafting import Drafter, Lookup
 from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import Due
+from aerie.engine.strategies.strategy import NO_GUESSES, Due, Guesses, Making
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
@@ -46,10 +47,10 @@ class Knowing:
 
     def __init__(self, prompt: int, answer: Sequence[int], wrong: int) -> None:
         self._prompt, self._answer, self._wrong = prompt, answer, wrong
-        self.is_closed = False
+        self.is_closed, self.asked = False, 0
 
     def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        first = len(tokens) - self._prompt
+        first, self.asked = len(tokens) - self._prompt, self.asked + most
         guesses = self._answer[first : first + most]
         wrong = self._wrong
         return [g ^ 1 if wrong and (first + n) % wrong == 0 else g for n, g in enumerate(guesses)]
@@ -308,6 +309,49 @@ def test_lookup_learns_what_is_new_alone_and_knows_the_same() -> None:
     growing = Lookup()
     for end in range(1, len(text)):
         assert list(growing(text[:end], 5)) == list(Lookup()(text[:end], 5))
+
+
+@pytest.mark.parametrize("answers", [2, 6, 8, 12])
+def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> None:
+    """Many share a pass, and only so many are guessed as are tried; no answer is another for it."""
+    prompt = prompt_of(session)
+    tokens, plain = alone(session, prompt, "greedy")
+    scheduler, drafters = scheduler_of(session, 24), list[Knowing]()
+
+    def costly(making: Making) -> Speculative:
+        drafters.append(Knowing(len(prompt), tokens, 9))
+        return Speculative(making, drafters[-1], Adaptive(per_draft=0.02))
+
+    listening = [sampler(session, "greedy") for _ in range(answers)]
+    requests = [scheduler.submit(prompt, NEW, one, strategy=costly) for one in listening]
+    finish(scheduler, requests)
+    for request, drafter, heard in zip(requests, drafters, listening, strict=True):
+        assert (request.token_ids, heard.bits) == (tokens, plain.bits)
+        assert request.passes.drafted == drafter.asked
+    assert sum(one.passes.drafted for one in requests) > 0
+
+
+def test_none_is_made_where_a_token_is_decoded_by_itself() -> None:
+    """In the family guide, whose tokens go one by one."""
+    session = session_of(open_checkpoint(DEMO_FOLDER), decode="guide")
+    scheduler, drafter = scheduler_of(session), Knowing(3, [5] * NEW, 0)
+    costly = partial(Speculative, drafter=drafter, length=Adaptive(per_draft=0.02))
+    request = scheduler.submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
+    finish(scheduler, [request])
+    assert drafter.asked == request.passes.drafted == 0
+
+
+def test_guesses_are_shared_out_by_what_they_bring() -> None:
+    sure, unsure, costly = Guesses(15, 0.97), Guesses(15, 0.2), Guesses(15, 0.97, 0.5)
+    assert shared_out(1, [unsure]) == [15], "one by itself knows best"
+    assert shared_out(6, [unsure, *[NO_GUESSES] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
+    assert shared_out(6, [sure, unsure, *[NO_GUESSES] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
+    assert shared_out(8, [unsure] * 8) == [0] * 8
+    assert shared_out(8, [sure] * 8) == [1] * 8, "to the next larger program"
+    assert shared_out(6, [costly] * 6) == [0] * 6
+    assert shared_out(6, [costly, *[NO_GUESSES] * 5]) == [0] * 6
+    assert shared_out(6, [costly._replace(at_once=True), *[NO_GUESSES] * 5]) == [10, 0, 0, 0, 0, 0]
+    assert shared_out(32, [sure] * 32) == [0] * 32, "no rows are left"
 
 
 def test_guesses_follow_what_was_right() -> None:
