@@ -25,6 +25,7 @@ from aerie.serve.events import answered
 from aerie.serve.fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
 from aerie.serve.guards import Guard, Guarded
+from aerie.serve.kept import Keeping, Kept, add_kept
 from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
@@ -37,6 +38,8 @@ from aerie.serve.slot_files import SlotRequest
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 """FastAPI's pages of its own fetch scripts from elsewhere."""
+METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+"""Those of all addresses."""
 
 
 def make_app(models: Models) -> ASGIApp:
@@ -49,7 +52,7 @@ def make_app(models: Models) -> ASGIApp:
         await models.end()
 
     app = _addressed(lifespan)
-    app.state.models = models
+    app.state.models, app.state.kept = models, Kept(models.limits.kept, models.limits.kept_bytes)
     return guarded(Loading(app, models, app.router), models)
 
 
@@ -58,8 +61,7 @@ def guarded(app: ASGIApp, service: Guarded) -> ASGIApp:
     paths = [route.path for route in _addressed().routes if isinstance(route, Route)]
     guard: ASGIApp = Guard(app, service, paths)
     if origins := service.limits.origins:
-        headers = ["Authorization", "Content-Type", "X-Api-Key"]
-        return CORSMiddleware(guard, origins, allow_methods=["GET", "POST"], allow_headers=headers)
+        return CORSMiddleware(guard, origins, allow_methods=METHODS, allow_headers=["*"])
     return guard
 
 
@@ -71,6 +73,7 @@ def _addressed(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     _add_texts(app)
     _add_answers(app)
     _add_other_apis(app)
+    add_kept(app)
     _add_native(app)
     _add_embeddings(app)
     _add_slots(app)
@@ -181,9 +184,9 @@ def _add_other_apis(app: FastAPI) -> None:
     """A newer one of OpenAI's, and Anthropic's."""
 
     @app.post("/v1/responses")
-    async def responses(body: ResponsesRequest, request: Request, service: Held) -> Response:
-        opened = service.ready()
-        ids, grammar, calls = await service.conversed(opened, body)
+    async def responses(body: ResponsesRequest, request: Request, service: Held, kept: Keeping) -> Response:
+        opened, before = service.ready(), kept.before(body)
+        ids, grammar, calls = await service.conversed(opened, body.after(before.items))
         asks = asked(
             opened,
             body.settings,
@@ -194,8 +197,14 @@ def _add_other_apis(app: FastAPI) -> None:
             calls=calls,
         )
         asking = service.asking(asks, request.state.line)
-        form = ResponsesForm(service.name, body)
+        form = ResponsesForm(service.name, body, partial(kept.keep, body, before))
         return await answered(request, asking, form, body.stream, service.limits.send_s)
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(body: ResponsesRequest, service: Held, kept: Keeping) -> Mapping[str, Any]:
+        asked = body.after(kept.before(body).items)
+        ids, *_ = await service.conversed(service.ready(), asked)
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request, service: Held) -> Response:

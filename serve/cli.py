@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -118,7 +119,13 @@ def serve(arguments: argparse.Namespace) -> int:
         said = f"{first} at {_address(listening)}; Ctrl-C ends"
         if arguments.replicas or arguments.max_replicas or arguments.cluster:
             _check_replicas(arguments, others)
-            recipe = first, named[first], runtime._replace(draft=drafts[first]), limits, (*aliases[first],)
+            recipe = (
+                first,
+                named[first],
+                runtime._replace(draft=drafts[first]),
+                replace(limits, kept=0),
+                (*aliases[first],),
+            )
             return _serve_replicas(arguments, recipe, listening, said)
         models = _models(arguments, named, drafts, aliases, runtime, limits)
         server = make_server(models)
@@ -190,6 +197,11 @@ def _serve_replicas(
             "--slot-save-path is of one engine, and with --replicas a client cannot say which has its slot; "
             "serve without replicas, or without slots"
         )
+    if arguments.keep_responses:
+        raise UserError(
+            f"--keep-responses is {arguments.keep_responses}, and with --replicas a client cannot say which "
+            "has its response; serve without replicas, or leave it out"
+        )
     try:
         from aerie.serve import replicas
     except ImportError:
@@ -226,6 +238,8 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         is_local=is_local,
         slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
         load_s=arguments.load_wait,
+        kept=Limits.kept if arguments.keep_responses is None else arguments.keep_responses,
+        kept_bytes=arguments.keep_bytes,
     )
 
 

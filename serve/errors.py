@@ -116,7 +116,7 @@ def of_http(error: HTTPException, path: str) -> ApiError:
 def of_validation(errors: Sequence[Any]) -> ApiError:
     """The first thing that is wrong with the fields, by pydantic's list of them."""
     first = _most_telling(errors)
-    place = [part for part in first["loc"] if part != "body"]
+    place = [part for part in first["loc"] if part not in ("body", "query")]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be read")
         return ApiError(400, f"the body is no JSON ({reason}); send one object", code="invalid_json")

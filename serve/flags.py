@@ -98,6 +98,20 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="bytes of a request's body, at most (default: %(default)s)",
     )
     parser.add_argument(
+        "--keep-responses",
+        type=whole_number(0),
+        metavar="COUNT",
+        help="responses and conversations that clients may go on from; the oldest go first, 0 keeps none "
+        f"(default: {STANDARD.kept})",
+    )
+    parser.add_argument(
+        "--keep-bytes",
+        type=byte_count,
+        default=STANDARD.kept_bytes,
+        metavar="BYTES",
+        help="of all of them, at most (default: %(default)s)",
+    )
+    parser.add_argument(
         "--slot-save-path", type=Path, metavar="FOLDER", help="where slots are saved (default: nowhere)"
     )
     parser.add_argument(

@@ -35,6 +35,8 @@ PREFIX = "/api"
 """Lemonade's, before /v1."""
 ROOTED = ("/v1/slots", "/v1/tokenize", "/v1/detokenize")
 """What llama.cpp has without /v1, and Lemonade with it."""
+KEPT = ("/responses/", "/conversations")
+"""What OpenAI's client asks for with /v1 in its base URL, and without where that has none."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -151,7 +153,7 @@ def _canonical(path: str) -> str:
     """An address by the name that it has here."""
     path = path.removeprefix(PREFIX) if path.startswith(f"{PREFIX}/v1/") else path
     path = path.removeprefix("/v1") if path.startswith(ROOTED) else path
-    return ALIASES.get(path, path)
+    return ALIASES.get(path, f"/v1{path}" if path.startswith(KEPT) else path)
 
 
 def _too_large(size: int, most: int) -> ApiError:

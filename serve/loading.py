@@ -24,8 +24,8 @@ from aerie.serve.guards import replayed
 from aerie.serve.models import Models
 from aerie.serve.service import Service
 
-OF_MODELS = "/models/"
-"""Addresses that begin so are about models, and want none that is loaded."""
+MODELLESS = ("/models/", "/v1/conversations", "/v1/responses/resp_")
+"""Addresses that begin so are about models, or about what is kept, and want no model that is loaded."""
 
 
 class Loading:
@@ -54,7 +54,7 @@ class Loading:
             self._models.let_go(service)
 
     def _wants_model(self, scope: Scope) -> bool:
-        if scope["method"] != "POST" or scope["path"].startswith(OF_MODELS):
+        if scope["method"] != "POST" or scope["path"].startswith(MODELLESS):
             return False
         return any(route.matches(scope)[0] is Match.FULL for route in self._router.routes)
 

@@ -3,104 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import BaseModel, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from aerie.engine.call_reader import CallPiece
 from aerie.engine.tool_calls import Tools, chosen
 from aerie.serve.answer import LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, Function, by_type
+from aerie.serve.chats import Chat, Function
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
 from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt
 from aerie.serve.forms import new_id
-
-
-class Part(Fields):
-    """Of a message; what stands beside the text in a former response's is passed over."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: Text
-    annotations: Any = None
-    logprobs: Any = None
-
-
-def _text_of(content: Text | list[Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-class Item(Fields):
-    """A message; one that came out of a former response may go in again as it is."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
-    id: str | None = None
-    status: str | None = None
-
-    @property
-    def as_message(self) -> dict[str, Any]:
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": _text_of(self.content),
-        }
-
-
-class CallItem(Fields):
-    """A call that came out of a former response."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: Text
-    arguments: Text
-    id: str | None = None
-    status: str | None = None
-
-    @property
-    def as_call(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.call_id, "type": "function", "function": function}
-
-
-class ResultItem(Fields):
-    """What a call gave."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Text | list[Part]
-    id: str | None = None
-    status: str | None = None
-
-    @property
-    def as_message(self) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": self.call_id, "content": _text_of(self.output)}
-
-
-AnyItem = Annotated[
-    Annotated[Item, Tag("a message")]
-    | Annotated[CallItem, Tag("a call")]
-    | Annotated[ResultItem, Tag("a result")],
-    by_type({"function_call": "a call", "function_call_output": "a result"}, "a message"),
-]
-
-
-def _messages(items: Sequence[Item | CallItem | ResultItem]) -> list[dict[str, Any]]:
-    """Calls are of the assistant's message before them."""
-    made: list[dict[str, Any]] = []
-    for item in items:
-        if not isinstance(item, CallItem):
-            made.append(item.as_message)
-            continue
-        if not made or made[-1]["role"] != "assistant":
-            made.append({"role": "assistant", "content": ""})
-        made[-1].setdefault("tool_calls", []).append(item.as_call)
-    return made
+from aerie.serve.items import AnyItem, EachItem, Item, answer_part, messages_of
 
 
 class OfFunction(Fields):
@@ -145,8 +65,14 @@ class EventOptions(Fields):
     include_obfuscation: bool | None = None
 
 
+class Conversed(Fields):
+    """A conversation by its id, as an object."""
+
+    id: str
+
+
 class ResponsesRequest(Fields):
-    """See the module. Nothing is stored: a conversation is the items that come with each request."""
+    """See the module. Where it goes on from what is kept (kept.py), `after` puts that before its items."""
 
     model: str | None = None
     input: Text | Annotated[list[AnyItem], Field(min_length=1)]
@@ -170,23 +96,42 @@ class ResponsesRequest(Fields):
     reasoning: Any = None
     include: Any = None
     background: Any = None
-    previous_response_id: Any = None
-    conversation: Any = None
+    previous_response_id: str | None = None
+    conversation: str | Conversed | None = None
     unbuilt: ClassVar[Unbuilt] = {
         "truncation": (["disabled"], "nothing is cut from a prompt"),
         "reasoning": ([{}, {"effort": "none"}], "no model here is told how much to reason"),
         "include": ([[]], "there is nothing to include"),
         "background": ([False], "responses are made while their client waits"),
-        "previous_response_id": ((), "responses are not kept; send the whole conversation as input"),
-        "conversation": ((), "conversations are not kept; send the whole one as input"),
     }
+
+    @model_validator(mode="after")
+    def _goes_on_from_one(self) -> Self:
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise ValueError(
+                "previous_response_id and conversation both say what came before; give one of them"
+            )
+        return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it goes on with, if any."""
+        return self.conversation.id if isinstance(self.conversation, Conversed) else self.conversation
+
+    @property
+    def items(self) -> Sequence[EachItem]:
+        """Its own."""
+        return [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
+    def after(self, before: Sequence[EachItem]) -> Self:
+        """The same with these items first."""
+        return self.model_copy(update={"input": [*before, *self.items]})
 
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        said = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Chat([*begins, *_messages(said)], self._tools)
+        return Chat([*begins, *messages_of(self.items)], self._tools)
 
     @property
     def _tools(self) -> Tools | None:
@@ -218,9 +163,10 @@ class ResponsesRequest(Fields):
 
 class ResponsesForm:
     """Its items are a message, where there is text, or nothing else, and calls. Events count from 0, each
-    with its type as its name."""
+    with its type as its name. keep: told of the response once it is complete."""
 
-    def __init__(self, model: str, asked: ResponsesRequest) -> None:
+    def __init__(self, model: str, asked: ResponsesRequest, keep: Callable[[Response], None]) -> None:
+        self._keep = keep
         self._of: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -236,6 +182,9 @@ class ResponsesForm:
             "tool_choice": _echoed(asked.tool_choice) or "auto",
             "tools": [{"parameters": {}, "strict": False, **_echoed(tool)} for tool in asked.tools or ()],
             "error": None,
+            "previous_response_id": asked.previous_response_id,
+            **({"conversation": {"id": asked.conversation_id}} if asked.conversation_id else {}),
+            "store": asked.store is not False,
         }
         self._number, self._items = -1, list[dict[str, Any]]()
 
@@ -259,7 +208,9 @@ class ResponsesForm:
         )
         self._items[-1]["status"] = state
         told: dict[str, Any] = {**self._of, "output": list(self._items), "usage": usage}
-        return Response(**told, status=state, incomplete_details=details)
+        made = Response(**told, status=state, incomplete_details=details)
+        self._keep(made)
+        return made
 
     def events(self, piece: Piece) -> Iterator[bytes]:
         if self._number < 0:
@@ -279,8 +230,8 @@ class ResponsesForm:
     def _said(self, text: str) -> Iterator[bytes]:
         if not self._items:
             yield from self._opened(_message(None))
-            self._items[-1]["content"] = [_part("")]
-            yield self._event("content_part.added", **self._place, content_index=0, part=_part(""))
+            self._items[-1]["content"] = [answer_part("")]
+            yield self._event("content_part.added", **self._place, content_index=0, part=answer_part(""))
         if text:
             self._items[-1]["content"][0]["text"] += text
             yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=[])
@@ -333,12 +284,8 @@ class ResponsesForm:
         return event({"type": name, "sequence_number": self._number, **more}, name)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
 def _message(text: str | None) -> dict[str, Any]:
-    content = [] if text is None else [_part(text)]
+    content = [] if text is None else [answer_part(text)]
     of = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
     return {**of, "status": "completed", "content": content}
 

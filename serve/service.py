@@ -47,7 +47,8 @@ class Limits:
     silence a stream has a comment. body_bytes, header_bytes: of a request. body_s: until its body is there.
     send_s: until a reader takes what was sent. api_key: None lets everybody in. origins: of pages in browsers
     that may ask. is_local: only this machine's names are taken for the server's. slots: where they are saved,
-    None for nowhere. load_s: that a request waits for its model to be loaded."""
+    None for nowhere. load_s: that a request waits for its model to be loaded. kept: responses and
+    conversations that are kept, of so many bytes together (kept.py)."""
 
     queue: int = 64
     time_limit_s: float = 600.0
@@ -62,6 +63,8 @@ class Limits:
     is_local: bool = True
     slots: Storage | None = None
     load_s: float = 120.0
+    kept: int = 1000
+    kept_bytes: int = 256 * 2**20
 
 
 class Offer(NamedTuple):

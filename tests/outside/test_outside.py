@@ -114,16 +114,19 @@ def test_the_log_of_the_tester() -> None:
         line("chat.basic", "pass"),
         line("chat.stream", "fail", "assert", canonical_stream_terminal_seen=True),
         line("chat.memory", "fail", "assert"),
-        line("responses.store_get", "unsupported"),
+        line("responses.custom_tool", "unsupported"),
     ]
     made = outside.told("\n".join(lines))
     assert [(each.name, each.outcome) for each in made if "compat" in each.name] == [
         ("chat.basic (compat)", PASSED),
         ("chat.stream (compat)", UNREAD),
         ("chat.memory (compat)", FAILED),
-        ("responses.store_get (compat)", SKIPPED),
+        ("responses.custom_tool (compat)", SKIPPED),
     ]
-    assert (made[4].reason, made[6].reason) == ("fail: so it is", suites.STATELESS)
+    assert (made[4].reason, made[6].reason) == (
+        "fail: so it is",
+        suites.TESTER_SKIPS["responses.custom_tool"],
+    )
 
 
 def test_nothing_to_run(capsys: pytest.CaptureFixture[str]) -> None:

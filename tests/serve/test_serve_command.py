@@ -101,6 +101,10 @@ WRONG: list[tuple[str, str]] = [
     ("--replicas 2 --memory 1G", "--memory is of one engine, and replicas keep their model loaded; leave it"),
     ("--replicas 2 --idle-unload 5", "--idle-unload is of one engine, and replicas keep their model loaded"),
     ("--replicas 2 --preload", "--preload is of one engine, and replicas keep their model loaded; leave it"),
+    (
+        "--replicas 2 --keep-responses 9",
+        "--keep-responses is 9, and with --replicas a client cannot say which",
+    ),
     ("--memory 1M", "the model 'demo' takes about"),
     ("--draft no-such", "--draft 'no-such' (DRAFT) is not 'lookup', so it is to be a model: --model"),
 ]

@@ -320,7 +320,11 @@ def test_pages_of_named_origins_may_ask(serving: Any, limit: Any) -> None:
 
 
 def test_cross_origin_headers() -> None:
-    asked = {"Origin": "http://ours.example", "Access-Control-Request-Method": "POST"}
+    asked = {
+        "Origin": "http://ours.example",
+        "Access-Control-Request-Method": "DELETE",
+        "Access-Control-Request-Headers": "authorization,x-stainless-lang",  # as OpenAI's client in browsers
+    }
 
     async def preflight(origins: tuple[str, ...]) -> httpx2.Response:
         app = make_app(Models([Offer("demo", demo)], Limits(origins=origins)))
@@ -333,6 +337,8 @@ def test_cross_origin_headers() -> None:
         200,
         "http://ours.example",
     )
+    assert "x-stainless-lang" in allowed.headers["access-control-allow-headers"]
+    assert "DELETE" in allowed.headers["access-control-allow-methods"]
     refused = asyncio.run(preflight(()))
     assert "access-control-allow-origin" not in refused.headers
     assert refused.status_code == 403
