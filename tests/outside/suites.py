@@ -84,7 +84,7 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
     "test_security.py": {
         "test_access_static_assets": "of the files of its own page",
         "test_cors_options[origin-Access-Control-Allow-Credentials": f"{CORS}nothing is asked with cookies",
-        "test_cors_options[web.mydomain.fr-Access-Control-Allow-Headers": f"{CORS}those that are asked for are named",
+        "test_cors_options[web.mydomain.fr-Access-Control-Allow-Headers": f"{CORS}headers are named",
         "test_cors_origins_localhost_rejects": f"{CORS}that of another site has status 400",
         "test_cors_origins_defaults": f"{FLAG}tools that the server runs",
         "test_cors_proxy": f"{FLAG}a proxy of its page",
