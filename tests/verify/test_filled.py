@@ -79,14 +79,14 @@ def written_while_filling(self: BlockDiffusion, due: Due, rows: Sequence[Any]) -
     return len(due.tried) if self.passes.blocks > before else 0
 
 
-def not_committed(self: BlockDiffusion, length: int, rows: int) -> Due:
-    due = DUE(self, length, rows)
+def not_committed(self: BlockDiffusion, length: int) -> Due:
+    due = DUE(self, length)
     is_first = not self.passes.blocks
     return due if is_first else due._replace(tokens=due.tried, held=0)
 
 
-def with_a_mask_left(self: BlockDiffusion, length: int, rows: int) -> Due:
-    due = DUE(self, length, rows)
+def with_a_mask_left(self: BlockDiffusion, length: int) -> Due:
+    due = DUE(self, length)
     tokens = [*due.tokens]
     if due.held and self.passes.blocks:
         tokens[due.held - 1] = self._blocks.mask_token_id
