@@ -135,7 +135,7 @@ def _name(scope: Scope, given: Mapping[str, Any]) -> str | None:
     return asked[0] if asked else None
 
 
-def _held(request: Request) -> Service:
+async def _held(request: Request) -> Service:  # async, or FastAPI takes a thread to call it
     service: Service = request.state.service
     return service
 
@@ -145,7 +145,7 @@ def _there(request: Request) -> Models:
     return models
 
 
-def _seen(request: Request, model: str | None = None) -> Service:
+async def _seen(request: Request, model: str | None = None) -> Service:
     return _there(request).named(model)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aerie.serve.cli import _limits, build_parser
+from aerie.serve.cli import _limits, _listen, build_parser
 from aerie.serve.naming import aliases_of, byte_count, drafts_of, models_of
 
 
@@ -38,6 +38,13 @@ def test_a_port_that_is_taken(command_line: Any) -> None:
     assert f"error: cannot listen on 127.0.0.1 port {port} (Address already in use); give another" in done.err
     done = command_line("serve", ["serve", "--port", "70000"])
     assert (done.status, "--port is 70000, and ports go to 65535; give another" in done.err) == (2, True)
+
+
+def test_no_event_waits_for_the_one_before_to_be_acknowledged() -> None:
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_model_that_is_not_there(command_line: Any) -> None:
