@@ -353,8 +353,9 @@ void attn_seen_values(const float* __restrict scores, const int32_t* __restrict 
   seen_by_any(masks + unsigned(tile) * positions * mask_words, seen);
   if (!is_any(seen)) return;
   attn_softmax(scores, p, stats, acc);
+  const uint32_t* const only = is_all(seen) ? nullptr : seen;
   for (unsigned column = 0; column < head_dim / 8; ++column)
-    add_panel(p, v + column * kv_rows * 8, seen, acc + column * q_rows * 8);
+    add_panel(p, v + column * kv_rows * 8, only, acc + column * q_rows * 8);
 }
 #endif
 

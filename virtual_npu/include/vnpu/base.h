@@ -132,7 +132,7 @@ struct Where {
 };
 
 // What this thread is executing, for messages; null outside of launches, segments and herds.
-extern thread_local const Where *here;
+extern constinit thread_local const Where *here;
 
 // Of recorded runs (record.h): a body that runs from here to its end begins, and ends.
 int begin_body(const Where &where);

@@ -28,39 +28,59 @@ Cargo::Cargo(Site site, const Access &from) {
   *this = made;
 }
 
-namespace {
-
-bool is_same(const Access &a, const Access &b) {
-  if (a.first != b.first || a.count != b.count || a.element != b.element || a.rank != b.rank) return false;
-  for (int d = 0; d < a.rank; ++d) {
-    if (a.sizes[d] != b.sizes[d] || a.strides[d] != b.strides[d]) return false;
+bool Kept::Entry::is(const Access &access) const {
+  if (first != access.first || count != access.count || element != access.element || rank != access.rank) return false;
+  for (int d = 0; d < rank; ++d) {
+    if (sizes[d] != access.sizes[d] || strides[d] != access.strides[d]) return false;
   }
   return true;
 }
 
-}  // namespace
+void Kept::Entry::know(const Access &access) {
+  first = access.first;
+  count = access.count;
+  element = access.element;
+  rank = access.rank;
+  for (int d = 0; d < rank; ++d) {
+    sizes[d] = access.sizes[d];
+    strides[d] = access.strides[d];
+  }
+}
+
+void Kept::begin_point() {
+  int left = 0;
+  for (int i = 0; i < known_.size(); ++i) {
+    Entry &entry = *known_[i];
+    if (entry.is_used) known_[left++] = &entry;
+    else drop(entry);
+    entry.is_used = false;
+  }
+  known_.shrink(left);
+}
+
+void Kept::drop(Entry &entry) {
+  if (entry.cargo) bytes_ -= entry.bytes();
+  entry.cargo = Cargo();
+  entry.first = nullptr;
+}
 
 Cargo Kept::block(Site site, const Access &from) {
   Entry &entry = entries_[(reinterpret_cast<uintptr_t>(from.first) * 0x9e3779b97f4a7c15u >> 32) % kEntries];
-  const bool is_known = is_same(entry.from, from);
-  if (is_known && entry.cargo) return entry.cargo;
+  const bool is_new = !entry.first && from.rank <= kDims;
+  if (is_new) {
+    entry.know(from);
+    known_.push(&entry);
+  } else if (!entry.is(from)) {
+    return Cargo(site, from);  // another block's place
+  }
+  entry.is_used = true;
+  if (entry.cargo) return entry.cargo;
   const Cargo made(site, from);
-  const i64 bytes = from.count * from.element;
-  if (is_known && bytes < kBytes) {
-    if (bytes_ + bytes > kBytes) clear();
+  if (!is_new && bytes_ + entry.bytes() <= kBytes) {
     entry.cargo = made;
-    bytes_ += bytes;
-  } else if (!is_known) {
-    if (entry.cargo) bytes_ -= entry.from.count * entry.from.element;
-    entry.cargo = Cargo();
-    entry.from = from;
+    bytes_ += entry.bytes();
   }
   return made;
-}
-
-void Kept::clear() {
-  for (Entry &entry : entries_) entry.cargo = Cargo();
-  bytes_ = 0;
 }
 
 void Relay::direct(Site site, Access &side) {
@@ -87,7 +107,10 @@ Channel::Channel(Island &island, const char *name, std::initializer_list<i64> fr
   }
   inlets_ = new Inlet[size_t(from_.count)];
   outlets_ = new Outlet[size_t(to_.count)];
-  for (i64 i = 0; i < to_.count; ++i) outlets_[i].source = source_of(i);
+  for (i64 i = 0; i < to_.count; ++i) {
+    outlets_[i].source = source_of(i);
+    inlets_[outlets_[i].source].receivers.push(i);
+  }
   island.add(this);
 }
 
@@ -226,6 +249,22 @@ bool Channel::serve(Outlet &outlet, Transfer &get) {
   return false;
 }
 
+void Channel::Block::fill(const Transfer &put, const Cargo &made, const Mark &sent) {
+  cargo = made;
+  if (made) {
+    side.count = put.side.count;
+    side.element = put.side.element;
+  } else {
+    side = put.side;
+  }
+  site = put.site;
+  where = put.where;
+  where.around = nullptr;  // who is around the sender may be gone when the block is taken
+  mark = sent;
+  taken = 0;
+  taker = Site{"", 0};
+}
+
 #if VNPU_CHECKS
 namespace {
 
@@ -241,13 +280,13 @@ void check_source_of(const Transfer &put) {
 #endif
 
 bool Channel::deliver(Transfer &put, i64 index) {
-  // Without broadcast, put index and get index are the same number.
+  Inlet &inlet = inlets_[index];
+  const int receivers = inlet.receivers.size();
   const bool is_broadcast = from_.count != to_.count;
-  const i64 begin = is_broadcast ? 0 : index, end = is_broadcast ? to_.count : index + 1;
-  for (i64 o = begin; o < end; ++o) {
-    if (outlets_[o].source == index && outlets_[o].full == kCapacity) return false;
+  for (int i = 0; i < receivers; ++i) {
+    if (outlets_[inlet.receivers[i]].full == kCapacity) return false;
   }
-  ++inlets_[index].blocks;
+  ++inlet.blocks;
 #if VNPU_CHECKS
   check_source_of(put);
 #endif
@@ -258,9 +297,9 @@ bool Channel::deliver(Transfer &put, i64 index) {
   const Mark mark = put.strand.publish();
   // Where several take it, or borrow it, it is put into its order once.
   Cargo cargo;
-  for (i64 o = begin; o < end; ++o) {
+  for (int i = 0; i < receivers; ++i) {
+    const i64 o = inlet.receivers[i];
     Outlet &outlet = outlets_[o];
-    if (outlet.source != index) continue;
     Transfer *const first = outlet.gets.first;
     if (first && outlet.full == 0 && first->collected.count == 0 && first->side.count == put.side.count) {
       refuse_mismatch(*first, put.side.count, put.side.element, put.site, put.where);
@@ -273,10 +312,7 @@ bool Channel::deliver(Transfer &put, i64 index) {
       outlet.gets.pop()->complete();
     } else {
       if (is_broadcast || !put.side.stays) load(cargo, put.site, put.side);
-      Block &block = outlet.waiting(outlet.full++);
-      block = Block{cargo, put.side, put.site, put.where, mark};
-      // Who is around the sender may be gone when the block is taken.
-      block.where.around = nullptr;
+      outlet.waiting(outlet.full++).fill(put, cargo, mark);
       while (outlet.gets.first && serve(outlet, *outlet.gets.first)) outlet.gets.pop()->complete();
     }
     record_delivery(o, put.side);

@@ -17,7 +17,7 @@ namespace vnpu {
 
 // ---- errors ----
 
-thread_local const Where *here = nullptr;
+constinit thread_local const Where *here = nullptr;
 uint64_t run_seed = 0;
 
 int describe(const Where *where, char *text, int capacity) {
@@ -142,9 +142,15 @@ struct PoolBlock {
   int size_class;
 };
 struct Pool {
-  PoolBlock *free_blocks[64] = {};
-  ~Pool() {
-    for (PoolBlock *&list : free_blocks) {
+  PoolBlock *free_blocks[64];
+};
+constinit thread_local Pool pool = {};
+
+// Gives the thread's blocks back when it ends. Apart from them, as what has a destructor is looked for at each use.
+struct Emptied {
+  bool is_needed = false;
+  ~Emptied() {
+    for (PoolBlock *&list : pool.free_blocks) {
       while (list) {
         PoolBlock *block = list;
         list = block->next;
@@ -153,16 +159,18 @@ struct Pool {
     }
   }
 };
-thread_local Pool pool;
+thread_local Emptied emptied;
 
 }  // namespace
 
 void *pool_take(i64 bytes) {
   const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
-  PoolBlock *block = pool.free_blocks[size_class];
+  PoolBlock *&first = pool.free_blocks[size_class];
+  PoolBlock *block = first;
   if (block) {
-    pool.free_blocks[size_class] = block->next;
+    first = block->next;
   } else {
+    emptied.is_needed = true;
     block = static_cast<PoolBlock *>(aligned_alloc(64, size_t(kHeader + (i64(1) << size_class))));
     if (!block) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
     block->owner = &pool;
@@ -176,8 +184,9 @@ void pool_give(void *data) {
   // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
   // thread: it would ask for new ones, and here they would pile up.
   if (block->size_class > 22 || block->owner != &pool) return free(block);
-  block->next = pool.free_blocks[block->size_class];
-  pool.free_blocks[block->size_class] = block;
+  PoolBlock *&first = pool.free_blocks[block->size_class];
+  block->next = first;
+  first = block;
 }
 
 #endif

@@ -106,7 +106,10 @@ void Launch::give(Kept *kept) {
 }
 
 Kept *Island::kept() {
-  if (!kept_ && launch_) kept_ = launch_->take();
+  if (!kept_ && launch_) {
+    kept_ = launch_->take();
+    kept_->begin_point();
+  }
   return kept_;
 }
 

@@ -340,25 +340,35 @@ class Cargo {
   Shared *shared_ = nullptr;
 };
 
-// Blocks that were put into their order before, of memory that stays until the launch ends: the points of a launch that read
-// the same get the same block. One is kept when it is asked for a second time.
+// Blocks in their order, of memory that stays until the launch ends: the points of a launch that read the same get the same
+// block, which is kept when it is asked for a second time. What a point did not ask for is gone when the next one begins: so
+// blocks are few enough for the caches, and new ones come where old ones were.
 class Kept {
  public:
   static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
   static void operator delete(void *kept) { pool_give(kept); }
+  void begin_point();
   Cargo block(Site site, const Access &from);
 
  private:
   friend class Launch;
-  struct Entry {
-    Access from;
-    Cargo cargo;
-  };
-  static constexpr int kEntries = 1024;
+  static constexpr int kDims = 4, kEntries = 1024;
   static constexpr i64 kBytes = 1 << 22;  // what a core's share of the caches may be
-  void clear();
+  struct alignas(64) Entry {
+    const char *first = nullptr;  // and all else that makes the access
+    i64 count;
+    int element, rank;
+    i64 sizes[kDims], strides[kDims];
+    Cargo cargo;
+    bool is_used;  // by the present point, or just now by the one before
+    bool is(const Access &access) const;
+    void know(const Access &access);
+    i64 bytes() const { return count * element; }
+  };
+  void drop(Entry &entry);
 
   Entry entries_[kEntries] = {};
+  List<Entry *> known_;
   i64 bytes_ = 0;
   Kept *next_ = nullptr;
 };
@@ -468,13 +478,14 @@ class Channel {
     i64 count = 1;
   };
   struct Block {
-    Cargo cargo;      // if it is not where it was, because that stays
-    Access side;
+    Cargo cargo;  // none where it stays where it was
+    Access side;  // where that is; of a cargo its count and element alone
     Site site;
     Where where;
-    Mark mark;        // what the sender did before
-    i64 taken = 0;    // elements that gets have taken so far
-    Site taker{};     // the last of them
+    Mark mark;   // what the sender did before
+    i64 taken;   // elements that gets have taken so far
+    Site taker;  // the last of them
+    void fill(const Transfer &put, const Cargo &made, const Mark &sent);
   };
   struct Queue {
     Transfer *first = nullptr, *last = nullptr;
@@ -483,7 +494,8 @@ class Channel {
   };
   struct Inlet {
     Queue puts;
-    i64 blocks = 0;  // sent so far
+    i64 blocks = 0;        // sent so far
+    FewOf<i64> receivers;  // the outlets that get them, in order
   };
   struct Outlet {
     Queue gets;

@@ -57,24 +57,39 @@ template <unsigned N>
   narrow_even(exp2_f32(registers<float, N>::load(x))).store(out);
 }
 
+// Of a size.
 struct has_normal_power {
   template <typename V>
   AIE_HOST_INLINE static auto flags(const V& x) {
-    return (x >= -126.0f) & (x < 128.0f);
+    return x <= 126.0f;
   }
 #if defined(__AVX512F__)
   AIE_HOST_INLINE static unsigned failing(const lanes<float, 16>& x) {
-    const lanes<float, 16> least = -126.0f - lanes<float, 16>{}, most = 128.0f - lanes<float, 16>{};
-    return __builtin_ia32_cmpps512_mask(x, least, /* not at least */ 9, -1, 4) |
-           __builtin_ia32_cmpps512_mask(x, most, /* not less */ 5, -1, 4);
+    return __builtin_ia32_cmpps512_mask(x, 126.0f - lanes<float, 16>{}, /* not at most */ 6, -1, 4);
   }
 #endif
 };
 
+// In each lane of a register the largest size of those that all registers have there, or a NaN: in the order of their bits
+// that comes last.
+template <unsigned N>
+AIE_HOST_INLINE auto largest_sizes(const registers<float, N>& x) {
+  using Sizes = registers<std::int32_t, registers<float, N>::width>;
+  const auto bits = bits_as<std::int32_t>(x);
+  auto most = bits.part[0] & 0x7fffffff;
+  each_number<bits.count>([&](auto i) AIE_HOST_LAMBDA {
+    const auto size = bits.part[i] & 0x7fffffff;
+    most = size > most ? size : most;
+  });
+  Sizes sizes;
+  sizes.part[0] = most;
+  return bits_as<float>(sizes);
+}
+
 // In bf16. Nearly always all results are normal numbers.
 template <unsigned N>
 AIE_HOST_INLINE registers<std::uint16_t, N> exp2_bf16(const registers<float, N>& x) {
-  if (any_fails<has_normal_power>(x)) [[unlikely]] {
+  if (any_fails<has_normal_power>(largest_sizes(x))) [[unlikely]] {
     float from[N];
     std::uint16_t to[N];
     x.store(from);

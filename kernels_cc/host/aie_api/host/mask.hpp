@@ -25,7 +25,11 @@ class mask {
     static_assert(sizeof...(Words) + 1 == (N + 31) / 32, "from_uint32 takes a word for every 32 lanes, no more, no fewer");
     const unsigned words[] = {first, unsigned(rest)...};
     mask out;
-    for (unsigned i = 0; i < N && i < 32 * (1 + sizeof...(Words)); ++i) out.put(i, words[i / 32] >> (i % 32) & 1u);
+    host::each_number<storage_t::count>([&](auto part) AIE_HOST_LAMBDA {
+      constexpr unsigned at = part * storage_t::width;
+      const host::lanes<std::uint32_t, storage_t::width> bits = bits_from<at % 32>();
+      out.data.part[part] = (bits & words[at / 32]) != 0;
+    });
     return out;
   }
   template <typename... Words>
@@ -67,6 +71,14 @@ class mask {
   }
 
  private:
+  // A bit for each lane of a register, the lowest of these bits first.
+  template <unsigned Lowest>
+  AIE_HOST_INLINE static host::lanes<std::uint32_t, storage_t::width> bits_from() {
+    return []<unsigned... I>(std::integer_sequence<unsigned, I...>) AIE_HOST_LAMBDA {
+      return host::lanes<std::uint32_t, storage_t::width>{(1u << (Lowest + I))...};
+    }(std::make_integer_sequence<unsigned, storage_t::width>());
+  }
+
   AIE_HOST_INLINE void put(unsigned i, bool on) { data.set(i, on ? -1 : 0); }
 };
 

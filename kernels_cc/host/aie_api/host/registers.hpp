@@ -259,7 +259,10 @@ template <unsigned N>
 AIE_HOST_INLINE registers<float, N> widen(const registers<std::uint16_t, N>& bits) {
   registers<float, N> out;
   constexpr unsigned M = registers<float, N>::width;
-  each_number<N / M>([&](auto i) AIE_HOST_LAMBDA { out.part[i] = widen<M>(piece<M>(bits, i)); });
+  each_number<N / M>([&](auto i) AIE_HOST_LAMBDA {
+    constexpr unsigned width = registers<std::uint16_t, N>::width;
+    out.part[i] = widen<M>(slice<i * M % width, M>(bits.part[i * M / width]));
+  });
   return out;
 }
 
