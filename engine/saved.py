@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -55,6 +56,21 @@ class OnDemand(Mapping[str, NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class Stored(OnDemand):
+    """Those of a file, which are known by their shapes before they are read."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file.keys(), file.get_tensor)
+        self._file = file
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """An array's type, in the words of safetensors, and its shape; none where there is no such array."""
+        if name not in set(self):
+            return "", ()
+        told = self._file.get_slice(name)
+        return told.get_dtype(), tuple(told.get_shape())
 
 
 def weights_mark(files: Iterable[Path]) -> str:
@@ -108,7 +124,8 @@ def _said(answer: Mapping[str, Any], grammars: Grammars) -> Said:
     bias = {int(token): value for token, value in settings["logit_bias"].items()}
     sampler = Sampler(**{**settings, "logit_bias": bias, GRAMMAR: grammar})
     sampler.restore(answer["state"])
-    return Said(answer["prompt"], answer["tokens"], sampler)
+    prompt, tokens = ([operator.index(token) for token in answer[name]] for name in ("prompt", "tokens"))
+    return Said(prompt, tokens, sampler)
 
 
 def restore_sequence(
@@ -116,28 +133,73 @@ def restore_sequence(
 ) -> tuple[KVCache, Said | None]:
     """A new cache with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
     one, and one that other things made; nothing else is changed then."""
-    arrays, about = read_file(path, made_by)
-    tokens = arrays[TOKENS].tolist()
-    cache = new_cache(len(tokens))
-    cache.reserve(len(tokens))
-    for name, to in _held(cache.layers, cache.unturned, len(tokens)).items():
-        to[...] = arrays[name]
-    cache.holds(tokens, *(int(about[name]) for name in COUNTS))
-    answer = json.loads(about[ANSWER])
-    return cache, _said(answer, grammars) if answer else None
+    file = SequenceFile(path, made_by)
+    said = file.said(grammars)
+    cache = new_cache(len(file.token_ids))
+    file.check(_held(cache.layers, cache.unturned, 0))
+    cache.reserve(len(file.token_ids))
+    for name, to in _held(cache.layers, cache.unturned, len(file.token_ids)).items():
+        to[...] = file.arrays[name]
+    cache.holds(file.token_ids, file.in_blocks, file.dropped)
+    return cache, said
 
 
-def read_file(path: Path, made_by: MadeBy) -> tuple[Lazy, dict[str, str]]:
-    """The arrays of a sequence's file, each read when it is asked for, and its metadata. As
-    restore_sequence."""
-    arrays, about = _opened(path)
-    for what, ours in made_by.items():
-        if about.get(what) != ours:
+class SequenceFile:
+    """The file of a sequence: its arrays, each read when it is asked for, its tokens, and counts of them as a
+    KVCache has. UserError as restore_sequence, and for what nobody saves so, whose checksum is right."""
+
+    def __init__(self, path: Path, made_by: MadeBy) -> None:
+        self._path = path
+        self.arrays, self._about = _opened(path)
+        for what, ours in made_by.items():
+            if self._about.get(what) != ours:
+                raise UserError(
+                    f"{path} was made by {what} {self._about.get(what)!r}, and this is {ours!r}; its keys "
+                    "and values hold for what made them alone: load that, or give the prompt again"
+                )
+        dtype, shape = self.arrays.form(TOKENS)
+        if dtype != "I64" or len(shape) != 1:
+            raise self._wrong(TOKENS, dtype, shape, "I64 of one dimension")
+        self.token_ids: list[int] = self.arrays[TOKENS].tolist()
+        self.in_blocks, self.dropped = (self._count(name) for name in COUNTS)
+        if min(self.token_ids, default=0) < 0 or self.in_blocks > len(self.token_ids):
             raise UserError(
-                f"{path} was made by {what} {about.get(what)!r}, and this is {ours!r}; its keys and values "
-                "hold for what made them alone: load that, or give the prompt again"
+                f"{path} counts {self.in_blocks} of {len(self.token_ids)} tokens, of which none is below 0; "
+                "nobody saves so: name a file that was saved"
             )
-    return arrays, about
+
+    def check(self, alike: Lazy) -> None:
+        """UserError unless it has all of these arrays, each (kv_heads, positions, head_dim) with as many
+        positions as there are tokens."""
+        for name, array in alike.items():
+            (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.form(name)
+            if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
+                raise self._wrong(name, dtype, shape, f"U16 {expected}")
+
+    def said(self, grammars: Grammars) -> Said | None:
+        """The answer in it, if there is one. UserError for what is none."""
+        try:
+            answer = json.loads(self._about[ANSWER])
+            return _said(answer, grammars) if answer else None
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"{self._path} has an answer that nobody saves so ({error}); name a file that was saved"
+            ) from None
+
+    def _count(self, name: str) -> int:
+        told = self._about.get(name, "")
+        if not (told.isascii() and told.isdecimal() and len(told) < 12):
+            raise UserError(
+                f"{self._path} has {told[:40]!r} as {name}, which is no count of tokens; name a file that "
+                "was saved"
+            )
+        return int(told)
+
+    def _wrong(self, name: str, dtype: str, shape: tuple[int, ...], expected: str) -> UserError:
+        has = f"{dtype} {shape}" if dtype else "nothing"
+        return UserError(
+            f"{self._path} has {has} as {name}, and that is {expected} here; name a file that was saved"
+        )
 
 
 class ChunkFolder:
@@ -282,21 +344,21 @@ def _order(arrays: Lazy) -> list[str]:
     return sorted(arrays, key=lambda name: (name != TOKENS, name))
 
 
-def _opened(path: Path) -> tuple[Lazy, dict[str, str]]:
+def _opened(path: Path) -> tuple[Stored, dict[str, str]]:
     """The arrays, each read when it is asked for, and the metadata. UserError for what is no whole file of
     ours."""
     try:
         file: Any = safe_open(path, "np")
-        about, names = file.metadata() or {}, file.keys()
+        about, arrays = file.metadata() or {}, Stored(file)
+        known = all(arrays.form(name)[0] in DTYPES.values() for name in arrays)
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror or error}); name a file that was saved"
         ) from None
     except SafetensorError as error:
         raise UserError(f"{path} is torn, or no sequence ({error}); name a file that was saved") from None
-    if about.get("format") != FORMAT:
+    if about.get("format") != FORMAT or not known:
         raise UserError(f"{path} is no sequence that was saved by this version; name one that is")
-    arrays = OnDemand(names, file.get_tensor)
     if about.pop(CHECKSUM, "") != _checksum(arrays, about):
         raise UserError(f"{path} is damaged: its checksum is another; nothing was restored")
     return arrays, about

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
 from aerie.engine.pages import PAGE, Paged, PagePool
-from aerie.engine.saved import COUNTS, TOKENS, MadeBy, OnDemand, read_file, write_file
+from aerie.engine.saved import TOKENS, Arrays, MadeBy, OnDemand, SequenceFile, write_file
 
 BOTH = ("keys", "values")
 
@@ -37,34 +37,32 @@ def held(pool: PagePool, tokens: Sequence[Token]) -> Paged:
 
 def write_pages(sequence: Paged, path: Path, made_by: MadeBy) -> None:
     """Write what a sequence of `held` has. In any thread. UserError where that is not possible."""
-    places, names = sequence.places(0, sequence.length), [TOKENS]
-    names += [f"{kind}.{layer}" for layer in range(len(sequence.pool.layers)) for kind in BOTH]
+    places, bits = sequence.places(0, sequence.length), _bits(sequence.pool)
 
     def made(name: str) -> NDArray[Any]:
-        if name == TOKENS:
-            return np.array(sequence.token_ids, np.int64)
-        kind, layer = name.split(".")
-        array = sequence.pool.layers[int(layer)][BOTH.index(kind)]
-        return array.view(np.uint16)[:, places]  # numbers of numpy's own are copied without the GIL
+        return np.array(sequence.token_ids, np.int64) if name == TOKENS else bits[name][:, places]
 
-    write_file(path, OnDemand(names, made), made_by, in_blocks=sequence.length, dropped=0, answer={})
+    write_file(
+        path, OnDemand([TOKENS, *bits], made), made_by, in_blocks=sequence.length, dropped=0, answer={}
+    )
 
 
 class PagesFile:
     """A file of `write_pages`, or of a sequence, of which whole pages count that were made by blocks.
-    UserError, as read_file, for another one, a torn one, and one that other things made."""
+    UserError, as SequenceFile, for another one, a torn one, and one that other things made."""
 
     def __init__(self, path: Path, made_by: MadeBy) -> None:
-        self._arrays, about = read_file(path, made_by)
-        in_blocks, dropped = (int(about[name]) for name in COUNTS)
-        count = 0 if dropped else in_blocks // PAGE * PAGE
+        self._file = SequenceFile(path, made_by)
+        count = 0 if self._file.dropped else self._file.in_blocks // PAGE * PAGE
         if not count:
             raise UserError(f"{path} has no whole page of {PAGE} tokens; give the prompt again")
-        self.token_ids: list[int] = self._arrays[TOKENS][:count].tolist()
+        self.token_ids = self._file.token_ids[:count]
 
     def room(self, pool: PagePool) -> Paged:
         """A sequence with what the pool has of it already, and pages for the rest. In the model's thread.
-        PoolFullError where there are too few; nothing is changed then."""
+        PoolFullError where there are too few, and UserError where the file has other arrays than the pool;
+        nothing is changed then."""
+        self._file.check(_bits(pool))
         sequence = Paged(pool)
         found = sequence.begin((*self.token_ids, 0))
         try:
@@ -78,12 +76,20 @@ class PagesFile:
         """Write the rest into these pages. In any thread."""
         first = sequence.length
         places = sequence.places(first, len(self.token_ids) - first)
-        for layer, pair in enumerate(sequence.pool.layers):
-            for kind, array in zip(BOTH, pair, strict=True):
-                saved = self._arrays[f"{kind}.{layer}"][:, first : len(self.token_ids)]
-                array.view(np.uint16)[:, places] = saved
+        for name, array in _bits(sequence.pool).items():
+            array[:, places] = self._file.arrays[name][:, first : len(self.token_ids)]
 
     def publish(self, sequence: Paged) -> None:
         """From now on it is found by who begins so. In the model's thread."""
         sequence.advance(self.token_ids[sequence.length :])
         sequence.release()
+
+
+def _bits(pool: PagePool) -> Arrays:
+    """All that a pool has, (kv_heads, positions, head_dim) each, by the names that they have in files: as
+    numbers of numpy's own, which are copied without the GIL."""
+    return {
+        f"{kind}.{layer}": array.view(np.uint16)
+        for layer, pair in enumerate(pool.layers)
+        for kind, array in zip(BOTH, pair, strict=True)
+    }

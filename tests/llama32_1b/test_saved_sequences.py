@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aerie import Model, load
 from aerie.engine.errors import UserError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.saved import weights_mark
+from tests import crafted
 
 FIRST, NEXT = "What is the capital of France?", "And of Egypt?"
 VARIANTS = "8,32x512"
@@ -114,6 +116,12 @@ def test_what_was_dropped_is_saved_too(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def demo_model() -> Iterator[Model]:
+    with opened() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "dialog"
     with opened() as model:
@@ -165,6 +173,57 @@ def test_other_weights_and_programs_are_refused(saved: Path, tmp_path: Path) -> 
             model.restore(changed(saved, tmp_path / "number", array=True))
         with pytest.raises(UserError, match="is no sequence that was saved by this version"):
             model.restore(changed(saved, tmp_path / "format", format="another"))
+
+
+CRAFTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "type": (
+        lambda arrays, _: arrays.update({"keys.0": arrays["keys.0"].astype("int64")}),
+        r"has I64 \(2, \d+, 64\) as keys.0, and that is U16 \(2, \d+, 64\) here; name a file that was saved",
+    ),
+    "array": (
+        lambda arrays, _: arrays.pop("values.1"),
+        r"has nothing as values.1, and that is U16 \(2, \d+, 64\) here; name a file that was saved",
+    ),
+    "tokens": (
+        lambda arrays, _: arrays.update(token_ids=arrays["token_ids"][None]),
+        r"has I64 \(1, \d+\) as token_ids, and that is I64 of one dimension here; name a file that was saved",
+    ),
+    "float": (
+        lambda arrays, _: arrays.update(token_ids=arrays["token_ids"].astype("float32")),
+        r"is no sequence that was saved by this version; name one that is",
+    ),
+    "below": (
+        lambda arrays, _: arrays["token_ids"].__setitem__(0, -1),
+        r"counts \d+ of \d+ tokens, of which none is below 0; nobody saves so: name a file that was saved",
+    ),
+    "counts": (
+        lambda _, about: about.update(dropped="-1"),
+        r"has '-1' as dropped, which is no count of tokens; name a file that was saved",
+    ),
+    "answer": (
+        lambda _, about: about.update(answer='{"settings": {"logit_bias": {"x": 1}}}'),
+        r"has an answer that nobody saves so \(invalid literal .* 'x'\); name a file that was saved",
+    ),
+    "state": (
+        lambda _, about: about.update(answer=about["answer"].replace('"state": "', '"state": "x')),
+        r"is no state of a sampler \(.*; give what Sampler.state gave",
+    ),
+    "prompt": (
+        lambda _, about: about.update(answer=re.sub(r'"prompt": \[.*?\]', '"prompt": "x"', about["answer"])),
+        r"has an answer that nobody saves so \('str' object cannot be interpreted as an integer\); name",
+    ),
+}
+"""What is done to a file, whose checksum is right, and what is said of it."""
+
+
+@pytest.mark.parametrize("what", CRAFTED)
+def test_a_crafted_file(saved: Path, tmp_path: Path, what: str, demo_model: Model) -> None:
+    change, told = CRAFTED[what]
+    arrays, about = crafted.read(saved)
+    change(arrays, about)
+    crafted.write(tmp_path / "crafted", arrays, about)
+    with pytest.raises(UserError, match=told):
+        demo_model.restore(tmp_path / "crafted")
 
 
 def test_a_file_that_is_none(saved: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from aerie.serve.cli import build_parser
 from aerie.serve.service import Limits
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.slots import Slots
+from tests import crafted
 
 LONG = [5 + each % 900 for each in range(3 * PAGE + 20)]
 """Three whole pages, and the beginning of one."""
@@ -218,6 +219,26 @@ def test_damaged_and_foreign_files_are_refused(saving: Any, tmp_path: Path) -> N
         assert {"torn is damaged: its checksum is another; nothing was restored"} < set(refused)
         assert any(each.startswith("torn is torn, or no sequence (") for each in refused)
         assert act(http, "restore", filename="whole").status_code == 200
+
+
+def test_crafted_files_are_refused(saving: Any, tmp_path: Path) -> None:
+    """Their checksums are right."""
+    drawn, pool = random.Random(3), pool_of(saving)
+    with saving.http as http:
+        ask(http, id_slot=3)
+        act(http, "save", filename="whole")
+        free = pool.manager.free
+        for number in range(6 * len(crafted.DAMAGES)):
+            arrays, about = crafted.read(tmp_path / "whole")
+            crafted.DAMAGES[number % len(crafted.DAMAGES)](drawn, arrays, about)
+            crafted.write(tmp_path / "crafted", arrays, about)
+            status, message = refusal(act(http, "restore", filename="crafted"))
+            assert (status, message.startswith("crafted ")) == (400, True), (number, message)
+            assert pool.manager.free == free
+        arrays, about = crafted.read(tmp_path / "whole")
+        crafted.write(tmp_path / "crafted", arrays, about)  # as it was
+        assert act(http, "restore", filename="crafted").status_code == 200
+        assert cached(ask(http)) == 3 * PAGE
 
 
 def test_a_file_of_another_model(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
