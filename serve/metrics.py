@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,10 @@ class Metrics:
         )
         self.mean_s = 0.0
         """Of the last answered requests, the last counting most."""
+        self.last: dict[str, float | None] = {}
+        """Of the last request of a model: seconds to its first token, tokens/s after it, and tokens."""
+        self.totals: collections.Counter[str] = collections.Counter()
+        """Of all: how many they were, and tokens."""
         self._loads = Counter(
             "aerie_model_loads", "Times that a model was loaded", ["model"], registry=registry
         )
@@ -109,6 +114,21 @@ class Metrics:
         self._whole.labels(line.model).observe(spent_s)
         if line.made:
             self.mean_s += (spent_s - self.mean_s) / 8
+        if line.prompt:
+            self._note(line, spent_s)
+
+    def _note(self, line: Line, spent_s: float) -> None:
+        """For Lemonade's /v1/stats."""
+        counts = {
+            "input_tokens": line.prompt - line.cached,
+            "output_tokens": line.made,
+            "prompt_tokens": line.prompt,
+            "cache_tokens": line.cached,
+        }
+        made_s = spent_s - (line.first_s or 0.0)
+        speed = (line.made - 1) / made_s if line.made > 1 and made_s else None
+        self.last = {"time_to_first_token": line.first_s, "tokens_per_second": speed, **counts}
+        self.totals.update({"request_count_total": 1, **{f"{name}_total": n for name, n in counts.items()}})
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -107,6 +107,7 @@ class Service:
 
     taken: bytes of memory that are set aside for it. holds: requests of it that are under way. used_s: when
     the last one came or went, by the loop's clock. is_wanted: it is loaded though nobody asks it anything.
+    positions: of its context, once it was loaded.
     """
 
     def __init__(self, offer: Offer, common: Common) -> None:
@@ -118,6 +119,7 @@ class Service:
         self.was_settled = self._was_loaded = self._died = self.is_wanted = False
         self.needs = self.taken = self.holds = 0
         self.used_s = 0.0
+        self.positions: int | None = None
         self.loading: asyncio.Task[None] | None = None
         self.unloading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -189,6 +191,8 @@ class Service:
         self._watching = asyncio.create_task(self._watch(self.worker))
         self._encoding = ThreadPoolExecutor(1, "encoding")
         self.used_s = asyncio.get_running_loop().time()
+        if opened := self.opened:
+            self.positions = opened.session.model.positions
         self.metrics.loaded(self.name)
 
     async def _watch(self, worker: Worker) -> None:

@@ -37,6 +37,7 @@ def add_views(app: FastAPI) -> None:
     _add_npu(app)
     _add_state(app)
     _add_models(app)
+    _add_lemonade(app)
 
 
 def _add_page(app: FastAPI, path: str, file: str) -> None:
@@ -102,6 +103,7 @@ def _add_state(app: FastAPI) -> None:
             "running": sum(service.running for service in every),
             "waiting": sum(service.waiting for service in every),
             "models": {service.name: service.state.value for service in every},
+            "all_models_loaded": [{"model_name": service.name} for service in every if service.opened],
         }
 
     @app.get("/props")
@@ -117,6 +119,10 @@ def _add_state(app: FastAPI) -> None:
             "chat_template": opened.tokenizer.chat_template,
             "build_info": "aerie",
         }
+
+    @app.get("/v1/stats")
+    async def stats(models: There) -> Mapping[str, Any]:
+        return {**models.metrics.last, **models.metrics.totals}
 
     @app.get("/metrics")
     async def metrics(models: There) -> Response:
@@ -152,12 +158,42 @@ def _add_models(app: FastAPI) -> None:
         return {"success": True}
 
 
+class NamedRequest(Fields):
+    """POST /v1/load, and /v1/unload, where none is named for all."""
+
+    model_name: Text | None = None
+
+
+def _add_lemonade(app: FastAPI) -> None:
+    """The same in Lemonade's words: these wait until it is done."""
+
+    @app.post("/v1/load")
+    async def load(body: NamedRequest, models: There) -> Mapping[str, Any]:
+        service = models.named(body.model_name)
+        models.hold(service)
+        try:
+            await models.loaded(service)
+        finally:
+            models.let_go(service)
+        return {"status": "success", "message": f"Loaded model: {service.name}"}
+
+    @app.post("/v1/unload")
+    async def unload(models: There, body: NamedRequest | None = None) -> Mapping[str, Any]:
+        name = body.model_name if body else None
+        for service in models.all.values() if name is None else [models.named(name)]:
+            if name is not None or service.opened:
+                await models.unload(service)
+        return {"status": "success", "message": "Model unloaded successfully"}
+
+
 def _model(service: Service) -> dict[str, Any]:
     told = {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie"}
+    told |= {"downloaded": True}  # Lemonade's word: it is here
     state: dict[str, Any] = {"value": service.state.value}
     if service.state is State.FAILED:
         state |= {"failed": True, "reason": service.reason}
-    context = _of_checkpoint(service.opened.session.model) if service.opened else {}
+    context = {"max_context_window": service.positions} if service.positions else {}
+    context |= _of_checkpoint(service.opened.session.model) if service.opened else {}
     return {**told, "aliases": [*service.aliases], "status": state, **context}
 
 

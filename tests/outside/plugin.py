@@ -2,8 +2,7 @@
 
 Of llama.cpp's tests three things are changed, none of which is the server's: texts are not compared with what
 its model says, the settings that its tests give llama-server at its start go with each request, and names of
-headers are compared without case, as HTTP has it. Of Lemonade's, the request that has it load a model is
-answered here: there is one model, and it is loaded.
+headers are compared without case, as HTTP has it. Of Lemonade's, a setting of its own is taken to be set.
 """
 
 from __future__ import annotations
@@ -91,11 +90,11 @@ def _lemonade() -> None:
     requests = importlib.import_module("requests")
     post = requests.post
 
-    def loaded(url: str, *more: Any, **named: Any) -> Any:
-        if not url.endswith(("/api/v1/load", "/api/v1/unload", "/internal/set")):
+    def is_set(url: str, *more: Any, **named: Any) -> Any:
+        if not url.endswith("/internal/set"):
             return post(url, *more, **named)
         made = requests.Response()
         made.status_code, made._content = 200, b"{}"
         return made
 
-    requests.post = loaded
+    requests.post = is_set

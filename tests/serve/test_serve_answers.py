@@ -262,6 +262,7 @@ def test_what_a_message_spells_out_is_text(serving: Any, alone: Model) -> None:
 def test_state(serving: Any) -> None:
     with serving.http as http:
         health = {"status": "ok", "model": "demo", "running": 0, "waiting": 0, "models": {"demo": "loaded"}}
+        health["all_models_loaded"] = [{"model_name": "demo"}]
         assert http.get("/health").json() == health
         props = http.get("/props").json()
         assert (props["model_alias"], props["total_slots"], props["backend"]) == ("demo", 32, "virtual")

@@ -106,6 +106,44 @@ def test_a_model_is_loaded_when_it_is_asked_for(three: Serving, each: dict[str, 
     assert 'aerie_tokens_total{kind="made",model="demo-drafter"}' in text
 
 
+def test_in_the_words_of_lemonade(starting_models: Callable[[Models], Serving]) -> None:
+    serving = starting_models(Models(offers("demo", "demo-drafter")))
+
+    def post(path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        with serving.http as http:
+            response = http.post(f"/api/v1/{path}", json=body)
+        return response.status_code, response.json()
+
+    def loaded() -> list[str]:
+        with serving.http as http:
+            return [one["model_name"] for one in http.get("/api/v1/health").json()["all_models_loaded"]]
+
+    loading = post("load", model_name="demo-drafter")
+    assert loading == (200, {"status": "success", "message": "Loaded model: demo-drafter"})
+    assert post("load", model_name="demo")[0] == 200
+    assert loaded() == ["demo", "demo-drafter"]
+    unloaded = (200, {"status": "success", "message": "Model unloaded successfully"})
+    assert post("unload", model_name="demo") == unloaded
+    assert loaded() == ["demo-drafter"]
+    with serving.http as http:
+        known = http.get("/api/v1/models/demo").json()
+    assert (known["downloaded"], known["max_context_window"]) == (True, 512)
+    assert "max_model_len" not in known
+    assert post("unload", model_name="demo")[1]["error"]["message"].endswith("name one that is loaded")
+    assert post("load", model_name="gpt")[0] == 404
+    assert post("unload") == unloaded == post("unload")
+    assert loaded() == []
+    ask(serving, "demo")
+    ask(serving, "demo")
+    with serving.http as http:
+        stats = http.get("/api/v1/stats").json()
+    tokens = stats["prompt_tokens"]
+    assert (stats["request_count_total"], stats["prompt_tokens_total"]) == (2, 2 * tokens)
+    assert (stats["output_tokens"], stats["output_tokens_total"]) == (9, 18)
+    assert stats["input_tokens"] + stats["cache_tokens"] == tokens
+    assert stats["time_to_first_token"] > 0 < stats["tokens_per_second"]
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/models/gpt", "/props?model=gpt", "/models/load"])
 def test_a_model_that_there_is_not(three: Serving, path: str) -> None:
     with three.http as http:
