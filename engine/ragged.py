@@ -79,7 +79,8 @@ class Ragged:
         so many positions in all: those of these steps, and of passes with drafts, or of a block behind a
         frozen one, in every context from there on. NoVariantError."""
         block, drafts, window = self.block, self._rows[1], self._window
-        passes = [(1, 1), (drafts, drafts)] if block == 1 else [(block, block), (2 * block, block)]
+        behind = min(2 * block, self.most_rows)
+        passes = [(1, 1), (drafts, drafts)] if block == 1 else [(block, block), (behind, block)]
         read = [window.context_for([end]) for end in itertools.accumulate(steps)]
         runs = [(tokens, block, context) for tokens, context in zip(steps, read, strict=True)]
         for context in window.contexts(read[-1], max(read[-1], window.context_for([positions]))):

@@ -7,7 +7,8 @@ beginning of the first block that is filled, and is never touched.
 The block that is ACTIVE is tried in every pass, and its keys and values stay nowhere. When it has no mask
 left it is FROZEN: its tokens are said, up to the first that ends the answer, and its keys and values are
 written by a pass that sees its tokens as they are. That pass is the first one of the next block: rows of the
-frozen block see no later one, so they have the bits that they would have in a pass of their own.
+frozen block see no later one, so they have the bits that they would have in a pass of their own, as it is
+where a step has no rows for both blocks.
 
 Where logits are shifted, as in Fast-dLLM v2, those at a position say the token at the next one. The first
 token of a block comes from the last row of the block before it, so that one is committed in a pass of its
@@ -93,10 +94,11 @@ class BlockDiffusion:
         is_answer = len(frozen) <= size
         return Due([*frozen, *tried], wanted, len(frozen), size, is_answer)
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:  # noqa: ARG002
+    def took(self, due: Due, rows: Sequence[Row]) -> int:
         done = self.passes
         done.passes += 1
-        done.commits += self._wants_first and done.blocks > done.committed
+        is_by_itself = self._wants_first or not due.held
+        done.commits += is_by_itself and done.blocks > done.committed
         done.committed = done.blocks
         if self._wants_first:
             self._fill(Chosen((0,), (Sampler()(rows[-1]),), (1.0,), (0.0,)))

@@ -34,7 +34,7 @@ from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion_config, longer, random_checkpoint
@@ -315,6 +315,22 @@ def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
             prepare_runtime(checkpoint, replace(options, **change), Reporter())
     with pytest.raises(UserError, match="has 64 tokens, and the largest variant takes 32"):
         replace(options, variants="8,32x512").blocks(large)
+
+
+def test_a_block_that_takes_all_rows_is_committed_in_a_pass_of_its_own() -> None:
+    """Where the largest variant has 32; and no token is another for it."""
+    checkpoint = with_block_size(open_checkpoint(SHIPPED["demo-diffusion"]), 32, lambda note: None)
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="64x512")
+    made = []
+    for session in (session_of(checkpoint), prepare_runtime(checkpoint, options, Reporter())):
+        going_on = Sampler(logit_bias=dict.fromkeys(checkpoint.config.eos_token_ids, -100.0))
+        request = session.generate([*range(20, 60)], 70, going_on)
+        made.append(list(request))
+        done = request.passes
+        assert done is not None
+        assert done.committed > 1
+        assert done.commits == (done.committed if len(made) == 1 else 0)
+    assert made[0] == made[1]
 
 
 def test_blocks_of_another_size_are_warned_of(folder: Any) -> None:

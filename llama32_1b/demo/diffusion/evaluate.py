@@ -1,7 +1,8 @@
 """Asks the demo model that fills in blocks every question of its list, by this project's own engine.
 
-`python -m aerie.llama32_1b.demo.diffusion.evaluate [--checkpoint DIR]`, greedy, under the static and the
-dynamic rule. Exits with 1 where fewer answers are right, or a pass gives fewer tokens, than is wanted.
+`python -m aerie.llama32_1b.demo.diffusion.evaluate [--checkpoint DIR]`, greedy, under each rule. Exits with
+1 where fewer answers are right under the static and the dynamic one, or a pass gives fewer tokens under the
+dynamic one, than is wanted.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.choosing import DYNAMIC, STATIC
+from aerie.engine.strategies.choosing import DYNAMIC, NAMES, STATIC
 from aerie.engine.strategies.manner import Manner
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
@@ -106,7 +107,7 @@ def main() -> int:
     )
     session, questions = open_session(parser.parse_args().checkpoint), question_list()
     figures = {}
-    for rule in (STATIC, DYNAMIC):
+    for rule in NAMES:
         made = figures[rule] = evaluate(session, questions, rule)
         print(f"{rule}: {made}", flush=True)
         for topic, count in sorted(made.asked.items()):
