@@ -132,7 +132,7 @@ def read_record(out: Path) -> dict[str, Any]:
         return {}
     if not isinstance(recorded, dict) or not isinstance(recorded.get("sets"), dict):
         return {}
-    is_known = all("batch_ratio" in found for found in recorded["sets"].values())
+    is_known = all("http_token_ms" in found.get("ours", {}) for found in recorded["sets"].values())
     return recorded if is_known else {}
 
 

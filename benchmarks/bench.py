@@ -20,15 +20,20 @@ from typing import Any
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.progress import Reporter, Step, no_step
 from aerie.llama32_1b.cache_command import bench_parts, clear
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime.knobs import NPU_LOCK
 from aerie.virtual_npu import knobs
-from benchmarks.figures import OURS, THEIRS, Samples, record, with_rates
+from benchmarks.figures import CROWD, OURS, THEIRS, Samples, record, with_rates
+from benchmarks.http import both_ways, costs, crowd
 from benchmarks.instruction_sets import Choice
 from benchmarks.machine import load_average
 from benchmarks.peaks import MemoryReader
 from benchmarks.plan import (
     BRIEF,
+    CROWD_TOKENS,
     FIRST_SAID,
+    HTTP_TIMES,
+    HTTP_TOKENS,
     POOLED_NEW,
     SAID,
     Plan,
@@ -37,6 +42,7 @@ from benchmarks.plan import (
     check_memory,
     weight_bytes_per_token,
 )
+from benchmarks.sides import WARM_UP
 from benchmarks.worker import Worker, working
 
 SLOW_S = 60.0
@@ -121,11 +127,11 @@ class Comparison:
 
     @property
     def steps(self) -> int:
-        """Peaks, compiling, reading, two starts, few rows, programs by themselves; a warm-up for each prompt;
-        then the measures, round by round."""
+        """Peaks, compiling, reading, two starts, few rows, programs by themselves, two servers; a warm-up for
+        each prompt; then the measures, round by round."""
         prompts, contexts = len(self.plan.prompts), len(self.plan.contexts)
-        measures = prompts + 4 + 2 * contexts + len(self.plan.texts)
-        return 7 + prompts + self.plan.rounds * measures
+        measures = prompts + 6 + 2 * contexts + len(self.plan.texts)
+        return 9 + prompts + self.plan.rounds * measures
 
     def measure(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything, in order; gives the programs' own rates, and what the machine can do at most."""
@@ -139,7 +145,9 @@ class Comparison:
             self._start(OURS, ours)
             with self._working(THEIRS, {"folder": self._folder}) as theirs:
                 self._start(THEIRS, theirs)
-                return with_rates(self._compare({OURS: ours, THEIRS: theirs})), peaks
+                programs = with_rates(self._compare({OURS: ours, THEIRS: theirs}))
+        self._over_http()
+        return programs, peaks
 
     def _compile(self) -> None:
         self._step(f"compiling the {self.plan.program_count} programs of the default set")
@@ -280,6 +288,28 @@ class Comparison:
             for name, value in ours("guesses", text=text, tokens=SAID).items():
                 self.samples.add(OURS, f"{text}_{name}", value)
 
+    def _over_http(self) -> None:
+        """What a server costs beside the engine alone: to the first token and by token with the demo, whose
+        passes are short enough for it to be seen; in a crowd with the model itself."""
+        plan = self.plan
+        self._step("starting a server of the demo, and its engine")
+        with both_ways(DEMO_FOLDER, self.work, self._programs, self._env, "demo_") as ways:
+            costs(ways, 0, HTTP_TOKENS)
+            for number in range(plan.rounds):
+                self._step(f"{self._round(number)}: answers over HTTP, one by one")
+                for time_of_round in range(1, 1 + HTTP_TIMES):
+                    found = costs(ways, number * HTTP_TIMES + time_of_round, HTTP_TOKENS)
+                    self.samples.add(OURS, "http_first", found.first_s)
+                    self.samples.add(OURS, "http_token", found.token_s)
+        self._step("starting a server of the model, and its engine")
+        with both_ways(plan.folder, self.work, self._programs, self._env) as ways:
+            crowd(ways, 0, WARM_UP)
+            for number in range(plan.rounds):
+                self._step(f"{self._round(number)}: answers over HTTP, {CROWD} at once")
+                together = crowd(ways, number + 1, CROWD_TOKENS)
+                self.samples.add(OURS, "http_together", together.http_s / CROWD_TOKENS)
+                self.samples.add(OURS, "engine_together", together.engine_s / CROWD_TOKENS)
+
     def _decode(self, sides: Sides, context: int) -> None:
         """With readings of memory's bandwidth before, between and after."""
         memory = MemoryReader()
@@ -309,18 +339,24 @@ class Comparison:
         return str(self.plan.folder.resolve())
 
     def _ours(self, log: str = OURS) -> contextlib.AbstractContextManager[Worker]:
-        programs = str((self.work / "programs").resolve())
-        return self._working(OURS, {"folder": self._folder, "cache_dir": programs}, log)
+        return self._working(OURS, {"folder": self._folder, "cache_dir": str(self._programs)}, log)
+
+    @property
+    def _programs(self) -> Path:
+        return (self.work / "programs").resolve()
 
     def _working(
         self, side: str, arguments: Mapping[str, Any], log: str = ""
     ) -> contextlib.AbstractContextManager[Worker]:
         """A side's process, limited to the instruction set before it starts."""
+        return working(side, arguments, self.work / f"{log or side}.log", self._env)
+
+    @property
+    def _env(self) -> dict[str, str]:
         threads = str(knobs.threads())
         cache = str((self.work / "vnpu").resolve())
         env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": cache}
-        env |= self.choice.environment
-        return working(side, arguments, self.work / f"{log or side}.log", env)
+        return env | self.choice.environment
 
 
 def read_files(files: Sequence[Path]) -> None:

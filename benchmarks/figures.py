@@ -17,6 +17,8 @@ TOGETHER = (1, 8, 16)
 """Requests that share passes."""
 AGAINST = 8
 """Of these, those that are held against the other side's batch."""
+CROWD = 16
+"""Clients of the server at once."""
 
 TARGETS: dict[str, tuple[str, float]] = {
     "first_token_ratio": ("<=", 1.1),
@@ -32,6 +34,9 @@ TARGETS: dict[str, tuple[str, float]] = {
     "lookup_ratio_quoting_summary": (">=", 2.0),
     "pool_ratio": ("<=", 0.06),
     "paging_ratio": ("<=", 1.03),
+    "http_first_token_ms": ("<=", 3.0),
+    "http_token_ms": ("<=", 0.3),
+    "http_together_ratio": (">=", 0.9),
     "rss_ratio": ("<=", 1.30),
     "compile_s": ("<=", 90.0),
     "ready_s": ("<=", 10.0),
@@ -118,6 +123,9 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
         },
         **{f"{text}_per_pass": samples.median(OURS, f"{text}_per_pass") for text in samples.texts},
         **{f"{text}_right": samples.median(OURS, f"{text}_share") for text in samples.texts},
+        "http_first_token_ms": 1e3 * samples.median(OURS, "http_first"),
+        "http_token_ms": 1e3 * samples.median(OURS, "http_token"),
+        "http_together_tokens_per_s": CROWD / samples.median(OURS, "http_together"),
         "first_token_shared_s": samples.median(OURS, "shared"),
         "first_token_of_pool_s": samples.median(OURS, "pool_shared"),
         "decode_pages_ms": 1e3 * samples.median(OURS, "decode_pages"),
@@ -198,8 +206,9 @@ def ratios(samples: Samples) -> dict[str, float]:
     8 requests. pool_ratio: as shared_ratio, of a prompt that the pool of many requests has most of.
     paging_ratio: a token of one request from pages over one from a KV cache of its own. lookup_ratio_*:
     a token of an answer without guesses over one with guesses by lookup, both in the family rows, so that
-    higher is better; lookup_guide_ratio_*: one without them in guide over the same. rss_ratio: our peak over
-    the checkpoint's bytes.
+    higher is better; lookup_guide_ratio_*: one without them in guide over the same. http_together_ratio_*:
+    tokens per second of so many clients of the server over those of the engine alone. rss_ratio: our peak
+    over the checkpoint's bytes.
 
     Each is the median over the rounds of the ratio in that round, whose two times the machine's load touches
     alike. Of what one side measured once there is one round.
@@ -233,6 +242,8 @@ def ratios(samples: Samples) -> dict[str, float]:
         with_guesses = (OURS, f"{text}_{LOOKUP}")
         found[f"lookup_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{ROWS}"), with_guesses)
         found[f"lookup_guide_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{GUIDE}"), with_guesses)
+    together = (OURS, "engine_together"), (OURS, "http_together")
+    found[f"http_together_ratio_{CROWD}"] = _ratio(samples, *together)
     found["rss_ratio"] = samples.median(OURS, "peak_bytes") / samples.checkpoint_bytes
     return found
 

@@ -34,6 +34,11 @@ SAID, FIRST_SAID = 90, 24
 POOLED_LESS, POOLED_NEW = 8, 40
 """Tokens that the prompt of the pool has less than the longest, and those at its end that are new."""
 
+HTTP_TOKENS, HTTP_TIMES = 100, 5
+"""Tokens of an answer of the demo over HTTP, and how many such answers a round has."""
+CROWD_TOKENS = 64
+"""Of each answer of those that clients ask for at once."""
+
 
 @dataclass(frozen=True)
 class Plan:

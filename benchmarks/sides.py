@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from aerie import Model
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
+from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_row, prefill
 from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel, for_many
@@ -39,6 +41,7 @@ from aerie.runtime.calls import BETWEEN
 from aerie.runtime.memory import available_bytes
 from aerie.virtual_npu import Library, cpu, knobs
 from aerie.virtual_npu.pyxrt.batch import Batch
+from benchmarks.client import Client
 from benchmarks.drafts import measure, texts
 from benchmarks.figures import AGAINST, FEW_ROWS, TOGETHER
 from benchmarks.machine import peak_bytes
@@ -238,6 +241,23 @@ class Ours:
         known = {each.name: each for each in texts()}
         return measure(self.session, known[text], tokens)._asdict()
 
+    @cached_property
+    def _model_of_api(self) -> Model:
+        return Model(self.session)
+
+    def answered(self, prompts: Sequence[str], tokens: int) -> Answer:
+        """Answers to several prompts at once by the Python API, of so many tokens each: seconds for all, and
+        their texts. UserError for one of another length."""
+        started = time.perf_counter()
+        made = self._model_of_api.generate_batch(prompts, tokens)
+        spent = time.perf_counter() - started
+        if wrong := [each for each in made if each.error or len(each.token_ids) != tokens]:
+            raise UserError(
+                f"an answer of the engine has {len(wrong[0].token_ids)} tokens, and {tokens} were asked for; "
+                + (wrong[0].error or wrong[0].finish_reason.value)
+            )
+        return {"seconds": spent, "texts": [each.text for each in made]}
+
     def _other(self, length: int) -> list[int]:
         """A prompt like no other so far."""
         self._changes += 1
@@ -411,8 +431,9 @@ class Machine:
         return cpu.identity().split()[1:]
 
 
-SIDES: dict[str, type[Ours] | type[Theirs] | type[Machine]] = {
+SIDES: dict[str, type[Ours] | type[Theirs] | type[Machine] | type[Client]] = {
     "ours": Ours,
     "theirs": Theirs,
     "machine": Machine,
+    "client": Client,
 }

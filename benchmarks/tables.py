@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from aerie.runtime.tables import compact_table
-from benchmarks.figures import AGAINST, FEW_ROWS, OURS, THEIRS, TOGETHER
+from benchmarks.figures import AGAINST, CROWD, FEW_ROWS, OURS, THEIRS, TOGETHER
 from benchmarks.plan import BRIEF
 
 Record = Mapping[str, Any]
@@ -53,6 +53,10 @@ def rows_of(found: Record) -> Iterator[Row]:
         yield f"{text}_guide_ms", "  than in guide", f"lookup_guide_ratio_{text}", 1
         yield f"{text}_per_pass", "  tokens a pass with lookup", "", 2
         yield f"{text}_right", "  share of its guesses that were right", "", 2
+    yield "http_first_token_ms", "HTTP: more to the first token, ms", "", 2
+    yield "http_token_ms", "  more per streamed token, ms", "", 2
+    key = "http_together_tokens_per_s"
+    yield key, f"  {CROWD} clients, over the engine", f"http_together_ratio_{CROWD}", 1
     last = contexts[-1]
     for key, label, digits in OTHERS:
         ratio = "rss_ratio" if key == "peak_bytes" else ""
@@ -110,6 +114,9 @@ OF_ALL = (
     ("batch_ratio", "8 requests: ours/theirs"),
     ("pool_ratio", "prompt mostly in the pool, of new"),
     ("paging_ratio", "decode from pages, of own cache"),
+    ("http_first_token_ms", "HTTP: first token, ms more"),
+    ("http_token_ms", "HTTP: a token, ms more"),
+    (f"http_together_ratio_{CROWD}", f"HTTP: {CROWD} clients, of engine"),
     ("rss_ratio", "peak memory, of checkpoint"),
     ("compile_s", "compiling all variants, s"),
     ("ready_s", "start to ready, s"),

@@ -69,6 +69,10 @@ def measured(rounds=3, theirs_once=False) -> Samples:
             ("pool_shared", 0.2),
             ("decode_pages", 0.11),
             ("decode_own", 0.1),
+            ("http_first", 0.001),
+            ("http_token", 0.0002),
+            ("http_together", 0.125),
+            ("engine_together", 0.12),
         ):
             samples.add(OURS, name, seconds * slow)
     for side in (OURS, THEIRS):
@@ -101,6 +105,7 @@ def test_ratios_of_ours_alone_are_times():
     assert (found["together_ratio_8"], found["together_ratio_16"]) == pytest.approx((6.4, 6.4))
     assert (found["batch_ratio"], found["pool_ratio"]) == pytest.approx((3, 0.05))
     assert found["paging_ratio"] == pytest.approx(1.1)
+    assert found["http_together_ratio_16"] == pytest.approx(0.96)
     assert (found["lookup_ratio_prose"], found["lookup_guide_ratio_prose"]) == pytest.approx((1, 1 / 1.5))
     assert (found["lookup_ratio_code_editing"], found["lookup_guide_ratio_code_editing"]) == pytest.approx(
         (7.5, 5)
@@ -127,6 +132,8 @@ def test_units():
     assert ours["call_overhead_us"] == pytest.approx(24)
     assert ours["load_and_run_us"] == pytest.approx(17)
     assert ours["attention_2048_ms"] == pytest.approx(4)
+    assert (ours["http_first_token_ms"], ours["http_token_ms"]) == pytest.approx((2, 0.4))
+    assert ours["http_together_tokens_per_s"] == pytest.approx(64)
     assert "compile_s" not in found[THEIRS]
     assert found["bandwidth_bytes_per_s"] == 30 * GB
 
@@ -180,6 +187,9 @@ def test_targets():
         "decode_ratio_2048": True,
         "bandwidth_share_128": True,
         "bandwidth_share_2048": False,
+        "http_first_token_ms": True,
+        "http_token_ms": False,
+        "http_together_ratio_16": True,
         "rss_ratio": True,
         "compile_s": False,
         "ready_s": True,
@@ -213,6 +223,9 @@ def test_targets():
         ("lookup_ratio_quoting_summary", 1.99, False),
         ("pool_ratio", 0.06, True),
         ("paging_ratio", 1.04, False),
+        ("http_first_token_ms", 3.01, False),
+        ("http_token_ms", 0.3, True),
+        ("http_together_ratio_16", 0.89, False),
         ("rss_ratio", 1.3, True),
         ("rss_ratio", 1.31, False),
     ],
@@ -305,7 +318,7 @@ def test_what_is_missed_is_told_by_set():
     assert "AVX2: flash_share 0.40, wanted >= 0.5" in lines
     assert "AVX2: compile_s 100.00, wanted <= 90" in lines
     assert "AVX2: few_rows_ratio_8 1.50, wanted <= 1.35" in lines
-    assert len(lines) == 12
+    assert len(lines) == 13
 
 
 def test_peaks_by_set():

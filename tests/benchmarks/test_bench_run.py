@@ -318,10 +318,11 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert command.main(arguments) == 0
     shown = capsys.readouterr()
     assert "first token of 512, s" in shown.out
-    assert "[16/41] round 2 of 2: decode at context 128" in shown.err
-    assert "[29/41] programs by themselves" in shown.err
-    assert "[35/41] round 2 of 2: decode at context 512, from pages" in shown.err
-    assert "[41/41] round 2 of 2: quoting summary, with guesses and without" in shown.err
+    assert "[16/47] round 2 of 2: decode at context 128" in shown.err
+    assert "[29/47] programs by themselves" in shown.err
+    assert "[35/47] round 2 of 2: decode at context 512, from pages" in shown.err
+    assert "[41/47] round 2 of 2: quoting summary, with guesses and without" in shown.err
+    assert "[47/47] round 2 of 2: answers over HTTP, 16 at once" in shown.err
     recorded = json.loads(out.read_text())
     found = recorded["sets"]["native"]
     assert recorded["machine"] == json.loads(json.dumps(machine.describe()))
@@ -401,7 +402,7 @@ def test_the_order_of_things(tiny, tmp_path):
     said = [given for _, method, given in calls if method == "guesses"]
     assert said[0] == {"text": "code_editing", "tokens": FIRST_SAID}
     assert said[1:] == [{"text": text, "tokens": SAID} for text in comparison.plan.texts for _ in range(2)]
-    assert comparison.steps == comparison._done + 5  # what comes before both sides are there
+    assert comparison.steps == comparison._done + 11  # before both sides are there, and over HTTP
     assert len(comparison.samples.of["ours", "prose_lookup"]) == 2
     assert [given["shared"] for _, _, given in calls if given.get("shared")] == [464] * 3 + [464] * 3
     assert len(comparison.samples.of["theirs", "first_512"]) == 1
