@@ -9,40 +9,30 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from aerie.engine.call_reader import CallPiece
 from aerie.engine.tool_calls import Tools, chosen
 from aerie.serve.answer import LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, Function
+from aerie.serve.chats import Chat
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
 from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt
 from aerie.serve.forms import new_id
-from aerie.serve.items import AnyItem, EachItem, Item, answer_part, messages_of
-
-
-class OfFunction(Fields):
-    type: Literal["function"]
-
-
-class ResponsesTool(Function, OfFunction):
-    """With its type before its other fields, so that another type's is told of first."""
-
-
-class NamedFunction(OfFunction):
-    """One function, which is to be called."""
-
-    name: str
-
-
-class AllowedFunctions(Fields):
-    """Some of the functions: the model is told of all."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+from aerie.serve.items import (
+    AllowedFunctions,
+    AnyItem,
+    CustomTool,
+    EachItem,
+    Item,
+    NamedFunction,
+    ResponsesTool,
+    answer_part,
+    echoed,
+    input_of,
+    messages_of,
+)
 
 
 class TextFormat(JsonSchema):
@@ -179,21 +169,29 @@ class ResponsesForm:
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             **({"text": asked.text.model_dump(by_alias=True, exclude_none=True)} if asked.text else {}),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "tool_choice": _echoed(asked.tool_choice) or "auto",
-            "tools": [{"parameters": {}, "strict": False, **_echoed(tool)} for tool in asked.tools or ()],
+            "tool_choice": echoed(asked.tool_choice) or "auto",
+            "tools": [tool.told for tool in asked.tools or ()],
             "error": None,
             "previous_response_id": asked.previous_response_id,
             **({"conversation": {"id": asked.conversation_id}} if asked.conversation_id else {}),
             "store": asked.store is not False,
         }
         self._number, self._items = -1, list[dict[str, Any]]()
+        self._custom = {tool.name for tool in asked.tools or () if isinstance(tool, CustomTool)}
+        self._arguments = ""
+        """Of the last call of a custom tool."""
 
     def whole(self, made: Sequence[Whole]) -> Response:
         (one,) = made
         assert one.ending is not None
         if one.text or not one.calls:
             self._items.append(_message(one.text))
-        self._items += [_call(call.name, call.arguments) for call in one.calls]
+        self._items += [
+            _custom_call(call.name, input_of(call.arguments))
+            if call.name in self._custom
+            else _call(call.name, call.arguments)
+            for call in one.calls
+        ]
         return self._response(one.ending)
 
     def _response(self, ending: Ending) -> Response:
@@ -239,10 +237,22 @@ class ResponsesForm:
     def _called(self, piece: CallPiece) -> Iterator[bytes]:
         if piece.name is not None:
             yield from self._closed("completed")
-            yield from self._opened(_call(piece.name, ""))
-        if piece.arguments:
+            self._arguments = ""
+            begun = _custom_call if piece.name in self._custom else _call
+            yield from self._opened(begun(piece.name, ""))
+        if piece.arguments and "input" in self._items[-1]:
+            yield from self._put_in(piece.arguments)
+        elif piece.arguments:
             self._items[-1]["arguments"] += piece.arguments
             yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
+
+    def _put_in(self, arguments: str) -> Iterator[bytes]:
+        """More of the input of a custom tool."""
+        self._arguments += arguments
+        item, given = self._items[-1], input_of(self._arguments)
+        delta, item["input"] = given[len(item["input"]) :], given
+        if delta:
+            yield self._event("custom_tool_call_input.delta", **self._place, delta=delta)
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -265,6 +275,8 @@ class ResponsesForm:
             at = {**self._place, "content_index": 0}
             yield self._event("output_text.done", **at, text=part["text"], logprobs=[])
             yield self._event("content_part.done", **at, part=part)
+        elif "input" in item:
+            yield self._event("custom_tool_call_input.done", **self._place, input=item["input"])
         else:
             told = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("function_call_arguments.done", **self._place, **told)
@@ -295,6 +307,6 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
     return {**of, "name": name, "arguments": arguments}
 
 
-def _echoed(given: Any) -> Any:
-    """What was asked, as it is told in the response."""
-    return given.model_dump(exclude_none=True) if isinstance(given, BaseModel) else given
+def _custom_call(name: str, given: str) -> dict[str, Any]:
+    of = {"id": new_id("ctc_"), "type": "custom_tool_call", "status": "completed"}
+    return {**of, "call_id": new_id("call_"), "name": name, "input": given}

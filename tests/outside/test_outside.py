@@ -114,7 +114,7 @@ def test_the_log_of_the_tester() -> None:
         line("chat.basic", "pass"),
         line("chat.stream", "fail", "assert", canonical_stream_terminal_seen=True),
         line("chat.memory", "fail", "assert"),
-        line("responses.custom_tool", "unsupported"),
+        line("responses.custom_tool", "fail"),
     ]
     made = outside.told("\n".join(lines))
     assert [(each.name, each.outcome) for each in made if "compat" in each.name] == [

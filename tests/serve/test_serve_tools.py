@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from aerie import Model
+from aerie.serve.items import input_of
 
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
 USER = [{"role": "user", "content": FRANCE}]
@@ -135,6 +137,78 @@ def test_a_response_calls(serving: Any) -> None:
     again = [{"role": "user", "content": FRANCE}, *made.output, result]
     told = serving.openai.responses.create(**{**asked, "input": again, "tool_choice": "none"})
     assert (told.status, told.output[0].type) == ("completed", "message")
+
+
+NOTE: Any = {"type": "custom", "name": "note", "description": "Writes a note."}
+
+
+LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
+
+
+def of_regex(regex: str) -> Any:
+    return [{**NOTE, "format": {"type": "grammar", "syntax": "regex", "definition": regex}}]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        (of_regex('a"\\\\[0-9]{3}ü|b"\\\\[0-9]{3}ü'), "required"),
+        (of_regex("[0-9]{4}"), {"type": "custom", "name": "note"}),
+        (of_regex("[a-c]{6}") + RESPONSES_TOOLS, {"type": "custom", "name": "note"}),
+    ],
+)
+def test_a_custom_tool(serving: Any, tools: Any, choice: Any) -> None:
+    asked = {"model": "demo", "input": FRANCE, "temperature": 0, "tools": tools, "tool_choice": choice}
+    made = serving.openai.responses.create(**asked)
+    (call,) = made.output
+    assert (call.type, call.name, made.status) == ("custom_tool_call", "note", "completed")
+    assert re.fullmatch(tools[0]["format"]["definition"], call.input)
+    assert made.tools[0].model_dump(exclude_none=True) == tools[0]
+    events = list(serving.openai.responses.create(**asked, stream=True))
+    kinds = [each.type.removeprefix("response.") for each in events]
+    assert kinds[:3] == ["created", "in_progress", "output_item.added"]
+    assert kinds[-3:] == ["custom_tool_call_input.done", "output_item.done", "completed"]
+    assert set(kinds[3:-3]) == {"custom_tool_call_input.delta"}
+    assert "".join(each.delta for each in events[3:-3]) == events[-3].input == call.input
+    last = events[-1].response
+    assert last.output[0].input == call.input
+    result = {"type": "custom_tool_call_output", "call_id": last.output[0].call_id, "output": "noted"}
+    told = serving.openai.responses.create(
+        **asked | {"input": [result], "tool_choice": "none"}, previous_response_id=last.id
+    )
+    items = list(serving.openai.responses.input_items.list(told.id, order="asc"))
+    assert [item.type for item in items] == ["message", "custom_tool_call", "custom_tool_call_output"]
+    assert items[1].input == call.input
+    as_function = {"name": "note", "arguments": json.dumps({"input": call.input}, ensure_ascii=False)}
+    with serving.http as http:
+        body = {
+            "messages": [
+                {"role": "user", "content": FRANCE},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "c", "type": "function", "function": as_function}],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": "noted"},
+            ]
+        }
+        counted = http.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
+    assert told.usage.input_tokens == counted
+
+
+def test_any_text_of_a_custom_tool_that_is_cut(serving: Any) -> None:
+    made = serving.openai.responses.create(
+        model="demo", input=FRANCE, temperature=0, tools=[NOTE], tool_choice="required", max_output_tokens=60
+    )
+    assert (made.status, made.output[0].type) == ("incomplete", "custom_tool_call")
+
+
+def test_the_input_in_arguments_that_are_coming() -> None:
+    text = 'a"\\\n ü 😀 \t/'
+    for whole in (json.dumps({"input": text}), json.dumps({"input": text}, ensure_ascii=False)):
+        told = [input_of(whole[:length]) for length in range(len(whole) + 1)]
+        assert (told[0], told[-1]) == ("", text)
+        assert all(text.startswith(each) for each in told)
+        assert told == sorted(told, key=len)
 
 
 MESSAGES = {
@@ -317,6 +391,21 @@ def test_wrong_tools_of_chats(serving: Any, body: dict[str, Any], param: str, wo
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
             "input",
             "is 'c', and no call is before it",
+        ),
+        (
+            {"tools": [{**NOTE, "format": LARK}]},
+            "tools[0].format",
+            "inputs of custom tools are held to regular expressions alone; give syntax regex, or",
+        ),
+        (
+            {"tools": [{**NOTE, "format": {"type": "grammar"}}]},
+            "tools[0].format",
+            "the type grammar wants syntax and definition; give both",
+        ),
+        (
+            {"tools": of_regex("(")},
+            "tools[0].parameters",
+            "the parameters of 'note' cannot be taken",
         ),
         (
             {"tools": RESPONSES_TOOLS, "text": {"format": {"type": "json_object"}}},
