@@ -132,7 +132,7 @@ def _add_answers(app: FastAPI) -> None:
     async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
-        expected = await service.encoded(partial(_continued, body.predicted))
+        expected = await service.encoded(partial(_continued, body.predicted)) if body.predicted else ()
         asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
         marks = await marked(service.worker, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
@@ -159,7 +159,7 @@ def _add_answers(app: FastAPI) -> None:
 
 def _continued(text: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text that follows others."""
-    return tokenizer.encode(text, special=False) if text else []
+    return tokenizer.encode(text, special=False)
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:

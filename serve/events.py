@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -55,6 +56,18 @@ def event(made: Told, name: str | None = None) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {as_json(made)}\n\n".encode()
 
 
+class Saying:
+    """Events that differ in one text alone. They are made of the client's types once, and written with other
+    texts after that, which takes a tenth of the time. make: the event of a text."""
+
+    def __init__(self, make: Callable[[str], Told]) -> None:
+        mark = secrets.token_hex(8)
+        self._before, self._after = event(make(mark)).split(f'"{mark}"'.encode())
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + json.dumps(text, ensure_ascii=False).encode() + self._after
+
+
 def failed_event(path: str, error: ApiError, before: int) -> bytes:
     """The event that ends a stream of this address, after so many events."""
     if path == "/v1/messages":
@@ -87,9 +100,10 @@ async def answered(request: Request, asking: Asking, form: Form, streams: bool, 
 
 
 async def _events(asking: Asking, form: Form, first: Piece | None) -> AsyncIterator[bytes]:
+    """What is sent of each piece, all its events at once: each part that is sent wakes the client."""
     try:
-        for each in form.events(first) if first else ():
-            yield each
+        if told := b"".join(form.events(first)) if first else b"":
+            yield told
         async for piece in asking.pieces():
             if piece is None:
                 yield HEARTBEAT
@@ -97,10 +111,10 @@ async def _events(asking: Asking, form: Form, first: Piece | None) -> AsyncItera
             if piece.ending and piece.ending.error:
                 yield form.failed(piece.ending.error)
                 return
-            for each in form.events(piece):
-                yield each
-        for each in form.last(asking.endings):
-            yield each
+            if told := b"".join(form.events(piece)):
+                yield told
+        if told := b"".join(form.last(asking.endings)):
+            yield told
     except Exception:  # the status was sent long before: the stream ends with what tells of it
         LOG.exception("a stream failed")
         yield form.failed(internal())

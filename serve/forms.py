@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
@@ -27,12 +29,13 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
+from pydantic import BaseModel
 
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.serve.answer import NOTHING, Ending, Mark, Piece, Spent
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
-from aerie.serve.events import DONE, event
+from aerie.serve.events import DONE, Saying, event
 
 Reason = Literal["stop", "length", "tool_calls"]
 LOWEST = -9999.0
@@ -81,8 +84,21 @@ def _rates(kind: str, tokens: int, timed: int, spent_s: float) -> dict[str, Any]
     }
 
 
-class OpenAIForm:
+class OpenAIForm(ABC):
     """What both forms have in common."""
+
+    def __init__(self) -> None:
+        self._sayings: dict[int, Saying] = {}
+
+    def _said(self, index: int, text: str) -> bytes:
+        """The event of a text and nothing else, of this choice."""
+        if index not in self._sayings:
+            self._sayings[index] = Saying(partial(self._with_text, index))
+        return self._sayings[index](text)
+
+    @abstractmethod
+    def _with_text(self, index: int, text: str) -> BaseModel:
+        """What `_said` tells."""
 
     def failed(self, error: ApiError) -> bytes:
         return event(error.body)
@@ -102,6 +118,7 @@ class ChatForm(OpenAIForm):
         prompt_marks: Sequence[Sequence[Mark]] = (),
         timed: bool = False,
     ) -> None:
+        super().__init__()
         self._timed, self._spent = timed, NOTHING
         self._of: dict[str, Any] = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
         self._choices, self._usage, self._marks = choices, usage, marks
@@ -128,7 +145,9 @@ class ChatForm(OpenAIForm):
             self._begun.add(piece.index)
             begun = None if piece.calls and not piece.text else ""
             yield event(self._chunk(piece.index, ChoiceDelta(role="assistant", content=begun)))
-        if piece.text or piece.marks:
+        if piece.text and not (self._marks or self._timed or piece.calls):
+            yield self._said(piece.index, piece.text)
+        elif piece.text or piece.marks:
             marks = ChunkLogprobs(content=_marks(piece.marks), refusal=None) if self._marks else None
             spent = piece.spent if self._timed else None
             said = ChoiceDelta(content=None if piece.calls and not piece.text else piece.text)
@@ -138,6 +157,9 @@ class ChatForm(OpenAIForm):
         if piece.ending:
             self._spent = piece.spent
             yield event(self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending), None, piece.spent))
+
+    def _with_text(self, index: int, text: str) -> ChatCompletionChunk:
+        return self._chunk(index, ChoiceDelta(content=text))
 
     def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
         if self._usage:
@@ -194,6 +216,7 @@ class CompletionForm(OpenAIForm):
         echoes: Sequence[Echo] = (),
         prompt_marks: Sequence[Sequence[Mark]] = (),
     ) -> None:
+        super().__init__()
         self._of: dict[str, Any] = {"id": new_id("cmpl-"), "created": int(time.time()), "model": model}
         self._choices, self._usage, self._marks = choices, usage, marks
         self._echoes = {index: echoes[index // choices] for index in range(len(echoes) * choices)}
@@ -209,11 +232,20 @@ class CompletionForm(OpenAIForm):
         return Completion(**self._of, object="text_completion", choices=choices, usage=usage)
 
     def events(self, piece: Piece) -> Iterator[bytes]:
-        if piece.text or piece.marks or piece.ending or piece.index in self._echoes:
-            made = Completion(**self._of, object="text_completion", choices=[self._choice(piece)])
-            if self._usage:
-                made.usage = None  # told as null
-            yield event(made)
+        begins = piece.index in self._echoes
+        if piece.text and not (self._marks or self._prompt_marks or piece.ending or begins):
+            yield self._said(piece.index, piece.text)
+        elif piece.text or piece.marks or piece.ending or begins:
+            yield event(self._told(piece))
+
+    def _with_text(self, index: int, text: str) -> Completion:
+        return self._told(Piece(index, text))
+
+    def _told(self, piece: Piece) -> Completion:
+        made = Completion(**self._of, object="text_completion", choices=[self._choice(piece)])
+        if self._usage:
+            made.usage = None  # told as null
+        return made
 
     def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
         if self._usage:

@@ -140,13 +140,13 @@ async def _held(request: Request) -> Service:  # async, or FastAPI takes a threa
     return service
 
 
-def _there(request: Request) -> Models:
+async def _there(request: Request) -> Models:
     models: Models = request.app.state.models
     return models
 
 
 async def _seen(request: Request, model: str | None = None) -> Service:
-    return _there(request).named(model)
+    return (await _there(request)).named(model)
 
 
 Held = Annotated[Service, Depends(_held)]
