@@ -104,7 +104,7 @@ class Request:
             while not (self.token_ids or self.is_over):
                 self._step()
                 if not (self.token_ids or self.is_over):
-                    told("", min(self._scheduler.held(self), len(self.prompt)))
+                    told("", self.read)
                     yield None
         given = 0
         while True:
@@ -146,6 +146,11 @@ class Request:
     def passes(self) -> Passes:
         """What it took so far."""
         return self.strategy.passes
+
+    @property
+    def read(self) -> int:
+        """The positions of its prompt that the pool has."""
+        return min(self._scheduler.held(self), len(self.prompt))
 
     @property
     def ending(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,7 +72,7 @@ NOTHING = Spent()
 class Piece:
     """What has come of choice `index`: text, how likely its tokens were where that was asked for, how it
     ended, once it has, the tokens that its text is of, what it took so far, and calls of tools after the
-    text."""
+    text; before them, where that was asked for, how many tokens of the prompt were read when, in seconds."""
 
     index: int
     text: str = ""
@@ -80,6 +81,7 @@ class Piece:
     tokens: tuple[int, ...] = ()
     spent: Spent = NOTHING
     calls: tuple[CallPiece, ...] = ()
+    read: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Ask:
     the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
     which it is answered; None: in any. manner: how it is made. as_drawn:
     whether they are told as they were drawn, with all settings, in place of what the logits give them.
-    calls: those of tools that may be in it."""
+    calls: those of tools that may be in it. shows_progress: whether it is told how much of the prompt is
+    read."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -102,6 +105,7 @@ class Ask:
     manner: Manner = PLAIN
     as_drawn: bool = False
     calls: Calls | None = None
+    shows_progress: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class Answer:
         self._tokens: list[int] = []
         """Those whose text was not told yet."""
         self._stopped_by: str | int | None = None
+        self._began_s, self._read_to = time.perf_counter(), -1
 
     def piece(self) -> Piece | None:
         """What has come since the last, if anything has; with its ending where it is over."""
@@ -167,12 +172,13 @@ class Answer:
             self._told += 1
             text += self._fed(token, marks)
         if self._stopped_by is None and not self.request.is_over:
-            made = self._piece(text, marks) if text or marks else None
-            return made if made and (made.text or marks or made.calls) else None
+            read = self._read_meanwhile()
+            made = self._piece(text, marks, None, read) if text or marks or read else None
+            return made if made and (made.text or marks or made.calls or read) else None
         self.request.stop()
         if self._stopped_by is None:
             text += self._stops.feed(self._stream.flush()) + self._stops.flush()
-        return self._piece(text, marks, self._ending())
+        return self._piece(text, marks, self._ending(), self._read_meanwhile())
 
     def cut(self, error: ApiError | None = None) -> Piece:
         """End it where it is: with this error, or because its time is up."""
@@ -186,7 +192,25 @@ class Answer:
             )
         return self._piece(rest, (), self._ended(LENGTH, error))
 
-    def _piece(self, text: str, marks: Sequence[Mark], ending: Ending | None = None) -> Piece:
+    def _read_meanwhile(self) -> tuple[tuple[int, float], ...]:
+        """Of the prompt; before the first, what was found in the pool."""
+        if not self._ask.shows_progress or self._read_to == len(self.request.prompt):
+            return ()
+        to = len(self.request.prompt) if self.request.token_ids else self.request.read
+        if to == 0 or to == self._read_to:
+            return ()
+        at_s = time.perf_counter() - self._began_s
+        begun = () if self._read_to >= 0 else ((self.request.cached_tokens, 0.0),)
+        self._read_to = to
+        return (*begun, (to, at_s))
+
+    def _piece(
+        self,
+        text: str,
+        marks: Sequence[Mark],
+        ending: Ending | None = None,
+        read: tuple[tuple[int, float], ...] = (),
+    ) -> Piece:
         made, tokens = self.request, tuple(self._tokens)
         self._tokens.clear()
         calls: tuple[CallPiece, ...] = ()
@@ -195,7 +219,7 @@ class Answer:
             if self._calls.calls and ending and ending.reason == STOP:
                 ending = ending._replace(reason=CALLS)
         spent = Spent(len(made.prompt), made.cached_tokens, self._told, *made.times_s)
-        return Piece(self._ask.index, text, tuple(marks), ending, tokens, spent, calls)
+        return Piece(self._ask.index, text, tuple(marks), ending, tokens, spent, calls, read)
 
     def _read(self, reader: CallReader, text: str, is_last: bool) -> tuple[str, tuple[CallPiece, ...]]:
         """What is text of it, and what is calls."""

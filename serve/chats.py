@@ -164,6 +164,7 @@ class ChatRequest(Settings, Formed, HasTools):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    return_progress: bool = False
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     functions: Any = None
@@ -195,6 +196,10 @@ class ChatRequest(Settings, Formed, HasTools):
     @property
     def top(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def shows_progress(self) -> bool:
+        return self.stream and self.return_progress
 
     @property
     def predicted(self) -> str:

@@ -239,6 +239,11 @@ class Settings(Harmless):
         return None
 
     @property
+    def shows_progress(self) -> bool:
+        """Whether a stream tells how much of the prompt is read."""
+        return False
+
+    @property
     def as_drawn(self) -> bool:
         """Whether they are told with all settings, in place of what the logits give them."""
         return False

@@ -84,6 +84,14 @@ def _rates(kind: str, tokens: int, timed: int, spent_s: float) -> dict[str, Any]
     }
 
 
+def progress(spent: Spent, read: tuple[int, float]) -> dict[str, Any]:
+    """As llama.cpp tells it: tokens of a prompt, found in the pool and read with these, and milliseconds
+    since it was begun."""
+    processed, read_s = read
+    told = {"total": spent.prompt, "cache": spent.cached, "processed": processed, "time_ms": 1e3 * read_s}
+    return {"prompt_progress": told}
+
+
 class OpenAIForm(ABC):
     """What both forms have in common."""
 
@@ -141,6 +149,11 @@ class ChatForm(OpenAIForm):
         )
 
     def events(self, piece: Piece) -> Iterator[bytes]:
+        for read in piece.read:
+            of = {**self._of, "object": "chat.completion.chunk", **progress(piece.spent, read)}
+            yield event(ChatCompletionChunk(**of, choices=[]))
+        if piece.read and not (piece.text or piece.marks or piece.calls or piece.ending):
+            return
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             begun = None if piece.calls and not piece.text else ""

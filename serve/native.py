@@ -24,7 +24,7 @@ from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
 from aerie.serve.events import answered, event
 from aerie.serve.fields import MOST_STOPS, MOST_TOP, Fields, Form, Settings, StopText, Text, Unbuilt
-from aerie.serve.forms import finite, timings
+from aerie.serve.forms import finite, progress, timings
 from aerie.serve.service import Service
 
 Bias: TypeAlias = "int | float | str | bool"
@@ -51,10 +51,15 @@ class NativeSettings(Settings):
 
     n_probs: int = 0
     post_sampling_probs: bool = False
+    return_progress: bool = False
 
     @property
     def top(self) -> int | None:
         return self.n_probs or None
+
+    @property
+    def shows_progress(self) -> bool:
+        return self.return_progress
 
     @property
     def as_drawn(self) -> bool:
@@ -91,6 +96,7 @@ class NativeRequest(Fields):
     post_sampling_probs: bool = False
     return_tokens: bool = False
     timings_per_token: bool = False
+    return_progress: bool = False
     response_fields: list[str] = Field(default_factory=list)
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
@@ -106,7 +112,6 @@ class NativeRequest(Fields):
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     xtc_threshold: float | None = None
-    return_progress: Any = None
     dynatemp_range: Any = None
     typical_p: Any = None
     dry_multiplier: Any = None
@@ -117,7 +122,6 @@ class NativeRequest(Fields):
     lora: Any = None
     backend_sampling: bool | None = None
     unbuilt: ClassVar[Unbuilt] = {
-        "return_progress": ([False], "it is not told how much of a prompt is read"),
         "dynatemp_range": ([0], "temperatures that change are not built"),
         "typical_p": ([1], "typical sampling is not built"),
         "dry_multiplier": ([0], "the DRY penalty is not built"),
@@ -203,6 +207,7 @@ class NativeRequest(Fields):
             id_slot=self.id_slot,
             n_probs=self.n_probs,
             post_sampling_probs=self.post_sampling_probs,
+            return_progress=self.stream and self.return_progress,
         )
 
     @property
@@ -262,8 +267,12 @@ class NativeForm:
         return told if self._asked.is_several else told[0]
 
     def events(self, piece: Piece) -> Iterator[bytes]:
+        begun = {"index": piece.index, "content": "", "tokens": [], "stop": False}
+        for read in piece.read:
+            yield event({**begun, **progress(piece.spent, read)})
         if piece.ending is None:
-            yield event({**self._piece(piece), "stop": False})
+            if piece.text or piece.marks:
+                yield event({**self._piece(piece), "stop": False})
             return
         if (piece.text or piece.marks) and not self._asked.is_read_only:
             yield event({**self._piece(piece), "stop": False})

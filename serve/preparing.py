@@ -131,6 +131,7 @@ def _ask(
         Manner(**settings.manners, draft=draft),
         settings.as_drawn,
         calls,
+        settings.shows_progress,
     )
 
 

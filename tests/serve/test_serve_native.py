@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from aerie import Model
+from aerie.engine.sampler import Sampler
+from aerie.serve.answer import Answer, Ask
 
 FRANCE = "What is the capital of France?"
 PROMPT = "The capital of"
@@ -138,6 +141,45 @@ def test_timings_of_a_chat(serving: Any) -> None:
     begun, *parts = events(serving, "/v1/chat/completions", **chat, timings_per_token=True)
     assert "timings" not in begun
     assert all(part["timings"]["predicted_n"] for part in parts)
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
+def test_how_much_of_a_prompt_is_read(serving: Any, path: str) -> None:
+    text = f"{path} " + "one two three " * 40
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "return_progress": True}
+    asked |= {"prompt": text} if path == "/completion" else {"messages": [{"role": "user", "content": text}]}
+    for is_known in (False, True):
+        every = events(serving, path, **asked)
+        told = [each["prompt_progress"] for each in every if "prompt_progress" in each]
+        first, last = told  # it is read in one step
+        assert every[: len(told)] == [each for each in every if "prompt_progress" in each]
+        assert (first["cache"], last["cache"]) == (first["processed"], first["processed"])
+        assert (first["processed"] >= 64) == is_known
+        assert last["processed"] == last["total"] == first["total"] > 100
+        assert 0 == first["time_ms"] < last["time_ms"]
+        assert len(every) > len(told) + 1
+    with serving.http as http:
+        whole = http.post(path, json=asked)
+    assert (whole.status_code, "prompt_progress" in whole.text) == (200, False)
+
+
+def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
+    tokenizer = alone._open().tokenizer
+    request = SimpleNamespace(prompt=range(200), token_ids=[], read=0, cached_tokens=0, is_over=False)
+    request.times_s = (0.0, 0.0)
+    ask = Ask(range(200), 5, Sampler(temperature=0), shows_progress=True)
+    answer = Answer(ask, cast(Any, request), Sampler(temperature=0), tokenizer, ())
+    assert answer.piece() is None
+    told = []
+    for request.read, request.cached_tokens in ((100, 64), (100, 64), (150, 64)):
+        piece = answer.piece()
+        told += [to for to, _ in piece.read] if piece else []
+    request.token_ids.append(5)
+    piece = answer.piece()
+    assert piece
+    assert [*told, *(to for to, _ in piece.read)] == [64, 100, 150, 200]
+    request.token_ids.append(6)
+    assert not (later := answer.piece()) or not later.read
 
 
 @pytest.mark.parametrize(
