@@ -151,7 +151,9 @@ def test_how_much_of_a_prompt_is_read(serving: Any, path: str) -> None:
     for is_known in (False, True):
         every = events(serving, path, **asked)
         told = [each["prompt_progress"] for each in every if "prompt_progress" in each]
-        first, last = told  # it is read in one step
+        first, *_, last = told
+        processed = [each["processed"] for each in told]
+        assert processed == sorted({*processed})
         assert every[: len(told)] == [each for each in every if "prompt_progress" in each]
         assert (first["cache"], last["cache"]) == (first["processed"], first["processed"])
         assert (first["processed"] >= 64) == is_known
