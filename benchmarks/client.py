@@ -36,23 +36,24 @@ class Came(NamedTuple):
 
 
 class Client:
-    """As many connections as are asked for at once, which stay open, to `port` of this machine."""
+    """Of the server at `port` of this machine."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._connections: list[socket.socket] = []
 
     def streamed(self, prompts: Sequence[str], tokens: int) -> dict[str, Any]:
-        """Answers of `tokens` tokens each, asked for at once, one connection each.
+        """Answers of `tokens` tokens each, asked for at once, one connection each, which is there before.
 
         texts: what they say. seconds: until the last one was complete. first_seconds: until the first had its
         first text. Both less what this process computed until then. Raises UserError for a refusal, and for
         an answer of another length.
         """
         requests = [self._request(prompt, tokens) for prompt in prompts]
-        while len(self._connections) < len(requests):
-            self._connections.append(socket.create_connection(("127.0.0.1", self._port)))
-        came = _exchanged(self._connections[: len(requests)], requests)
+        with contextlib.ExitStack() as stack:
+            connections = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", self._port))) for _ in requests
+            ]
+            came = _exchanged(connections, requests)
         texts = [_text(b"".join(part.bytes for part in parts), tokens) for parts in came]
         ends = [parts[-1] for parts in came]
         last, first = max(ends, key=lambda part: part.wall_s), _first_said(came[0])
@@ -62,11 +63,6 @@ class Client:
             "first_seconds": first.wall_s - first.cpu_s,
             "cpu_seconds": last.cpu_s,
         }
-
-    def close(self) -> None:
-        """Give up the connections."""
-        for each in self._connections:
-            each.close()
 
     def _request(self, prompt: str, tokens: int) -> bytes:
         messages = [{"role": "user", "content": prompt}]

@@ -41,7 +41,7 @@ WHOLE = [HEAD, said(""), said("Par"), said("is"), said("", timings={"predicted_n
 @pytest.fixture
 def answering() -> Iterator[Callable[..., Client]]:
     """answering(parts): a client of a server that gives these parts of a response to each request."""
-    closed: list[socket.socket | Client] = []
+    closed: list[socket.socket] = []
 
     def begin(*parts: bytes) -> Client:
         listening = socket.create_server(("127.0.0.1", 0))
@@ -65,9 +65,7 @@ def answering() -> Iterator[Callable[..., Client]]:
                 threading.Thread(target=answer, args=[connection], daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
-        made = Client(listening.getsockname()[1])
-        closed.append(made)
-        return made
+        return Client(listening.getsockname()[1])
 
     yield begin
     for each in closed:
