@@ -54,8 +54,8 @@ class Serving:
     def running(self) -> int:
         return sum(service.running + service.waiting for service in self.models.all.values())
 
-    def wait_until(self, is_so: Callable[[], object], limit_s: float = 5.0) -> float:
-        """How long it took, in seconds."""
+    def wait_until(self, is_so: Callable[[], object], limit_s: float = 30.0) -> float:
+        """How long it took, in seconds. The limit has room for a program that is compiled meanwhile."""
         began = time.perf_counter()
         while not is_so():
             assert time.perf_counter() - began < limit_s
