@@ -229,7 +229,8 @@ def _add_slots(app: FastAPI) -> None:
 
     @app.get("/slots")
     async def slots(service: Seen, fail_on_no_slot: str = "") -> Sequence[Mapping[str, Any]]:
-        there = service.worker.slots.told(service.ready().session.model.positions)
+        opened = service.ready()
+        there = service.worker.slots.told(opened.session.model.positions)
         if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in there):
             raise ApiError(
                 503, f"all {len(there)} slots are in use; ask again", code="no_slot", retry_after=1

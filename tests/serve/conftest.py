@@ -104,7 +104,7 @@ def server_of_all() -> Iterator[Serving]:
     logging.getLogger("aerie.serve").setLevel(logging.INFO)
     serving, stop = start(Limits(queue=4))
     try:
-        serving.wait_until(lambda: serving.server.started and serving.service.worker.opened, 60)
+        serving.wait_until(lambda: serving.server.started and serving.service.opened, 60)
         opened = serving.service.worker.opened
         assert opened is not None
         eos = opened.session.model.config.eos_token_ids

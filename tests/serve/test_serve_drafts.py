@@ -77,7 +77,7 @@ def test_a_stream_and_the_metrics_count_guesses(serving: Any) -> None:
 
 def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
     serving = starting(Limits(), partial(opened, "demo", "demo-drafter"))
-    serving.wait_until(lambda: serving.service.worker.opened, 60)
+    serving.wait_until(lambda: serving.service.opened, 60)
     own = alone.generate(FRANCE).text
     for extra, guesses in (({}, True), ({"draft": "none"}, False)):
         made = serving.openai.chat.completions.create(
@@ -89,7 +89,7 @@ def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
 
 def test_a_model_that_fills_blocks_in(starting: Any) -> None:
     serving = starting(Limits(), partial(opened, "demo-diffusion", "lookup"))
-    serving.wait_until(lambda: serving.service.worker.opened, 60)
+    serving.wait_until(lambda: serving.service.opened, 60)
     with load("demo-diffusion", backend="virtual") as alone:
         for settings in ({}, {"rule": "sequential"}, {"rule": "low_confidence_static", "steps": 2}):
             made = serving.openai.chat.completions.create(

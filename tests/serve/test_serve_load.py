@@ -192,7 +192,7 @@ def test_the_log_has_no_text(serving: Any, caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_server_that_is_told_to_stop(starting: Any, server_of_all: Any) -> None:
     serving = starting(Limits(drain_s=0.5))
-    serving.wait_until(lambda: serving.service.worker.opened, 60)
+    serving.wait_until(lambda: serving.service.opened, 60)
     with serving.http as http:
         with http.stream("POST", COMPLETIONS, json=endless(server_of_all, stream=True)) as response:
             lines = response.iter_lines()

@@ -89,6 +89,9 @@ def endless(serving: Serving, model: str) -> dict[str, Any]:
 
 def test_a_model_is_loaded_when_it_is_asked_for(three: Serving, each: dict[str, Model]) -> None:
     assert states(three) == {"demo": "loaded", "demo-diffusion": "unloaded", "demo-drafter": "unloaded"}
+    with three.http as http:
+        for path in ("/props", "/slots", "/npu/programs", "/npu/request", "/npu/request/trace"):
+            assert error_of(http.get(path, params={"model": "demo-drafter"}))[1] == "not_loaded"
     for name in (None, *SHIPPED):
         made = ask(three, name).json()
         assert made["choices"][0]["message"]["content"] == each[name or "demo"].generate(FRANCE, 12).text

@@ -219,7 +219,7 @@ async def whole_day(day: Day, aborts: int, slow: int, nonsense: int) -> None:
 @pytest.mark.long
 def test_a_bad_day(starting: Any, serving: Any, alone: Model) -> None:
     own = starting(Limits(queue=250))
-    own.wait_until(lambda: own.service.worker.opened, 60)
+    own.wait_until(lambda: own.service.opened, 60)
     with quiet_log():
         asyncio.run(whole_day(Day(own, alone, serving.endless), 1000, 200, 5000))
     own.wait_until(lambda: own.running() == 0)
