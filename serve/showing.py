@@ -96,6 +96,8 @@ def _add_state(app: FastAPI) -> None:
         models.first.check()
         if models.is_starting:
             raise models.first.is_loading()
+        if models.error:  # until the server ends, which it does by itself
+            raise models.first.failure()
         every = models.all.values()
         return {
             "status": "ok",

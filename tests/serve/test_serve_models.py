@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -21,6 +22,7 @@ from aerie.engine.errors import CheckpointError, TooLittleMemoryError
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
 from aerie.runtime.memory import give_back, resident_bytes
+from aerie.serve.app import make_app
 from aerie.serve.models import Memory, Models
 from aerie.serve.opening import Opening
 from aerie.serve.service import RETRY_S, Limits, Offer, State
@@ -260,6 +262,20 @@ BROKEN: list[tuple[BaseException, str, str]] = [
     (KeyError("/home/secret"), "failed", "the server's log says why"),
     (SystemExit(3), "failed", "the server's log says why"),
 ]
+
+
+def test_health_of_the_only_model_that_cannot_be_loaded() -> None:
+    """Until the server has ended."""
+
+    async def asked() -> httpx2.Response:
+        models = Models(offers("demo"))
+        await models.first.failed(CheckpointError("config.json: hidden_size is missing"))
+        transport = httpx2.ASGITransport(make_app(models))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.get("/health")
+
+    said = "the model 'demo' could not be loaded: config.json: hidden_size is missing"
+    assert error_of(asyncio.run(asked())) == (503, "failed", said)
 
 
 @pytest.mark.parametrize(("error", "code", "reason"), BROKEN)
