@@ -53,12 +53,13 @@ def make_app(models: Models) -> ASGIApp:
 
     app = _addressed(lifespan)
     app.state.models, app.state.kept = models, Kept(models.limits.kept, models.limits.kept_bytes)
-    return guarded(Loading(app, models, app.router), models)
+    return guarded(Loading(app, models, app.router), models, app)
 
 
-def guarded(app: ASGIApp, service: Guarded) -> ASGIApp:
-    """With who may ask, and from which sites."""
-    paths = [route.path for route in _addressed().routes if isinstance(route, Route)]
+def guarded(app: ASGIApp, service: Guarded, addressed: FastAPI | None = None) -> ASGIApp:
+    """With who may ask, and from which sites. addressed: what has the addresses; None: they are those of
+    every server."""
+    paths = [route.path for route in (addressed or _addressed()).routes if isinstance(route, Route)]
     guard: ASGIApp = Guard(app, service, paths)
     if origins := service.limits.origins:
         return CORSMiddleware(guard, origins, allow_methods=METHODS, allow_headers=["*"])
