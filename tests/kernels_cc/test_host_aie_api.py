@@ -180,6 +180,16 @@ def test_exp2_is_the_nearest_bf16_and_exact_for_integers(api: Any) -> None:
     assert np.isinf(as_f32(out)[x == np.inf]).all()
 
 
+def test_exp2_is_within_its_error_of_the_nearest(api: Any) -> None:
+    """Rounded from a value that is at most 2^-22 away; a rounding to the wrong side would be 2^-9 away."""
+    x = np.linspace(-2, 2, 2_000_000, dtype=np.float32)
+    out, exact = np.zeros(x.size, BF16), np.exp2(x.astype(np.float64))
+    api.exp2_lanes(x, out, x.size)
+    least, most = ((exact * (1 + error)).astype(np.float32).astype(BF16) for error in (-(2.0**-22), 2.0**-22))
+    assert ((least <= out) & (out <= most)).all()
+    assert (least == most).mean() > 0.999, "mostly one alone is right"
+
+
 def test_functions_of_one_variable(api: Any) -> None:
     x = np.array(np.linspace(0.1, 5, 16), np.float32)
     f32, half, bf = (np.zeros(n, t) for n, t in ((16, np.float32), (8, np.float32), (16, BF16)))
