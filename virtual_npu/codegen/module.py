@@ -119,7 +119,7 @@ _NOT_ALL_USED = '#pragma GCC diagnostic ignored "-Wunused-parameter"'
 """A body is given all of its operation's arguments, sizes and indices, used or not."""
 _PARTS: dict[str, list[str]] = {
     "contract": [],
-    "schedule": ["schedule.cc", "channel.cc", "deadlock.cc"],
+    "schedule": ["schedule.cc", "channel.cc", "island.cc", "cargo.cc", "deadlock.cc"],
     "product": ["product.cc"],
     "rearranged": ["rearranged.cc"],
 }

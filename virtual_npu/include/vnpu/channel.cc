@@ -1,7 +1,7 @@
 // Channels: bundles of bounded queues between tiles and engines.
-#include <stdio.h>
+#include "vnpu/channel.h"
 
-#include "vnpu/schedule.h"
+#include <stdio.h>
 
 namespace vnpu {
 
@@ -19,75 +19,6 @@ class OnBehalf {
 };
 
 }  // namespace
-
-Cargo::Cargo(Site site, const Access &from) {
-  Cargo made;
-  made.shared_ = static_cast<Shared *>(pool_take(kHeader + from.count * from.element));
-  made.shared_->users = 1;
-  vnpu::copy(site, dense(made.data(), from.count, from.element), from);
-  *this = made;
-}
-
-bool Kept::Entry::is(const Access &access) const {
-  if (first != access.first || count != access.count || element != access.element || rank != access.rank) return false;
-  for (int d = 0; d < rank; ++d) {
-    if (sizes[d] != access.sizes[d] || strides[d] != access.strides[d]) return false;
-  }
-  return true;
-}
-
-void Kept::Entry::know(const Access &access) {
-  first = access.first;
-  count = access.count;
-  element = access.element;
-  rank = access.rank;
-  for (int d = 0; d < rank; ++d) {
-    sizes[d] = access.sizes[d];
-    strides[d] = access.strides[d];
-  }
-}
-
-void Kept::begin_point() {
-  int left = 0;
-  for (int i = 0; i < known_.size(); ++i) {
-    Entry &entry = *known_[i];
-    if (entry.is_used) known_[left++] = &entry;
-    else drop(entry);
-    entry.is_used = false;
-  }
-  known_.shrink(left);
-}
-
-void Kept::drop(Entry &entry) {
-  if (entry.cargo) bytes_ -= entry.bytes();
-  entry.cargo = Cargo();
-  entry.first = nullptr;
-}
-
-Cargo Kept::block(Site site, const Access &from) {
-  Entry &entry = entries_[(reinterpret_cast<uintptr_t>(from.first) * 0x9e3779b97f4a7c15u >> 32) % kEntries];
-  const bool is_new = !entry.first && from.rank <= kDims;
-  if (is_new) {
-    entry.know(from);
-    known_.push(&entry);
-  } else if (!entry.is(from)) {
-    return Cargo(site, from);  // another block's place
-  }
-  entry.is_used = true;
-  if (entry.cargo) return entry.cargo;
-  const Cargo made(site, from);
-  if (!is_new && bytes_ + entry.bytes() <= kBytes) {
-    entry.cargo = made;
-    bytes_ += entry.bytes();
-  }
-  return made;
-}
-
-void Relay::direct(Site site, Access &side) {
-  if (!is_elsewhere_ || read_from(block_, own_, side)) return;
-  vnpu::copy(site, dense(own_, block_.count, block_.element), block_);
-  hold();
-}
 
 void Transfer::complete() {
   pass();

@@ -7,8 +7,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "vnpu/channel.h"
 #include "vnpu/entry.h"
-#include "vnpu/schedule.h"
 
 namespace vnpu {
 

@@ -1,0 +1,195 @@
+// Memory that programs with channels hold: arrays that grow, blocks on their way from a put to its gets, and blocks that
+// stay for the next points of a launch.
+#pragma once
+
+#include <pthread.h>
+
+#include "vnpu/memory.h"
+
+namespace vnpu {
+
+// A growing array of plain values.
+template <class T>
+class List {
+ public:
+  List() = default;
+  List(const List &) = delete;
+  List &operator=(const List &) = delete;
+  ~List() {
+    if (items_) pool_give(items_);
+  }
+  int size() const { return size_; }
+  T &operator[](int i) { return items_[i]; }
+  void push(const T &item) {
+    if (size_ == capacity_) grow();
+    items_[size_++] = item;
+  }
+  void shrink(int size) { size_ = size; }
+
+ private:
+  void grow() {
+    capacity_ = capacity_ ? 2 * capacity_ : 8;
+    T *const larger = static_cast<T *>(pool_take(capacity_ * i64(sizeof(T))));
+    if (items_) {
+      __builtin_memcpy(larger, items_, size_t(size_) * sizeof(T));
+      pool_give(items_);
+    }
+    items_ = larger;
+  }
+
+  T *items_ = nullptr;
+  int size_ = 0, capacity_ = 0;
+};
+
+// The same, of which there is mostly one.
+template <class T>
+class FewOf {
+ public:
+  int size() const { return size_; }
+  T &operator[](int i) { return i == 0 ? first_ : others_[i - 1]; }
+  void push(const T &item) {
+    if (size_++ == 0) first_ = item;
+    else others_.push(item);
+  }
+  void clear() {
+    size_ = 0;
+    others_.shrink(0);
+  }
+
+ private:
+  T first_{};
+  List<T> others_;
+  int size_ = 0;
+};
+
+// ---- blocks ----
+
+// A dense block of elements on its way. All who get it share it; when the last of them is gone, so is the block.
+class Cargo {
+ public:
+  Cargo() = default;
+  Cargo(Site site, const Access &from);
+  Cargo(const Cargo &other) : shared_(other.shared_) {
+    if (shared_) ++shared_->users;
+  }
+  Cargo &operator=(Cargo other) {
+    Shared *const mine = shared_;
+    shared_ = other.shared_;
+    other.shared_ = mine;
+    return *this;
+  }
+  ~Cargo() {
+    if (shared_ && --shared_->users == 0) pool_give(shared_);
+  }
+  explicit operator bool() const { return shared_; }
+  char *data() const { return reinterpret_cast<char *>(shared_) + kHeader; }
+
+ private:
+  static constexpr i64 kHeader = 64;
+  struct Shared {
+    int users;
+  };
+  Shared *shared_ = nullptr;
+};
+
+// Blocks in their order, of memory that stays until the launch ends: the points of a launch that read the same get the same
+// block, which is kept when it is asked for a second time. What a point did not ask for is gone when the next one begins: so
+// blocks are few enough for the caches, and new ones come where old ones were.
+class Kept {
+ public:
+  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+  static void operator delete(void *kept) { pool_give(kept); }
+  void begin_point();
+  Cargo block(Site site, const Access &from);
+
+ private:
+  friend class Launch;
+  static constexpr int kDims = 4, kEntries = 1024;
+  static constexpr i64 kBytes = 1 << 22;  // what a core's share of the caches may be
+  struct alignas(64) Entry {
+    const char *first = nullptr;  // and all else that makes the access
+    i64 count;
+    int element, rank;
+    i64 sizes[kDims], strides[kDims];
+    Cargo cargo;
+    bool is_used;  // by the present point, or just now by the one before
+    bool is(const Access &access) const;
+    void know(const Access &access);
+    i64 bytes() const { return count * element; }
+  };
+  void drop(Entry &entry);
+
+  Entry entries_[kEntries] = {};
+  List<Entry *> known_;
+  i64 bytes_ = 0;
+  Kept *next_ = nullptr;
+};
+
+// All points of a launch: what they have in common.
+class Launch {
+ public:
+  Launch() = default;
+  Launch(const Launch &) = delete;
+  ~Launch();
+  // Blocks that nobody else has now, for one point; and back for the next one.
+  Kept *take();
+  void give(Kept *kept);
+
+ private:
+  pthread_mutex_t taking_ = PTHREAD_MUTEX_INITIALIZER;
+  Kept *free_ = nullptr;
+};
+
+// What a tile's buffer has for its contents: a block that a channel lends it, or its own memory, into which the channel
+// copies all else.
+template <class T>
+class Loan {
+ public:
+  explicit Loan(T *own) : own_(own) {}
+  // Before a get: the own memory, for the channel to copy into.
+  T *give_back() {
+    cargo = Cargo();
+    return own_;
+  }
+  // After it: where the elements are.
+  T *block() const { return cargo ? reinterpret_cast<T *>(cargo.data()) : own_; }
+
+  Cargo cargo;
+
+ private:
+  T *const own_;
+};
+
+// The same of a buffer that only passes blocks on: where a block is that stays, or its own memory. Gets and puts of it come
+// one after the other.
+class Relay {
+ public:
+  template <class T>
+  explicit Relay(T *own) : own_(reinterpret_cast<char *>(own)) {}
+  void point_to(const Access &block) {
+    block_ = block;
+    is_elsewhere_ = true;
+  }
+  // Its own memory has it now.
+  void hold() { is_elsewhere_ = false; }
+  // What a put reads that would read the own memory; where it must, the block comes there first.
+  void direct(Site site, Access &side);
+
+ private:
+  char *const own_;
+  Access block_;
+  bool is_elsewhere_ = false;
+};
+
+// What a get has so far, where several puts fill it.
+struct Collected {
+  Collected() = default;
+  Collected(const Collected &) = delete;
+  ~Collected() {
+    if (data) pool_give(data);
+  }
+  char *data = nullptr;
+  i64 count = 0;
+};
+
+}  // namespace vnpu
