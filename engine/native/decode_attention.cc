@@ -18,6 +18,12 @@
 #include <utility>
 #include <vector>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "vnpu/team.h"
 
 namespace {
@@ -35,6 +41,8 @@ constexpr int kTile = kLanes;  // dot products at a time: HEADS heads against kT
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef std::int32_t Ints __attribute__((vector_size(4 * kLanes)));
 
+#define INLINE __attribute__((always_inline)) inline  // what stays in registers only where it is not called
+
 Floats load(const float* from) {
   Floats values;
   std::memcpy(&values, from, sizeof values);
@@ -42,6 +50,29 @@ Floats load(const float* from) {
 }
 
 void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+INLINE Floats all(float value) { return value - Floats{}; }
+
+// a * b + c, rounded once where the machine can.
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+// What several sums need is loaded once, though instructions could take it from memory.
+INLINE Floats in_register(Floats values) {
+#if defined(__AVX__)
+  asm("" : "+v"(values));
+#endif
+  return values;
+}
 
 // kPair bf16, those at even places in one vector and those at odd places in the other. A bf16 is the upper half of
 // a float32, and two of them lie in 32 bits, so nothing has to move between lanes.
@@ -64,8 +95,6 @@ std::uint16_t round_to_bf16(float value) {
   return std::uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-#define INLINE __attribute__((always_inline)) inline  // what stays in registers only where it is not called
-
 // Lanes of a, and of b from kLanes on.
 template <int... LANE>
 INLINE Floats picked(Floats a, Floats b) {
@@ -76,40 +105,42 @@ INLINE Floats picked(Floats a, Floats b) {
 #endif
 }
 
-// Sums of lanes STEP apart: those of `a` where STEP is not set in the lane's number, of `b` where it is. Every lane of
-// them stays where it is in one summand, and comes from its partner's place in the other.
-template <int STEP, int... LANE>
+// Sums of neighbours, of units of UNIT lanes each: those of a's neighbours, then those of b's; where units are single
+// lanes, so in every four lanes, which is as far as one cheap instruction moves them.
+template <int UNIT, int... LANE>
 INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
-  const Floats own = picked<(LANE & STEP ? kLanes + LANE : LANE)...>(a, b);
-  const Floats others = picked<(LANE & STEP ? LANE : kLanes + LANE)...>(a, b);
-  return own + picked<(LANE ^ STEP)...>(others, others);
+  constexpr int kWithin = UNIT == 1 ? 4 : kLanes;
+  constexpr auto from = [](int lane, int second) {
+    const int unit = lane % kWithin / UNIT * 2, of_b = unit * UNIT / kWithin;
+    return of_b * kLanes + lane / kWithin * kWithin + (unit + second) * UNIT % kWithin + lane % UNIT;
+  };
+  return picked<from(LANE, 0)...>(a, b) + picked<from(LANE, 1)...>(a, b);
 }
 
-// Lane i of the result is the sum of v[FIRST + i % COUNT]'s lanes, added in the same order for every i.
-template <int COUNT = kLanes, int FIRST = 0>
+// Lane i of the result is the sum of v[i]'s lanes, all added in the same order.
+template <int COUNT = kLanes>
 INLINE Floats sums_of(const Floats* v) {
   if constexpr (COUNT == 1) {
-    return v[FIRST];
+    return *v;
   } else {
-    constexpr int kHalf = COUNT / 2;
+    constexpr int kHalf = COUNT / 2, kUnit = COUNT > 4 ? 4 : 1;
     constexpr auto kEvery = std::make_integer_sequence<int, kLanes>();
-    return fold<kHalf>(sums_of<kHalf, FIRST>(v), sums_of<kHalf, FIRST + kHalf>(v), kEvery);
+    return fold<kUnit>(sums_of<kHalf>(v), sums_of<kHalf>(v + kHalf), kEvery);
   }
 }
 
-// e^x for x <= 0, within two units in the last place; 0 from -87 on. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2].
-Floats exponential(Floats x) {
-  const Floats scaled = x * 1.44269504088896341f;
-  const Ints whole = __builtin_convertvector(scaled - 0.5f, Ints);  // towards zero, and scaled <= 0
-  const Floats n = __builtin_convertvector(whole, Floats);
-  const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  const Floats value = p * r * r + r + 1.0f;
-  const Floats result = value * (Floats)((whole + 127) << 23);
+// e^x for x <= 0, within two units in the last place; 0 from -87 on. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2], in
+// pairs of terms, which wait less for each other.
+INLINE Floats exponential(Floats x) {
+  constexpr float kWhole = (3 << 22) + 127;  // in a float32 near it the lowest bits are a whole number and 127
+  const Floats scaled = multiply_add(x, all(1.44269504088896341f), all(kWhole));
+  const Floats n = scaled - kWhole;
+  const Floats r = multiply_add(n, all(2.12194440e-4f), multiply_add(n, all(-0.693359375f), x));
+  const Floats square = r * r;
+  Floats p = multiply_add(r, all(1.9875691500e-4f), all(1.3981999507e-3f));
+  p = multiply_add(p, square, multiply_add(r, all(8.3334519073e-3f), all(4.1665795894e-2f)));
+  p = multiply_add(p, square, multiply_add(r, all(1.6666665459e-1f), all(5.0000001201e-1f)));
+  const Floats result = (multiply_add(p, square, r) + 1.0f) * (Floats)((Ints)scaled << 23);
   return (Floats)((Ints)result & ~(x <= -87.0f));  // a NaN stays one
 }
 
@@ -155,11 +186,12 @@ INLINE void fetch(const std::uint16_t* rows, std::int64_t elements) {
   for (std::int64_t at = 0; at < elements * 2; at += 64) __builtin_prefetch(from + at);
 }
 
-// Where positions lie, of a head's rows: one after the other.
+// Where positions lie, of a head's rows: one after the other. Width: a number, or one that the compiler knows.
+template <class Width>
 struct InARow {
-  std::int64_t width;
+  Width width;
 
-  explicit InARow(const Job& job) : width(job.head_dim) {}
+  InARow(const Job&, Width width) : width(width) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + at * width; }
   INLINE const std::uint16_t* ahead(const std::uint16_t* rows, std::int64_t at) const {
     return rows + at * width + kAhead / 2;
@@ -167,12 +199,13 @@ struct InARow {
 };
 
 // The same where `seen` says it.
+template <class Width>
 struct Apart {
-  std::int64_t width, last, before;
+  Width width;
+  std::int64_t last, before;
   const std::int64_t* seen;
 
-  explicit Apart(const Job& job)
-      : width(job.head_dim), last(job.positions - 1), before(kAhead / 2 / width), seen(job.seen) {}
+  Apart(const Job& job, Width width) : width(width), last(job.positions - 1), before(kAhead / 2 / width), seen(job.seen) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
     return rows + seen[at] * width;
   }
@@ -181,81 +214,110 @@ struct Apart {
   }
 };
 
-// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[head * padded + position]. Rows
+// The dot products of HEADS heads with kTile / HEADS rows of keys: lane row * HEADS + head.
+template <int HEADS, class Width>
+INLINE Floats score_of_tile(const float* query, const std::uint16_t* const* rows, Width width) {
+  constexpr int kRows = kTile / HEADS;
+  Floats sums[kTile] = {};
+  for (std::int64_t d = 0; d < width; d += kPair) {
+    Floats even[kRows], odd[kRows];
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      const Pair key(rows[row] + d);
+      even[row] = key.even, odd[row] = key.odd;
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+      for (int head = 0; head < HEADS; ++head) {
+        const Floats asked = in_register(load(query + head * width + d + half * kLanes));
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row) {
+          Floats& sum = sums[row * HEADS + head];
+          sum = multiply_add(asked, half ? odd[row] : even[row], sum);
+        }
+      }
+    }
+  }
+  return sums_of(sums);
+}
+
+// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[position * HEADS + head]. Rows
 // past the last are the last again.
 template <int HEADS, class Lie>
 void score(const Job& job, Lie lie, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
            float* scores) {
   constexpr int kRows = kTile / HEADS;
+  const std::int64_t last = job.positions - 1;
+  const std::uint16_t* rows[kRows];
   for (std::int64_t at = from; at < to; at += kRows) {
-    Floats sums[kTile] = {};
-    const std::uint16_t* rows[kRows];
-    for (int row = 0; row < kRows; ++row) rows[row] = lie(keys, std::min(at + row, job.positions - 1));
-    fetch(lie.ahead(keys, at), kRows * job.head_dim);
-    for (std::int64_t d = 0; d < job.head_dim; d += kPair) {
-      for (int row = 0; row < kRows; ++row) {
-        const Pair key(rows[row] + d);
-        for (int head = 0; head < HEADS; ++head) {
-          const float* asked = query + head * job.head_dim + d;
-          sums[head * kRows + row] += load(asked) * key.even;
-          sums[head * kRows + row] += load(asked + kLanes) * key.odd;
-        }
-      }
-    }
-    float found[kTile];
-    store(found, sums_of(sums) * job.scale);
-    for (int head = 0; head < HEADS; ++head)
-      std::memcpy(scores + head * job.padded + at, found + head * kRows, kRows * sizeof(float));
+    for (int row = 0; row < kRows; ++row) rows[row] = lie(keys, std::min(at + row, last));
+    fetch(lie.ahead(keys, at), kRows * lie.width);
+    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, lie.width) * job.scale);
   }
 }
 
-// Softmax without its division: scores become weights, and the sum of the weights is returned.
-float soften(float* scores, std::int64_t positions, std::int64_t padded) {
-  std::fill(scores + positions, scores + padded, -std::numeric_limits<float>::infinity());
+// Softmax of HEADS heads without its division: scores become weights, and their sums go to totals.
+template <int HEADS>
+void soften(float* scores, std::int64_t positions, std::int64_t padded, float* totals) {
+  std::fill(scores + positions * HEADS, scores + padded * HEADS, -std::numeric_limits<float>::infinity());
   Floats most = load(scores);
-  for (std::int64_t at = kLanes; at < padded; at += kLanes) {
+  for (std::int64_t at = kLanes; at < padded * HEADS; at += kLanes) {
     const Floats next = load(scores + at);
     most = next > most ? next : most;
   }
-  float highest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, most[lane]);
+  for (int lane = HEADS; lane < kLanes; ++lane) most[lane % HEADS] = std::max(most[lane % HEADS], most[lane]);
+  for (int lane = HEADS; lane < kLanes; ++lane) most[lane] = most[lane % HEADS];
   Floats sums = {};
-  for (std::int64_t at = 0; at < padded; at += kLanes) {
-    const Floats weights = exponential(load(scores + at) - highest);
+  for (std::int64_t at = 0; at < padded * HEADS; at += kLanes) {
+    const Floats weights = exponential(load(scores + at) - most);
     store(scores + at, weights);
     sums += weights;
   }
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  return sum;
+  for (int lane = HEADS; lane < kLanes; ++lane) sums[lane % HEADS] += sums[lane];
+  for (int head = 0; head < HEADS; ++head) totals[head] = sums[head];
 }
 
-constexpr std::int64_t kBlock = 64;  // positions whose values stay in L1 while all their elements are added
+// Vectors of sums that fit in registers beside what is added to them, and positions that are added before the sums are
+// put aside for others. Where registers are few, each sum would wait for its last addition; of short runs the CPU has
+// the next one begun meanwhile.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kSums = 16, kRun = 64;
+#else
+constexpr int kSums = 8, kRun = 8;
+#endif
 
-// To sums, of HEADS heads and kPair elements each: the weighted values of positions from .. to - 1.
-template <int HEADS, class Lie>
-void add_values(const Job& job, Lie lie, const float* weights, const std::uint16_t* values, std::int64_t from, std::int64_t to,
-                float* sums) {
-  const std::int64_t width = job.head_dim;
-  const float* of[HEADS];
-  Floats even[HEADS], odd[HEADS];
-  for (int head = 0; head < HEADS; ++head) {
-    of[head] = weights + head * job.padded;
-    even[head] = load(sums + head * width);
-    odd[head] = load(sums + head * width + kLanes);
-  }
-  for (std::int64_t at = from; at < to; ++at) {
-    fetch(lie.ahead(values, at), kPair);
-    const Pair value(lie(values, at));
-    for (int head = 0; head < HEADS; ++head) {
-      even[head] += of[head][at] * value.even;
-      odd[head] += of[head][at] * value.odd;
+// To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of so many positions from `at` on.
+template <int HEADS, int PAIRS, class Lie, class Count>
+INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, float* sums) {
+  Floats added[2 * PAIRS][HEADS];
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * PAIRS * HEADS; ++i) added[i / HEADS][i % HEADS] = load(sums + i % HEADS * lie.width + i / HEADS * kLanes);
+  for (int i = 0; i < count; ++i, ++at) {
+    fetch(lie.ahead(values, at), PAIRS * kPair);
+    const std::uint16_t* const row = lie(values, at);
+#pragma GCC unroll 8
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      const Pair value(row + pair * kPair);
+#pragma GCC unroll 4
+      for (int head = 0; head < HEADS; ++head) {
+        const Floats weight = all(weights[at * HEADS + head]);
+        added[2 * pair][head] = multiply_add(weight, value.even, added[2 * pair][head]);
+        added[2 * pair + 1][head] = multiply_add(weight, value.odd, added[2 * pair + 1][head]);
+      }
     }
   }
-  for (int head = 0; head < HEADS; ++head) {
-    store(sums + head * width, even[head]);
-    store(sums + head * width + kLanes, odd[head]);
-  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * PAIRS * HEADS; ++i) store(sums + i % HEADS * lie.width + i / HEADS * kLanes, added[i / HEADS][i % HEADS]);
+}
+
+// The same for elements from .. to - 1 of each, as many pairs at a time as fit in registers.
+template <int HEADS, int PAIRS = kSums / HEADS / 2, class Lie, class Count>
+INLINE void add_run(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
+                    std::int64_t from, std::int64_t to, float* sums) {
+  for (; to - from >= PAIRS * kPair; from += PAIRS * kPair)
+    add_values<HEADS, PAIRS>(lie, weights, values + from, at, count, sums + from);
+  if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(lie, weights, values, at, count, from, to, sums);
 }
 
 // The values, weighted and added, of HEADS heads: elements from .. to - 1. sums: room for HEADS * head_dim.
@@ -263,10 +325,10 @@ template <int HEADS, class Lie>
 void mix(const Job& job, Lie lie, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t from,
          std::int64_t to, float* sums, std::uint16_t* out) {
   for (int head = 0; head < HEADS; ++head) std::fill(sums + head * job.head_dim + from, sums + head * job.head_dim + to, 0.0f);
-  for (std::int64_t at = 0; at < job.positions; at += kBlock) {
-    const std::int64_t end = std::min(at + kBlock, job.positions);
-    for (std::int64_t d = from; d < to; d += kPair) add_values<HEADS>(job, lie, weights, values + d, at, end, sums + d);
-  }
+  std::int64_t at = 0;
+  for (; job.positions - at >= kRun; at += kRun)
+    add_run<HEADS>(lie, weights, values, at, std::integral_constant<int, kRun>(), from, to, sums);
+  add_run<HEADS>(lie, weights, values, at, job.positions - at, from, to, sums);
   for (int head = 0; head < HEADS; ++head) {
     for (std::int64_t d = head * job.head_dim + from; d < head * job.head_dim + to; d += kPair) {
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -321,8 +383,9 @@ class Group {
   }
   void soften() const {
     if (!job_.seen) fetch(job_.values + first_row_, std::min(kAhead / 2, job_.positions * job_.head_dim));
-    for (std::int64_t head = 0; head < job_.group; ++head)
-      totals_[head] = ::soften(scores_ + head * job_.padded, job_.positions, job_.padded);
+    in_passes(job_.group, [&](auto count, std::int64_t head) {
+      ::soften<count>(scores_ + head * job_.padded, job_.positions, job_.padded, totals_ + head);
+    });
   }
   void mix(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
@@ -337,8 +400,13 @@ class Group {
  private:
   template <class F>
   INLINE void as_they_lie(F f) const {
-    if (job_.seen) f(Apart(job_));
-    else f(InARow(job_));
+    if (job_.head_dim == 64) as_they_lie(f, std::integral_constant<std::int64_t, 64>());
+    else as_they_lie(f, job_.head_dim);
+  }
+  template <class F, class Width>
+  INLINE void as_they_lie(F f, Width width) const {
+    if (job_.seen) f(Apart<Width>(job_, width));
+    else f(InARow<Width>(job_, width));
   }
 
   const Job& job_;
@@ -401,6 +469,7 @@ class ByPieces {
 
  private:
   static constexpr std::int64_t kRange = 32;  // elements: a line of the cache
+  static constexpr std::int64_t kBlock = 64;  // positions: whole tiles
 
   // Twice as many pieces as threads, each of whole blocks.
   static std::int64_t piece_length(const Job& job, std::int64_t threads) {
