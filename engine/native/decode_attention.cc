@@ -2,7 +2,8 @@
 //
 // Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score is the same wherever
 // it falls in a tile, a head's softmax is one thread's work, and an element's sum over the positions too: so the number
-// of threads, which share out heads, positions and elements, changes no bit.
+// of threads, which share out heads, positions and elements, changes no bit. The instruction set does: by the
+// lanes that a sum is added up in, and by its fused multiply-adds.
 //
 // Vectors are the compiler's own, as wide as the machine's registers, so a head must be whole pairs of vectors:
 // at most 32 elements.
