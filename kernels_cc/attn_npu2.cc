@@ -105,13 +105,22 @@ inline Stat power_of_two(const Stat& exponent) {
   return aie::accum<accfloat, 8>(aie::exp2<bfloat16>(exponent)).to_vector<float>();
 }
 
+// The 8 lanes of each of 4 rows folded to one, halves onto each other, in all rows at once.
+template <typename F>
+[[gnu::always_inline]] inline aie::vector<float, 4> folded(const Rows4& rows, const F& fold) {
+  const aie::vector<float, 16> four = fold(aie::filter_even(rows, 4), aie::filter_odd(rows, 4));
+  const Stat two = fold(aie::filter_even(four, 2), aie::filter_odd(four, 2));
+  return fold(aie::filter_even(two, 1), aie::filter_odd(two, 1));
+}
+
 // The largest score of the tile in each row.
 inline void row_maxima(const float* __restrict scores, float* __restrict maxima) {
   for (unsigned row = 0; row < q_rows; row += 4) {
     Rows4 top = aie::broadcast<float, 32>(masked_score);
     for (unsigned panel = 0; panel < kv_rows / 8; ++panel)
       top = aie::max(top, aie::load_v<32>(scores + (panel * q_rows + row) * 8));
-    repeat<4>([&](unsigned i) ALWAYS_INLINE { maxima[row + i] = aie::reduce_max(top.extract<8>(i)); });
+    const auto larger = [](const auto& a, const auto& b) ALWAYS_INLINE { return aie::max(a, b); };
+    aie::store_v(maxima + row, folded(top, larger));
   }
 }
 
@@ -210,8 +219,8 @@ inline void exponentials(const float* __restrict scores, const float* __restrict
       sum = aie::add(sum, weight);
       aie::store_v(p + at, weight);
     }
-    const Rows4 lanes = sum.to_vector<float>();
-    repeat<4>([&](unsigned i) ALWAYS_INLINE { sums[row + i] = aie::reduce_add(lanes.extract<8>(i)); });
+    const auto both = [](const auto& a, const auto& b) ALWAYS_INLINE { return aie::add(a, b); };
+    aie::store_v(sums + row, folded(sum.to_vector<float>(), both));
   }
 }
 

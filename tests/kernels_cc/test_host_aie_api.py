@@ -89,6 +89,23 @@ def test_lanes_move_to_where_the_api_says(api: Any, name: str) -> None:
     np.testing.assert_array_equal(out, LANES[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "lanes", "chunk", "dtype"),
+    [
+        ("even_odd_4_f32", 32, 4, np.float32),
+        ("even_odd_2_f32", 16, 2, np.float32),
+        ("even_odd_1_f32", 8, 1, np.float32),
+        ("even_odd_1_i32", 16, 1, np.int32),
+    ],
+)
+def test_chunks_of_32_bits_are_taken_by_turns(
+    api: Any, name: str, lanes: int, chunk: int, dtype: Any
+) -> None:
+    v, out = random(lanes, dtype), np.zeros(lanes, dtype)
+    getattr(api, name)(v, out)
+    np.testing.assert_array_equal(out, v.reshape(-1, 2, chunk).swapaxes(0, 1).ravel())
+
+
 def test_parts_select_and_masks(api: Any) -> None:
     v = random(32, BF16)
     out = np.zeros(32, BF16)

@@ -156,8 +156,26 @@ AIE_HOST_INLINE std::pair<V, V> interleave_unzip(const V& v, const V& w, unsigne
 }
 
 namespace host {
+// Each register of the result comes from two that lie side by side, or is a half of the only one.
+template <unsigned Odd, unsigned Chunk, typename L, unsigned N>
+AIE_HOST_INLINE registers<L, N / 2> every_other(const registers<L, N>& v) {
+  constexpr unsigned width = registers<L, N / 2>::width, count = registers<L, N>::count;
+  registers<L, N / 2> out;
+  each_number<N / 2 / width>([&](auto i) AIE_HOST_LAMBDA {
+    const auto &first = v.part[2 * i], &second = v.part[(2 * i + 1) % count];
+    out.part[i] = [&]<unsigned... I>(std::integer_sequence<unsigned, I...>) AIE_HOST_LAMBDA {
+      return shuffled<((2 * (I / Chunk) + Odd) * Chunk + I % Chunk)...>(first, second);
+    }(std::make_integer_sequence<unsigned, width>());
+  });
+  return out;
+}
 template <unsigned Odd, typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N / 2> every_other(const vector<T, N>& v, unsigned chunk) {
+  if constexpr (sizeof(T) == 4 && N >= 8) {
+    if (chunk == 1) return vector<T, N / 2>(every_other<Odd, 1>(v.data));
+    if (chunk == 2) return vector<T, N / 2>(every_other<Odd, 2>(v.data));
+    if (chunk == 4) return vector<T, N / 2>(every_other<Odd, 4>(v.data));
+  }
   vector<T, N / 2> out;
   for (unsigned i = 0; i < N / 2; ++i) out.data.set(i, v.data[(2 * (i / chunk) + Odd) * chunk + i % chunk]);
   return out;
