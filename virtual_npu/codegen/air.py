@@ -26,7 +26,15 @@ from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_fu
 from aerie.virtual_npu.codegen.memory import access, uses_of, whole
 from aerie.virtual_npu.codegen.refusals import attribute, line_of, unsupported
 from aerie.virtual_npu.codegen.text import grouped, plus, quotable, times
-from aerie.virtual_npu.codegen.tokens import after, define_token, in_order, joined, marks, suspend
+from aerie.virtual_npu.codegen.tokens import (
+    after,
+    await_transfer,
+    define_token,
+    in_order,
+    joined,
+    marks,
+    suspend,
+)
 
 # ---- tokens ----
 
@@ -128,8 +136,7 @@ def _transfer(body: Body, op: Operation) -> None:
         return
     site, arguments = _checked_arguments(body, op)
     with in_order(body, op, op.async_dependencies):
-        name = op.name.removeprefix("air.channel.")
-        suspend(body, f"vnpu::{name}(island, where, {site}, {arguments})")
+        await_transfer(body, op, site, arguments)
 
 
 def issue_transfer(body: Body, op: ChannelTransferOp, *more: str) -> None:

@@ -160,6 +160,7 @@ class Body:
     """The constant of each value that was asked for, None where it is not constant."""
     names: set[str] = field(default_factory=set)
     uses_arena: bool = False
+    uses_transfer: bool = False
     modes: str = ""
     """The C++ statement that puts the core's mode registers in place (`mode_registers`), or nothing."""
     versioned: VersionedLoops | None = None

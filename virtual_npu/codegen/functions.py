@@ -135,6 +135,8 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
         lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
     if body.uses_arena:
         lines.insert(0, "  vnpu::Arena arena;")
+    if body.uses_transfer:
+        lines.insert(0, "  vnpu::TileTransfer transfer(island, where);")
     if body.modes:
         lines.insert(0, f"  {body.modes}")
     if body.owns_channels and body.mode is not Mode.STRAIGHT:

@@ -30,7 +30,7 @@ from aerie.virtual_npu.codegen.functions import callee
 from aerie.virtual_npu.codegen.memory import uses_of
 from aerie.virtual_npu.codegen.memref import allocated, arena
 from aerie.virtual_npu.codegen.text import grouped, plus, times
-from aerie.virtual_npu.codegen.tokens import in_order, suspend
+from aerie.virtual_npu.codegen.tokens import await_transfer, in_order, suspend
 from aerie.virtual_npu.codegen.touched import touched_block, touched_bounds
 
 # ---- products ----
@@ -176,7 +176,7 @@ def _borrow_block(body: Body, get: ChannelTransferOp) -> None:
     site, arguments = transfer_arguments(body, get)
     with in_order(body, get, get.async_dependencies):
         body.put(f"{pointer} = {loan}.give_back();")
-        suspend(body, f"vnpu::get(island, where, {site}, {arguments}, &{loan}.cargo)")
+        await_transfer(body, get, site, arguments, f"&{loan}.cargo")
         body.put(f"{pointer} = {loan}.block();")
 
 

@@ -57,7 +57,8 @@ _KEYWORDS = frozenset([
     "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while",
     "xor",
     # names that generated code uses itself
-    "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane", "vnpu",
+    "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane",
+    "transfer", "vnpu",
 ])  # fmt: skip
 
 _FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")

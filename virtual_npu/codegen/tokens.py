@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import AsyncTokenType
+from aerie.air_dialect.ops import AsyncTokenType, ChannelTransferOp
 from aerie.virtual_npu.codegen.body import Body, Scalar
 from aerie.virtual_npu.codegen.execution import Mode
 
@@ -89,3 +89,10 @@ def suspend(body: Body, awaitable: str) -> None:
     name = body.fresh("pause")
     body.put(f"auto {name} = {awaitable};")
     body.put(f"co_await {name};")
+
+
+def await_transfer(body: Body, op: ChannelTransferOp, *arguments: str) -> None:
+    """Emit a put or get of a tile, given its C++ arguments, and the wait for it."""
+    body.uses_transfer = True
+    body.put(f"transfer.{op.name.removeprefix('air.channel.')}({', '.join(arguments)});")
+    body.put("co_await transfer;")

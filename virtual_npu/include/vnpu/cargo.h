@@ -185,8 +185,12 @@ class Relay {
 struct Collected {
   Collected() = default;
   Collected(const Collected &) = delete;
-  ~Collected() {
-    if (data) pool_give(data);
+  ~Collected() { drop(); }
+  void drop() {
+    if (!data) return;
+    pool_give(data);
+    data = nullptr;
+    count = 0;
   }
   char *data = nullptr;
   i64 count = 0;

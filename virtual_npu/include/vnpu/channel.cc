@@ -63,7 +63,7 @@ i64 Channel::source_of(i64 outlet) const {
   return source;
 }
 
-i64 Channel::index(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
+i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
   if (indices.size() == 0) {
     if (shape.count != 1) {
       fail(site, "the channel has %lld members, and no index says which: write one index per dimension",
@@ -105,10 +105,11 @@ Transfer *Channel::Queue::pop() {
 
 namespace {
 
+bool divides(i64 a, i64 b) { return a && b && (a % b == 0 || b % a == 0); }
+
 void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, const Where &sender) {
   const i64 wanted = get.side.count;
-  const bool divides = wanted && count && (wanted % count == 0 || count % wanted == 0);
-  if (get.side.element == element && (divides || wanted == count)) return;
+  if (get.side.element == element && (wanted == count || divides(wanted, count))) return;
   char who[400];
   vnpu::describe(&sender, who, int(sizeof(who)));
   here = &get.where;
@@ -131,8 +132,8 @@ void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
     get.relay->hold();
   }
   const OnBehalf of(get.where);
-  get.strand.learn(mark);
-  observe(get.site, get.side, true, get.strand);
+  get.strand->learn(mark);
+  observe(get.site, get.side, true, *get.strand);
   vnpu::copy(get.site, get.side, block);
 }
 
@@ -154,46 +155,41 @@ bool Channel::collect(Transfer &get, const Access &part) {
 // Takes what a get wants from the blocks that wait; false when they are not enough.
 bool Channel::serve(Outlet &outlet, Transfer &get) {
   while (outlet.full > 0) {
-    Block &block = outlet.waiting(0);
+    Block &block = outlet.first();
     const i64 all = block.side.count;
     const int element = block.side.element;
     refuse_mismatch(get, all, element, block.site, block.where);
-    const i64 left = all - block.taken, wanted = get.side.count - get.collected.count;
+    const i64 left = all - outlet.taken, wanted = get.side.count - get.collected.count;
     const i64 count = left < wanted ? left : wanted;
     const bool is_whole = count == get.side.count;
-    get.strand.learn(block.mark);
+    get.strand->learn(block.mark);
     if (is_whole && count == all && !block.cargo && !get.loan) {
       hand_over(get, block.side, block.mark);
     } else {
       load(block.cargo, block.site, block.side);
-      const Access part = dense(block.cargo.data() + block.taken * element, count, element);
+      const Access part = dense(block.cargo.data() + outlet.taken * element, count, element);
       if (is_whole && count == all) hand_over(get, block.cargo, block.mark);
       else if (is_whole) hand_over(get, part, block.mark);
       else if (collect(get, part)) hand_over(get, dense(get.collected.data, get.side.count, element), block.mark);
     }
     const bool is_complete = is_whole || get.collected.count == get.side.count;
-    block.taken += count;
-    block.taker = get.site;
-    if (block.taken == all) outlet.drop();
+    outlet.taken += count;
+    outlet.taker = get.site.line;
+    if (outlet.taken == all) outlet.drop();
     if (is_complete) return true;
   }
   return false;
 }
 
-void Channel::Block::fill(const Transfer &put, const Cargo &made, const Mark &sent) {
-  cargo = made;
+Channel::Block::Block(const Transfer &put, const Cargo &made, const Mark &sent)
+    : cargo(made), mark(sent), site(put.site), where(put.where) {
   if (made) {
     side.count = put.side.count;
     side.element = put.side.element;
   } else {
     side = put.side;
   }
-  site = put.site;
-  where = put.where;
   where.around = nullptr;  // who is around the sender may be gone when the block is taken
-  mark = sent;
-  taken = 0;
-  taker = Site{"", 0};
 }
 
 #if VNPU_CHECKS
@@ -223,11 +219,12 @@ bool Channel::deliver(Transfer &put, i64 index) {
 #endif
   {
     const OnBehalf of(put.where);
-    observe(put.site, put.side, false, put.strand);
+    observe(put.site, put.side, false, *put.strand);
   }
-  const Mark mark = put.strand.publish();
+  const Mark mark = put.strand->publish();
   // Where several take it, or borrow it, it is put into its order once.
   Cargo cargo;
+  Waiting block;
   for (int i = 0; i < receivers; ++i) {
     const i64 o = inlet.receivers[i];
     Outlet &outlet = outlets_[o];
@@ -243,7 +240,8 @@ bool Channel::deliver(Transfer &put, i64 index) {
       outlet.gets.pop()->complete();
     } else {
       if (is_broadcast || !put.side.stays) load(cargo, put.site, put.side);
-      outlet.waiting(outlet.full++).fill(put, cargo, mark);
+      if (!block) block = Waiting(new Block(put, cargo, mark));
+      outlet.push(block);
       while (outlet.gets.first && serve(outlet, *outlet.gets.first)) outlet.gets.pop()->complete();
     }
     record_delivery(o, put.side);
@@ -325,11 +323,11 @@ void Channel::refuse_leftovers() const {
     if (outlet.full == 0) continue;
     char index[64];
     describe_index(index, int(sizeof(index)), to_, i);
-    const Block &block = outlet.waiting(0);
+    const Block &block = outlet.first();
     here = &block.where;
-    if (block.taken > 0) {
+    if (outlet.taken > 0) {
       fail_as(Failure::kMismatch, block.site, "sent %lld elements to %s[%s], of which the get at line %d takes %lld and no other "
-              "takes the rest", (long long)block.side.count, name_, index, block.taker.line, (long long)block.taken);
+              "takes the rest", (long long)block.side.count, name_, index, outlet.taker, (long long)outlet.taken);
     }
     fail(block.site, "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
          "drop the put", (long long)block.side.count, name_, index, outlet.full);

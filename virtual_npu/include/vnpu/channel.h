@@ -9,11 +9,10 @@ namespace vnpu {
 
 // One side of a transfer that has arrived at its channel, and whom to wake when it is through.
 struct Transfer {
-  Site site;
+  Site site{"", 0};
   const Where &where;
-  Access side;
   Island &island;
-  Strand &strand;
+  Strand *strand = nullptr;
   Process::Handle process = nullptr;
   Task *task = nullptr;
   Cargo *loan = nullptr;   // of a get that does with a block of others
@@ -21,6 +20,7 @@ struct Transfer {
   Transfer *next = nullptr;
   Collected collected{};
   int recorded = -1;  // its number in the trace
+  Access side{};
 
   bool pass() {
 #if VNPU_CHECKS
@@ -59,15 +59,39 @@ class Channel {
     i64 extents[kMaxRank];
     i64 count = 1;
   };
+  // What was put and waits to be taken: one for all who get it.
   struct Block {
+    static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+    static void operator delete(void *block) { pool_give(block); }
+    Block(const Transfer &put, const Cargo &made, const Mark &sent);
+    int holders = 1;
     Cargo cargo;  // none where it stays where it was
-    Access side;  // where that is; of a cargo its count and element alone
+    Mark mark;    // what the sender did before
     Site site;
+    Access side;  // where it was; of a cargo its count and element alone
     Where where;
-    Mark mark;   // what the sender did before
-    i64 taken;   // elements that gets have taken so far
-    Site taker;  // the last of them
-    void fill(const Transfer &put, const Cargo &made, const Mark &sent);
+  };
+  class Waiting {
+   public:
+    Waiting() = default;
+    explicit Waiting(Block *block) : block_(block) {}
+    Waiting(const Waiting &other) : block_(other.block_) {
+      if (block_) ++block_->holders;
+    }
+    Waiting &operator=(Waiting other) {
+      Block *const mine = block_;
+      block_ = other.block_;
+      other.block_ = mine;
+      return *this;
+    }
+    ~Waiting() {
+      if (block_ && --block_->holders == 0) delete block_;
+    }
+    explicit operator bool() const { return block_; }
+    Block &operator*() const { return *block_; }
+
+   private:
+    Block *block_ = nullptr;
   };
   struct Queue {
     Transfer *first = nullptr, *last = nullptr;
@@ -79,22 +103,37 @@ class Channel {
     i64 blocks = 0;        // sent so far
     FewOf<i64> receivers;  // the outlets that get them, in order
   };
-  struct Outlet {
+  // One line of the cache: kernels that run in between leave little else of what a step needs there.
+  struct alignas(64) Outlet {
     Queue gets;
-    Block blocks[kCapacity];
-    int next = 0, full = 0;  // the first one that waits, and how many do
+    Waiting blocks[kCapacity];
+    uint32_t next = 0, full = 0;  // the first one that waits, and how many do
+    int taker = 0;                // the line of the last get that took from that one
+    i64 taken = 0;                // elements that gets have taken from it so far
     i64 source = 0;
 
-    Block &waiting(int i) { return blocks[(next + i) % kCapacity]; }
+    Block &first() { return *blocks[next]; }
+    void push(const Waiting &block) { blocks[(next + full++) % kCapacity] = block; }
     // The first one is used up.
     void drop() {
-      blocks[next].cargo = Cargo();
+      blocks[next] = Waiting();
       next = (next + 1) % kCapacity;
       --full;
+      taken = 0;
     }
   };
 
-  i64 index(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
+  i64 index(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
+    i64 flat = 0;
+    bool is_inside = int(indices.size()) == shape.rank;
+    for (int d = 0; is_inside && d < int(indices.size()); ++d) {
+      const i64 i = indices.begin()[d], extent = shape.extents[d];
+      is_inside = uint64_t(i) < uint64_t(extent);
+      flat = flat * extent + i;
+    }
+    return is_inside ? flat : index_of_any(site, indices, shape);
+  }
+  i64 index_of_any(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
   bool deliver(Transfer &put, i64 index);
   bool serve(Outlet &outlet, Transfer &get);
   void load(Cargo &cargo, Site site, const Access &from);
@@ -117,7 +156,11 @@ class Channel {
 // A put or get that a sequencer issued.
 struct TransferTask final : Task {
   TransferTask(Island &island, Site site, const Where &where, Channel &channel, i64 index, const Access &side, bool is_put)
-      : Task(island), transfer{site, where, side, island, strand}, channel(channel), index(index), is_put(is_put) {
+      : Task(island),
+        transfer{.site = site, .where = where, .island = island, .strand = &strand, .side = side},
+        channel(channel),
+        index(index),
+        is_put(is_put) {
     transfer.task = this;
   }
   void start() override {
@@ -130,23 +173,33 @@ struct TransferTask final : Task {
   bool is_put;
 };
 
-// What `co_await put(...)` and `co_await get(...)` wait with, in tiles.
-struct TransferAwaiter : Transfer {
-  Channel &channel;
-  i64 index;
-  bool is_put;
-  bool await_ready() { return is_put ? channel.put(*this, index) : channel.get(*this, index); }
+// The puts and gets of a tile, one after the other, each of which it waits for: `co_await` it.
+struct TileTransfer : Transfer {
+  TileTransfer(Island &island, const Where &where) : Transfer{.where = where, .island = island} {}
+  void put(Site site, Channel &channel, i64 index, const Access &side) { begin(site, channel, index, side, true, nullptr); }
+  void get(Site site, Channel &channel, i64 index, const Access &side, Cargo *loan = nullptr) {
+    begin(site, channel, index, side, false, loan);
+  }
+  bool await_ready() { return is_put ? channel->put(*this, index) : channel->get(*this, index); }
   void await_suspend(Process::Handle handle) { process = handle; }
   void await_resume() const {}
-};
 
-inline TransferAwaiter put(Island &island, const Where &where, Site site, Channel &channel, i64 index, const Access &side) {
-  return TransferAwaiter{{site, where, side, island, *current_strand()}, channel, index, true};
-}
-inline TransferAwaiter get(Island &island, const Where &where, Site site, Channel &channel, i64 index, const Access &side,
-                           Cargo *loan = nullptr) {
-  return TransferAwaiter{{.site = site, .where = where, .side = side, .island = island, .strand = *current_strand(), .loan = loan},
-                         channel, index, false};
-}
+  Channel *channel = nullptr;
+  i64 index = 0;
+  bool is_put = false;
+
+ private:
+  // In the place of the one before: a kernel that ran since then leaves little of a body's frame in the cache.
+  void begin(Site site, Channel &channel, i64 index, const Access &side, bool is_put, Cargo *loan) {
+    this->site = site;
+    this->channel = &channel;
+    this->index = index;
+    this->is_put = is_put;
+    this->loan = loan;
+    this->side = side;
+    strand = current_strand();
+    collected.drop();
+  }
+};
 
 }  // namespace vnpu

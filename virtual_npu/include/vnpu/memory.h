@@ -40,10 +40,10 @@ struct Access {
   i64 count;       // elements
   int element;     // bytes per element
   int rank = 0;
-  i64 sizes[kMaxRank];
-  i64 strides[kMaxRank];  // in elements
   const i64 *padding = nullptr;  // zeros to add: per dimension those before, then per dimension those after
   bool stays = false;            // nobody writes what is read here before the launch ends
+  i64 sizes[kMaxRank];
+  i64 strides[kMaxRank];  // in elements
 #if VNPU_CHECKS
   Buffer *buffer = nullptr;  // null for blocks in flight
 #endif

@@ -370,6 +370,7 @@ struct Side {
       }
     }
   }
+  bool is_run() const { return rank == 0 || (rank == 1 && step[0] == 1); }
 };
 
 template <int Bytes>
@@ -443,17 +444,27 @@ void copy_padded(const Access &dst, const Access &src) {
   copy_elements(dst, dense(buffer, src.count, src.element));
 }
 
-void copy_elements(const Access &dst, const Access &src) {
-  if (dst.count == 0) return;
-  if (src.padding) return copy_padded(dst, src);
-  // Split both sides into the same loops, innermost first.
-  Side to(dst), from(src);
-  Loop loops[2 * kMaxRank + 2];
+// Splits both sides into the same loops, innermost first, and gives their number; -1 where the two shapes share none
+// (6 x 4 into 8 x 3).
+int split(Side &to, Side &from, i64 element, Loop *loops) {
   int rank = 0, t = 0, f = 0;
+  // Beside a run the loops are those of the other side, and nothing has to be divided.
+  if (to.is_run()) {
+    for (i64 run = element; rank < from.rank; run *= from.size[rank++]) {
+      loops[rank] = Loop{from.size[rank], run, from.step[rank] * element};
+    }
+    return rank;
+  }
+  if (from.is_run()) {
+    for (i64 run = element; rank < to.rank; run *= to.size[rank++]) {
+      loops[rank] = Loop{to.size[rank], to.step[rank] * element, run};
+    }
+    return rank;
+  }
   while (t < to.rank && f < from.rank) {
     const i64 size = gcd(to.size[t], from.size[f]);
     if (size == 1 || (size != to.size[t] && size != from.size[f])) break;
-    loops[rank++] = Loop{size, to.step[t] * dst.element, from.step[f] * src.element};
+    loops[rank++] = Loop{size, to.step[t] * element, from.step[f] * element};
     to.size[t] /= size;
     to.step[t] *= size;
     from.size[f] /= size;
@@ -461,8 +472,16 @@ void copy_elements(const Access &dst, const Access &src) {
     if (to.size[t] == 1) ++t;
     if (from.size[f] == 1) ++f;
   }
-  if (t < to.rank || f < from.rank) {
-    // The two shapes share no loops (6 x 4 into 8 x 3): element by element.
+  return t < to.rank || f < from.rank ? -1 : rank;
+}
+
+void copy_elements(const Access &dst, const Access &src) {
+  if (dst.count == 0) return;
+  if (src.padding) return copy_padded(dst, src);
+  Side to(dst), from(src);
+  Loop loops[2 * kMaxRank + 2];
+  const int rank = split(to, from, dst.element, loops);
+  if (rank < 0) {
     for (i64 i = 0; i < dst.count; ++i) {
       memcpy(dst.first + offset_of_element(dst, i) * dst.element, src.first + offset_of_element(src, i) * src.element,
              size_t(dst.element));

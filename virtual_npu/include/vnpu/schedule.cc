@@ -5,7 +5,13 @@ namespace vnpu {
 
 namespace {
 
-bool conflict(const Use &a, const Use &b) { return (a.writes || b.writes) && a.low < b.high && b.low < a.high; }
+bool overlap(const Use &a, const Use &b) { return a.low < b.high && b.low < a.high; }
+bool conflict(const Use &a, const Use &b) { return (a.writes || b.writes) && overlap(a, b); }
+
+void widen(Use &around, const Use &use) {
+  if (use.low < around.low) around.low = use.low;
+  if (use.high > around.high) around.high = use.high;
+}
 
 }  // namespace
 
@@ -21,13 +27,15 @@ Sequencer::~Sequencer() {
 // still learn from the latest of them.
 void Sequencer::sweep() {
   constexpr int kRemembered = kChecks ? 256 : 0;
-  int kept = 0;
-  for (int i = 0; i < claims_.size(); ++i) {
-    if (claims_[i].task->done && i < claims_.size() - kRemembered) claims_[i].task->release();
-    else claims_[kept++] = claims_[i];
+  const int claims = claims_.size();
+  claims_.shrink(0);
+  stretches_.shrink(0);
+  for (int i = 0; i < claims; ++i) {
+    const Claim earlier = claims_[i];
+    if (earlier.task->done && i < claims - kRemembered) earlier.task->release();
+    else claim(earlier);
   }
-  claims_.shrink(kept);
-  kept = 0;
+  int kept = 0;
   for (int i = 0; i < tasks_.size(); ++i) {
     if (tasks_[i]->done) {
       ended_.learn(tasks_[i]->strand);
@@ -38,6 +46,12 @@ void Sequencer::sweep() {
   }
   tasks_.shrink(kept);
   swept_ = kept;
+}
+
+void Sequencer::claim(const Claim &claim) {
+  if (claims_.size() % kStretch == 0) stretches_.push(claim.use);
+  else widen(stretches_[stretches_.size() - 1], claim.use);
+  claims_.push(claim);
 }
 
 bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
@@ -77,6 +91,8 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (const Use &use : uses) {
     if (!use.writes && !conflict(use, written_)) continue;
     for (int i = claims_.size() - 1; i >= 0; --i) {
+      while (i >= 0 && i % kStretch == kStretch - 1 && !overlap(use, stretches_[i / kStretch])) i -= kStretch;
+      if (i < 0) break;
       const Claim &claim = claims_[i];
       if (!conflict(use, claim.use)) continue;
       if (!claim.task->done) task.await(claim.task);
@@ -111,11 +127,10 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   if (task->done && !kChecks) return Token();
   for (const Use &use : uses) {
     task->retain();
-    claims_.push(Claim{task, use});
+    claim(Claim{task, use});
     if (!use.writes) continue;
-    if (!written_.writes || use.low < written_.low) written_.low = use.low;
-    if (!written_.writes || use.high > written_.high) written_.high = use.high;
-    written_.writes = true;
+    if (written_.writes) widen(written_, use);
+    else written_ = use;
   }
   task->retain();
   tasks_.push(task);

@@ -112,6 +112,7 @@ class Sequencer {
     Task *task;
     Use use;
   };
+  static constexpr int kStretch = 16;
   struct End {  // the last operation on one end of a channel
     const Channel *channel;
     i64 index;
@@ -140,6 +141,7 @@ class Sequencer {
   Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put,
                  Relay *relay = nullptr);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
+  void claim(const Claim &claim);
   Awaiter awaiter(Task *joined, bool is_end);
   void sweep();
 
@@ -148,6 +150,7 @@ class Sequencer {
   Strand &strand_;        // of the body itself
   Strand ended_;          // what the forgotten tasks did
   List<Claim> claims_;    // what unfinished tasks touch
+  List<Use> stretches_;   // around the uses of so many claims each
   Use written_{};         // around all that any task so far writes
   List<Task *> tasks_;    // unfinished tasks
   List<End> ends_;
