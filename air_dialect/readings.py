@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Block, SSAValue
 
@@ -301,6 +302,24 @@ INTERVALS: Reading[Interval] = Reading(
 def interval(value: SSAValue) -> Interval | None:
     """The values that an integer or index can take; None where that is not known."""
     return INTERVALS.read(value)
+
+
+class Counted(NamedTuple):
+    """First value, step and number of iterations of a loop."""
+
+    first: int
+    step: int
+    trips: int
+
+
+def counted(loop: scf.ForOp) -> Counted | None:
+    """How often a loop runs, at least once; None where that is not known."""
+    bounds = [interval(value) for value in (loop.lb, loop.ub, loop.step)]
+    known = [bound[0] for bound in bounds if bound is not None and bound[0] == bound[1]]
+    if len(known) != len(bounds) or known[2] <= 0 or known[1] <= known[0]:
+        return None
+    low, high, step = known
+    return Counted(low, step, -((low - high) // step))
 
 
 # ---- what divides all values ----

@@ -1,6 +1,8 @@
 """How a matrix product is cut for the cores: tiles of c, and pieces of K on their way through L2 and L1.
 
-The K tiles depend on k alone, so that an element of c is summed alike whatever rows it is made with.
+The K tiles depend on k alone, so that an element of c is summed alike whatever rows it is made with. Where a
+CPU sums several blocks of K at once, those of a core's tile are summed so (vector_sums.py): tiles are whole
+goes wherever k is.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.dsl import Index, bf16, f32
 from aerie.kernel_builder.spec import largest_divisor, require_multiple
+from aerie.virtual_npu.codegen.vector_sums import STEPS_OF_A_GO
 from aerie.virtual_npu.static.device import NPU2, Device
 
 BLOCK = 8
@@ -183,7 +186,8 @@ def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int
             "or gemm, whose cores share the rows"
         )
     herd_x, herd_y = _whole_array(m, n, given, device)
-    tile_k_l1 = given.get("tile_k_l1") or largest_divisor(k, MAX_ROWS_TILE_K_L1, BLOCK)
+    whole = STEPS_OF_A_GO if k % STEPS_OF_A_GO == 0 else BLOCK
+    tile_k_l1 = given.get("tile_k_l1") or largest_divisor(k, MAX_ROWS_TILE_K_L1, whole)
     tiles = Tiles(
         tile_m=m,
         tile_k_l2=given.get("tile_k_l2") or _tile_k_l2(k, tile_k_l1, MAX_ROWS_PIECES),

@@ -29,7 +29,7 @@ BF16 = ml_dtypes.bfloat16
 EMULATED = Path(__file__).with_name("emulated")
 Array = np.ndarray[Any, Any]
 
-ONE_BY_ONE, PAIRS, ODD_PAIRS, EIGHTS = range(4)
+ONE_BY_ONE, PAIRS, ODD_PAIRS, TILES = range(4)
 """vnpu::dots::Order."""
 
 
@@ -100,9 +100,10 @@ class Sums:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def order_of(self, steps: int, columns: int) -> int:
-        """The order of sums of blocks with so many steps of k and columns."""
-        order: int = self._library.order_of(steps, columns)
+    def order_of(self, steps: int, columns: int, made_by: str = "contract") -> int:
+        """The order of sums of blocks with so many steps of k and columns, as vector.contract or aie::mmul
+        makes them."""
+        order: int = getattr(self._library, f"order_of_{made_by}")(steps, columns)
         return order
 
     def multiply(self, a: Array, b: Array, c: Array, axes: Sequence[Any], block: tuple[int, int]) -> Array:
@@ -173,8 +174,10 @@ def to_f32(x: Array) -> Array:
     return flushed(narrow.astype(np.float64))
 
 
-def in_order(order: int, a: Array, b: Array, c: Array) -> Array:
+def in_order(order: int, a: Array, b: Array, c: Array, depth: int = 8) -> Array:
     """c + a b of row-major bf16 matrices, summed in an order, by the manuals of the CPUs that have it.
+
+    depth: steps that an instruction for tiles is given.
 
     In f64, where a product of bf16 is exact, and what a sum with an f32 loses lies too far below its last
     place in f32 to matter to the rounding.
@@ -188,11 +191,11 @@ def in_order(order: int, a: Array, b: Array, c: Array) -> Array:
         for k in range(0, a.shape[1], 2):
             for step in (k + 1, k):
                 sums = to_f32(sums + np.outer(x[:, step], y[step]))
-    elif order == EIGHTS:
+    elif order == TILES:
         x, y, sums = map(flushed, (x, y, sums))
-        for k in range(0, a.shape[1], 8):
+        for k in range(0, a.shape[1], depth):
             chains = [np.zeros(c.shape), np.zeros(c.shape)]
-            for step in range(k, k + 8):
+            for step in range(k, k + depth):
                 chains[step % 2] = to_f32(chains[step % 2] + np.outer(x[:, step], y[step]))
             sums = to_f32(sums + to_f32(chains[0] + chains[1]))
     else:

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, EIGHTS, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, Sums, in_order, sums_on
+from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sums_on
 
 Array = np.ndarray[Any, Any]
 Operands = tuple[Array, Array, Array]
 
 BLOCKS = ("8x8x8", "4x8x8", "8x4x8")
-OTHER_BLOCKS = ("4x16x16", "8x8x4")
+OTHER_BLOCKS = ("4x16x16", "8x8x4", "4x8x32")
+GOES = {"contract": 8, "four": 32}
+"""Steps of k that a text sums in one go, by the functions that do."""
 
 
 @pytest.fixture(params=SETS)
@@ -49,42 +51,54 @@ def same(got: Array, want: Array) -> None:
 
 
 def test_which_order_a_set_has() -> None:
-    wanted = {"AVX2": ONE_BY_ONE, "AVX-512": ONE_BY_ONE, "AMX emulated": EIGHTS, "BFMMLA emulated": ODD_PAIRS}
+    wanted = {"AVX2": ONE_BY_ONE, "AVX-512": ONE_BY_ONE, "AMX emulated": TILES, "BFMMLA emulated": ODD_PAIRS}
     orders = {name: sums_on(name).order_of(8, 8) for name in SETS if SETS[name].is_here()}
     assert orders.items() >= {name: order for name, order in wanted.items() if name in orders}.items()
+
+
+def test_a_kernels_blocks_are_summed_as_without_tiles() -> None:
+    assert sums_on("AMX emulated").order_of(8, 8, "mmul") == sums_on("native").order_of(8, 8, "mmul")
+    assert sums_on("AMX emulated on AVX2").order_of(8, 8, "mmul") == ONE_BY_ONE
 
 
 def test_blocks_that_an_order_cannot_take_have_the_next_one() -> None:
     sums = sums_on("AMX emulated")
     assert [sums.order_of(*block) for block in ((8, 8), (16, 4), (8, 2), (1, 8))] == [
-        EIGHTS, EIGHTS, ONE_BY_ONE, ONE_BY_ONE,
+        TILES, TILES, ONE_BY_ONE, ONE_BY_ONE,
     ]  # fmt: skip
-    assert sums.order_of(4, 8) == sums_on("native").order_of(4, 8)
+    assert sums.order_of(4, 8) == sums.order_of(4, 8, "mmul")
 
 
 @pytest.mark.parametrize("numbers", [drawn, far_apart])
-def test_products_are_those_of_the_manual(sums: Sums, numbers: Any) -> None:
-    a, b, c = numbers(5, 16, 48, 1)
-    same(sums.by_rows(a, b, c), in_order(sums.order_of(8, 8), a, b, c))
+@pytest.mark.parametrize("go", GOES.values())
+def test_products_are_those_of_the_manual(sums: Sums, go: int, numbers: Any) -> None:
+    a, b, c = numbers(5, 16, 96, 1)
+    same(sums.by_rows(a, b, c, (go, 8)), in_order(sums.order_of(go, 8), a, b, c, go))
 
 
 @pytest.mark.parametrize("numbers", [drawn, far_apart])
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("made_by", ["contract", "mmul"])
-def test_a_block_by_itself_has_the_bits_of_the_product(
-    sums: Sums, made_by: str, block: str, numbers: Any
-) -> None:
+@pytest.mark.parametrize("made_by", GOES)
+def test_blocks_have_the_bits_of_the_product(sums: Sums, made_by: str, block: str, numbers: Any) -> None:
+    """One by itself, and four in one go."""
     a, b, c = numbers(24, 48, 64, 2)
-    same(sums.by_blocks(f"{made_by}_{block}", a, b, c), sums.by_rows(a, b, c))
+    same(sums.by_blocks(f"{made_by}_{block}", a, b, c), sums.by_rows(a, b, c, (GOES[made_by], 8)))
+
+
+@pytest.mark.parametrize("numbers", [drawn, far_apart])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_kernels_blocks_have_the_order_of_vectors(sums: Sums, block: str, numbers: Any) -> None:
+    a, b, c = numbers(24, 48, 64, 2)
+    same(sums.by_blocks(f"mmul_{block}", a, b, c), in_order(sums.order_of(8, 8, "mmul"), a, b, c))
 
 
 @pytest.mark.parametrize("block", OTHER_BLOCKS)
 def test_other_blocks_have_the_bits_of_their_product_too(sums: Sums, block: str) -> None:
-    a, b, c = drawn(8, 32, 48, 3)
+    a, b, c = drawn(8, 32, 96, 3)
     _, columns, steps = map(int, block.split("x"))
     by_blocks = sums.by_blocks(f"contract_{block}", a, b, c)
     same(by_blocks, sums.by_rows(a, b, c, (steps, columns)))
-    same(by_blocks, in_order(sums.order_of(steps, columns), a, b, c))
+    same(by_blocks, in_order(sums.order_of(steps, columns), a, b, c, 32 if steps == 32 else 8))
 
 
 def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
@@ -95,12 +109,13 @@ def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 15, 16, 17, 31, 32, 33, 47])
-def test_rows_have_the_same_bits_alone_and_together(sums: Sums, rows: int) -> None:
+@pytest.mark.parametrize("go", GOES.values())
+def test_rows_have_the_same_bits_alone_and_together(sums: Sums, go: int, rows: int) -> None:
     """And columns: panels are of 8 to 32, and the last is filled up."""
-    a, b, c = drawn(47, 70, 80, 5)
-    whole = sums.by_rows(a, b, c)
+    a, b, c = drawn(47, 70, 96, 5)
+    whole = sums.by_rows(a, b, c, (go, 8))
     columns = 1 + 3 * rows % 70
-    part = sums.by_rows(a[:rows], np.ascontiguousarray(b[:, :columns]), c[:rows, :columns].copy())
+    part = sums.by_rows(a[:rows], np.ascontiguousarray(b[:, :columns]), c[:rows, :columns].copy(), (go, 8))
     same(part, whole[:rows, :columns])
 
 
@@ -124,5 +139,6 @@ def test_infinities_and_nans_come_through(sums: Sums) -> None:
 def test_orders_differ() -> None:
     """What the tests above tell apart."""
     operands = drawn(16, 16, 64, 8)
-    results = [in_order(order, *operands) for order in (ONE_BY_ONE, PAIRS, ODD_PAIRS, EIGHTS)]
+    results = [in_order(order, *operands) for order in (ONE_BY_ONE, PAIRS, ODD_PAIRS, TILES)]
+    results.append(in_order(TILES, *operands, depth=32))
     assert len({result.tobytes() for result in results}) == len(results)

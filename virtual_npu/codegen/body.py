@@ -167,6 +167,8 @@ class Body:
     """The loops in two versions that are being emitted, if any."""
     loans: dict[SSAValue, str] = field(default_factory=dict)
     """The `vnpu::Loan`s of buffers that borrow what channels bring (passes/borrowed.py)."""
+    goes: dict[Operation, str] = field(default_factory=dict)
+    """The `vnpu::InOneGo` of a contraction whose loop sums several blocks in one go (vector_sums.py)."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of each linalg operation around, outermost first, for linalg.index."""
 

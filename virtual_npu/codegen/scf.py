@@ -14,6 +14,7 @@ from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
+from aerie.virtual_npu.codegen.vector_sums import declare_goes
 
 # ---- values that loops carry ----
 
@@ -90,6 +91,7 @@ def region(body: Body, block: Block, names: Sequence[str]) -> None:
 def _for(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.ForOp)
     low, high, step = body.texts([op.lb, op.ub, op.step])
+    declare_goes(body, op)
     counted_loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
 
 

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     VectorType,
 )
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emits
@@ -26,6 +26,13 @@ from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 def shape_of(value: SSAValue) -> tuple[int, ...]:
     """The extents of a vector; () for a scalar."""
     return value.type.get_shape() if isinstance(value.type, VectorType) else ()
+
+
+def uncast(value: SSAValue) -> SSAValue:
+    """A vector before it was given another shape: its elements stay in their order."""
+    while isinstance(value, OpResult) and value.op.name == "vector.shape_cast":
+        value = value.op.operands[0]
+    return value
 
 
 def integers(op: Operation, name: str) -> list[int]:

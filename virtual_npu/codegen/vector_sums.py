@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
@@ -13,13 +14,22 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     VectorType,
 )
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from xdsl.ir.affine import AffineDimExpr
 
+from aerie.air_dialect.readings import counted
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
-from aerie.virtual_npu.codegen.vector_lanes import coordinates, flat_index, integers, permuted, pick, shape_of
+from aerie.virtual_npu.codegen.vector_lanes import (
+    coordinates,
+    flat_index,
+    integers,
+    permuted,
+    pick,
+    shape_of,
+    uncast,
+)
 
 # ---- reductions ----
 
@@ -98,9 +108,30 @@ def _multi_reduction(body: Body, op: Operation) -> None:
 @emits("vector.contract")
 def _contract(body: Body, op: Operation) -> None:
     lhs, rhs, acc = op.operands[:3]
-    maps = contract_maps(op)
-    extents = contract_extents(op, maps, [shape_of(value) for value in (lhs, rhs, acc)])
-    in_lhs, in_rhs, in_acc = (set(map_) for map_ in maps)
+    maps, extents = contract_maps(op), contract_extents(op)
+    batch, rows, columns, reduced = groups = _groups(op)
+    a = _arranged(body, lhs, maps[0], extents, [*batch, *rows, *reduced])
+    b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
+    c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
+    counts = [prod(extents[dim] for dim in group) for group in groups]
+    body.file.needs.add("contract")
+    if body.checked and body.file.options.numerics == "bfp16" and reduction_kind(op) == "add":
+        shape = ", ".join(map(str, counts))
+        body.put(f"vnpu::look_at_blocks<{shape}>({body.site(op)}, {a}, {b}, {c});")
+    result = _in_block_floats(body, op, counts, [a, b, c])
+    if result is None and op in body.goes:
+        result = f"{body.goes[op]}.contract({a}, {b}, {c})"
+    elif result is None:
+        others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
+        function = "contract_by" if others else "contract"
+        result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
+    _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])
+
+
+def _groups(op: Operation) -> tuple[list[int], list[int], list[int], list[int]]:
+    """The iteration dimensions of a contraction: of a batch, of rows, of columns, and those summed over."""
+    extents = contract_extents(op)
+    in_lhs, in_rhs, in_acc = (set(map_) for map_ in contract_maps(op))
     dims = [dim for dim in range(len(extents)) if extents[dim] != 1]
     batch = [dim for dim in dims if dim in in_lhs & in_rhs & in_acc]
     rows = [dim for dim in dims if dim in (in_lhs & in_acc) - in_rhs]
@@ -108,20 +139,7 @@ def _contract(body: Body, op: Operation) -> None:
     reduced = [dim for dim in dims if dim in (in_lhs & in_rhs) - in_acc]
     if {*batch, *rows, *columns, *reduced} != set(dims):
         raise unsupported(op, "a dimension that only one operand has is not supported")
-    a = _arranged(body, lhs, maps[0], extents, [*batch, *rows, *reduced])
-    b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
-    c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
-    counts = [prod(extents[dim] for dim in group) for group in (batch, rows, columns, reduced)]
-    body.file.needs.add("contract")
-    if body.checked and body.file.options.numerics == "bfp16" and reduction_kind(op) == "add":
-        shape = ", ".join(map(str, counts))
-        body.put(f"vnpu::look_at_blocks<{shape}>({body.site(op)}, {a}, {b}, {c});")
-    result = _in_block_floats(body, op, counts, [a, b, c])
-    if result is None:
-        others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
-        function = "contract_by" if others else "contract"
-        result = f"vnpu::{function}<{', '.join(map(str, counts))}>({a}, {b}, {c}{others})"
-    _define_contracted(body, op, result, maps[2], extents, [*batch, *rows, *columns])
+    return batch, rows, columns, reduced
 
 
 def _in_block_floats(body: Body, op: Operation, counts: Sequence[int], texts: Sequence[str]) -> str | None:
@@ -130,8 +148,7 @@ def _in_block_floats(body: Body, op: Operation, counts: Sequence[int], texts: Se
     None where it is no such product (vnpu/contract.h, is_bfp16_product), or a factor has no name of its own.
     """
     factors = op.operands[:2]
-    elements = [type(types.element(value.type)) for value in op.operands[:3]]
-    is_sum = elements == [BFloat16Type, BFloat16Type, Float32Type] and reduction_kind(op) == "add"
+    is_sum = is_sum_of_bf16(op)
     is_block = tuple(counts) in ((1, 8, 8, 8), (1, 4, 8, 8))
     is_named = all(t == body.text(v) and t.isidentifier() for t, v in zip(texts, factors, strict=False))
     if body.file.options.numerics != "bfp16" or not (is_sum and is_block and is_named):
@@ -174,16 +191,20 @@ def contract_maps(op: Operation) -> list[list[int]]:
     return found
 
 
-def contract_extents(
-    op: Operation, maps: Sequence[Sequence[int]], shapes: Sequence[Sequence[int]]
-) -> list[int]:
+def contract_extents(op: Operation) -> list[int]:
     """The extent of every iteration dimension."""
     extents: dict[int, int] = {}
-    for map_, shape in zip(maps, shapes, strict=True):
-        for dim, extent in zip(map_, shape, strict=True):
+    for map_, value in zip(contract_maps(op), op.operands, strict=False):
+        for dim, extent in zip(map_, shape_of(value), strict=True):
             if extents.setdefault(dim, extent) != extent:
                 raise unsupported(op, f"dimension d{dim} has extents {extents[dim]} and {extent}")
     return [extents[dim] for dim in range(len(extents))]
+
+
+def is_sum_of_bf16(op: Operation) -> bool:
+    """Whether a contraction adds products of bf16 in f32."""
+    elements = [type(types.element(value.type)) for value in op.operands[:3]]
+    return elements == [BFloat16Type, BFloat16Type, Float32Type] and reduction_kind(op) == "add"
 
 
 def _arranged(
@@ -207,6 +228,70 @@ def _define_contracted(
     wide = [dim for dim in map_ if extents[dim] != 1]
     back = permuted(text, [extents[dim] for dim in order], [list(order).index(dim) for dim in wide])
     body.define(op.results[0], back)
+
+
+# ---- contractions that a loop sums in one go ----
+
+STEPS_OF_A_GO = 32
+"""Steps of k that an instruction of AMX adds to a sum at once (vnpu/dots.h)."""
+
+
+def blocks_in_one_go(op: Operation) -> int:
+    """How many blocks the loop around a contraction adds to a sum in one go; 1 where each is a go of its own.
+
+    A sum that the loop carries, and that nobody sees before the loop ends, may take as many as have 32 steps
+    together, where the loop has a whole number of these. So says the text alone, whether the loop becomes a
+    product (passes/products.py) or runs as it stands.
+    """
+    loop = op.parent_op()
+    if not isinstance(loop, scf.ForOp) or not is_sum_of_bf16(op) or not _is_carried(loop, op):
+        return 1
+    batch, _, _, reduced = _groups(op)
+    extents, found = contract_extents(op), counted(loop)
+    steps = prod(extents[dim] for dim in reduced)
+    is_whole = found is not None and STEPS_OF_A_GO % steps == 0 and found.trips * steps % STEPS_OF_A_GO == 0
+    return STEPS_OF_A_GO // steps if is_whole and not batch and _only_computes(loop) else 1
+
+
+def declare_goes(body: Body, loop: scf.ForOp) -> None:
+    """Emit what keeps the blocks of a go, before the loop that adds them."""
+    for op in loop.body.block.ops:
+        blocks = blocks_in_one_go(op) if op.name == "vector.contract" else 1
+        if blocks > 1:
+            body.goes[op] = body.fresh("go")
+            extents = contract_extents(op)
+            shape = [prod(extents[dim] for dim in group) for group in _groups(op)[1:]]
+            body.put(f"vnpu::InOneGo<{', '.join(map(str, [blocks, *shape]))}> {body.goes[op]};")
+
+
+def _is_carried(loop: scf.ForOp, op: Operation) -> bool:
+    """Whether a sum goes around the loop, and nothing but the contraction reads it there."""
+    begin = uncast(op.operands[2])
+    if not isinstance(begin, BlockArgument) or begin.owner is not loop.body.block:
+        return False
+    read, end = _only_use(begin), _only_use(op.results[0])
+    is_read = read is not None and (read.operation, read.index) == (op, 2)
+    return (
+        is_read
+        and end is not None
+        and (end.operation, end.index + 1) == (loop.body.block.last_op, begin.index)
+    )
+
+
+def _only_use(value: SSAValue) -> Use | None:
+    """The one use of a vector, in whatever shape; None where there are none or several."""
+    while value.has_one_use():
+        (use,) = value.uses
+        if use.operation.name != "vector.shape_cast":
+            return use
+        value = use.operation.results[0]
+    return None
+
+
+def _only_computes(loop: scf.ForOp) -> bool:
+    """Whether nothing in the loop waits for others, or holds a loop or branch."""
+    kinds = ("arith.", "index.", "affine.apply", "vector.", "scf.yield")
+    return all(not op.regions and op.name.startswith(kinds) for op in loop.body.block.ops)
 
 
 # ---- of two dimensions ----

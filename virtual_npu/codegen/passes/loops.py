@@ -10,7 +10,7 @@ from xdsl.dialects import func, scf
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Linear, interval, linear
+from aerie.air_dialect.readings import Linear, counted, interval, linear
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,8 @@ def _chain(op: Operation | None) -> Iterator[scf.ForOp | HerdOp]:
 
 
 def _counted(loop: scf.ForOp) -> list[Loop] | None:
-    bounds = [interval(value) for value in (loop.lb, loop.ub, loop.step)]
-    known = [bound[0] for bound in bounds if bound is not None and bound[0] == bound[1]]
-    if len(known) != len(bounds) or known[2] <= 0 or known[1] <= known[0]:
-        return None
-    low, high, step = known
-    return [Loop(loop.body.block.args[0], low, step, -((low - high) // step))]
+    found = counted(loop)
+    return None if found is None else [Loop(loop.body.block.args[0], *found)]
 
 
 def _tiles(herd: HerdOp) -> list[Loop] | None:

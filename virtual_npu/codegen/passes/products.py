@@ -34,14 +34,13 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.dialects import scf, vector
-from xdsl.dialects.builtin import BFloat16Type, DictionaryAttr, Float32Type, IntegerAttr, ModuleOp, i64
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, i64
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from aerie.air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
 from aerie.air_dialect.readings import weighted
 from aerie.air_dialect.values import is_inside, origin
-from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.buffers import tile_copies
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes, numbers, wrap
 from aerie.virtual_npu.codegen.execution import Mode, each_operation, takes_turns
@@ -60,8 +59,13 @@ from aerie.virtual_npu.codegen.passes.axes import (
 )
 from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest
 from aerie.virtual_npu.codegen.passes.windows import READS, Windows, itself
-from aerie.virtual_npu.codegen.vector_lanes import shape_of
-from aerie.virtual_npu.codegen.vector_sums import contract_extents, contract_maps, reduction_kind
+from aerie.virtual_npu.codegen.vector_lanes import shape_of, uncast
+from aerie.virtual_npu.codegen.vector_sums import (
+    blocks_in_one_go,
+    contract_extents,
+    contract_maps,
+    is_sum_of_bf16,
+)
 from aerie.virtual_npu.options import BuildOptions
 
 # ---- rewriting ----
@@ -197,29 +201,29 @@ class _Match:
 
     def _sides(self, windows: Windows, contract: Operation) -> Block | None:
         """A, B and C of one contraction."""
-        if not _is_sum_of_bf16(contract):
+        if not is_sum_of_bf16(contract):
             return None
         lhs, rhs, total = contract.operands
-        reads = [_read_of(_uncast(lhs)), _read_of(_uncast(rhs)), self._carried_read(contract)]
+        reads = [_read_of(uncast(lhs)), _read_of(uncast(rhs)), self._carried_read(contract)]
         values = zip(contract.operands, reads, strict=True)
         a, b, c = [self._operand(windows, value, read, value is total) for value, read in values]
         return None if a is None or b is None or c is None else (a, b, c)
 
     def _carried_read(self, contract: Operation) -> Operation | None:
         """The read of C that a sum begins with, where its end is written back to the same place."""
-        begin, result = _uncast(contract.operands[2]), SSAValue.get(contract.results[0])
+        begin, result = uncast(contract.operands[2]), SSAValue.get(contract.results[0])
         carrying = []
         while isinstance(begin, BlockArgument):
             loop, position = begin.owner.parent_op(), begin.index - 1
             if not isinstance(loop, scf.ForOp) or loop not in self.nest.ops:
                 return None
             end = loop.body.block.last_op
-            if end is None or _uncast(end.operands[position]) is not result:
+            if end is None or uncast(end.operands[position]) is not result:
                 return None
             carrying.append(loop)
-            begin, result = _uncast(loop.iter_args[position]), loop.results[position]
+            begin, result = uncast(loop.iter_args[position]), loop.results[position]
         read = _read_of(begin)
-        writes = [write for write in self.writes if _uncast(write.operands[0]) is result]
+        writes = [write for write in self.writes if uncast(write.operands[0]) is result]
         if read is None or len(writes) != 1 or not _is_same_place(read, writes[0]):
             return None
         ops = self.nest.ops
@@ -276,10 +280,12 @@ class _Match:
         a, b, c = (at_first(side, loops) for side in sides)
         walks = tuple(axis for index in "mnk" for axis in merged(axes, index))
         steps, columns = (prod(axis.extent for axis in lanes if axis.index == index) for index in "kn")
+        goes = {blocks_in_one_go(contract) for contract in self.contracts}
         if not (
             all(axis.index for axis in axes)
             # Products are summed in pairs, which a block must not cut.
             and steps % 2 == 0
+            and len(goes) == 1
             # Tiles that share an element of C would race.
             and not any(axis.index == "k" for axis in tiles if axis.extent > 1)
             and is_distinct(axes)
@@ -287,7 +293,7 @@ class _Match:
             and all(sum(axis.index == index for axis in walks) <= MOST_AXES for index in "mnk")
         ):
             return None
-        return Product(a, b, c, walks, (steps, columns))
+        return Product(a, b, c, walks, (steps * goes.pop(), columns))
 
     def _is_outside(self, side: Operand) -> bool:
         """Whether what the statement names is there before the loops, or before the herd."""
@@ -296,12 +302,6 @@ class _Match:
         ):
             return False
         return not any(is_inside(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
-
-
-def _is_sum_of_bf16(contract: Operation) -> bool:
-    elements = [types.element(value.type) for value in contract.operands]
-    wanted = [BFloat16Type, BFloat16Type, Float32Type]
-    return [type(element) for element in elements] == wanted and reduction_kind(contract) == "add"
 
 
 def _is_same_place(read: Operation, write: Operation) -> bool:
@@ -314,8 +314,7 @@ def _is_same_place(read: Operation, write: Operation) -> bool:
 def _lane_axes(contract: Operation, sides: Block) -> Iterator[Axis]:
     """The axes of a contraction itself."""
     maps = contract_maps(contract)
-    shapes = [shape_of(value) for value in contract.operands]
-    for dim, extent in enumerate(contract_extents(contract, maps, shapes)):
+    for dim, extent in enumerate(contract_extents(contract)):
         where = [map_.index(dim) if dim in map_ else -1 for map_ in maps]
         steps = [0 if at < 0 else side.lanes[at] for side, at in zip(sides, where, strict=True)]
         within = [
@@ -328,13 +327,6 @@ def _lane_axes(contract: Operation, sides: Block) -> Iterator[Axis]:
 def _read_of(value: SSAValue) -> Operation | None:
     made = value.owner
     return made if isinstance(made, Operation) and made.name in READS else None
-
-
-def _uncast(value: SSAValue) -> SSAValue:
-    """A vector before it was given another shape: its elements stay in their order."""
-    while isinstance(value, OpResult) and value.op.name == "vector.shape_cast":
-        value = value.op.operands[0]
-    return value
 
 
 def _cast(steps: Sequence[int], before: Sequence[int], after: Sequence[int]) -> tuple[int, ...] | None:

@@ -90,7 +90,7 @@ VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, cons
   for (int i = 0; i < B; ++i) {
 #pragma GCC unroll 4
     for (int q = 0; q < chunks; ++q) {
-      dots::multiply_add<M, N, K>(&x.at[i * M * K].bits, &y.at[i * K * N].bits + q * W, sums + i * M * chunks + q, chunks);
+      dots::multiply_add<dots::order_of(K, N), M, N, K>(&x.at[i * M * K].bits, &y.at[i * K * N].bits + q * W, sums + i * M * chunks + q, chunks);
     }
   }
   for (int i = 0; i < B * M * chunks; ++i) rows[i].v = sums[i];
@@ -106,7 +106,7 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
   if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract(Bfp16Left<M>(a), Bfp16Right(b), c);
   else
 #endif
-  if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::can_multiply<N, K>) {
+  if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::order_of(K, N) != dots::Order::kOneByOne) {
     return contract_dots<B, M, N, K, TC>(a, b, c);
   } else if constexpr (float_a && float_c) {
     // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
@@ -146,6 +146,32 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
     return z.vec();
   }
 }
+
+// Blocks that a loop over k adds one after the other to a sum that it carries: so many of them are one go, which one
+// instruction sums where it takes several (dots.h). A sum is complete after every so many blocks.
+template <int Blocks, int M, int N, int K>
+class InOneGo {
+ public:
+  VNPU_INLINE Vec<float, M * N> contract(const Vec<bf16, M * K> &a, const Vec<bf16, K * N> &b, const Vec<float, M * N> &c) {
+#if defined(VNPU_BF16_TILES) && !defined(VNPU_BFP16)
+    const Lanes<bf16, M * K> rows(a);
+    const Lanes<bf16, K * N> steps(b);
+    for (int m = 0; m < M; ++m) memcpy(a_.at + (m * Blocks + count_) * K, rows.at + m * K, K * sizeof(bf16));
+    memcpy(b_.at + count_ * K * N, steps.at, K * N * sizeof(bf16));
+    if (++count_ < Blocks) return c;
+    count_ = 0;
+    return vnpu::contract<1, M, N, Blocks * K>(a_.vec(), b_.vec(), c);
+  }
+
+ private:
+  Lanes<bf16, Blocks * M * K> a_;
+  Lanes<bf16, Blocks * K * N> b_;
+  int count_ = 0;
+#else
+    return vnpu::contract<1, M, N, K>(a, b, c);
+  }
+#endif
+};
 
 // The same with another operation in place of the sum.
 template <int B, int M, int N, int K, class TA, class TB, class TC, class Combine>

@@ -1,13 +1,14 @@
 // The order in which a program sums products of bf16 in f32, and which instructions make the sums.
 //
 // A CPU's instructions for bf16 add several products at once, each kind in an order of its own. A program with fast paths
-// (VNPU_FAST) keeps to one order for all products of blocks of one shape, recognised as a large product or not, checked or
-// not, in generated code and in kernels: so all of these give the same bits. Of a block of K by N, the right factor:
+// (VNPU_FAST) keeps to one order for all that its text contracts (vector.contract), recognised as a large product or not,
+// checked or not, so all of these give the same bits; and a kernel's aie::mmul to one order. Of a block of K by N, the right
+// factor:
 //
 //   set                order           c becomes
-//   AMX-BF16           in eights       round(c + round(even + odd)) for every eight steps of k, where `even` is the sum of
-//                                      products of steps 0, 2, 4 and 6 from zero on, one fused multiply-add each, and `odd`
-//                                      that of the others
+//   AMX-BF16           in tiles        round(c + round(even + odd)) for every 32 steps of k that the text sums in one go (else
+//                                      8), where `even` is the sum of products of steps 0, 2, 4 and so on from zero on, one
+//                                      fused multiply-add each, and `odd` that of the others
 //   AVX512-BF16        in pairs        fma(even product, fma(odd product, c)) for every two steps, as Intel states it
 //   ARM with BF16      in odd pairs    round(c + round(even product + odd product)) for every two steps, all rounded to odd
 //   any other          one by one      fma(product, c) for every step
@@ -17,11 +18,13 @@
 // Software Developer's Manual, TDPBF16PS and VDPBF16PS; Arm's manual, BFMMLA and BFDOT with FPCR.EBF = 0, as Linux sets it:
 // there BFMMLA is two BFDOTs, and either may be used.
 //
-// Why eight steps for AMX, whose instruction takes up to 32: it adds its sum to c once, so what is summed by one instruction
-// is what one vector.contract must be given, and nearly all texts contract blocks of 8x8x8, as the core of AIE2P does. With 32
-// a contract by itself, a program with checks, and a kernel's aie::mmul would all differ from the recognised product. The
-// price: an instruction takes as long with 8 steps as with 32, so a quarter of the tiles' peak is the most that can be reached,
-// 128 multiplications per cycle and core instead of 512, four times what two AVX-512 units do in f32.
+// In one go: an instruction of AMX adds its sum to c once, so what one sums is what the text must tell. Its blocks are 8x8x8,
+// as the core of AIE2P contracts them, and a loop over k adds one after the other to sums that it carries. Of such a loop every
+// four blocks are one go (contract.h, InOneGo); a block outside of one is a go of its own. An instruction takes as long with
+// 8 steps as with 32, so a text whose loops are shorter reaches a quarter of the tiles' speed.
+//
+// aie::mmul multiplies a block that lies in registers, and what a loop will add is not known to it. To fill tiles would take
+// longer than to multiply, so it sums by vectors of the same CPU: in pairs where there is AMX.
 //
 // Which set a program has is settled when it is compiled: it is compiled for the CPU that runs it, whose features are part of
 // its key in the cache, so nothing is left to choose at run time. AMX moreover needs leave of the kernel (product_tiles.h).
@@ -43,13 +46,10 @@
 
 namespace vnpu::dots {
 
-enum class Order { kOneByOne, kPairs, kOddPairs, kEights };
+enum class Order { kOneByOne, kPairs, kOddPairs, kTiles };
 
-// Of blocks of `steps` (K) by `columns` (N).
-constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int columns) {
-#if defined(VNPU_BF16_TILES)
-  if (steps % 8 == 0 && columns % 4 == 0) return Order::kEights;
-#endif
+// Of blocks of `steps` (K) by `columns` (N), as aie::mmul sums them.
+constexpr Order order_of_vectors([[maybe_unused]] int steps, [[maybe_unused]] int columns) {
 #if defined(VNPU_BF16_DOTS)
   if (steps % 2 == 0 && columns % 4 == 0) return Order::kPairs;
 #elif defined(VNPU_BF16_ARM)
@@ -58,9 +58,16 @@ constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int column
   return Order::kOneByOne;
 }
 
-// Whether multiply_add takes blocks of K by N.
-template <int N, int K>
-inline constexpr bool can_multiply = order_of(K, N) != Order::kOneByOne;
+// The same as vector.contract sums them; steps: those of a go.
+constexpr Order order_of(int steps, int columns) {
+#if defined(VNPU_BF16_TILES)
+  if (steps % 8 == 0 && columns % 4 == 0) return Order::kTiles;
+#endif
+  return order_of_vectors(steps, columns);
+}
+
+// Steps that an instruction for tiles takes, of a go of so many.
+constexpr int depth_of(int steps) { return steps % 32 == 0 ? 32 : 8; }
 
 // Columns of a product that are made together: 8 or 4.
 template <int N>
@@ -72,7 +79,7 @@ inline constexpr int width = N % 8 == 0 ? 8 : 4;
 #include "vnpu/dots_pairs.h"
 #endif
 #if defined(VNPU_BF16_TILES)
-#include "vnpu/dots_eights.h"
+#include "vnpu/dots_tiles.h"
 #endif
 #if defined(VNPU_BF16_ARM)
 #include "vnpu/dots_arm.h"
@@ -81,27 +88,20 @@ inline constexpr int width = N % 8 == 0 ? 8 : 4;
 namespace vnpu::dots {
 
 // Width columns of c += a b. a: M x K, row by row; b: K rows, N apart, from its first column of these; both bf16 by
-// their bits. c: M vectors of `width` f32, `step` apart.
-template <int M, int N, int K, class Row>
+// their bits. c: M vectors of `width` f32, `step` apart. how: any order but kOneByOne.
+template <Order how, int M, int N, int K, class Row>
 __attribute__((always_inline)) inline void multiply_add([[maybe_unused]] const uint16_t *a, [[maybe_unused]] const uint16_t *b,
                                                         [[maybe_unused]] Row *c, [[maybe_unused]] int step) {
-  constexpr Order order = order_of(K, N);
-  static_assert(order != Order::kOneByOne, "look at can_multiply first");
+  static_assert(how != Order::kOneByOne, "a product by itself is no dot");
 #if defined(VNPU_BF16_TILES)
-  if constexpr (order == Order::kEights) eights::multiply_add<M, N, K>(a, b, c, step);
+  if constexpr (how == Order::kTiles) tiles::multiply_add<M, N, K>(a, b, c, step);
 #endif
 #if defined(VNPU_BF16_DOTS)
-  if constexpr (order == Order::kPairs) pairs::multiply_add<M, N, K>(a, b, c, step);
+  if constexpr (how == Order::kPairs) pairs::multiply_add<M, N, K>(a, b, c, step);
 #endif
 #if defined(VNPU_BF16_ARM)
-  if constexpr (order == Order::kOddPairs) arm::multiply_add<M, N, K>(a, b, c, step);
+  if constexpr (how == Order::kOddPairs) arm::multiply_add<M, N, K>(a, b, c, step);
 #endif
 }
-
-#if defined(VNPU_BF16_TILES) && defined(VNPU_BF16_DOTS)
-using Block8x8 = pairs::Block8x8<eights::Sums>;
-#elif defined(VNPU_BF16_DOTS)
-using Block8x8 = pairs::Block8x8<pairs::Sums>;
-#endif
 
 }  // namespace vnpu::dots

@@ -54,43 +54,25 @@ VNPU_DOTS_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c,
   }
 }
 
-// Sixteen sums of a block.
-class Sums {
- public:
-  VNPU_DOTS_INLINE Sums() : sum_{} {}
-  VNPU_DOTS_INLINE explicit Sums(__m512 sum) : sum_(sum) {}
-  VNPU_DOTS_INLINE __m512 value() const { return sum_; }
-  // Of a pair of steps.
-  VNPU_DOTS_INLINE void add(__m512i factors, __m512i pairs) {
-    sum_ = _mm512_dpbf16_ps(sum_, (__m512bh)unknown(factors), (__m512bh)unknown(pairs));
-  }
-  // After all pairs of a block.
-  VNPU_DOTS_INLINE void end_block() {}
-
- private:
-  __m512 sum_;
-};
-
 // The sum of products of 8 x 8 blocks, kept in four registers that have 4 x 4 elements each, a row in 16 bytes: so the
 // left factors of a pair of products, which a block has in its rows, are spread out by one instruction for 16 sums.
-template <class Sums>
 class Block8x8 {
  public:
-  VNPU_DOTS_INLINE Block8x8() = default;
+  VNPU_DOTS_INLINE Block8x8() : quads_{} {}
   // From 64 elements, row by row.
   VNPU_DOTS_INLINE explicit Block8x8(const float *rows) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const __m512 first = _mm512_loadu_ps(rows + half * 32), second = _mm512_loadu_ps(rows + half * 32 + 16);
-      quads_[half * 2] = Sums(_mm512_shuffle_f32x4(first, second, 0x88));
-      quads_[half * 2 + 1] = Sums(_mm512_shuffle_f32x4(first, second, 0xdd));
+      quads_[half * 2] = _mm512_shuffle_f32x4(first, second, 0x88);
+      quads_[half * 2 + 1] = _mm512_shuffle_f32x4(first, second, 0xdd);
     }
   }
   VNPU_DOTS_INLINE void store(float *rows) const {
     const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      const __m512d left = _mm512_castps_pd(quads_[half * 2].value()), right = _mm512_castps_pd(quads_[half * 2 + 1].value());
+      const __m512d left = _mm512_castps_pd(quads_[half * 2]), right = _mm512_castps_pd(quads_[half * 2 + 1]);
       _mm512_storeu_pd((double *)(rows + half * 32), _mm512_permutex2var_pd(left, first, right));
       _mm512_storeu_pd((double *)(rows + half * 32 + 16), _mm512_permutex2var_pd(left, second, right));
     }
@@ -103,8 +85,6 @@ class Block8x8 {
     multiply_add_pair<1>(left, first);
     multiply_add_pair<2>(left, second);
     multiply_add_pair<3>(left, second);
-#pragma GCC unroll 4
-    for (Sums &quad : quads_) quad.end_block();
   }
 
  private:
@@ -116,9 +96,12 @@ class Block8x8 {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const __m512i factors = _mm512_shuffle_epi32(a[half], (_MM_PERM_ENUM)(Pair * 0x55));
-      quads_[half * 2].add(factors, left);
-      quads_[half * 2 + 1].add(factors, right);
+      quads_[half * 2] = added(quads_[half * 2], factors, left);
+      quads_[half * 2 + 1] = added(quads_[half * 2 + 1], factors, right);
     }
+  }
+  static VNPU_DOTS_INLINE __m512 added(__m512 sum, __m512i factors, __m512i pairs) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)unknown(factors), (__m512bh)unknown(pairs));
   }
   // The lanes of two rows of 8 that make pairs of them, for four columns from the first on; and that four times.
   template <int Odd, int First>
@@ -128,7 +111,7 @@ class Block8x8 {
     return _mm512_set_epi64(high, low, high, low, high, low, high, low);
   }
 
-  Sums quads_[4];
+  __m512 quads_[4];
 };
 
 }  // namespace vnpu::dots::pairs

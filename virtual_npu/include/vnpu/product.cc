@@ -6,15 +6,17 @@ namespace vnpu {
 void multiply_add(const Product &product) {
   switch (dots::order_of(product.block_steps, product.block_columns)) {
 #if defined(VNPU_BF16_TILES)
-    case dots::Order::kEights: return product::multiply<product::Tiles>(product);
+    case dots::Order::kTiles:
+      if (dots::depth_of(product.block_steps) == 8) return product::multiply<product::Tiles<8>>(product);
+      return product::multiply<product::Tiles<32>, product::FewTiles>(product);
 #endif
 #if defined(VNPU_BF16_DOTS)
-    case dots::Order::kPairs: return product::multiply<product::Pairs, product::FewPairs>(product);
+    case dots::Order::kPairs: return product::multiply<product::Pairs, product::FewRows<product::FewPairs>>(product);
 #endif
 #if defined(VNPU_BF16_ARM)
     case dots::Order::kOddPairs: return product::multiply<product::OddPairs>(product);
 #endif
-    default: return product::multiply<product::Plain, product::FewPlain>(product);
+    default: return product::multiply<product::Plain, product::FewRows<product::FewPlain>>(product);
   }
 }
 

@@ -28,7 +28,7 @@ struct Product {
   Axes m;  // of a and c
   Axes n;  // of b and c
   Axes k;  // of a and b
-  // Of the blocks of b that the text multiplies at a time: rows and columns. The order of sums hangs on them (dots.h).
+  // Of the blocks of b that the text multiplies in one go: rows and columns. The order of sums hangs on them (dots.h).
   int block_steps, block_columns;
 };
 

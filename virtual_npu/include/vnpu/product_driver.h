@@ -59,24 +59,17 @@ class Driver : Operands {
 
   void run() {
     Kernel::prepare();
-    multiply_rows(Kernel::kLeastRows, [&] { share(); });
+    multiply_rows(Kernel::kLeastRows, [&] {
+      share_panels(Kernel::kColumns, kWorthThreads, [&](i64 first, i64 end) { columns(first, end); });
+    });
   }
 
  private:
-  void share() const {
-    const i64 panels = (n_ + Kernel::kColumns - 1) / Kernel::kColumns;
-    const i64 parts = m_ * n_ * k_ < kWorthThreads ? 1 : parallel_threads();
-    const i64 each = (panels + parts - 1) / parts;
-    const auto part = [&](i64 i) { columns(i * each, panels < (i + 1) * each ? panels : (i + 1) * each); };
-    if (parts == 1) part(0);
-    else parallel(parts, part);
-  }
-
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr bool kReadsAsItLies = same_type<Left, bf16>;
-  // Steps of k of a packed panel, which takes 24 KiB; and rows of a that are packed at once, which take 384 KiB.
-  static constexpr i64 kDepth = (24 << 10) * Kernel::kSteps / (Kernel::kColumns * i64(sizeof(Packed)));
+  // Steps of k of a packed panel; and rows of a that are packed at once, which take 384 KiB.
+  static constexpr i64 kDepth = Kernel::kPanelBytes * Kernel::kSteps / (Kernel::kColumns * i64(sizeof(Packed)));
   static constexpr i64 kMostRows = (384 << 10) / (kDepth * i64(sizeof(Left)));
   static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
   static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
@@ -175,12 +168,12 @@ class Driver : Operands {
   const bool is_run_;
 };
 
-// With the micro-kernel of many rows, or that of few where the operands lie as it wants them.
-template <class Kernel, class Few = Unserved>
+// With the micro-kernel of many rows; or by Few, where that serves operands as they lie.
+template <class Kernel, class Few = FewRows<Unserved>>
 void multiply(const Product &product) {
-  if constexpr (!same_type<Few, Unserved>) {
-    if (FewRows<Few>::may_serve(product)) {
-      FewRows<Few> few(product);
+  if constexpr (!same_type<Few, FewRows<Unserved>>) {
+    if (Few::may_serve(product)) {
+      Few few(product);
       if (few.serves()) return few.run();
     }
   }

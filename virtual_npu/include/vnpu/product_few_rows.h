@@ -120,30 +120,19 @@ class FewRows : Operands {
   explicit FewRows(const Product &product) : Operands(product) {}
 
   // Before anything is known of where operands lie.
-  static bool may_serve(const Product &product) {
-    i64 rows = 1;
-    for (int i = 0; i < product.m.count; ++i) rows *= product.m.list[i].extent;
-    return rows <= kMostOfThem;
-  }
+  static bool may_serve(const Product &product) { return rows_of(product) <= kMostOfThem; }
   // Whether a and b come in whole pieces, in which rows of a and columns of b are runs of k.
   bool serves() const {
     return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.lie_in_lines() && b_steps_.is_run();
   }
 
   void run() {
-    multiply_rows(Kernel::kLeastRows, [&] { share(); });
+    multiply_rows(Kernel::kLeastRows, [&] {
+      share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
+    });
   }
 
  private:
-  void share() const {
-    const i64 panels = (n_ + kColumns - 1) / kColumns;
-    const i64 parts = m_ * n_ * k_ < kWorthThreads ? 1 : parallel_threads();
-    const i64 each = (panels + parts - 1) / parts;
-    const auto part = [&](i64 i) { multiply(i * each, panels < (i + 1) * each ? panels : (i + 1) * each); };
-    if (parts == 1) part(0);
-    else parallel(parts, part);
-  }
-
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;

@@ -6,7 +6,7 @@
 //   Plain       one by one   product_plain.h: AVX-512 8 x 32 sums in registers, AVX2 4 x 24, NEON 4 x 16, others 4 x 8
 //   Pairs       pairs        product_pairs.h: AVX512-BF16, 8 x 32
 //   OddPairs    odd pairs    product_arm.h: BFMMLA, 8 x 12
-//   Tiles       eights       product_tiles.h: AMX-BF16, 32 x 32 in four tiles
+//   Tiles       in tiles     product_tiles.h: AMX-BF16, 32 x 32 in four tiles
 //
 // Each gives the bits that vector.contract gives by itself in that order (contract.h). Few rows have micro-kernels of their
 // own on some of these sets (product_few.h), with the same bits.
@@ -38,6 +38,7 @@ VNPU_INLINE void scatter(T *row, const Places &columns, const T *from) {
 // What a micro-kernel is unless it says otherwise.
 struct Usual {
   static constexpr int kLeastRows = 1;      // rows of c are taken kRows at a time, and halves of that down to so many
+  static constexpr i64 kPanelBytes = 24 << 10;  // of a packed panel of b, which is to stay in L1
   static constexpr bool kReadsEvenly = false;  // whether rows of a must be as far apart as in a packed piece
   static constexpr uint16_t kFiller = 0;    // the bits that rows of a are filled up with to kGroup steps
   static void prepare() {}                  // before a product; may fail

@@ -35,6 +35,13 @@ class Offsets {
   i64 operator[](i64 i) const { return at_[i]; }
   bool is_run() const { return are_runs_of(count); }
   bool lie_in_lines() const { return run_ == 32; }
+  // Whether all neighbours are as far apart as the first two.
+  bool are_even() const {
+    for (i64 i = 2; i < count; ++i) {
+      if (at_[i] - at_[i - 1] != at_[1] - at_[0]) return false;
+    }
+    return true;
+  }
   // Of an operand's elements at these places, whether `bits` of all of them is zero; it takes eight side by side as well.
   template <class Lane, class Bits>
   bool are_all_zero(const void *operand, const Bits &bits) const {
@@ -79,6 +86,13 @@ class Offsets {
   int run_ = 32;
 };
 
+// Rows of c.
+inline i64 rows_of(const Product &product) {
+  i64 rows = 1;
+  for (int i = 0; i < product.m.count; ++i) rows *= product.m.list[i].extent;
+  return rows;
+}
+
 // A product, and where its indices lead to.
 class Operands {
  protected:
@@ -100,6 +114,18 @@ class Operands {
     a_rows_.drop(m_), c_rows_.drop(m_);
     m_ = all - m_;
     multiply();
+  }
+
+  // multiply(first, end) for panels of so many columns, neighbouring ones by each thread; all by one where there are fewer
+  // multiplications than take longer than to wake another.
+  template <class Multiply>
+  void share_panels(i64 columns, i64 worth_threads, const Multiply &multiply) const {
+    const i64 panels = (n_ + columns - 1) / columns;
+    const i64 parts = m_ * n_ * k_ < worth_threads ? 1 : parallel_threads();
+    const i64 each = (panels + parts - 1) / parts;
+    const auto part = [&](i64 i) { multiply(i * each, panels < (i + 1) * each ? panels : (i + 1) * each); };
+    if (parts == 1) part(0);
+    else parallel(parts, part);
   }
 
   const Product &product_;

@@ -1,8 +1,11 @@
 // The micro-kernel for AMX-BF16: 32 x 32 sums in four tiles, 16 more columns and rows of a and b in the other four.
 //
-// An instruction is given eight steps of k (dots.h says why): tiles of a have 16 rows of 16 bytes, tiles of b four rows of 64,
-// each row two steps of k of 16 columns. Sums lie in c as the text wants them, mostly in blocks of 8 x 8, so they pass through
-// a buffer on their way to the tiles and back: 8 KiB moved for 32 x 32 x 384 multiplications.
+// An instruction is given kDepth steps of k, 32 or 8 (dots.h says when): tiles of a have 16 rows of 64 or 16 bytes, tiles of b 16
+// or four rows of 64, each row two steps of k of 16 columns. Sums lie in c as the text wants them, mostly in blocks of 8 x 8,
+// so they pass through a buffer on their way to the tiles and back: 8 KiB moved for 32 x 32 x 512 multiplications.
+//
+// Of few rows (FewTiles) the columns of b, runs of k as a weight has them, are the rows of the left tiles, and a is the right
+// factor: so b is read as it lies, a line of 16 columns with each instruction, and nothing but memory limits that.
 //
 // The tiles belong to a thread, and what shape they have as well. Other libraries in the process may use them, so a thread
 // configures them whenever it begins to multiply, and lets go of them when it ends. Before that the process asks the kernel
@@ -11,6 +14,7 @@
 #pragma once
 
 #include "vnpu/product_interleaved.h"
+#include "vnpu/product_operands.h"
 #if !defined(VNPU_EMULATED_TILES)
 #include <errno.h>
 #include <immintrin.h>
@@ -20,8 +24,13 @@
 
 namespace vnpu::product {
 
+// What was written so far is in memory: g++ 12 does not know that loading tiles reads it.
+VNPU_INLINE void settle(const void *where) { asm volatile("" : : "r"(where) : "memory"); }
+
+template <int kDepth>
 struct Tiles : Usual, Interleaved {
-  static constexpr int kRows = 32, kLeastRows = 16, kGroup = 8;
+  static constexpr int kRows = 32, kLeastRows = 16, kGroup = kDepth;
+  static constexpr i64 kPanelBytes = 32 << 10;  // these CPUs have 48 KiB of L1
   static constexpr bool kReadsEvenly = true;
   using Left = bf16;
 
@@ -64,9 +73,7 @@ struct Tiles : Usual, Interleaved {
   }
 
  private:
-  // What was written so far is in memory: g++ 12 does not know that loading tiles reads it.
-  static VNPU_INLINE void settle(const void *where) { asm volatile("" : : "r"(where) : "memory"); }
-
+  
   // The operand of ldtilecfg for palette 1.
   struct Shapes {
     uint8_t palette = 1, start_row, reserved[14];
@@ -97,7 +104,7 @@ struct Tiles : Usual, Interleaved {
   // To all columns of sums, rows side by side. a: rows so many bytes apart.
   template <int Rows>
   static VNPU_INLINE void add_to(const Left *a, i64 a_bytes, const Packed *b, i64 k, float *sums) {
-    constexpr int kRowBytes = kColumns * int(sizeof(float)), kPanelBytes = kColumns * int(sizeof(Packed));
+    constexpr int kRowBytes = kColumns * int(sizeof(float)), kPairBytes = kColumns * int(sizeof(Packed));
     settle(sums);
     _tile_loadd(0, sums, kRowBytes);
     _tile_loadd(1, sums + 16, kRowBytes);
@@ -107,10 +114,10 @@ struct Tiles : Usual, Interleaved {
     }
     const char *const second = reinterpret_cast<const char *>(a) + 16 * a_bytes;
     for (i64 i = 0; i < k; i += kGroup, b += kGroup / kSteps * kColumns) {
-      _tile_loadd(6, b, kPanelBytes);
+      _tile_loadd(6, b, kPairBytes);
       _tile_loadd(4, a + i, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + 16, kPanelBytes);
+      _tile_loadd(7, b + 16, kPairBytes);
       _tile_dpbf16ps(1, 4, 7);
       if constexpr (Rows > 16) {
         _tile_loadd(5, second + i * i64(sizeof(Left)), a_bytes);
@@ -124,6 +131,89 @@ struct Tiles : Usual, Interleaved {
       _tile_stored(2, sums + 16 * kColumns, kRowBytes);
       _tile_stored(3, sums + 16 * kColumns + 16, kRowBytes);
     }
+  }
+};
+
+// At most 32 rows of a, by columns of b that are runs of k.
+class FewTiles : Operands {
+ public:
+  explicit FewTiles(const Product &product) : Operands(product) {}
+
+  static bool may_serve(const Product &product) {
+    return rows_of(product) <= Kernel::kColumns && dots::depth_of(product.block_steps) == kDepth;
+  }
+  bool serves() const {
+    return n_ % kColumns == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
+  }
+
+  void run() {
+    Kernel::prepare();
+    share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
+  }
+
+ private:
+  static constexpr int kDepth = 32, kColumns = 16, kLine = 32;
+  using Kernel = Tiles<kDepth>;
+  using Pair = Kernel::Packed;
+  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
+
+  void multiply(i64 first, i64 end) const {
+    if (first >= end) return;
+    const Kernel::Turn turn{};
+    Blocks blocks;
+    Pair *const packed = blocks.alloc<Pair>(k_ / 2 * Kernel::kColumns);
+    pack_rows(packed);
+    for (i64 panel = first; panel < end; ++panel) {
+      go_on();
+      const bf16 *const columns = product_.b + b_columns_[panel * kColumns];
+      const bf16 *const next = panel + 1 < end ? product_.b + b_columns_[(panel + 1) * kColumns] : columns;
+      alignas(64) float sums[kColumns][Kernel::kColumns];
+      each_sum(panel, [&](float &c, int n, i64 m) { sums[n][m] = c; });
+      if (m_ > 16) add<2>(columns, next, packed, sums[0]);
+      else add<1>(columns, next, packed, sums[0]);
+      each_sum(panel, [&](float &c, int n, i64 m) { c = sums[n][m]; });
+    }
+  }
+
+  // As columns of a right factor; the last one is repeated.
+  void pack_rows(Pair *packed) const {
+    i64 at[Kernel::kColumns];
+    for (i64 m = 0; m < Kernel::kColumns; ++m) at[m] = a_rows_[m < m_ ? m : m_ - 1];
+    Kernel::pack(product_.a, a_steps_.some(0, k_), {at, Kernel::kColumns, 1}, packed);
+  }
+
+  template <class Each>
+  VNPU_INLINE void each_sum(i64 panel, const Each &each) const {
+    for (int n = 0; n < kColumns; ++n) {
+      float *const column = product_.c + c_columns_[panel * kColumns + n];
+      for (i64 m = 0; m < m_; ++m) each(column[c_rows_[m]], n, m);
+    }
+  }
+
+  // To 16 rows of sums, 16 or 32 side by side. next: what comes from memory meanwhile, in the order in which it lies there.
+  template <int Sides>
+  [[gnu::noinline]] void add(const bf16 *columns, const bf16 *next, const Pair *rows, float *sums) const {
+    constexpr int kSumBytes = Kernel::kColumns * int(sizeof(float)), kPairBytes = Kernel::kColumns * int(sizeof(Pair));
+    const i64 far = b_columns_[1] - b_columns_[0], far_bytes = far * i64(sizeof(bf16)), lines = k_ / kLine;
+    settle(sums);
+    _tile_loadd(0, sums, kSumBytes);
+    if constexpr (Sides > 1) _tile_loadd(1, sums + 16, kSumBytes);
+    i64 line = 0;
+    for (i64 i = 0; i < lines; ++i, columns += kDepth, rows += kDepth / 2 * Kernel::kColumns) {
+      for (int n = 0; n < kColumns; ++n) {
+        __builtin_prefetch(next + line * kLine);
+        if (++line == lines) line = 0, next += far;
+      }
+      _tile_loadd(4, columns, far_bytes);
+      _tile_loadd(6, rows, kPairBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (Sides > 1) {
+        _tile_loadd(7, rows + 16, kPairBytes);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+    }
+    _tile_stored(0, sums, kSumBytes);
+    if constexpr (Sides > 1) _tile_stored(1, sums + 16, kSumBytes);
   }
 };
 

@@ -1,5 +1,5 @@
 // Sums of products of small blocks, in the form that the CPU multiplies fastest. Every element is summed in the order of
-// K in all of them but vnpu::dots::Block8x8, so these give the same bits.
+// K in all of them but vnpu::dots::pairs::Block8x8, so these give the same bits.
 #pragma once
 
 #include "arithmetic.hpp"

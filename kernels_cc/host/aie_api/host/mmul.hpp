@@ -14,6 +14,10 @@
 namespace aie {
 namespace host {
 
+// Whether the CPU sums several products of blocks of K by N at once.
+template <unsigned N, unsigned K>
+inline constexpr bool has_dots = vnpu::dots::order_of_vectors(K, N) != vnpu::dots::Order::kOneByOne;
+
 // How the sums of products of a shape are kept.
 enum class kept { rows, quads, dots };
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
@@ -25,7 +29,7 @@ inline constexpr kept kept_as =
 #if defined(VNPU_BF16_DOTS)
     : kept::dots;
 #else
-    : vnpu::dots::can_multiply<8, 8> ? kept::rows : kept::quads;
+    : has_dots<8, 8> ? kept::rows : kept::quads;
 #endif
 #endif
 
@@ -38,7 +42,7 @@ struct sums<L, M, N, kept::quads> {
   using type = quads;
 };
 #if defined(VNPU_BF16_DOTS)
-struct dots_block : vnpu::dots::Block8x8 {
+struct dots_block : vnpu::dots::pairs::Block8x8 {
   dots_block() = default;
   AIE_HOST_INLINE explicit dots_block(const registers<float, 64>& rows) : Block8x8((const float*)&rows) {}
   AIE_HOST_INLINE registers<float, 64> lanes_of_rows() const {
@@ -181,11 +185,11 @@ struct mmul {
       return;
     }
 #endif
-    if constexpr (host::exact_product<TypeA, TypeB> && vnpu::dots::can_multiply<N, K>) {
+    if constexpr (host::exact_product<TypeA, TypeB> && host::has_dots<N, K>) {
       const auto x = a.data;
       const auto y = b.data;
       in_rows([&](auto& rows) AIE_HOST_LAMBDA {
-        vnpu::dots::multiply_add<M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows, 1);
+        vnpu::dots::multiply_add<vnpu::dots::order_of_vectors(K, N), M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows, 1);
       });
       return;
     }

@@ -1,0 +1,82 @@
+// Products of bf16 as AMX-BF16 sums them, without its tiles: for blocks that are multiplied by themselves, where filling tiles
+// would take longer than multiplying (dots.h says the order).
+//
+// A step of either chain is one fused multiply-add that takes numbers below 2^-126 for zero, in and out, whatever modes the
+// thread has. vdpbf16ps is two of these; with -0 and +0 as the factors of the other, that other changes nothing, not even the
+// sign of a zero. Without AVX512-BF16 (where tiles are emulated) the steps are spelt out.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(VNPU_BF16_DOTS)
+#include "vnpu/dots_pairs.h"
+#endif
+
+namespace vnpu::dots::tiles {
+
+#define VNPU_TILES_INLINE __attribute__((always_inline)) inline
+
+// Lanes of f32, and their bits.
+template <int W>
+using Floats __attribute__((vector_size(W * 4))) = float;
+template <int W>
+using Words __attribute__((vector_size(W * 4))) = uint32_t;
+
+// With zeros of the same sign for numbers below 2^-126.
+template <int W>
+VNPU_TILES_INLINE Floats<W> flushed(Floats<W> x) {
+  const Words<W> bits = (Words<W>)x;
+  return (Floats<W>)((bits & 0x7f800000u) == 0u ? bits & 0x80000000u : bits);
+}
+
+// sum + a b. Of a, b: bf16, in the upper halves of lanes whose lower halves are zero.
+template <int W>
+VNPU_TILES_INLINE Floats<W> chained(Floats<W> sum, Words<W> a, Words<W> b) {
+#if defined(VNPU_BF16_DOTS)
+  a = pairs::unknown(a | 0x8000u);
+  if constexpr (W == 4) return (Floats<W>)_mm_dpbf16_ps((__m128)sum, (__m128bh)a, (__m128bh)b);
+  else return (Floats<W>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)a, (__m256bh)b);
+#else
+  const Floats<W> left = flushed<W>((Floats<W>)a), right = flushed<W>((Floats<W>)b);
+  for (int i = 0; i < W; ++i) sum[i] = __builtin_fmaf(left[i], right[i], sum[i]);
+  return flushed<W>(sum);
+#endif
+}
+
+// sum, to which what both chains gave is added.
+template <int W>
+VNPU_TILES_INLINE Floats<W> ended(Floats<W> sum, Floats<W> even, Floats<W> odd) {
+  return flushed<W>(flushed<W>(sum) + flushed<W>(even + odd));
+}
+
+template <int W>
+VNPU_TILES_INLINE Words<W> widened(const uint16_t *row) {
+  typedef uint16_t Halves __attribute__((vector_size(W * 2)));
+  Halves halves;
+  memcpy(&halves, row, sizeof(halves));
+  return __builtin_convertvector(halves, Words<W>) << 16;
+}
+
+// As dots::multiply_add.
+template <int M, int N, int K, class Row>
+VNPU_TILES_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
+  constexpr int W = width<N>, depth = depth_of(K);
+  for (int k = 0; k < K; k += depth) {
+    Floats<W> even[M] = {}, odd[M] = {};
+#pragma GCC unroll 16
+    for (int i = k; i < k + depth; i += 2) {
+      const Words<W> rows[] = {widened<W>(b + i * N), widened<W>(b + (i + 1) * N)};
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) {
+        const uint16_t *const factors = a + m * K + i;
+        even[m] = chained<W>(even[m], (uint32_t(factors[0]) << 16) - Words<W>{}, rows[0]);
+        odd[m] = chained<W>(odd[m], (uint32_t(factors[1]) << 16) - Words<W>{}, rows[1]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) c[m * step] = (Row)ended<W>((Floats<W>)c[m * step], even[m], odd[m]);
+  }
+}
+
+}  // namespace vnpu::dots::tiles
