@@ -45,17 +45,17 @@ class InstructionSet:
 
     def is_here(self) -> bool:
         """Whether this machine runs it."""
-        level = cpu.LEVELS.get(self.march, ())
-        return {each.name for each in level} <= {*cpu.features()}
+        level, *more = self.march.split("+")
+        return {*(each.name for each in cpu.LEVELS.get(level, ())), *more} <= {*cpu.features()}
 
     @property
     def options(self) -> str:
-        """The compiler's further options. With the header's digest it counts as another compiler's."""
+        """The compiler's further options. With the headers' digest it counts as another compiler's."""
         if not self.emulates:
             return self.more
-        header = EMULATED / self.emulates
-        digest = hashlib.sha256(header.read_bytes()).hexdigest()[:16]
-        return f"-include {header} -DEMULATED_DIGEST=0x{digest} {self.more}"
+        headers = [header.read_bytes() for header in sorted(EMULATED.glob("*.h"))]
+        digest = hashlib.sha256(b"".join([self.emulates.encode(), *headers])).hexdigest()[:16]
+        return f"-include {EMULATED / self.emulates} -DEMULATED_DIGEST=0x{digest} {self.more}"
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
@@ -78,6 +78,7 @@ SETS = {
         InstructionSet("AVX-512", "x86-64-v4"),
         InstructionSet("AMX emulated", "native", "tiles.h"),
         InstructionSet("AMX emulated on AVX2", "x86-64-v3", "tiles.h"),
+        InstructionSet("AMX by signal", "x86-64-v4+avx512bf16", "tiles_by_signal.h", "-mamx-tile -mamx-bf16"),
         InstructionSet("BFMMLA emulated", "x86-64-v3", "arm_bf16.h"),
     )
 }
