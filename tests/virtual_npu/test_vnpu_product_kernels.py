@@ -116,6 +116,8 @@ FORMS = {
     "few rows": few_rows(16, 96, 160),
     "few rows, no whole panel": few_rows(8, 40, 32),
     "few rows, some of eight": plain(3, 72, 288, True),
+    "40 rows, as they lie": plain(40, 48, 96, True),
+    "64 rows, as they lie": plain(64, 32, 64, True),
     "few rows, columns in pieces": [
         [(8, 256, 8)],
         [(8, 512, 64), (8, 64, 1)],

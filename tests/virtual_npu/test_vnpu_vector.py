@@ -218,4 +218,4 @@ def test_contract_of_odd_shapes_integers_and_blocks(library, run):
     a, b = normal(1, 2, 4, 8, dtype=BF16), normal(2, 1, 8, 4, dtype=BF16, seed=5)
     got = run(library, "blocked", a, b, np.zeros((1, 1, 4, 4), np.float32))[2][0, 0]
     wide = np.concatenate([a[0, 0], a[0, 1]], axis=1), np.concatenate([b[0, 0], b[1, 0]], axis=0)
-    np.testing.assert_array_equal(got, fused(*wide, np.zeros((4, 4), np.float32)))
+    np.testing.assert_allclose(got, fused(*wide, np.zeros((4, 4), np.float32)), rtol=1e-6, atol=1e-6)

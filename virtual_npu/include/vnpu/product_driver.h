@@ -68,9 +68,9 @@ class Driver : Operands {
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr bool kReadsAsItLies = same_type<Left, bf16>;
-  // Steps of k of a packed panel; and rows of a that are packed at once, which take 384 KiB.
+  // Steps of k of a packed panel, and rows of a that are packed at once.
   static constexpr i64 kDepth = Kernel::kPanelBytes * Kernel::kSteps / (Kernel::kColumns * i64(sizeof(Packed)));
-  static constexpr i64 kMostRows = (384 << 10) / (kDepth * i64(sizeof(Left)));
+  static constexpr i64 kMostRows = Kernel::kRowsBytes / (kDepth * i64(sizeof(Left)));
   static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
   static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
 
