@@ -25,7 +25,7 @@ constexpr double kOperations = double(1 << 28);  // of a thread in one reading: 
 constexpr int kLeastReadings = 5;
 
 #if defined(VNPU_BF16_TILES)
-using MicroKernel = product::Tiles;
+using MicroKernel = product::Tiles<32>;
 #elif defined(VNPU_BF16_DOTS)
 using MicroKernel = product::Pairs;
 #elif defined(VNPU_BF16_ARM)
