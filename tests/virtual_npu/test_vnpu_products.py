@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
+from instruction_sets import SETS
 
 from aerie import virtual_npu
 from aerie.kernel_builder import gemm_tiles
@@ -155,6 +156,48 @@ def test_a_herd_of_products_is_one(program, run, form):
     np.testing.assert_array_equal(made, run(program(text, options=WATCHED), "product", *operands)[2])
     slow = run(program(text, options=SLOW), "product", *operands)[2]
     np.testing.assert_allclose(made, slow, rtol=1e-5, atol=1e-5)
+
+
+GOES = {
+    "two blocks": (Form((8, 8, 8)), 1),
+    "three": (Form((8, 8, 8), counts=(2, 3, 3)), 1),
+    "four": (Form((8, 8, 8), counts=(2, 3, 4)), 4),
+    "eight, flat": (Form((4, 8, 8), counts=(2, 3, 8), flat=True), 4),
+    "two of sixteen steps, transposed": (Form((4, 8, 16), transposed=True), 2),
+    "one of 32": (Form((8, 8, 32)), 1),
+}
+
+
+@pytest.mark.parametrize("name", ["native", pytest.param("AMX emulated", marks=pytest.mark.long)])
+@pytest.mark.parametrize("case", GOES)
+def test_what_a_loop_sums_in_one_go(program, run, case, name):
+    """As many blocks as AMX sums at once, whether the loops are a product or run as they stand."""
+    form, blocks = GOES[case]
+    rows, columns, steps = form.block
+    assert f"{blocks * steps}, {columns}}});" in emitted(form.text())
+    keeper = f"vnpu::InOneGo<{blocks}, {rows}, {columns}, {steps}> go;"
+    assert (keeper in emitted(form.text(), WATCHED)) == (blocks > 1)
+    operands = form.operands()
+    with SETS[name].chosen():
+        made, watched = (
+            run(program(form.text(), options=options), "product", *operands)[2] for options in (FAST, WATCHED)
+        )
+    np.testing.assert_array_equal(made, watched)
+
+
+@pytest.mark.parametrize("piece", ["inside", "after"])
+def test_a_sum_that_something_else_reads_is_not_summed_in_one_go(program, run, piece):
+    """It would see a sum of four blocks where the text has one of each."""
+    form, value = Form((8, 8, 8), counts=(2, 3, 4)), {"inside": "%sum", "after": "%made"}[piece]
+    text = form.text(**{piece: f"arith.negf {value} : vector<8x8xf32>"})
+    assert "InOneGo" not in emitted(text, WATCHED)
+    a, b, c = form.operands()
+    want = c
+    for at in range(0, a.shape[1], 8):
+        product = a[:, at : at + 8].astype(np.float32) @ b[at : at + 8].astype(np.float32)
+        block = product.reshape(2, 2, 8, 2, 3, 8).transpose(0, 3, 4, 1, 2, 5)
+        want = block - want if piece == "inside" else -(want + block)
+    np.testing.assert_allclose(run(program(text), "product", a, b, c)[2], want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
