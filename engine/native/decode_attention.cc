@@ -2,8 +2,8 @@
 //
 // Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score is the same wherever
 // it falls in a tile, a head's softmax is one thread's work, and an element's sum over the positions too: so the number
-// of threads, which share out heads, positions and elements, changes no bit. The instruction set does: by the
-// lanes that a sum is added up in, and by its fused multiply-adds.
+// of threads, which share out heads, positions and elements, changes no bit. The instruction set does: by the lanes that
+// a score is added up in, and by its fused multiply-adds.
 //
 // Vectors are the compiler's own, as wide as the machine's registers, so a head must be whole pairs of vectors:
 // at most 32 elements.
@@ -67,7 +67,7 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// What several sums need is loaded once, though instructions could take it from memory.
+// Loaded once for all who need it, though each could take it from memory.
 INLINE Floats in_register(Floats values) {
 #if defined(__AVX__)
   asm("" : "+v"(values));
@@ -106,8 +106,8 @@ INLINE Floats picked(Floats a, Floats b) {
 #endif
 }
 
-// Sums of neighbours, of units of UNIT lanes each: those of a's neighbours, then those of b's; where units are single
-// lanes, so in every four lanes, which is as far as one cheap instruction moves them.
+// Sums of neighbours, which are UNIT lanes each: first those of a's, then those of b's. Single lanes stay within their
+// four, as far as one cheap instruction moves them.
 template <int UNIT, int... LANE>
 INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
   constexpr int kWithin = UNIT == 1 ? 4 : kLanes;
@@ -206,7 +206,8 @@ struct Apart {
   std::int64_t last, before;
   const std::int64_t* seen;
 
-  Apart(const Job& job, Width width) : width(width), last(job.positions - 1), before(kAhead / 2 / width), seen(job.seen) {}
+  Apart(const Job& job, Width width)
+      : width(width), last(job.positions - 1), before(kAhead / 2 / width), seen(job.seen) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
     return rows + seen[at] * width;
   }
@@ -279,21 +280,22 @@ void soften(float* scores, std::int64_t positions, std::int64_t padded, float* t
   for (int head = 0; head < HEADS; ++head) totals[head] = sums[head];
 }
 
-// Vectors of sums that fit in registers beside what is added to them, and positions that are added before the sums are
-// put aside for others. Where registers are few, each sum would wait for its last addition; of short runs the CPU has
-// the next one begun meanwhile.
+// Vectors of sums that fit in registers beside what is added to them, and positions after which they are put aside.
+// Eight sums would wait for their last addition all the time: while they do, the CPU begins the next short run.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSums = 16, kRun = 64;
 #else
 constexpr int kSums = 8, kRun = 8;
 #endif
 
-// To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of so many positions from `at` on.
+// To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of `count` positions from `at` on.
 template <int HEADS, int PAIRS, class Lie, class Count>
-INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, float* sums) {
-  Floats added[2 * PAIRS][HEADS];
+INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
+                       float* sums) {
+  const auto place = [&](int i) { return sums + i % HEADS * lie.width + i / HEADS * kLanes; };
+  Floats added[2 * PAIRS * HEADS];
 #pragma GCC unroll 16
-  for (int i = 0; i < 2 * PAIRS * HEADS; ++i) added[i / HEADS][i % HEADS] = load(sums + i % HEADS * lie.width + i / HEADS * kLanes);
+  for (int i = 0; i < 2 * PAIRS * HEADS; ++i) added[i] = load(place(i));
   for (int i = 0; i < count; ++i, ++at) {
     fetch(lie.ahead(values, at), PAIRS * kPair);
     const std::uint16_t* const row = lie(values, at);
@@ -303,16 +305,18 @@ INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* value
 #pragma GCC unroll 4
       for (int head = 0; head < HEADS; ++head) {
         const Floats weight = all(weights[at * HEADS + head]);
-        added[2 * pair][head] = multiply_add(weight, value.even, added[2 * pair][head]);
-        added[2 * pair + 1][head] = multiply_add(weight, value.odd, added[2 * pair + 1][head]);
+        Floats* const even = added + 2 * pair * HEADS + head;
+        Floats* const odd = even + HEADS;
+        *even = multiply_add(weight, value.even, *even);
+        *odd = multiply_add(weight, value.odd, *odd);
       }
     }
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < 2 * PAIRS * HEADS; ++i) store(sums + i % HEADS * lie.width + i / HEADS * kLanes, added[i / HEADS][i % HEADS]);
+  for (int i = 0; i < 2 * PAIRS * HEADS; ++i) store(place(i), added[i]);
 }
 
-// The same for elements from .. to - 1 of each, as many pairs at a time as fit in registers.
+// The same for elements from .. to - 1, as many pairs at a time as fit in registers.
 template <int HEADS, int PAIRS = kSums / HEADS / 2, class Lie, class Count>
 INLINE void add_run(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
                     std::int64_t from, std::int64_t to, float* sums) {
@@ -399,6 +403,7 @@ class Group {
   }
 
  private:
+  // f(lie), where the width that most models have is known to the compiler.
   template <class F>
   INLINE void as_they_lie(F f) const {
     if (job_.head_dim == 64) as_they_lie(f, std::integral_constant<std::int64_t, 64>());
