@@ -7,8 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from air_texts import with_constants
 
 from aerie import virtual_npu
+from aerie.virtual_npu import BuildOptions
 
 L3, L1 = "memref<16xf32>", "memref<16xf32, 2>"
 
@@ -80,6 +82,31 @@ WAITED = """
       air.wait_all [%got]
       air.channel.put @never[] (%a[] [] []) : ({L3})""")  # fmt: skip
 
+
+def ahead(name: str, puts: str) -> str:
+    """Three points, in which a herd puts `puts` blocks before the one that another herd gets first."""
+    many, one = (f"air.channel.{{}} @{name}_{which}[] (%m[] [] []) : ({L1})" for which in ("many", "one"))
+
+    def loop(what: str) -> str:
+        return f"%count = {puts} : index\nscf.for %i = %c0 to %count step %c1 {{\n{many.format(what)}\n}}"
+
+    herds = herd(f"{loop('put')}\n{one.format('put')}", name="from") + herd(
+        f"{one.format('get')}\n{loop('get')}", name="to"
+    )
+    return f"""
+  air.channel @{name}_many []
+  air.channel @{name}_one []
+  func.func @{name}(%x: {L3}) {{
+    air.launch (%lx) in (%ls=%c3) {{
+      {herds.replace("%sy=%c1)", "%sy=%c1) args(%l=%lx) : index")}
+    }}
+    return
+  }}"""
+
+
+AHEAD = ahead("ahead", "arith.addi %c1, %c2") + ahead("later", "arith.addi %l, %c1")
+IN_TIME = ahead("in_time", "arith.addi %c1, %c1")
+
 WHERE = r"[\w@ ]+(?: \(\d+(?:, \d+)?\))?, line \d+: "
 CYCLES = {
     "ring": [r"get @c_ring\[\d\] \(0 put so far, 0 in flight\), until a put comes"] * 3,
@@ -99,7 +126,7 @@ ENDS = {
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "checks"])
 def library(program, request):
-    text = "module {" + RING + TOKEN + TWO + ITSELF + ONE_SHORT + WAITED + "}"
+    text = "module {" + RING + TOKEN + TWO + ITSELF + ONE_SHORT + WAITED + AHEAD + IN_TIME + "}"
     return program(text, options=virtual_npu.BuildOptions(checks=request.param))
 
 
@@ -132,6 +159,28 @@ def test_a_ring_names_every_tile(library):
 @pytest.mark.parametrize("name", ENDS)
 def test_what_nobody_does_is_told(library, name):
     assert re.search(ENDS[name], message(library, name))
+
+
+@pytest.mark.parametrize("name", ["ahead", "later"])
+def test_a_put_is_two_blocks_ahead_at_most(library, name):
+    """Points may be further ahead that do what the first one did; in the second program they do not."""
+    first, *rest = message(library, name).splitlines()
+    assert first.endswith("Each of these 2 waits for the next one, the last for the first:")
+    assert any(f"put @{name}_many[0] (2 put so far, 2 in flight)" in line for line in rest), rest
+    assert any(f"get @{name}_one[0] (0 put so far, 0 in flight)" in line for line in rest), rest
+
+
+def test_two_blocks_ahead_are_enough(library):
+    library.run("in_time", [np.zeros(16, np.float32).ctypes.data])
+
+
+def test_points_that_follow_the_first_are_known():
+    def follows(text: str, **options: bool) -> bool:
+        return "flat > 0" in virtual_npu.emit(with_constants(text), options=BuildOptions(**options)).text
+
+    assert follows(ahead("ahead", "arith.addi %c1, %c2"))
+    assert not follows(ahead("ahead", "arith.addi %c1, %c2"), fast=False)
+    assert not follows(ahead("later", "arith.addi %l, %c1"))
 
 
 def test_a_body_that_waits_for_itself(library):

@@ -15,13 +15,14 @@ from aerie.air_dialect.ops import (
     ExecuteOp,
     HerdOp,
     HierarchyOp,
+    LaunchOp,
     WaitAllOp,
 )
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
 from aerie.virtual_npu.codegen.device_marks import lock_fault
 from aerie.virtual_npu.codegen.effects import channels_used
-from aerie.virtual_npu.codegen.execution import Mode, takes_turns
+from aerie.virtual_npu.codegen.execution import Mode, takes_turns, transfers_alike
 from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_function
 from aerie.virtual_npu.codegen.memory import access, uses_of, whole
 from aerie.virtual_npu.codegen.refusals import attribute, line_of, unsupported
@@ -298,7 +299,8 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
     body.put(f"vnpu::Launch {launch};")
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.put("(void)flat;")
-        body.put(f"vnpu::Island island(&{launch});")
+        is_alike = body.file.options.is_fast and isinstance(op, LaunchOp) and transfers_alike(op)
+        body.put(f"vnpu::Island island(&{launch}{', flat > 0' if is_alike else ''});")
         if not owns:
             body.put(f"{channel_struct(body.file, body.root or op)} channels(island);")
         channels = [] if owns else ["channels"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 
-from xdsl.dialects import func
-from xdsl.dialects.builtin import BFloat16Type, ModuleOp
-from xdsl.ir import Operation
+from xdsl.dialects import affine, func, scf
+from xdsl.dialects.builtin import BFloat16Type, IndexType, IntegerType, ModuleOp
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from aerie.air_dialect.effects import accesses
-from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp
+from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
+from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import channels_used
@@ -83,6 +85,47 @@ def function_around(op: Operation) -> func.FuncOp | None:
     while parent is not None and not isinstance(parent, func.FuncOp):
         parent = parent.parent_op()
     return parent
+
+
+# ---- launches ----
+
+_STRAIGHT_ON = ("air.execute", "scf.execute_region", "vnpu.borrow", "vnpu.lend")
+"""What has a region that it always enters, once."""
+_LOOPS = (scf.ForOp, affine.ForOp, scf.ParallelOp, affine.ParallelOp)
+_BRANCHES = (scf.IfOp, affine.IfOp)
+
+
+def transfers_alike(launch: LaunchOp) -> bool:
+    """Whether every point of a launch makes the same puts and gets.
+
+    So it is where constants, loop variables, and coordinates of segments and herds alone say which there are.
+    """
+    deciding: set[SSAValue] = set()
+    for op in launch.walk():
+        if isinstance(op, ChannelTransferOp):
+            deciding.update(op.indices)
+        elif op is not launch and op.regions and channels_used(op):
+            if isinstance(op, HierarchyOp):
+                deciding.update(op.sizes)
+            elif isinstance(op, _LOOPS + _BRANCHES):
+                deciding.update(value for value in op.operands if _is_number(value))
+            elif op.name not in _STRAIGHT_ON:
+                return False
+    return all(_is_of_a_body(leaf) for value in deciding for leaf in leaves(value))
+
+
+def _is_number(value: SSAValue) -> bool:
+    return isinstance(value.type, IndexType | IntegerType)
+
+
+def _is_of_a_body(leaf: SSAValue) -> bool:
+    """Whether a value is a loop variable, or a coordinate of a segment or herd."""
+    if not isinstance(leaf, BlockArgument):
+        return False
+    around = leaf.owner.parent_op()
+    if isinstance(around, SegmentOp | HerdOp):
+        return leaf in around.ids
+    return isinstance(around, _LOOPS) and space_of_variable(leaf) is not None
 
 
 # ---- rounding ----

@@ -27,7 +27,7 @@ void Transfer::complete() {
 }
 
 Channel::Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
-    : island_(island), name_(name) {
+    : island_(island), capacity_(island.most_ahead()), name_(name) {
   for (i64 extent : from) {
     from_.extents[from_.rank++] = extent;
     from_.count *= extent;
@@ -211,7 +211,7 @@ bool Channel::deliver(Transfer &put, i64 index) {
   const int receivers = inlet.receivers.size();
   const bool is_broadcast = from_.count != to_.count;
   for (int i = 0; i < receivers; ++i) {
-    if (outlets_[inlet.receivers[i]].full == kCapacity) return false;
+    if (outlets_[inlet.receivers[i]].full == capacity_) return false;
   }
   ++inlet.blocks;
 #if VNPU_CHECKS

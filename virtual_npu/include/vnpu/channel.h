@@ -35,9 +35,6 @@ struct Transfer {
 // gets into one, so a get may take a part of a block, or the blocks of several puts.
 class Channel {
  public:
-  // How many blocks a put may be ahead of its get, per index: the two buffers of a ping-pong pair.
-  static constexpr int kCapacity = 2;
-
   // `to` has the extents on the receiving side: those of `from`, or larger where one put feeds several gets.
   Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to);
   Channel(const Channel &) = delete;
@@ -103,21 +100,22 @@ class Channel {
     i64 blocks = 0;        // sent so far
     FewOf<i64> receivers;  // the outlets that get them, in order
   };
-  // One line of the cache: kernels that run in between leave little else of what a step needs there.
+  // Few lines of the cache: kernels that run in between leave little there of what a step needs.
   struct alignas(64) Outlet {
+    static constexpr int kBlocks = Island::kMostAhead;
     Queue gets;
-    Waiting blocks[kCapacity];
-    uint32_t next = 0, full = 0;  // the first one that waits, and how many do
-    int taker = 0;                // the line of the last get that took from that one
-    i64 taken = 0;                // elements that gets have taken from it so far
+    int next = 0, full = 0;  // the first block that waits, and how many do
+    int taker = 0;           // the line of the last get that took from that one
+    i64 taken = 0;           // elements that gets have taken from it so far
     i64 source = 0;
+    Waiting blocks[kBlocks];
 
     Block &first() { return *blocks[next]; }
-    void push(const Waiting &block) { blocks[(next + full++) % kCapacity] = block; }
+    void push(const Waiting &block) { blocks[(next + full++) % kBlocks] = block; }
     // The first one is used up.
     void drop() {
       blocks[next] = Waiting();
-      next = (next + 1) % kCapacity;
+      next = (next + 1) % kBlocks;
       --full;
       taken = 0;
     }
@@ -147,6 +145,7 @@ class Channel {
 
   friend class Deadlock;
   Island &island_;
+  const int capacity_;  // of each outlet, in blocks
   const char *const name_;
   Shape from_, to_;
   Inlet *inlets_;
