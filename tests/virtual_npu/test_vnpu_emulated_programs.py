@@ -24,10 +24,11 @@ CASES: tuple[tuple[str, Parameters], ...] = (
 )
 LARGE = {"m": 136, "k": 256, "n": 192}
 """A GEMM that is worth several threads."""
-LACKED = ("AMX emulated", "AMX by signal", "BFMMLA emulated")
+LACKED = ("AMX emulated", "BFMMLA emulated")
+BY_SIGNAL = pytest.param("AMX by signal", marks=pytest.mark.long)
 
 
-@pytest.fixture(params=LACKED)
+@pytest.fixture(params=[*LACKED, BY_SIGNAL])
 def emulated(request: pytest.FixtureRequest) -> Iterator[InstructionSet]:
     """Programs are built for one of these sets meanwhile."""
     with SETS[request.param].chosen():
@@ -93,7 +94,7 @@ def test_the_sets_differ() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", LACKED)
+@pytest.mark.parametrize("name", [*LACKED, BY_SIGNAL])
 def test_the_demo_answers(name: str) -> None:
     with SETS[name].chosen(), load("demo", backend="virtual") as model:
         assert str(model.generate("What is the capital of France?")) == "The capital of France is Paris."
