@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View
 from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, bf16, f32
-from aerie.kernel_builder.spec import KernelModule, require_multiple
+from aerie.kernel_builder.spec import KernelModule, largest_divisor, require_multiple
 from aerie.kernel_builder.values import ArgumentType, External, Optimize
 from aerie.virtual_npu.static.device import Device
 
@@ -293,6 +293,17 @@ def check_stages(kernel: str, num_stages: int, device: Device) -> None:
             f"{kernel}: num_stages={num_stages} rows of cores, the array has {device.rows}; "
             f"use 1 to {device.rows}"
         )
+
+
+def columns_for(tiles: int, stages: int, device: Device) -> int:
+    """Columns of cores that share so many query tiles: the most that divide them, but one rather than fewer
+    columns than stages.
+
+    In a herd of several columns and more rows mlir-air e972f294 gives the cores of the last rows what is for
+    the next column: it takes the columns for the bound of the rows as well (AIRMiscPasses.cpp).
+    """
+    columns = largest_divisor(tiles, device.columns)
+    return columns if columns >= stages else 1
 
 
 def check_streams(kernel: str, num_q_tiles: int, stages: int, device: Device) -> None:

@@ -36,6 +36,7 @@ from aerie.kernel_builder.attention import (
     Core,
     Tiles,
     check_heads,
+    columns_for,
     functions,
     kv_rows,
 )
@@ -297,7 +298,8 @@ def _query_tile(block: int, group: int, head_dim: int, stages: int, device: Devi
         for heads, positions in divisors
         if heads * positions % BLOCK == 0
         and heads * positions <= MAX_Q_ROWS
-        and block // positions <= min(device.columns, device.launch_mm2s - 2 * stages)
+        and block // positions <= device.launch_mm2s - 2 * stages
+        and block // positions == columns_for(block // positions, stages, device)
         and _l1_bytes(heads, positions, head_dim, stages) <= device.l1_budget
     ]
     if fitting:

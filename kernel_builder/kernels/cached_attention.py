@@ -40,6 +40,7 @@ from aerie.kernel_builder.attention import (
     check_heads,
     check_stages,
     check_streams,
+    columns_for,
     functions,
     kv_rows,
 )
@@ -51,7 +52,6 @@ from aerie.kernel_builder.spec import (
     KernelModule,
     KernelSpec,
     Parameters,
-    largest_divisor,
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, External
@@ -132,7 +132,7 @@ def build(
     lkp = kv_rows(head_dim)
     stages = _stages(m, lkp, num_stages)
     heads, positions = _query_tile(n, n_heads // n_kv_heads, head_dim, stages, (heads, positions), device)
-    num_q_tiles = largest_divisor(n // positions, device.columns)
+    num_q_tiles = columns_for(n // positions, stages, device)
     check_streams(KERNEL.name, num_q_tiles, stages, device)
     tiles = Tiles(heads * positions, lkp, head_dim, m // lkp, num_q_tiles, stages, kv_copies=1)
     blocks = n // (positions * num_q_tiles)
@@ -241,12 +241,12 @@ def _stages(m: int, lkp: int, most: int) -> int:
 def _query_tile(
     n: int, group: int, head_dim: int, stages: int, given: tuple[int | None, int | None], device: Device
 ) -> tuple[int, int]:
-    """Heads and positions of a query tile, as given or chosen: the most heads, then FEW_TILES tiles or as
-    many as there are, then the most rows, that L1 takes. group: query heads of a KV head."""
+    """Heads and positions of a query tile, as given or chosen: the most heads, then FEW_TILES columns of
+    cores or as many as there are, then the most rows, that L1 takes. group: query heads of a KV head."""
 
     def best(tile: tuple[int, int]) -> tuple[int, int, int]:
         heads, positions = tile
-        return heads, min(n // positions, FEW_TILES), positions
+        return heads, min(columns_for(n // positions, stages, device), FEW_TILES), positions
 
     require_multiple(KERNEL.name, "n", n, 1, "there must be a row")
     divisors = itertools.product(*([d for d in range(1, x + 1) if x % d == 0] for x in (group, n)))

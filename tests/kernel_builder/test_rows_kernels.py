@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
 from aerie.kernel_builder.dsl import bf16
 from aerie.kernel_builder.gemm_tiles import choose_row_tiles
-from aerie.kernel_builder.kernels import cached_attention, flash_attention, gemm, gemm_rows
+from aerie.kernel_builder.kernels import block_attention, cached_attention, flash_attention, gemm, gemm_rows
 from aerie.kernel_builder.kernels.cached_attention import seen_by
 from aerie.kernel_builder.spec import Array
 from aerie.kernel_builder.testing import run
@@ -133,6 +134,37 @@ def test_what_is_not_seen_changes_no_bit() -> None:
     assert np.isfinite(results[0].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize(
+    ("n", "n_heads", "herd"),
+    [
+        (8, 2, "1 x 4"),
+        (16, 2, "4 x 4"),
+        (8, 4, "4 x 4"),
+        (16, 6, "4 x 4"),
+        (24, 6, "6 x 4"),
+        (64, 1, "4 x 4"),
+    ],
+)
+def test_a_herd_has_one_column_or_as_many_as_rows(n: int, n_heads: int, herd: str) -> None:
+    """Of two columns of four rows mlir-air makes a wrong program."""
+    module = cached_attention.build(n, 512, n_heads, 1, DIM)
+    assert cores_of(module.text) == herd
+
+
+@pytest.mark.parametrize(("block", "n_heads", "herd"), [(8, 2, "1 x 4"), (8, 4, "4 x 4"), (32, 2, "8 x 4")])
+def test_a_herd_of_a_blocks_attention_too(block: int, n_heads: int, herd: str) -> None:
+    module = block_attention.build(0, 1, 1, block, 512, n_heads, 1, DIM)
+    assert cores_of(module.text) == herd
+
+
+def cores_of(text: str) -> str:
+    """Columns and rows of the herd of attention."""
+    names = re.search(r"@attention_herd tile .*? in \(%\w+=(%\w+), %\w+=(%\w+)\)", text)
+    assert names
+    sizes = (re.search(rf"{name} = arith.constant (\d+) ", text) for name in names.groups())
+    return " x ".join(size[1] for size in sizes if size)
+
+
 def test_a_mask_is_a_bit_for_each_position() -> None:
     seen = np.random.default_rng(8).random((3, 96)) < 0.5
     assert bit_words(seen).shape == (3, 3)
@@ -152,7 +184,7 @@ def test_a_mask_is_a_bit_for_each_position() -> None:
         ({"n": 3, "n_heads": 2}, "use an n that is a multiple of 8, and a head_dim of at most"),
         (
             {"heads": 3},
-            "with heads=3 make no tile of a multiple of 8 rows that fits .*; use heads=2 positions=4",
+            "with heads=3 make no tile of a multiple of 8 rows that fits .*; use heads=2 positions=8",
         ),
         ({"n": 8 * 8 * 257}, "blocks of .* rows, a launch has at most 255 trips; use an n of at most"),
         ({"m": 65536}, "m=65536 makes 256 tiles of 64 keys for each of 4 rows .* use an m of at most 65280"),
