@@ -160,9 +160,9 @@ def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:
     page.get_by_text(f"{NAME}, 1 launch.").wait_for(timeout=120_000)
     tiles = page.get_by_role("group", name="Tiles of the array").get_by_role("button")
     assert tiles.count() == 8 * 4 + 8 + 1
-    page.get_by_role("button", name="core (0, 0): 70.8 KiB in, 2.0 KiB out, 20 transfers").press("Enter")
-    assert "22.4 KiB" in page.locator("#facts").inner_text()
-    assert page.get_by_text("23936 of 65536").is_visible()
+    page.get_by_role("button", name="core (0, 0): 77.5 KiB in, 4.0 KiB out, 20 transfers").press("Enter")
+    assert "28.8 KiB" in page.locator("#facts").inner_text()
+    assert page.get_by_text("30464 of 65536").is_visible()
     with page.expect_download() as downloaded:
         page.get_by_role("button", name="Download the trace").press("Enter")
     kept = tmp_path / "trace.json"
