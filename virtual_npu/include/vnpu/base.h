@@ -242,6 +242,33 @@ class Blocks {
   static constexpr i64 kHeader = 64;
   Header *last_ = nullptr;
 };
+
+// A pointer to what all share who hold it, in one thread; the last of them deletes it. T has a count, `holders`, at first 1.
+template <class T>
+class Held {
+ public:
+  Held() = default;
+  explicit Held(T *item) : item_(item) {}
+  Held(const Held &other) : item_(other.item_) {
+    if (item_) ++item_->holders;
+  }
+  Held &operator=(Held other) {
+    T *const mine = item_;
+    item_ = other.item_;
+    other.item_ = mine;
+    return *this;
+  }
+  ~Held() {
+    if (item_ && --item_->holders == 0) delete item_;
+  }
+  explicit operator bool() const { return item_; }
+  T &operator*() const { return *item_; }
+  T *get() const { return item_; }
+
+ private:
+  T *item_ = nullptr;
+};
+
 #if !VNPU_CHECKS
 using Arena = Blocks;  // with checks, vnpu/check.h has another one
 #endif

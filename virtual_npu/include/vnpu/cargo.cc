@@ -4,11 +4,10 @@
 namespace vnpu {
 
 Cargo::Cargo(Site site, const Access &from) {
-  Cargo made;
-  made.shared_ = static_cast<Shared *>(pool_take(kHeader + from.count * from.element));
-  made.shared_->users = 1;
-  vnpu::copy(site, dense(made.data(), from.count, from.element), from);
-  *this = made;
+  auto *const made = static_cast<Shared *>(pool_take(kHeader + from.count * from.element));
+  made->holders = 1;
+  shared_ = Held<Shared>(made);
+  vnpu::copy(site, dense(data(), from.count, from.element), from);
 }
 
 bool Kept::Entry::is(const Access &access) const {

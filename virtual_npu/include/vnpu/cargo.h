@@ -69,27 +69,17 @@ class Cargo {
  public:
   Cargo() = default;
   Cargo(Site site, const Access &from);
-  Cargo(const Cargo &other) : shared_(other.shared_) {
-    if (shared_) ++shared_->users;
-  }
-  Cargo &operator=(Cargo other) {
-    Shared *const mine = shared_;
-    shared_ = other.shared_;
-    other.shared_ = mine;
-    return *this;
-  }
-  ~Cargo() {
-    if (shared_ && --shared_->users == 0) pool_give(shared_);
-  }
-  explicit operator bool() const { return shared_; }
-  char *data() const { return reinterpret_cast<char *>(shared_) + kHeader; }
+  explicit operator bool() const { return bool(shared_); }
+  char *data() const { return reinterpret_cast<char *>(shared_.get()) + kHeader; }
 
  private:
   static constexpr i64 kHeader = 64;
+  // Before the elements.
   struct Shared {
-    int users;
+    static void operator delete(void *block) { pool_give(block); }
+    int holders;
   };
-  Shared *shared_ = nullptr;
+  Held<Shared> shared_;
 };
 
 // Blocks in their order, of memory that stays until the launch ends: the points of a launch that read the same get the same

@@ -68,28 +68,7 @@ class Channel {
     Access side;  // where it was; of a cargo its count and element alone
     Where where;
   };
-  class Waiting {
-   public:
-    Waiting() = default;
-    explicit Waiting(Block *block) : block_(block) {}
-    Waiting(const Waiting &other) : block_(other.block_) {
-      if (block_) ++block_->holders;
-    }
-    Waiting &operator=(Waiting other) {
-      Block *const mine = block_;
-      block_ = other.block_;
-      other.block_ = mine;
-      return *this;
-    }
-    ~Waiting() {
-      if (block_ && --block_->holders == 0) delete block_;
-    }
-    explicit operator bool() const { return block_; }
-    Block &operator*() const { return *block_; }
-
-   private:
-    Block *block_ = nullptr;
-  };
+  using Waiting = Held<Block>;
   struct Queue {
     Transfer *first = nullptr, *last = nullptr;
     void push(Transfer &transfer);

@@ -68,27 +68,15 @@ class Clock {
 class Mark {
  public:
   Mark() = default;
-  explicit Mark(const Clock &clock) : shared_(new Shared{clock, 1}) {}
-  Mark(const Mark &other) : shared_(other.shared_) {
-    if (shared_) ++shared_->holders;
-  }
-  Mark &operator=(Mark other) {
-    Shared *const mine = shared_;
-    shared_ = other.shared_;
-    other.shared_ = mine;
-    return *this;
-  }
-  ~Mark() {
-    if (shared_ && --shared_->holders == 0) delete shared_;
-  }
-  const Clock *clock() const { return shared_ ? &shared_->clock : nullptr; }
+  explicit Mark(const Clock &clock) : shared_(new Shared{clock}) {}
+  const Clock *clock() const { return shared_ ? &(*shared_).clock : nullptr; }
 
  private:
   struct Shared {
     Clock clock;
-    int holders;
+    int holders = 1;
   };
-  Shared *shared_ = nullptr;
+  Held<Shared> shared_;
 };
 
 // The chains of an island: strands of which each one begins after the one before has ended, as far as possible.
