@@ -177,6 +177,7 @@ def test_what_a_loop_sums_in_one_go(program, run, case, name):
     assert f"{blocks * steps}, {columns}}});" in emitted(form.text())
     keeper = f"vnpu::InOneGo<{blocks}, {rows}, {columns}, {steps}> go;"
     assert (keeper in emitted(form.text(), WATCHED)) == (blocks > 1)
+    assert "InOneGo" not in emitted(form.text(), BuildOptions(numerics="bfp16"))
     operands = form.operands()
     with SETS[name].chosen():
         made, watched = (

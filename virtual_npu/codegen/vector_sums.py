@@ -254,7 +254,9 @@ def blocks_in_one_go(op: Operation) -> int:
 
 
 def declare_goes(body: Body, loop: scf.ForOp) -> None:
-    """Emit what keeps the blocks of a go, before the loop that adds them."""
+    """Emit what keeps the blocks of a go, before the loop that adds them; bfp16 numerics have no goes."""
+    if body.file.options.numerics == "bfp16":
+        return
     for op in loop.body.block.ops:
         blocks = blocks_in_one_go(op) if op.name == "vector.contract" else 1
         if blocks > 1:

@@ -153,7 +153,7 @@ template <int Blocks, int M, int N, int K>
 class InOneGo {
  public:
   VNPU_INLINE Vec<float, M * N> contract(const Vec<bf16, M * K> &a, const Vec<bf16, K * N> &b, const Vec<float, M * N> &c) {
-#if defined(VNPU_BF16_TILES) && !defined(VNPU_BFP16)
+#if defined(VNPU_BF16_TILES)
     const Lanes<bf16, M * K> rows(a);
     const Lanes<bf16, K * N> steps(b);
     for (int m = 0; m < M; ++m) memcpy(a_.at + (m * Blocks + count_) * K, rows.at + m * K, K * sizeof(bf16));
