@@ -59,8 +59,9 @@ def test_who_goes_away_is_cancelled(serving: Any, streams: bool) -> None:
     with serving.http as http:
         if streams:
             with http.stream("POST", COMPLETIONS, json=body) as response:
-                next(response.iter_lines())
+                next(lines := response.iter_lines())
                 assert serving.running() == 4
+                del lines  # with which the client closes the connection: it has to be held until here
         else:
             with pytest.raises(httpx2.ReadTimeout):
                 http.post(COMPLETIONS, json=body, timeout=0.2)
@@ -165,8 +166,9 @@ def test_aborts_do_not_touch_others(serving: Any, alone: Model) -> None:
                 serving.http as other,
                 other.stream("POST", COMPLETIONS, json=endless(serving, stream=True)) as gone,
             ):
+                lines = gone.iter_lines()
                 if number % 2:
-                    next(gone.iter_lines())
+                    next(lines)
                 made = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
             assert made == own
     serving.wait_until(lambda: serving.running() == 0)
