@@ -180,6 +180,16 @@ inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
   }
 }
 
+// Whether the AIE API multiplies whole panels, with the bits of Block: that of the virtual NPU does where its CPU multiplies
+// more than a block at once. The device's does not.
+struct Own {
+  using Api = Block;
+};
+template <typename Of>
+concept MultipliesPanels = requires(const bfloat16* in, const uint32_t* seen, float* out) {
+  Of::Api::template multiply_panels<q_rows, kv_rows / 8, head_dim / 8, false, true>(in, in, seen, out);
+};
+
 // A block of V with zeros for the rows, keys, whose bit is not set: nobody sees them. Their weights are zero, and zero times
 // what a stale row may hold is not.
 inline Block64 seen_rows(const Block64& v, uint32_t bits) {
@@ -188,8 +198,14 @@ inline Block64 seen_rows(const Block64& v, uint32_t bits) {
   return aie::select(aie::zeros<bfloat16, block>(), v, aie::mask<block>::from_uint32(lanes[0], lanes[1]));
 }
 
-// acc += p v for 8 columns of acc and v: a panel of each. seen: a bit for each row of v, in words of 32; null where all are
-// seen. Once in the object as well.
+// seen: a bit for each row of v, in words of 32; null where all are seen.
+inline Block64 seen_block(const bfloat16* v, unsigned k, const uint32_t* seen) {
+  const uint32_t bits = seen ? seen[k / 4] >> (k % 4 * 8) & 0xffu : 0xffu;
+  const Block64 all = load_block(v, k);
+  return bits == 0xffu ? all : seen_rows(all, bits);
+}
+
+// acc += p v for 8 columns of acc and v: a panel of each. Once in the object as well.
 [[gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v, const uint32_t* seen,
                                  float* __restrict acc) {
   for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
@@ -197,11 +213,46 @@ inline Block64 seen_rows(const Block64& v, uint32_t bits) {
     Block c[row_blocks];
     repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i] = Block(aie::load_v<block>(at + i * block)); });
     for (unsigned k = 0; k < kv_rows / 8; ++k) {
-      const uint32_t bits = seen ? seen[k / 4] >> (k % 4 * 8) & 0xffu : 0xffu;
-      const Block64 all = load_block(v, k), b = bits == 0xffu ? all : seen_rows(all, bits);
+      const Block64 b = seen_block(v, k, seen);
       repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(p + k * q_rows * 8, row + i), b); });
     }
     repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
+  }
+}
+
+// acc += p v. v: kv_rows x head_dim bf16 in panels.
+template <typename Of = Own>
+[[gnu::always_inline]] inline void add_values(const bfloat16* __restrict p, const bfloat16* __restrict v,
+                                              const uint32_t* seen, float* __restrict acc) {
+  if constexpr (MultipliesPanels<Of>) {
+    Of::Api::template multiply_panels<q_rows, kv_rows / 8, head_dim / 8, false, true>(p, v, seen, acc);
+  } else {
+    for (unsigned column = 0; column < head_dim / 8; ++column)
+      add_panel(p, v + column * kv_rows * 8, seen, acc + column * q_rows * 8);
+  }
+}
+
+// scores = q k^T for row_blocks blocks of rows and 8 keys.
+inline void score_block(const bfloat16* __restrict q, const bfloat16* __restrict k, unsigned row, unsigned column,
+                        float* __restrict scores) {
+  Block c[row_blocks];
+  for (unsigned d = 0; d < head_dim / 8; ++d) {
+    const Block64 b = aie::transpose(load_block(k + d * kv_rows * 8, column), 8, 8);
+    repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(q + d * q_rows * 8, row + i), b); });
+  }
+  float* at = scores + column * q_rows * 8 + row * block;
+  repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
+}
+
+// scores = q k^T in f32.
+template <typename Of = Own>
+[[gnu::always_inline]] inline void multiply_keys(const bfloat16* __restrict q, const bfloat16* __restrict k,
+                                                 float* __restrict scores) {
+  if constexpr (MultipliesPanels<Of>) {
+    Of::Api::template multiply_panels<q_rows, head_dim / 8, kv_rows / 8, true, false>(q, k, nullptr, scores);
+  } else {
+    for (unsigned column = 0; column < kv_rows / 8; ++column)
+      for (unsigned row = 0; row < q_rows / 8; row += row_blocks) score_block(q, k, row, column, scores);
   }
 }
 
@@ -240,16 +291,7 @@ void attn_init(float* __restrict acc, float* __restrict stats) {
 // panels.
 void attn_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, float* __restrict scores) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-  for (unsigned column = 0; column < kv_rows / 8; ++column)
-    for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
-      Block c[row_blocks];
-      for (unsigned d = 0; d < head_dim / 8; ++d) {
-        const Block64 b = aie::transpose(load_block(k + d * kv_rows * 8, column), 8, 8);
-        repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { c[i].mac(load_block(q + d * q_rows * 8, row + i), b); });
-      }
-      float* at = scores + column * q_rows * 8 + row * block;
-      repeat<row_blocks>([&](unsigned i) ALWAYS_INLINE { aie::store_v(at + i * block, c[i].to_vector<float>()); });
-    }
+  multiply_keys(q, k, scores);
 }
 
 #ifndef ATTN_HEADS
@@ -298,8 +340,7 @@ void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float*
 // acc += p v. v: kv_rows x head_dim bf16 in panels.
 void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, float* __restrict acc) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-  for (unsigned column = 0; column < head_dim / 8; ++column)
-    add_panel(p, v + column * kv_rows * 8, nullptr, acc + column * q_rows * 8);
+  add_values(p, v, nullptr, acc);
 }
 
 #ifdef ATTN_OWN
@@ -362,9 +403,7 @@ void attn_seen_values(const float* __restrict scores, const int32_t* __restrict 
   seen_by_any(masks + unsigned(tile) * positions * mask_words, seen);
   if (!is_any(seen)) return;
   attn_softmax(scores, p, stats, acc);
-  const uint32_t* const only = is_all(seen) ? nullptr : seen;
-  for (unsigned column = 0; column < head_dim / 8; ++column)
-    add_panel(p, v + column * kv_rows * 8, only, acc + column * q_rows * 8);
+  add_values(p, v, is_all(seen) ? nullptr : seen, acc);
 }
 #endif
 

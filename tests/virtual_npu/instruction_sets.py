@@ -101,17 +101,16 @@ class Sums:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def order_of(self, steps: int, columns: int, made_by: str = "contract") -> int:
-        """The order of sums of blocks with so many steps of k and columns, as vector.contract or aie::mmul
-        makes them."""
-        order: int = getattr(self._library, f"order_of_{made_by}")(steps, columns)
+    def order_of(self, steps: int, columns: int) -> int:
+        """The order of sums of blocks with so many steps of k and columns."""
+        order: int = self._library.order_of(steps, columns)
         return order
 
     def multiply(self, a: Array, b: Array, c: Array, axes: Sequence[Any], block: tuple[int, int]) -> Array:
         """c after a product along the axes of m, n and k, of blocks of so many steps and columns."""
         out = c.copy()
         along = (Axes * 3)(*map(Axes, axes))
-        self._library.multiply(*_pointers(a, b, out), along, *block)
+        self._library.multiply(*pointers(a, b, out), along, *block)
         return out
 
     def by_rows(self, a: Array, b: Array, c: Array, block: tuple[int, int] = (8, 8)) -> Array:
@@ -126,18 +125,18 @@ class Sums:
         for i in range(0, c.shape[0], m):
             left = np.ascontiguousarray(a[i : i + m].reshape(m, count, k).swapaxes(0, 1))
             for j in range(0, c.shape[1], n):
-                sums = _aligned(c[i : i + m, j : j + n])
+                sums = aligned(c[i : i + m, j : j + n])
                 right = np.ascontiguousarray(b[:, j : j + n])
-                getattr(self._library, name)(*_pointers(left, right, sums), count)
+                getattr(self._library, name)(*pointers(left, right, sums), count)
                 out[i : i + m, j : j + n] = sums
         return out
 
 
-def _pointers(*arrays: Array) -> list[ctypes.c_void_p]:
+def pointers(*arrays: Array) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
 
 
-def _aligned(source: Array) -> Array:
+def aligned(source: Array) -> Array:
     """A copy at a multiple of 64 bytes."""
     raw = np.zeros(source.nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64

@@ -8,8 +8,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // vnpu::dots::Order of blocks with so many steps of k and columns.
-EXPORT int order_of_contract(int steps, int columns) { return int(vnpu::dots::order_of(steps, columns)); }
-EXPORT int order_of_mmul(int steps, int columns) { return int(vnpu::dots::order_of_vectors(steps, columns)); }
+EXPORT int order_of(int steps, int columns) { return int(vnpu::dots::order_of(steps, columns)); }
 
 // axes: of m, n and k. steps, columns: of the blocks of b that the text of the program has in one go.
 EXPORT void multiply(const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, const vnpu::Axes *axes, int steps, int columns) {

@@ -1,7 +1,8 @@
 // What the tile instructions of AMX-BF16 do, in plain C++.
 //
-// As Intel's Software Developer's Manual defines them, volume 2: LDTILECFG, TILELOADD, TILESTORED, TDPBF16PS, TILERELEASE. What
-// would raise #UD ends the process: tiles without a configuration in this thread, shapes that do not fit each other.
+// As Intel's Software Developer's Manual defines them, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS,
+// TILERELEASE. What would raise #UD ends the process: tiles without a configuration in this thread, shapes that do not fit
+// each other.
 #pragma once
 
 #include <stdint.h>
@@ -52,6 +53,8 @@ inline void store(int number, void *to, int64_t stride) {
   const Tile &from = tile(number);
   for (int r = 0; r < from.rows; ++r) memcpy(static_cast<char *>(to) + r * stride, from.row[r], size_t(from.bytes));
 }
+
+inline void zero(int number) { memset(tile(number).row, 0, sizeof(Tile::row)); }
 
 // Numbers below 2^-126 are zeros of their sign.
 inline float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }

@@ -17,9 +17,11 @@ inline int emulated_tiles_denied() { return EMULATED_TILES_DENIED; }
 
 #undef _tile_loadd
 #undef _tile_stored
+#undef _tile_zero
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(memory) emulated::load_config(memory)
 #define _tile_release() emulated::tile_state.is_configured = false
 #define _tile_loadd(number, from, stride) emulated::load(number, from, stride)
 #define _tile_stored(number, to, stride) emulated::store(number, to, stride)
+#define _tile_zero(number) emulated::zero(number)
 #define _tile_dpbf16ps(sums, left, right) emulated::dpbf16ps(sums, left, right)

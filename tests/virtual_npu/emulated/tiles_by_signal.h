@@ -80,6 +80,7 @@ inline void run(const Instruction &given) {
       if (given.is_of_registers()) tile_state.is_configured = false;
       else load_config(given.address());
       return;
+    case 0x493: return zero(given.reg());
     case 0x4b3: return load(given.reg(), given.address(), given.stride());
     case 0x4b2: return store(given.reg(), given.address(), given.stride());
     case 0x5c2: return dpbf16ps(given.reg(), given.rm(), given.vvvv());

@@ -1,9 +1,9 @@
 // The order in which a program sums products of bf16 in f32, and which instructions make the sums.
 //
 // A CPU's instructions for bf16 add several products at once, each kind in an order of its own. A program with fast paths
-// (VNPU_FAST) keeps to one order for all that its text contracts (vector.contract), recognised as a large product or not,
-// checked or not, so all of these give the same bits; and a kernel's aie::mmul to one order. Of a block of K by N, the right
-// factor:
+// (VNPU_FAST) keeps to one order for all products of blocks of one shape, recognised as a large product or not, checked or
+// not, in generated code (vector.contract) and in kernels (aie::mmul), so all of these give the same bits. Of a block of K by
+// N, the right factor:
 //
 //   set                order           c becomes
 //   AMX-BF16           in tiles        round(c + round(even + odd)) for every 32 steps of k that the text sums in one go (else
@@ -23,11 +23,13 @@
 // four blocks are one go (contract.h, InOneGo); a block outside of one is a go of its own. An instruction takes as long with
 // 8 steps as with 32, so a text whose loops are shorter reaches a quarter of the tiles' speed.
 //
-// aie::mmul multiplies a block that lies in registers, and what a loop will add is not known to it. To fill tiles would take
-// longer than to multiply, so it sums by vectors of the same CPU: in pairs where there is AMX.
+// aie::mmul multiplies a block that lies in registers, and what a loop will add is not known to it: a block is a go of its own.
+// To fill tiles would take longer than to multiply it, so it is multiplied by vectors in the tiles' order (dots_tiles.h), slower
+// than in pairs. A kernel that has whole matrices in panels may ask for their product, which tiles make with the same bits
+// (dots_panels.h).
 //
 // Which set a program has is settled when it is compiled: it is compiled for the CPU that runs it, whose features are part of
-// its key in the cache, so nothing is left to choose at run time. AMX moreover needs leave of the kernel (product_tiles.h).
+// its key in the cache, so nothing is left to choose at run time. AMX moreover needs leave of the kernel (tiles.h).
 #pragma once
 
 #include <stdint.h>
@@ -48,22 +50,17 @@ namespace vnpu::dots {
 
 enum class Order { kOneByOne, kPairs, kOddPairs, kTiles };
 
-// Of blocks of `steps` (K) by `columns` (N), as aie::mmul sums them.
-constexpr Order order_of_vectors([[maybe_unused]] int steps, [[maybe_unused]] int columns) {
+// Of blocks of `columns` (N) by `steps` (K), those of a go.
+constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int columns) {
+#if defined(VNPU_BF16_TILES)
+  if (steps % 8 == 0 && columns % 4 == 0) return Order::kTiles;
+#endif
 #if defined(VNPU_BF16_DOTS)
   if (steps % 2 == 0 && columns % 4 == 0) return Order::kPairs;
 #elif defined(VNPU_BF16_ARM)
   if (steps % 2 == 0 && columns % 4 == 0) return Order::kOddPairs;
 #endif
   return Order::kOneByOne;
-}
-
-// The same as vector.contract sums them; steps: those of a go.
-constexpr Order order_of(int steps, int columns) {
-#if defined(VNPU_BF16_TILES)
-  if (steps % 8 == 0 && columns % 4 == 0) return Order::kTiles;
-#endif
-  return order_of_vectors(steps, columns);
 }
 
 // Steps that an instruction for tiles takes, of a go of so many.

@@ -6,26 +6,15 @@
 //
 // Of few rows (FewTiles) the columns of b, runs of k as a weight has them, are the rows of the left tiles, and a is the right
 // factor: so b is read as it lies, once, a line of 16 columns at a time, and what is packed is a.
-//
-// The tiles belong to a thread, and what shape they have as well. Other libraries in the process may use them, so a thread
-// configures them whenever it begins to multiply, and lets go of them when it ends. Before that the process asks the kernel
-// for leave (Linux, Documentation/arch/x86/xstate.rst), which holds for all its threads and is refused where a filter of
-// system calls is in the way, or where a thread has set up a stack for signals that is too small for the tiles.
 #pragma once
 
 #include "vnpu/product_interleaved.h"
 #include "vnpu/product_operands.h"
-#if !defined(VNPU_EMULATED_TILES)
-#include <errno.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "vnpu/tiles.h"
 
 namespace vnpu::product {
 
-// What was written so far is in memory: g++ 12 does not know that loading tiles reads it.
-VNPU_INLINE void settle(const void *where) { asm volatile("" : : "r"(where) : "memory"); }
+using tiles::settle;
 
 template <int kDepth>
 struct Tiles : Usual, Interleaved {
@@ -34,27 +23,10 @@ struct Tiles : Usual, Interleaved {
   static constexpr bool kReadsEvenly = true;
   using Left = bf16;
 
-  static void prepare() {
-    static const int denied = ask();
-    if (denied == 0) return;
-    fail({"a matrix product", 0},
-         "this program was built for the tiles of AMX, and the system denies them to this process (%s): with other "
-         "instructions its sums would have other bits; allow arch_prctl(ARCH_REQ_XCOMP_PERM), or build it with "
-         "VNPU_MARCH=x86-64-v4+avx512bf16", strerror(denied));
-  }
+  static void prepare() { tiles::prepare(); }
 
-  class Turn {
-   public:
-    Turn() {
-      alignas(64) Shapes shapes{};
-      for (int sums = 0; sums < 4; ++sums) shapes.set(sums, 16, 64);
-      for (int left = 4; left < 6; ++left) shapes.set(left, 16, kGroup * int(sizeof(Left)));
-      for (int right = 6; right < 8; ++right) shapes.set(right, kGroup / kSteps, 64);
-      settle(&shapes);
-      _tile_loadconfig(&shapes);
-    }
-    Turn(const Turn &) = delete;
-    ~Turn() { _tile_release(); }
+  struct Turn : tiles::Turn {
+    Turn() : tiles::Turn({16, 64}, {16, kGroup * int(sizeof(Left))}, {kGroup / kSteps, 64}) {}
   };
 
   template <int Rows>
@@ -73,25 +45,6 @@ struct Tiles : Usual, Interleaved {
   }
 
  private:
-  
-  // The operand of ldtilecfg for palette 1.
-  struct Shapes {
-    uint8_t palette = 1, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-    void set(int tile, int count, int bytes) { rows[tile] = uint8_t(count), row_bytes[tile] = uint16_t(bytes); }
-  };
-
-  // 0, or why the kernel denies the tiles' data.
-  static int ask() {
-#if defined(VNPU_EMULATED_TILES)
-    return emulated_tiles_denied();
-#else
-    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0 ? 0 : errno;
-#endif
-  }
-
   static VNPU_INLINE void copy(const float *c, const Places &columns, float *to) {
     if (!columns.are_runs_of(8)) return gather(c, columns, to);
     for (int n = 0; n < columns.count; n += 8) memcpy(to + n, c + columns.at[n], 32);

@@ -4,6 +4,9 @@
 #include "blocks.hpp"
 #include "elementary.hpp"
 #include "vnpu/dots.h"
+#if defined(VNPU_BF16_TILES)
+#include "vnpu/dots_panels.h"
+#endif
 
 // As on the device a kernel asks for it; the virtual NPU grants it where it is built for the device's numbers.
 #if defined(VNPU_BFP16) && AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16
@@ -16,7 +19,7 @@ namespace host {
 
 // Whether the CPU sums several products of blocks of K by N at once.
 template <unsigned N, unsigned K>
-inline constexpr bool has_dots = vnpu::dots::order_of_vectors(K, N) != vnpu::dots::Order::kOneByOne;
+inline constexpr bool has_dots = vnpu::dots::order_of(K, N) != vnpu::dots::Order::kOneByOne;
 
 // How the sums of products of a shape are kept.
 enum class kept { rows, quads, dots };
@@ -26,7 +29,7 @@ inline constexpr kept kept_as =
     kept::rows;
 #else
     M != 8 || K != 8 || N != 8 || !exact_product<A, B> ? kept::rows
-#if defined(VNPU_BF16_DOTS)
+#if defined(VNPU_BF16_DOTS) && !defined(VNPU_BF16_TILES)
     : kept::dots;
 #else
     : has_dots<8, 8> ? kept::rows : kept::quads;
@@ -41,7 +44,7 @@ template <typename L, unsigned M, unsigned N>
 struct sums<L, M, N, kept::quads> {
   using type = quads;
 };
-#if defined(VNPU_BF16_DOTS)
+#if defined(VNPU_BF16_DOTS) && !defined(VNPU_BF16_TILES)
 struct dots_block : vnpu::dots::pairs::Block8x8 {
   dots_block() = default;
   AIE_HOST_INLINE explicit dots_block(const registers<float, 64>& rows) : Block8x8((const float*)&rows) {}
@@ -169,6 +172,17 @@ struct mmul {
       mac_rows(a, b);
   }
 
+#if defined(VNPU_BF16_TILES) && !defined(AIE_HOST_BFP16)
+  // Not in the AIE API: C = A B, or C += A B where `adds`, for whole matrices in panels of 8 columns, with the bits that blocks
+  // give one after the other. Rows: of A and C; Steps, Columns: of blocks of 8; transposed: B has a row for each column of C.
+  // seen: a bit for each step of k, in words of 32, or null; rows of B without one are taken for zeros.
+  template <unsigned Rows, unsigned Steps, unsigned Columns, bool transposed, bool adds>
+  static void multiply_panels(const TypeA* a, const TypeB* b, const std::uint32_t* seen, float* c) {
+    static_assert(M == 8 && K == 8 && N == 8 && host::exact_product<TypeA, TypeB>, "panels are of 8x8x8 blocks of bfloat16");
+    vnpu::dots::tiles::Panels<Rows, Steps, Columns, transposed, adds>::multiply(a, b, seen, c);
+  }
+#endif
+
  private:
   AIE_HOST_INLINE void mac_rows(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
 #if defined(AIE_HOST_BFP16)
@@ -189,7 +203,7 @@ struct mmul {
       const auto x = a.data;
       const auto y = b.data;
       in_rows([&](auto& rows) AIE_HOST_LAMBDA {
-        vnpu::dots::multiply_add<vnpu::dots::order_of_vectors(K, N), M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows, 1);
+        vnpu::dots::multiply_add<vnpu::dots::order_of(K, N), M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows, 1);
       });
       return;
     }
