@@ -181,7 +181,7 @@ def present_compiler(options: BuildOptions = EXACT) -> Compiler | None:
 def compiler_flags(options: BuildOptions) -> tuple[str, ...]:
     """The flags that any compiler is given. Raises KnobError for a CPU in VNPU_MARCH that this one is not."""
     sanitize = _SANITIZE if options.sanitize else ()
-    return (*_FLAGS, f"-O{knobs.OPT.get()}", *cpu.flags(), *sanitize, *options.defines)
+    return (*_FLAGS, *cpu.defines(), f"-O{knobs.OPT.get()}", *cpu.flags(), *sanitize, *options.defines)
 
 
 def _named() -> tuple[str, str]:

@@ -3,7 +3,7 @@
 A compiler's -march=native knows the CPUs that are older than itself: g++ 12 takes a Sapphire Rapids without
 AMX's tiles for an Ice Lake, and drops AVX512-BF16 with them; clang prefers vectors of 256 bits on most. So
 each feature that the C++ of programs, runtime and micro-kernels looks at is named to the compiler by itself,
-and two CPUs with the same features share what is built. Sources: Linux, arch/x86/include/asm/cpufeatures.h
+and two CPUs with the same features share what is built, where `defines` says the same. Sources: Linux, arch/x86/include/asm/cpufeatures.h
 and Documentation/arch/arm64/elf_hwcaps.rst; macOS, `sysctl hw.optional`; the x86-64 psABI for its levels.
 """
 
@@ -130,11 +130,11 @@ def features() -> tuple[str, ...]:
     return tuple(name for name in found if name not in _AMX)
 
 
-def _of_cpuinfo() -> set[str]:
-    """The words of the first CPU: `flags` of x86, `Features` of ARM."""
+def _of_cpuinfo(*names: str) -> set[str]:
+    """The words of the first CPU behind one of these names; by default `flags` of x86, `Features` of ARM."""
     try:
         with CPUINFO.open(errors="replace") as lines:
-            found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+            found = next((line for line in lines if line.startswith(names or ("flags", "Features"))), "")
     except OSError:
         return set()
     return set(found.partition(":")[2].split())
@@ -162,6 +162,17 @@ def _tiles_granted() -> bool:
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     failed: int = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
     return failed == 0
+
+
+@functools.cache
+def defines() -> tuple[str, ...]:
+    """What C++ is told of this CPU beside its features: VNPU_L2_ASKS where a core has more lines of memory
+    under way in L2 than in L1 (include/vnpu/ahead.h).
+
+    Intel's have 16 fill buffers in L1 and 48 entries in L2's queue (its optimization reference manual, Golden
+    Cove). Nothing that is computed depends on it.
+    """
+    return ("-DVNPU_L2_ASKS",) if "GenuineIntel" in _of_cpuinfo("vendor_id") else ()
 
 
 def flags() -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.virtual_npu import cpu
 from benchmarks import __main__ as command
-from benchmarks import bench, machine, sides, worker
+from benchmarks import bench, machine, peaks, sides, worker
 from benchmarks.figures import TARGETS
 from benchmarks.instruction_sets import Choice
 from benchmarks.peaks import MemoryReader, measure_peaks
@@ -111,10 +111,21 @@ def test_where_the_system_says_nothing(tmp_path, monkeypatch):
 def test_every_byte_is_read(threads, monkeypatch):
     monkeypatch.setenv("VNPU_THREADS", threads)
     reader = MemoryReader(3 * (1 << 20))
-    assert reader.sum() == 3 * (1 << 20) // 8
-    reader._memory[-1] = 1000
-    assert reader.sum() == 3 * (1 << 20) // 8 + 999
+    for asks in (True, False):
+        reader._memory[-1] = 1
+        assert reader.sum(asks=asks) == 3 * (1 << 20) // 8
+        reader._memory[-1] = 1000
+        assert reader.sum(asks=asks) == 3 * (1 << 20) // 8 + 999
     assert reader.bytes_per_second() > 1e6
+
+
+@pytest.mark.parametrize(
+    ("found", "nbytes"),
+    [({}, 1 << 28), ({"L3": 32 << 20}, 1 << 28), ({"L2": 1, "L3": 300 << 20}, 1200 << 20)],
+)
+def test_more_is_read_than_a_cache_holds(found, nbytes, monkeypatch):
+    monkeypatch.setattr(peaks, "caches", lambda: found)
+    assert peaks.enough_to_read() == nbytes
 
 
 def test_peaks_are_of_one_thread_and_of_all(monkeypatch):
@@ -269,10 +280,13 @@ def test_attention_is_counted_by_the_pairs_that_are_seen():
 def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
     monkeypatch.setattr(footprint, "available_bytes", lambda: 6 << 30)
+    monkeypatch.setattr(peaks, "caches", dict)
     assert command.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the comparison takes about 8.")
-    assert "the checkpoint in the page cache 2.3 GiB) and 6.0 GiB are available" in line
+    assert (
+        "the checkpoint in the page cache 2.3 GiB, memory to read 256 MiB) and 6.0 GiB are available" in line
+    )
     assert "measure the small one with MODEL=demo, end other programs" in line
     assert list(tmp_path.iterdir()) == []
 

@@ -42,6 +42,7 @@ def fresh(monkeypatch):
 
 def forget() -> None:
     cpu.features.cache_clear()
+    cpu.defines.cache_clear()
     compiler._unknown.cache_clear()
 
 
@@ -87,6 +88,19 @@ def test_the_newest_features_are_named_one_by_one(machine):
     more = ("avx512vbmi", "avx512vbmi2", "avx512bf16", "amx-tile", "amx-bf16")
     assert cpu.features() == (*LEVEL_4, *more)
     assert cpu.flags()[-2:] == ("-mamx-tile", "-mamx-bf16")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "defines"), [("GenuineIntel", ("-DVNPU_L2_ASKS",)), ("AuthenticAMD", ()), (None, ())]
+)
+def test_whether_streams_are_asked_for_in_l2(machine, vendor, defines):
+    machine("x86_64", V4)
+    if vendor:
+        cpu.CPUINFO.write_text(f"vendor_id\t: {vendor}\n{cpu.CPUINFO.read_text()}")
+    forget()
+    assert cpu.defines() == defines
+    assert find_compiler().flags.count("-DVNPU_L2_ASKS") == len(defines)
+    assert cpu.features() == LEVEL_4
 
 
 def test_tiles_count_where_the_system_grants_them(machine, monkeypatch):

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "registers.hpp"
+#include "vnpu/ahead.h"
 
 namespace aie {
 
@@ -259,15 +260,11 @@ AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
 }
 
 namespace host {
-// Bytes that a stream is ahead of what is read of it.
-constexpr unsigned stream_ahead = 8192;
-
-// Asks memory for so many bytes in time: a core's DMA fetches a buffer while the core works on the one before, and a
-// CPU by itself asks for too little while it computes. Behind the end of a buffer that fetches what nobody reads.
+// Asks memory for so many bytes in time: a core's DMA fetches a buffer while the core works on the one before.
 template <unsigned Bytes>
 AIE_HOST_INLINE void ask_ahead(const void* at) {
-  const char* const from = static_cast<const char*>(at) + stream_ahead;
-  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { __builtin_prefetch(from + 64 * line); });
+  const char* const from = static_cast<const char*>(at);
+  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::ask_ahead(from + 64 * line); });
 }
 }  // namespace host
 
