@@ -132,6 +132,7 @@ LARGE = {
     "few rows, packed in pieces": plain(18, 56, 4448, True),
     "few rows, many threads": few_rows(32, 136, 416),
     "8 rows, in parts": few_rows(8, 104, 4448),
+    "many rows by a weight, in pieces": few_rows(264, 80, 4160),
 }
 """More rows and steps than are packed at once; too large for what is emulated."""
 

@@ -8,7 +8,7 @@ void multiply_add(const Product &product) {
 #if defined(VNPU_BF16_TILES)
     case dots::Order::kTiles:
       if (dots::depth_of(product.block_steps) == 8) return product::multiply<product::Tiles<8>>(product);
-      return product::multiply<product::Tiles<32>, product::FewTiles>(product);
+      return product::multiply<product::Tiles<32>, product::ColumnTiles>(product);
 #endif
 #if defined(VNPU_BF16_DOTS)
     case dots::Order::kPairs: return product::multiply<product::Pairs, product::FewRows<product::FewPairs>>(product);

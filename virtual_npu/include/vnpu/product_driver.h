@@ -13,7 +13,7 @@
 #include "vnpu/product_pairs.h"
 #endif
 #if defined(VNPU_BF16_TILES)
-#include "vnpu/product_tiles.h"
+#include "vnpu/product_column_tiles.h"
 #endif
 #if defined(VNPU_BF16_ARM)
 #include "vnpu/product_arm.h"

@@ -6,7 +6,7 @@
 //   Plain       one by one   product_plain.h: AVX-512 8 x 32 sums in registers, AVX2 4 x 24, NEON 4 x 16, others 4 x 8
 //   Pairs       pairs        product_pairs.h: AVX512-BF16, 8 x 32
 //   OddPairs    odd pairs    product_arm.h: BFMMLA, 8 x 12
-//   Tiles       in tiles     product_tiles.h: AMX-BF16, 32 x 32 in four tiles
+//   Tiles       in tiles     product_tiles.h: AMX-BF16, 32 x 32 in four tiles; product_column_tiles.h, where b is a weight
 //
 // Each gives the bits that vector.contract gives by itself in that order (contract.h). Few rows have micro-kernels of their
 // own on some of these sets (product_few.h), with the same bits.

@@ -35,6 +35,7 @@ class Offsets {
   i64 operator[](i64 i) const { return at_[i]; }
   bool is_run() const { return are_runs_of(count); }
   bool lie_in_lines() const { return run_ == 32; }
+  bool lie_in_eights() const { return run_ >= 8 && count % 8 == 0; }
   // Whether all neighbours are as far apart as the first two.
   bool are_even() const {
     for (i64 i = 2; i < count; ++i) {

@@ -4,8 +4,7 @@
 // or four rows of 64, each row two steps of k of 16 columns. Sums lie in c as the text wants them, mostly in blocks of 8 x 8,
 // so they pass through a buffer on their way to the tiles and back: 8 KiB moved for 32 x 32 x 512 multiplications.
 //
-// Of few rows (FewTiles) the columns of b, runs of k as a weight has them, are the rows of the left tiles, and a is the right
-// factor: so b is read as it lies, once, a line of 16 columns at a time, and what is packed is a.
+// Where columns of b are runs of k, product_column_tiles.h has another way.
 #pragma once
 
 #include "vnpu/product_interleaved.h"
@@ -84,108 +83,6 @@ struct Tiles : Usual, Interleaved {
       _tile_stored(2, sums + 16 * kColumns, kRowBytes);
       _tile_stored(3, sums + 16 * kColumns + 16, kRowBytes);
     }
-  }
-};
-
-// At most 64 rows of a, by columns of b that are runs of k.
-class FewTiles : Operands {
- public:
-  explicit FewTiles(const Product &product) : Operands(product) {}
-
-  static bool may_serve(const Product &product) {
-    return rows_of(product) <= kMostRows && dots::depth_of(product.block_steps) == kDepth;
-  }
-  bool serves() const {
-    return n_ % kColumns == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
-  }
-
-  void run() {
-    Kernel::prepare();
-    share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
-  }
-
- private:
-  static constexpr int kDepth = 32, kColumns = 16, kMostRows = 64, kLine = 32;
-  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
-  using Kernel = Tiles<kDepth>;
-  using Pair = Kernel::Packed;
-  static constexpr int kSide = Kernel::kColumns;  // rows of a that are packed side by side
-
-  void multiply(i64 first, i64 end) const {
-    if (first >= end) return;
-    const Kernel::Turn turn{};
-    Blocks blocks;
-    Pair *const packed = blocks.alloc<Pair>((m_ + kSide - 1) / kSide * kSide * k_ / 2);
-    pack_rows(packed);
-    for (i64 panel = first; panel < end; ++panel) {
-      go_on();
-      const bf16 *const columns = product_.b + b_columns_[panel * kColumns];
-      const bf16 *const next = panel + 1 < end ? product_.b + b_columns_[(panel + 1) * kColumns] : columns;
-      alignas(64) float sums[kColumns][kMostRows];
-      each_sum(panel, [&](float &c, int n, i64 m) { sums[n][m] = c; });
-      if (m_ > 48) add<4>(columns, next, packed, sums[0]);
-      else if (m_ > 32) add<3>(columns, next, packed, sums[0]);
-      else if (m_ > 16) add<2>(columns, next, packed, sums[0]);
-      else add<1>(columns, next, packed, sums[0]);
-      each_sum(panel, [&](float &c, int n, i64 m) { c = sums[n][m]; });
-    }
-  }
-
-  // As columns of a right factor; the last one is repeated.
-  void pack_rows(Pair *packed) const {
-    for (i64 first = 0; first < m_; first += kSide, packed += kSide * k_ / 2) {
-      i64 at[kSide];
-      for (i64 m = 0; m < kSide; ++m) at[m] = a_rows_[first + m < m_ ? first + m : m_ - 1];
-      Kernel::pack(product_.a, a_steps_.some(0, k_), {at, kSide, 1}, packed);
-    }
-  }
-
-  template <class Each>
-  VNPU_INLINE void each_sum(i64 panel, const Each &each) const {
-    for (int n = 0; n < kColumns; ++n) {
-      float *const column = product_.c + c_columns_[panel * kColumns + n];
-      for (i64 m = 0; m < m_; ++m) each(column[c_rows_[m]], n, m);
-    }
-  }
-
-  // To so many times 16 columns of sums, 16 rows of them. next: what comes from memory meanwhile, in the order in which it lies
-  // there.
-  template <int Sides>
-  [[gnu::noinline]] void add(const bf16 *columns, const bf16 *next, const Pair *rows, float *sums) const {
-    constexpr int kSumBytes = kMostRows * int(sizeof(float)), kPairBytes = kSide * int(sizeof(Pair));
-    const i64 far = b_columns_[1] - b_columns_[0], far_bytes = far * i64(sizeof(bf16)), lines = k_ / kLine;
-    const Pair *others = rows + kSide * k_ / 2;
-    settle(sums);
-    _tile_loadd(0, sums, kSumBytes);
-    if constexpr (Sides > 1) _tile_loadd(1, sums + 16, kSumBytes);
-    if constexpr (Sides > 2) _tile_loadd(2, sums + 32, kSumBytes);
-    if constexpr (Sides > 3) _tile_loadd(3, sums + 48, kSumBytes);
-    i64 line = 0;
-    for (i64 i = 0; i < lines; ++i, columns += kDepth, rows += kDepth / 2 * kSide, others += kDepth / 2 * kSide) {
-      for (int n = 0; n < kColumns; ++n) {
-        __builtin_prefetch(next + line * kLine);
-        if (++line == lines) line = 0, next += far;
-      }
-      _tile_loadd(4, columns, far_bytes);
-      _tile_loadd(6, rows, kPairBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      if constexpr (Sides > 1) {
-        _tile_loadd(7, rows + 16, kPairBytes);
-        _tile_dpbf16ps(1, 4, 7);
-      }
-      if constexpr (Sides > 2) {
-        _tile_loadd(5, others, kPairBytes);
-        _tile_dpbf16ps(2, 4, 5);
-      }
-      if constexpr (Sides > 3) {
-        _tile_loadd(6, others + 16, kPairBytes);
-        _tile_dpbf16ps(3, 4, 6);
-      }
-    }
-    _tile_stored(0, sums, kSumBytes);
-    if constexpr (Sides > 1) _tile_stored(1, sums + 16, kSumBytes);
-    if constexpr (Sides > 2) _tile_stored(2, sums + 32, kSumBytes);
-    if constexpr (Sides > 3) _tile_stored(3, sums + 48, kSumBytes);
   }
 };
 

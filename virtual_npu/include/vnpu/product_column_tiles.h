@@ -1,0 +1,220 @@
+// How a matrix product is cut for the tiles of AMX-BF16 where columns of b are runs of k, as a weight has them.
+//
+// They are the rows of the left tiles then, read as they lie, and a is the right factor: so what is packed is a, once for all
+// columns. b comes from memory line by line in the order in which it lies there, each panel of kColumns columns while the one
+// before it is multiplied.
+//
+// Sums are 32 x 32 in four tiles, over as many steps of k as two panels and the packed rows of a leave room for in L2: tiles
+// come from there nearly as fast as from L1, and the fewer times sums are loaded and stored, the better. In c they lie the
+// other way round, so they are turned in registers; where c is all +0, as it mostly is, tiles begin with zeros. A tile that is
+// loaded waits until what vectors stored there is in L1. So three blocks of sums are under way: one is filled for the next
+// turn, one is multiplied, and one goes back to c. Over more steps than are taken at once, all sums stay in blocks until the
+// last ones.
+#pragma once
+
+#include "vnpu/product_tiles.h"
+#include "vnpu/product_turned_sums.h"
+
+namespace vnpu::product {
+
+class ColumnTiles : Operands {
+ public:
+  explicit ColumnTiles(const Product &product) : Operands(product) {}
+
+  static bool may_serve(const Product &product) { return dots::depth_of(product.block_steps) == kDepth; }
+  bool serves() const {
+    return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
+  }
+
+  void run() {
+    Kernel::prepare();
+    multiply_rows(kTile, [&] {
+      share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
+    });
+  }
+
+ private:
+  static constexpr int kDepth = 32, kTile = 16, kColumns = kSumsSide, kRows = kSumsSide;
+  static constexpr i64 kMostRows = 256;          // that are packed at once
+  static constexpr i64 kPackedBytes = 1 << 20;   // of them
+  static constexpr i64 kMostSteps = 4096;        // of which a panel has 256 KB
+  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
+  static constexpr int kUnderWay = 3;            // blocks of sums
+  using Kernel = Tiles<kDepth>;
+  using Pair = Kernel::Packed;
+
+  // What a thread multiplies at once.
+  struct Work {
+    i64 first, end;        // panels of c
+    i64 m, rows;           // rows of c
+    i64 k, steps;
+    Pair *packed;
+    TurnedSums *sums;      // kUnderWay, or all blocks
+    bool keeps_sums;       // whether they are all blocks
+
+    i64 blocks_down() const { return (rows + kRows - 1) / kRows; }
+    i64 blocks() const { return (end - first) * blocks_down(); }
+    TurnedSums &sums_of(i64 block) const { return sums[keeps_sums ? block : block % kUnderWay]; }
+  };
+
+  // What will be multiplied next of b, line by line as it lies in memory.
+  class Lines {
+   public:
+    Lines() = default;
+    Lines(const bf16 *column, i64 far, i64 steps, i64 columns)
+        : column_(column), at_(column), end_(column + steps), far_(far), steps_(steps), columns_(columns) {}
+    VNPU_INLINE void fetch(i64 count) {
+      for (; count > 0 && columns_ > 0; --count, at_ += kDepth) {
+        __builtin_prefetch(at_, 0, 2);
+        if (at_ + kDepth < end_) continue;
+        --columns_;
+        at_ = (column_ += far_) - kDepth;
+        end_ = column_ + steps_;
+      }
+    }
+
+   private:
+    const bf16 *column_ = nullptr, *at_ = nullptr, *end_ = nullptr;
+    i64 far_ = 0, steps_ = 0, columns_ = 0;
+  };
+
+  // For one block of sums: columns of b as they lie, so many bytes apart, and packed rows of a.
+  struct Factors {
+    const bf16 *columns;
+    i64 far;
+    const Pair *rows;
+    i64 steps;
+    bool begins_with_zeros;
+    i64 lines;  // to be fetched in every step
+  };
+
+  void multiply(i64 first, i64 end) const {
+    if (first >= end) return;
+    const Kernel::Turn turn{};
+    Blocks blocks;
+    const i64 rows = m_ < kMostRows ? m_ : kMostRows, packed = (rows + kRows - 1) / kRows * kRows;
+    const i64 fitting = kPackedBytes / i64(sizeof(bf16)) / packed / kDepth * kDepth;
+    const i64 most = fitting < kMostSteps ? fitting : kMostSteps, steps = k_ < most ? k_ : most;
+    Work work{first, end, 0, rows, 0, steps, blocks.alloc<Pair>(packed * steps / Kernel::kSteps), nullptr, steps < k_};
+    work.sums = blocks.alloc<TurnedSums>(work.keeps_sums ? work.blocks() : kUnderWay);
+    for (; work.m < m_; work.m += kMostRows) {
+      work.rows = m_ - work.m < kMostRows ? m_ - work.m : kMostRows;
+      for (work.k = 0; work.k < k_; work.k += steps) {
+        work.steps = k_ - work.k < steps ? k_ - work.k : steps;
+        pack_rows(work);
+        add_blocks(work);
+      }
+    }
+  }
+
+  // As columns of a right factor; the last one is repeated.
+  void pack_rows(const Work &work) const {
+    Pair *to = work.packed;
+    for (i64 m = 0; m < work.rows; m += kRows, to += kRows * work.steps / Kernel::kSteps) {
+      i64 rows[kRows];
+      place_rows(work, m, a_rows_, rows);
+      Kernel::pack(product_.a, a_steps_.some(work.k, work.steps), {rows, kRows, 1}, to);
+    }
+  }
+  static void place_rows(const Work &work, i64 first, const Offsets &rows, i64 *to) {
+    for (i64 m = first; m < first + kRows; ++m) *to++ = rows[work.m + (m < work.rows ? m : work.rows - 1)];
+  }
+
+  void add_blocks(const Work &work) const {
+    const i64 count = work.blocks();
+    const bool are_first = work.k == 0, are_last = work.k + work.steps == k_;
+    bool has_sums[kUnderWay] = {true, true, true};
+    Lines ahead;
+    for (i64 i = 0; i < count + 2; ++i) {
+      if (are_first && i < count) has_sums[i % kUnderWay] = work.sums_of(i).fill(sums_at(work, i));
+      if (i > 0 && i <= count) add_block(work, i - 1, has_sums[(i - 1) % kUnderWay], ahead);
+      if (are_last && i > 1) work.sums_of(i - 2).drain(sums_at(work, i - 2));
+    }
+  }
+
+  Sums sums_at(const Work &work, i64 block) const {
+    const i64 n = first_column(work, block), m = first_row(work, block), columns = n_ - n, rows = work.rows - m;
+    Sums sums{product_.c, c_columns_.some(n, kColumns).at, {}, int(columns < kColumns ? columns : i64(kColumns)),
+              int(rows < kRows ? rows : i64(kRows)), c_columns_.lie_in_eights()};
+    place_rows(work, m, c_rows_, sums.rows);
+    return sums;
+  }
+  static i64 first_column(const Work &work, i64 block) { return (work.first + block / work.blocks_down()) * kColumns; }
+  static i64 first_row(const Work &work, i64 block) { return block % work.blocks_down() * kRows; }
+
+  void add_block(const Work &work, i64 block, bool has_sums, Lines &ahead) const {
+    const i64 n = first_column(work, block), m = first_row(work, block), down = work.blocks_down();
+    if (m == 0) {
+      go_on();
+      ahead = lines_after(work, n + kColumns);
+    }
+    const Factors factors{product_.b + b_columns_[n] + b_steps_[work.k], far() * i64(sizeof(bf16)),
+                          work.packed + m * work.steps / Kernel::kSteps, work.steps, !has_sums, (kColumns + down - 1) / down};
+    float *const sums = work.sums_of(block).rows[0];
+    const bool is_wide = n_ - n > kTile, is_high = work.rows - m > kTile;
+    if (is_wide && is_high) add<2, 2>(factors, sums, ahead);
+    else if (is_wide) add<2, 1>(factors, sums, ahead);
+    else if (is_high) add<1, 2>(factors, sums, ahead);
+    else add<1, 1>(factors, sums, ahead);
+  }
+
+  // From this column on; after all of them, the first ones over the next steps.
+  Lines lines_after(const Work &work, i64 column) const {
+    const bool are_all = column >= work.end * kColumns || column >= n_;
+    const i64 n = are_all ? work.first * kColumns : column, k = are_all ? work.k + work.steps : work.k;
+    if (k >= k_) return Lines();
+    const i64 columns = n_ - n, steps = k_ - k;
+    return Lines(product_.b + b_columns_[n] + b_steps_[k], far(), steps < work.steps ? steps : work.steps,
+                 columns < kColumns ? columns : i64(kColumns));
+  }
+  i64 far() const { return b_columns_[1] - b_columns_[0]; }
+
+  // To so many times 16 rows and columns of sums.
+  template <int Lefts, int Rights>
+  [[gnu::noinline]] static void add(const Factors &factors, float *sums, Lines &ahead) {
+    constexpr int kSumBytes = kRows * int(sizeof(float)), kPairBytes = kRows * int(sizeof(Pair));
+    const i64 far = factors.far, lines = factors.lines, steps = factors.steps;
+    const char *columns = reinterpret_cast<const char *>(factors.columns), *const others = columns + kTile * far;
+    const Pair *rows = factors.rows;
+    begin<Lefts, Rights>(factors.begins_with_zeros, sums);
+    for (i64 i = 0; i < steps * i64(sizeof(bf16)); i += kDepth * i64(sizeof(bf16)), rows += kDepth / Kernel::kSteps * kRows) {
+      ahead.fetch(lines);
+      _tile_loadd(4, columns + i, far);
+      _tile_loadd(6, rows, kPairBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (Lefts > 1) {
+        _tile_loadd(5, others + i, far);
+        _tile_dpbf16ps(2, 5, 6);
+      }
+      if constexpr (Rights > 1) {
+        _tile_loadd(7, rows + kTile, kPairBytes);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (Lefts > 1) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, sums, kSumBytes);
+    if constexpr (Rights > 1) _tile_stored(1, sums + kTile, kSumBytes);
+    if constexpr (Lefts > 1) _tile_stored(2, sums + kTile * kRows, kSumBytes);
+    if constexpr (Lefts > 1 && Rights > 1) _tile_stored(3, sums + kTile * kRows + kTile, kSumBytes);
+    settle(sums);
+  }
+
+  template <int Lefts, int Rights>
+  static VNPU_INLINE void begin(bool with_zeros, const float *sums) {
+    constexpr int kSumBytes = kRows * int(sizeof(float));
+    settle(sums);
+    if (with_zeros) {
+      _tile_zero(0);
+      if constexpr (Rights > 1) _tile_zero(1);
+      if constexpr (Lefts > 1) _tile_zero(2);
+      if constexpr (Lefts > 1 && Rights > 1) _tile_zero(3);
+      return;
+    }
+    _tile_loadd(0, sums, kSumBytes);
+    if constexpr (Rights > 1) _tile_loadd(1, sums + kTile, kSumBytes);
+    if constexpr (Lefts > 1) _tile_loadd(2, sums + kTile * kRows, kSumBytes);
+    if constexpr (Lefts > 1 && Rights > 1) _tile_loadd(3, sums + kTile * kRows + kTile, kSumBytes);
+  }
+};
+
+}  // namespace vnpu::product
