@@ -26,7 +26,7 @@ constexpr int kLeastReadings = 5;
 
 #if defined(VNPU_BF16_TILES)
 using MicroKernel = product::Tiles<32>;
-#elif defined(VNPU_BF16_DOTS)
+#elif defined(VNPU_BF16_PAIRS)
 using MicroKernel = product::Pairs;
 #elif defined(VNPU_BF16_ARM)
 using MicroKernel = product::OddPairs;

@@ -157,7 +157,7 @@ def _tiles_granted() -> bool:
     threads, once for ever (Documentation/arch/x86/xstate.rst).
 
     Where they are denied, programs are built without, for their sums have other bits with tiles. A program
-    that was built with tiles asks again in its own process (include/vnpu/product_tiles.h).
+    that was built with tiles asks again in its own process (include/vnpu/tiles.h).
     """
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     failed: int = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
@@ -167,12 +167,13 @@ def _tiles_granted() -> bool:
 @functools.cache
 def defines() -> tuple[str, ...]:
     """What C++ is told of this CPU beside its features: VNPU_L2_ASKS where a core has more lines of memory
-    under way in L2 than in L1 (include/vnpu/ahead.h).
+    under way in L2 than in L1 (include/vnpu/ahead.h); VNPU_SLOW_PAIRS where products of pairs of bf16 take
+    longer than each by itself, so that they are summed in the order of those (include/vnpu/dots.h).
 
     Intel's have 16 fill buffers in L1 and 48 entries in L2's queue (its optimization reference manual, Golden
-    Cove). Nothing that is computed depends on it.
+    Cove). Pairs are half as fast there as f32: 92 and 185 GFLOP/s on a core of Emerald Rapids.
     """
-    return ("-DVNPU_L2_ASKS",) if "GenuineIntel" in _of_cpuinfo("vendor_id") else ()
+    return ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _of_cpuinfo("vendor_id") else ()
 
 
 def flags() -> tuple[str, ...]:

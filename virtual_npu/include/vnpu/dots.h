@@ -9,7 +9,8 @@
 //   AMX-BF16           in tiles        round(c + round(even + odd)) for every 32 steps of k that the text sums in one go (else
 //                                      8), where `even` is the sum of products of steps 0, 2, 4 and so on from zero on, one
 //                                      fused multiply-add each, and `odd` that of the others
-//   AVX512-BF16        in pairs        fma(even product, fma(odd product, c)) for every two steps, as Intel states it
+//   AVX512-BF16        in pairs        fma(even product, fma(odd product, c)) for every two steps, as Intel states it; not
+//                                      where VNPU_SLOW_PAIRS says that two instructions for f32 take less time (cpu.py)
 //   ARM with BF16      in odd pairs    round(c + round(even product + odd product)) for every two steps, all rounded to odd
 //   any other          one by one      fma(product, c) for every step
 //
@@ -37,6 +38,9 @@
 #if defined(VNPU_FAST) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__)
 #define VNPU_BF16_DOTS 1  // vdpbf16ps and its like
+#if !defined(VNPU_SLOW_PAIRS)
+#define VNPU_BF16_PAIRS 1
+#endif
 #endif
 #if defined(VNPU_FAST) && (defined(VNPU_EMULATED_TILES) || \
                            (defined(VNPU_BF16_DOTS) && defined(__AMX_TILE__) && defined(__AMX_BF16__)))
@@ -55,7 +59,7 @@ constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int column
 #if defined(VNPU_BF16_TILES)
   if (steps % 8 == 0 && columns % 4 == 0) return Order::kTiles;
 #endif
-#if defined(VNPU_BF16_DOTS)
+#if defined(VNPU_BF16_PAIRS)
   if (steps % 2 == 0 && columns % 4 == 0) return Order::kPairs;
 #elif defined(VNPU_BF16_ARM)
   if (steps % 2 == 0 && columns % 4 == 0) return Order::kOddPairs;

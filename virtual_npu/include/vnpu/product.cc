@@ -10,7 +10,7 @@ void multiply_add(const Product &product) {
       if (dots::depth_of(product.block_steps) == 8) return product::multiply<product::Tiles<8>>(product);
       return product::multiply<product::Tiles<32>, product::ColumnTiles>(product);
 #endif
-#if defined(VNPU_BF16_DOTS)
+#if defined(VNPU_BF16_PAIRS)
     case dots::Order::kPairs: return product::multiply<product::Pairs, product::FewRows<product::FewPairs>>(product);
 #endif
 #if defined(VNPU_BF16_ARM)

@@ -29,7 +29,7 @@ inline constexpr kept kept_as =
     kept::rows;
 #else
     M != 8 || K != 8 || N != 8 || !exact_product<A, B> ? kept::rows
-#if defined(VNPU_BF16_DOTS) && !defined(VNPU_BF16_TILES)
+#if defined(VNPU_BF16_PAIRS) && !defined(VNPU_BF16_TILES)
     : kept::dots;
 #else
     : has_dots<8, 8> ? kept::rows : kept::quads;
@@ -44,7 +44,7 @@ template <typename L, unsigned M, unsigned N>
 struct sums<L, M, N, kept::quads> {
   using type = quads;
 };
-#if defined(VNPU_BF16_DOTS) && !defined(VNPU_BF16_TILES)
+#if defined(VNPU_BF16_PAIRS) && !defined(VNPU_BF16_TILES)
 struct dots_block : vnpu::dots::pairs::Block8x8 {
   dots_block() = default;
   AIE_HOST_INLINE explicit dots_block(const registers<float, 64>& rows) : Block8x8((const float*)&rows) {}
