@@ -3,8 +3,9 @@
 A compiler's -march=native knows the CPUs that are older than itself: g++ 12 takes a Sapphire Rapids without
 AMX's tiles for an Ice Lake, and drops AVX512-BF16 with them; clang prefers vectors of 256 bits on most. So
 each feature that the C++ of programs, runtime and micro-kernels looks at is named to the compiler by itself,
-and two CPUs with the same features share what is built, where `defines` says the same. Sources: Linux, arch/x86/include/asm/cpufeatures.h
-and Documentation/arch/arm64/elf_hwcaps.rst; macOS, `sysctl hw.optional`; the x86-64 psABI for its levels.
+and two CPUs with the same features share what is built, where `defines` says the same. Sources: Linux,
+arch/x86/include/asm/cpufeatures.h and Documentation/arch/arm64/elf_hwcaps.rst; macOS, `sysctl hw.optional`;
+the x86-64 psABI for its levels.
 """
 
 from __future__ import annotations
