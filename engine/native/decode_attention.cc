@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "vectors.h"
+#include "vnpu/ahead.h"
 #include "vnpu/team.h"
 
 namespace {
@@ -59,12 +60,11 @@ struct Job : Layer {
         scale(float(1 / std::sqrt(double(head_dim)))) {}
 };
 
-// Bytes of the cache that are asked of memory before their turn: the CPU by itself asks for too few while it computes.
-constexpr std::int64_t kAhead = 8192;
-
-INLINE void fetch(const std::uint16_t* rows, std::int64_t elements) {
-  const char* const from = reinterpret_cast<const char*>(rows);
-  for (std::int64_t at = 0; at < elements * 2; at += 64) __builtin_prefetch(from + at);
+// ASK(line) for each of these elements' lines in memory.
+template <auto ASK>
+INLINE void each_line(const std::uint16_t* from, std::int64_t elements) {
+  const char* const bytes = reinterpret_cast<const char*>(from);
+  for (std::int64_t at = 0; at < elements * 2; at += 64) ASK(bytes + at);
 }
 
 // Where positions lie, of a head's rows: one after the other. Width: a number, or one that the compiler knows.
@@ -74,8 +74,9 @@ struct InARow {
 
   InARow(const Job&, Width width) : width(width) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + at * width; }
-  INLINE const std::uint16_t* ahead(const std::uint16_t* rows, std::int64_t at) const {
-    return rows + at * width + kAhead / 2;
+  // Of `count` positions from `at` on, which are read now, `elements` of each row: what comes after them is asked for.
+  INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
+    for (std::int64_t i = 0; i < count; ++i) each_line<vnpu::ask_ahead>(rows + (at + i) * width, elements);
   }
 };
 
@@ -83,16 +84,23 @@ struct InARow {
 template <class Width>
 struct Apart {
   Width width;
-  std::int64_t last, before;
+  std::int64_t last, early, soon;
   const std::int64_t* seen;
 
   Apart(const Job& job, Width width)
-      : width(width), last(job.positions - 1), before(kAhead / 2 / width), seen(job.seen) {}
+      : width(width),
+        last(job.positions - 1),
+        early(vnpu::kAhead / 2 / width),
+        soon(vnpu::kSoon / 2 / width),
+        seen(job.seen) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
     return rows + seen[at] * width;
   }
-  INLINE const std::uint16_t* ahead(const std::uint16_t* rows, std::int64_t at) const {
-    return rows + seen[std::min(at + before, last)] * width;
+  INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
+    for (std::int64_t i = at; i < at + count; ++i) {
+      each_line<vnpu::ask_early>((*this)(rows, std::min(i + early, last)), elements);
+      if (vnpu::kSoon > 0) each_line<vnpu::ask_soon>((*this)(rows, std::min(i + soon, last)), elements);
+    }
   }
 };
 
@@ -134,7 +142,7 @@ void score(const Job& job, Lie lie, const float* query, const std::uint16_t* key
   const std::uint16_t* rows[kRows];
   for (std::int64_t at = from; at < to; at += kRows) {
     for (int row = 0; row < kRows; ++row) rows[row] = lie(keys, std::min(at + row, last));
-    fetch(lie.ahead(keys, at), kRows * lie.width);
+    lie.ask_ahead(keys, at, kRows, lie.width);
     store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, lie.width) * job.scale);
   }
 }
@@ -177,7 +185,7 @@ INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* value
 #pragma GCC unroll 16
   for (int i = 0; i < 2 * PAIRS * HEADS; ++i) added[i] = load(place(i));
   for (int i = 0; i < count; ++i, ++at) {
-    fetch(lie.ahead(values, at), PAIRS * kPair);
+    lie.ask_ahead(values, at, 1, PAIRS * kPair);
     const std::uint16_t* const row = lie(values, at);
 #pragma GCC unroll 8
     for (int pair = 0; pair < PAIRS; ++pair) {
@@ -267,7 +275,8 @@ class Group {
     });
   }
   void soften() const {
-    if (!job_.seen) fetch(job_.values + first_row_, std::min(kAhead / 2, job_.positions * job_.head_dim));
+    if (!job_.seen)
+      each_line<vnpu::ask_early>(job_.values + first_row_, std::min(vnpu::kAhead / 2, job_.positions * job_.head_dim));
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       ::soften<count>(scores_ + head * job_.padded, job_.positions, job_.padded, totals_ + head);
     });

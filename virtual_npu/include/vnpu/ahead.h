@@ -9,21 +9,26 @@
 
 namespace vnpu {
 
-// Bytes that a stream is asked for ahead of what is read of it.
+#define VNPU_ASK __attribute__((always_inline)) inline
+
+// Bytes that a stream is asked for ahead of what is read of it, early and, where that is not 0, soon before its turn.
 #if defined(VNPU_L2_ASKS)
 constexpr int64_t kAhead = 16384, kSoon = 1024;
+VNPU_ASK void ask_early(const char *line) { __builtin_prefetch(line, 0, 2); }
 #else
-constexpr int64_t kAhead = 8192;
+constexpr int64_t kAhead = 8192, kSoon = 0;
+VNPU_ASK void ask_early(const char *line) { __builtin_prefetch(line); }
 #endif
-
-// The line that is kAhead behind this byte of a stream, which is read now. Behind its end that brings what nobody reads.
-__attribute__((always_inline)) inline void ask_ahead(const char *at) {
-#if defined(VNPU_L2_ASKS)
-  __builtin_prefetch(at + kAhead, 0, 2);
-  __builtin_prefetch(at + kSoon);
-#else
-  __builtin_prefetch(at + kAhead);
-#endif
+VNPU_ASK void ask_soon(const char *line) {
+  if (kSoon > 0) __builtin_prefetch(line);
 }
+
+// Of a stream that lies in a row, whose byte `at` is read now. Behind its end that brings what nobody reads.
+VNPU_ASK void ask_ahead(const char *at) {
+  ask_early(at + kAhead);
+  ask_soon(at + kSoon);
+}
+
+#undef VNPU_ASK
 
 }  // namespace vnpu
