@@ -1,8 +1,9 @@
 // How a matrix product is cut for the tiles of AMX-BF16 where columns of b are runs of k, as a weight has them.
 //
 // They are the rows of the left tiles then, read as they lie, and a is the right factor: so what is packed is a, once for all
-// columns. b comes from memory line by line in the order in which it lies there, each panel of kColumns columns while the one
-// before it is multiplied.
+// columns. The first block of rows reads a panel of kColumns columns of b from memory, where the CPU by itself looks ahead in
+// as many streams, and faster so than when it is asked for more. While the other blocks read it from L2, lines of the next
+// panel are asked for, no faster than memory gives them, as tiles would wait behind them.
 //
 // Sums are 32 x 32 in four tiles, over as many steps of k as two panels and the packed rows of a leave room for in L2: tiles
 // come from there nearly as fast as from L1, and the fewer times sums are loaded and stored, the better. In c they lie the
@@ -39,6 +40,7 @@ class ColumnTiles : Operands {
   static constexpr i64 kPackedBytes = 1 << 20;   // of them
   static constexpr i64 kMostSteps = 4096;        // of which a panel has 256 KB
   static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
+  static constexpr i64 kMostLines = 8;           // of b that are asked for in a step of k
   static constexpr int kUnderWay = 3;            // blocks of sums
   using Kernel = Tiles<kDepth>;
   using Pair = Kernel::Packed;
@@ -143,19 +145,26 @@ class ColumnTiles : Operands {
   static i64 first_row(const Work &work, i64 block) { return block % work.blocks_down() * kRows; }
 
   void add_block(const Work &work, i64 block, bool has_sums, Lines &ahead) const {
-    const i64 n = first_column(work, block), m = first_row(work, block), down = work.blocks_down();
+    const i64 n = first_column(work, block), m = first_row(work, block);
     if (m == 0) {
       go_on();
       ahead = lines_after(work, n + kColumns);
     }
-    const Factors factors{product_.b + b_columns_[n] + b_steps_[work.k], far() * i64(sizeof(bf16)),
-                          work.packed + m * work.steps / Kernel::kSteps, work.steps, !has_sums, (kColumns + down - 1) / down};
+    const Pair *const rows = work.packed + m * work.steps / Kernel::kSteps;
+    const Factors factors{product_.b + b_columns_[n] + b_steps_[work.k], far() * i64(sizeof(bf16)), rows, work.steps,
+                          !has_sums, m == 0 ? 0 : lines_a_step(work)};
     float *const sums = work.sums_of(block).rows[0];
     const bool is_wide = n_ - n > kTile, is_high = work.rows - m > kTile;
     if (is_wide && is_high) add<2, 2>(factors, sums, ahead);
     else if (is_wide) add<2, 1>(factors, sums, ahead);
     else if (is_high) add<1, 2>(factors, sums, ahead);
     else add<1, 1>(factors, sums, ahead);
+  }
+
+  // All of a panel over all blocks but the first, or as many as memory gives.
+  static i64 lines_a_step(const Work &work) {
+    const i64 others = work.blocks_down() - 1, all = (kColumns + others - 1) / others;
+    return all < kMostLines ? all : kMostLines;
   }
 
   // From this column on; after all of them, the first ones over the next steps.
