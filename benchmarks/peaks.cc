@@ -25,7 +25,7 @@ constexpr double kOperations = double(1 << 28);  // of a thread in one reading: 
 constexpr int kLeastReadings = 5;
 
 #if defined(VNPU_BF16_TILES)
-using MicroKernel = product::Tiles<32>;
+using MicroKernel = product::ColumnKernel;
 #elif defined(VNPU_BF16_PAIRS)
 using MicroKernel = product::Pairs;
 #elif defined(VNPU_BF16_ARM)
@@ -62,6 +62,28 @@ class InL1 {
   const Left *rows_[Kernel::kRows];
   float *sums_[Kernel::kRows];
 };
+
+#if defined(VNPU_BF16_TILES)
+// Tiles take columns as they lie and packed rows, over as many steps of k as 16 KiB of either hold.
+template <>
+class InL1<product::ColumnKernel> {
+ public:
+  double operations() const { return 2.0 * Kernel::kRows * Kernel::kColumns * kSteps; }
+  void operator()() {
+    Kernel::Lines none;
+    Kernel::add<2, 2>({columns_, kSteps * i64(sizeof(bf16)), rows_, kSteps, true, 0}, sums_, none);
+  }
+
+ private:
+  using Kernel = product::ColumnKernel;
+  [[maybe_unused]] const Kernel::Turn turn_{};
+  static constexpr int kPanel = 16 << 10, kSteps = kPanel / (Kernel::kColumns * int(sizeof(bf16)));
+
+  alignas(64) bf16 columns_[Kernel::kColumns * kSteps] = {};
+  alignas(64) Kernel::Pair rows_[kPanel / sizeof(Kernel::Pair)] = {};
+  alignas(64) float sums_[Kernel::kRows * Kernel::kColumns] = {};
+};
+#endif
 
 #if defined(__AVX512F__)
 using Floats = __m512;

@@ -18,46 +18,11 @@
 
 namespace vnpu::product {
 
-class ColumnTiles : Operands {
+// The micro-kernel. Of many columns of b and rows of a it adds to a block of sums.
+class ColumnKernel : public Tiles<32> {
  public:
-  explicit ColumnTiles(const Product &product) : Operands(product) {}
-
-  static bool may_serve(const Product &product) { return dots::depth_of(product.block_steps) == kDepth; }
-  bool serves() const {
-    return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
-  }
-
-  void run() {
-    Kernel::prepare();
-    multiply_rows(kTile, [&] {
-      share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
-    });
-  }
-
- private:
   static constexpr int kDepth = 32, kTile = 16, kColumns = kSumsSide, kRows = kSumsSide;
-  static constexpr i64 kMostRows = 256;          // that are packed at once
-  static constexpr i64 kPackedBytes = 1 << 20;   // of them
-  static constexpr i64 kMostSteps = 4096;        // of which a panel has 256 KB
-  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
-  static constexpr i64 kMostLines = 8;           // of b that are asked for in a step of k
-  static constexpr int kUnderWay = 3;            // blocks of sums
-  using Kernel = Tiles<kDepth>;
-  using Pair = Kernel::Packed;
-
-  // What a thread multiplies at once.
-  struct Work {
-    i64 first, end;        // panels of c
-    i64 m, rows;           // rows of c
-    i64 k, steps;
-    Pair *packed;
-    TurnedSums *sums;      // kUnderWay, or all blocks
-    bool keeps_sums;       // whether they are all blocks
-
-    i64 blocks_down() const { return (rows + kRows - 1) / kRows; }
-    i64 blocks() const { return (end - first) * blocks_down(); }
-    TurnedSums &sums_of(i64 block) const { return sums[keeps_sums ? block : block % kUnderWay]; }
-  };
+  using Pair = Packed;
 
   // What will be multiplied next of b, line by line as it lies in memory.
   class Lines {
@@ -88,6 +53,98 @@ class ColumnTiles : Operands {
     i64 steps;
     bool begins_with_zeros;
     i64 lines;  // to be fetched in every step
+  };
+
+  // To so many times 16 rows and columns of sums.
+  template <int Lefts, int Rights>
+  [[gnu::noinline]] static void add(const Factors &factors, float *sums, Lines &ahead) {
+    constexpr int kSumBytes = kRows * int(sizeof(float)), kPairBytes = kRows * int(sizeof(Pair));
+    const i64 far = factors.far, lines = factors.lines, steps = factors.steps;
+    const char *columns = reinterpret_cast<const char *>(factors.columns), *const others = columns + kTile * far;
+    const Pair *rows = factors.rows;
+    begin<Lefts, Rights>(factors.begins_with_zeros, sums);
+    for (i64 i = 0; i < steps * i64(sizeof(bf16)); i += kDepth * i64(sizeof(bf16)), rows += kDepth / kSteps * kRows) {
+      ahead.fetch(lines);
+      _tile_loadd(4, columns + i, far);
+      _tile_loadd(6, rows, kPairBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (Lefts > 1) {
+        _tile_loadd(5, others + i, far);
+        _tile_dpbf16ps(2, 5, 6);
+      }
+      if constexpr (Rights > 1) {
+        _tile_loadd(7, rows + kTile, kPairBytes);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (Lefts > 1) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, sums, kSumBytes);
+    if constexpr (Rights > 1) _tile_stored(1, sums + kTile, kSumBytes);
+    if constexpr (Lefts > 1) _tile_stored(2, sums + kTile * kRows, kSumBytes);
+    if constexpr (Lefts > 1 && Rights > 1) _tile_stored(3, sums + kTile * kRows + kTile, kSumBytes);
+    settle(sums);
+  }
+
+ private:
+  template <int Lefts, int Rights>
+  static VNPU_INLINE void begin(bool with_zeros, const float *sums) {
+    constexpr int kSumBytes = kRows * int(sizeof(float));
+    settle(sums);
+    if (with_zeros) {
+      _tile_zero(0);
+      if constexpr (Rights > 1) _tile_zero(1);
+      if constexpr (Lefts > 1) _tile_zero(2);
+      if constexpr (Lefts > 1 && Rights > 1) _tile_zero(3);
+      return;
+    }
+    _tile_loadd(0, sums, kSumBytes);
+    if constexpr (Rights > 1) _tile_loadd(1, sums + kTile, kSumBytes);
+    if constexpr (Lefts > 1) _tile_loadd(2, sums + kTile * kRows, kSumBytes);
+    if constexpr (Lefts > 1 && Rights > 1) _tile_loadd(3, sums + kTile * kRows + kTile, kSumBytes);
+  }
+};
+
+class ColumnTiles : Operands {
+ public:
+  explicit ColumnTiles(const Product &product) : Operands(product) {}
+
+  static bool may_serve(const Product &product) { return dots::depth_of(product.block_steps) == ColumnKernel::kDepth; }
+  bool serves() const {
+    return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
+  }
+
+  void run() {
+    Kernel::prepare();
+    multiply_rows(kTile, [&] {
+      share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
+    });
+  }
+
+ private:
+  using Kernel = ColumnKernel;
+  using Pair = Kernel::Pair;
+  using Lines = Kernel::Lines;
+  using Factors = Kernel::Factors;
+  static constexpr int kDepth = Kernel::kDepth, kTile = Kernel::kTile, kColumns = Kernel::kColumns, kRows = Kernel::kRows;
+  static constexpr i64 kMostRows = 256;          // that are packed at once
+  static constexpr i64 kPackedBytes = 1 << 20;   // of them
+  static constexpr i64 kMostSteps = 4096;        // of which a panel has 256 KB
+  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
+  static constexpr i64 kMostLines = 8;           // of b that are asked for in a step of k
+  static constexpr int kUnderWay = 3;            // blocks of sums
+
+  // What a thread multiplies at once.
+  struct Work {
+    i64 first, end;        // panels of c
+    i64 m, rows;           // rows of c
+    i64 k, steps;
+    Pair *packed;
+    TurnedSums *sums;      // kUnderWay, or all blocks
+    bool keeps_sums;       // whether they are all blocks
+
+    i64 blocks_down() const { return (rows + kRows - 1) / kRows; }
+    i64 blocks() const { return (end - first) * blocks_down(); }
+    TurnedSums &sums_of(i64 block) const { return sums[keeps_sums ? block : block % kUnderWay]; }
   };
 
   void multiply(i64 first, i64 end) const {
@@ -155,10 +212,10 @@ class ColumnTiles : Operands {
                           !has_sums, m == 0 ? 0 : lines_a_step(work)};
     float *const sums = work.sums_of(block).rows[0];
     const bool is_wide = n_ - n > kTile, is_high = work.rows - m > kTile;
-    if (is_wide && is_high) add<2, 2>(factors, sums, ahead);
-    else if (is_wide) add<2, 1>(factors, sums, ahead);
-    else if (is_high) add<1, 2>(factors, sums, ahead);
-    else add<1, 1>(factors, sums, ahead);
+    if (is_wide && is_high) Kernel::add<2, 2>(factors, sums, ahead);
+    else if (is_wide) Kernel::add<2, 1>(factors, sums, ahead);
+    else if (is_high) Kernel::add<1, 2>(factors, sums, ahead);
+    else Kernel::add<1, 1>(factors, sums, ahead);
   }
 
   // All of a panel over all blocks but the first, or as many as memory gives.
@@ -177,53 +234,6 @@ class ColumnTiles : Operands {
                  columns < kColumns ? columns : i64(kColumns));
   }
   i64 far() const { return b_columns_[1] - b_columns_[0]; }
-
-  // To so many times 16 rows and columns of sums.
-  template <int Lefts, int Rights>
-  [[gnu::noinline]] static void add(const Factors &factors, float *sums, Lines &ahead) {
-    constexpr int kSumBytes = kRows * int(sizeof(float)), kPairBytes = kRows * int(sizeof(Pair));
-    const i64 far = factors.far, lines = factors.lines, steps = factors.steps;
-    const char *columns = reinterpret_cast<const char *>(factors.columns), *const others = columns + kTile * far;
-    const Pair *rows = factors.rows;
-    begin<Lefts, Rights>(factors.begins_with_zeros, sums);
-    for (i64 i = 0; i < steps * i64(sizeof(bf16)); i += kDepth * i64(sizeof(bf16)), rows += kDepth / Kernel::kSteps * kRows) {
-      ahead.fetch(lines);
-      _tile_loadd(4, columns + i, far);
-      _tile_loadd(6, rows, kPairBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      if constexpr (Lefts > 1) {
-        _tile_loadd(5, others + i, far);
-        _tile_dpbf16ps(2, 5, 6);
-      }
-      if constexpr (Rights > 1) {
-        _tile_loadd(7, rows + kTile, kPairBytes);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (Lefts > 1) _tile_dpbf16ps(3, 5, 7);
-      }
-    }
-    _tile_stored(0, sums, kSumBytes);
-    if constexpr (Rights > 1) _tile_stored(1, sums + kTile, kSumBytes);
-    if constexpr (Lefts > 1) _tile_stored(2, sums + kTile * kRows, kSumBytes);
-    if constexpr (Lefts > 1 && Rights > 1) _tile_stored(3, sums + kTile * kRows + kTile, kSumBytes);
-    settle(sums);
-  }
-
-  template <int Lefts, int Rights>
-  static VNPU_INLINE void begin(bool with_zeros, const float *sums) {
-    constexpr int kSumBytes = kRows * int(sizeof(float));
-    settle(sums);
-    if (with_zeros) {
-      _tile_zero(0);
-      if constexpr (Rights > 1) _tile_zero(1);
-      if constexpr (Lefts > 1) _tile_zero(2);
-      if constexpr (Lefts > 1 && Rights > 1) _tile_zero(3);
-      return;
-    }
-    _tile_loadd(0, sums, kSumBytes);
-    if constexpr (Rights > 1) _tile_loadd(1, sums + kTile, kSumBytes);
-    if constexpr (Lefts > 1) _tile_loadd(2, sums + kTile * kRows, kSumBytes);
-    if constexpr (Lefts > 1 && Rights > 1) _tile_loadd(3, sums + kTile * kRows + kTile, kSumBytes);
-  }
 };
 
 }  // namespace vnpu::product
