@@ -206,8 +206,8 @@ inline Block64 seen_block(const bfloat16* v, unsigned k, const uint32_t* seen) {
 }
 
 // acc += p v for 8 columns of acc and v: a panel of each. Once in the object as well.
-[[gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v, const uint32_t* seen,
-                                 float* __restrict acc) {
+[[maybe_unused, gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v,
+                                               const uint32_t* seen, float* __restrict acc) {
   for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
     float* at = acc + row * block;
     Block c[row_blocks];
@@ -233,8 +233,8 @@ template <typename Of = Own>
 }
 
 // scores = q k^T for row_blocks blocks of rows and 8 keys.
-inline void score_block(const bfloat16* __restrict q, const bfloat16* __restrict k, unsigned row, unsigned column,
-                        float* __restrict scores) {
+[[maybe_unused]] inline void score_block(const bfloat16* __restrict q, const bfloat16* __restrict k, unsigned row,
+                                         unsigned column, float* __restrict scores) {
   Block c[row_blocks];
   for (unsigned d = 0; d < head_dim / 8; ++d) {
     const Block64 b = aie::transpose(load_block(k + d * kv_rows * 8, column), 8, 8);
