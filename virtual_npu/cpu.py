@@ -209,10 +209,10 @@ def named() -> str:
 def check_macros(macros: str) -> None:
     """Raises KnobError where this CPU lacks what a compiler may use for the one that VNPU_MARCH names.
 
-    macros: what it defines then, as `-dM -E` prints it.
+    macros: what it defines then, as `-dM -E` prints it. clang 14 writes __AMXTILE__ for __AMX_TILE__.
     """
-    defined = {words[1] for words in map(str.split, macros.splitlines()) if len(words) > 1}
-    _check(each for each in table() if each.macro in defined)
+    defined = {words[1].replace("_", "") for words in map(str.split, macros.splitlines()) if len(words) > 1}
+    _check(each for each in table() if each.macro.replace("_", "") in defined)
 
 
 def _level(march: str) -> tuple[Feature, ...] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aerie.virtual_npu import Program, compiler, cpu
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.compiler import INCLUDE, find_compiler
 from aerie.virtual_npu.errors import KnobError
 from aerie.virtual_npu.objects import Unit
 
@@ -24,6 +24,12 @@ LEVEL_3 = (
     *["movbe", "lzcnt", "bmi", "bmi2", "f16c", "avx", "avx2", "fma"],
 )
 LEVEL_4 = (*LEVEL_3, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl")
+
+INSTALLED = [
+    name
+    for name in ("g++", "clang++", *(f"{kind}-{n}" for kind in ("g++", "clang++") for n in range(11, 24)))
+    if shutil.which(name)
+]
 
 DOES_NOTHING = """
 func.func @f(%x: memref<1xf32>) {
@@ -295,6 +301,28 @@ def test_a_cpu_that_has_more_than_this_one(monkeypatch):
     )
     with pytest.raises(KnobError, match=message):
         run()
+
+
+@pytest.mark.parametrize("macros", ["#define __AMX_TILE__ 1", "#define __AMXTILE__ 1\n#define __AMXBF16__ 1"])
+def test_what_a_compiler_may_use_by_either_of_its_names(machine, monkeypatch, macros):
+    machine("x86_64", V4)
+    monkeypatch.setenv("VNPU_MARCH", "sapphirerapids")
+    with pytest.raises(KnobError, match=r"this CPU has no amx-tile"):
+        cpu.check_macros(macros)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for a CPU of x86")
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_compiler_with_flags_for_tiles_multiplies_by_them(machine, name):
+    machine("x86_64", BF16)
+    macros = subprocess.run(
+        [name, *cpu.flags(), "-std=c++20", "-DVNPU_FAST", "-I", INCLUDE, "-E", "-dM", "-x", "c++", "-"],
+        input='#include "vnpu/dots.h"\n',
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "#define VNPU_BF16_TILES 1" in macros.splitlines()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a CPU of x86")

@@ -42,8 +42,10 @@
 #define VNPU_BF16_PAIRS 1
 #endif
 #endif
-#if defined(VNPU_FAST) && (defined(VNPU_EMULATED_TILES) || \
-                           (defined(VNPU_BF16_DOTS) && defined(__AMX_TILE__) && defined(__AMX_BF16__)))
+#if (defined(__AMX_TILE__) && defined(__AMX_BF16__)) || (defined(__AMXTILE__) && defined(__AMXBF16__))  // clang 14's names
+#define VNPU_AMX 1
+#endif
+#if defined(VNPU_FAST) && (defined(VNPU_EMULATED_TILES) || (defined(VNPU_BF16_DOTS) && defined(VNPU_AMX)))
 #define VNPU_BF16_TILES 1
 #endif
 #if defined(VNPU_FAST) && (defined(VNPU_EMULATED_ARM_BF16) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
