@@ -1,5 +1,5 @@
 // The tile instructions of AMX-BF16 in plain C++, for tests on CPUs that have none: included before a source of the virtual NPU
-// (-include), they take the place of the intrinsics in product_tiles.h.
+// (-include), they take the place of the intrinsics in vnpu/tiles.h.
 #pragma once
 
 #if defined(__x86_64__)

@@ -60,8 +60,8 @@ class Panels {
   // seen: a bit for each step of k, in words of 32; the rows of b without one are taken for zeros, whatever they hold. Null:
   // all have one. A transposed b has none.
   static void multiply(const void *a, const void *b, const uint32_t *seen, float *c) {
-    vnpu::tiles::prepare();
-    const vnpu::tiles::Turn turn({kTileRows, kTileBytes}, {kTileRows, kLeftBytes}, {4, kTileBytes});
+    amx::prepare();
+    const amx::Turn turn({kTileRows, kTileBytes}, {kTileRows, kLeftBytes}, {4, kTileBytes});
     Right right;
     Sums sums;
     pack(static_cast<const char *>(b), seen, right);
@@ -71,8 +71,7 @@ class Panels {
   }
 
  private:
-  // An instruction's sums are there after three others have begun, so four tiles of sums are added to in turn: two of rows by
-  // two pairs of panels, where there are as many.
+  // Four tiles of sums are added to in turn: two of rows by two pairs of panels, where there are as many.
   static constexpr int kTileRows = kRows % 16 == 0 ? 16 : 8, kParts = kRows / kTileRows, kDown = kParts % 2 ? 1 : 2;
   static constexpr int kPairs = (kColumns + 1) / 2, kAcross = kPairs % 2 ? 1 : 2;
   static constexpr int kLeftBytes = 16, kTileBytes = 64;
@@ -80,13 +79,11 @@ class Panels {
   struct Sums { alignas(64) char pairs[kPairs][kRows][kTileBytes]; };
 
   static VNPU_INLINE void add_all(const char *a, const Right &right, Sums &sums) {
-    vnpu::tiles::settle(&right), vnpu::tiles::settle(&sums);
     for (int pair = 0; pair < kPairs; pair += kAcross) {
       for (int part = 0; part < kParts; part += kDown) {
         add(a + part * kTileRows * kLeftBytes, right.pairs[pair][0][0], sums.pairs[pair][part * kTileRows]);
       }
     }
-    vnpu::tiles::settle(&sums);
   }
 
   static VNPU_INLINE void pack(const char *b, const uint32_t *seen, Right &to) {
@@ -118,38 +115,13 @@ class Panels {
   // To the tile that begins at `sums`, the one below, those of the next pair.
   [[gnu::noinline]] static void add(const char *a, const char *b, char *sums) {
     constexpr int kLower = kTileRows * kLeftBytes, kNext = kSteps * 4 * kTileBytes;
-    char *const right = sums + kRows * kTileBytes, *const low = sums + kTileRows * kTileBytes;
-    char *const last = right + kTileRows * kTileBytes;
-    if constexpr (adds) {
-      _tile_loadd(0, sums, kTileBytes);
-      if constexpr (kAcross > 1) _tile_loadd(1, right, kTileBytes);
-      if constexpr (kDown > 1) _tile_loadd(2, low, kTileBytes);
-      if constexpr (kDown > 1 && kAcross > 1) _tile_loadd(3, last, kTileBytes);
-    } else {
-      _tile_zero(0);
-      if constexpr (kAcross > 1) _tile_zero(1);
-      if constexpr (kDown > 1) _tile_zero(2);
-      if constexpr (kDown > 1 && kAcross > 1) _tile_zero(3);
-    }
+    using Four = amx::Sums<kDown, kAcross, kTileBytes, kRows * kTileBytes, kTileRows * kTileBytes>;
+    Four::begin(!adds, sums);
 #pragma GCC unroll 2
     for (int step = 0; step < kSteps; ++step, a += kRows * kLeftBytes, b += 4 * kTileBytes) {
-      _tile_loadd(6, b, kTileBytes);
-      _tile_loadd(4, a, kLeftBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      if constexpr (kAcross > 1) {
-        _tile_loadd(7, b + kNext, kTileBytes);
-        _tile_dpbf16ps(1, 4, 7);
-      }
-      if constexpr (kDown > 1) {
-        _tile_loadd(5, a + kLower, kLeftBytes);
-        _tile_dpbf16ps(2, 5, 6);
-        if constexpr (kAcross > 1) _tile_dpbf16ps(3, 5, 7);
-      }
+      Four::add({a, a + kLower, kLeftBytes}, {b, b + kNext, kTileBytes});
     }
-    _tile_stored(0, sums, kTileBytes);
-    if constexpr (kAcross > 1) _tile_stored(1, right, kTileBytes);
-    if constexpr (kDown > 1) _tile_stored(2, low, kTileBytes);
-    if constexpr (kDown > 1 && kAcross > 1) _tile_stored(3, last, kTileBytes);
+    Four::end(sums);
   }
 };
 

@@ -59,48 +59,17 @@ class ColumnKernel : public Tiles<32> {
   template <int Lefts, int Rights>
   [[gnu::noinline]] static void add(const Factors &factors, float *sums, Lines &ahead) {
     constexpr int kSumBytes = kRows * int(sizeof(float)), kPairBytes = kRows * int(sizeof(Pair));
+    using Four = amx::Sums<Lefts, Rights, kSumBytes, kTile * int(sizeof(float)), kTile * kSumBytes>;
     const i64 far = factors.far, lines = factors.lines, steps = factors.steps;
     const char *columns = reinterpret_cast<const char *>(factors.columns), *const others = columns + kTile * far;
     const Pair *rows = factors.rows;
-    begin<Lefts, Rights>(factors.begins_with_zeros, sums);
+    char *const tiles = reinterpret_cast<char *>(sums);
+    Four::begin(factors.begins_with_zeros, tiles);
     for (i64 i = 0; i < steps * i64(sizeof(bf16)); i += kDepth * i64(sizeof(bf16)), rows += kDepth / kSteps * kRows) {
       ahead.fetch(lines);
-      _tile_loadd(4, columns + i, far);
-      _tile_loadd(6, rows, kPairBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      if constexpr (Lefts > 1) {
-        _tile_loadd(5, others + i, far);
-        _tile_dpbf16ps(2, 5, 6);
-      }
-      if constexpr (Rights > 1) {
-        _tile_loadd(7, rows + kTile, kPairBytes);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (Lefts > 1) _tile_dpbf16ps(3, 5, 7);
-      }
+      Four::add({columns + i, others + i, far}, {rows, rows + kTile, kPairBytes});
     }
-    _tile_stored(0, sums, kSumBytes);
-    if constexpr (Rights > 1) _tile_stored(1, sums + kTile, kSumBytes);
-    if constexpr (Lefts > 1) _tile_stored(2, sums + kTile * kRows, kSumBytes);
-    if constexpr (Lefts > 1 && Rights > 1) _tile_stored(3, sums + kTile * kRows + kTile, kSumBytes);
-    settle(sums);
-  }
-
- private:
-  template <int Lefts, int Rights>
-  static VNPU_INLINE void begin(bool with_zeros, const float *sums) {
-    constexpr int kSumBytes = kRows * int(sizeof(float));
-    settle(sums);
-    if (with_zeros) {
-      _tile_zero(0);
-      if constexpr (Rights > 1) _tile_zero(1);
-      if constexpr (Lefts > 1) _tile_zero(2);
-      if constexpr (Lefts > 1 && Rights > 1) _tile_zero(3);
-      return;
-    }
-    _tile_loadd(0, sums, kSumBytes);
-    if constexpr (Rights > 1) _tile_loadd(1, sums + kTile, kSumBytes);
-    if constexpr (Lefts > 1) _tile_loadd(2, sums + kTile * kRows, kSumBytes);
-    if constexpr (Lefts > 1 && Rights > 1) _tile_loadd(3, sums + kTile * kRows + kTile, kSumBytes);
+    Four::end(tiles);
   }
 };
 

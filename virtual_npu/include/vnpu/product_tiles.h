@@ -13,8 +13,6 @@
 
 namespace vnpu::product {
 
-using tiles::settle;
-
 template <int kDepth>
 struct Tiles : Usual, Interleaved {
   static constexpr int kRows = 32, kLeastRows = 16, kGroup = kDepth;
@@ -22,10 +20,10 @@ struct Tiles : Usual, Interleaved {
   static constexpr bool kReadsEvenly = true;
   using Left = bf16;
 
-  static void prepare() { tiles::prepare(); }
+  static void prepare() { amx::prepare(); }
 
-  struct Turn : tiles::Turn {
-    Turn() : tiles::Turn({16, 64}, {16, kGroup * int(sizeof(Left))}, {kGroup / kSteps, 64}) {}
+  struct Turn : amx::Turn {
+    Turn() : amx::Turn({16, 64}, {16, kGroup * int(sizeof(Left))}, {kGroup / kSteps, 64}) {}
   };
 
   template <int Rows>
@@ -57,32 +55,14 @@ struct Tiles : Usual, Interleaved {
   template <int Rows>
   static VNPU_INLINE void add_to(const Left *a, i64 a_bytes, const Packed *b, i64 k, float *sums) {
     constexpr int kRowBytes = kColumns * int(sizeof(float)), kPairBytes = kColumns * int(sizeof(Packed));
-    settle(sums);
-    _tile_loadd(0, sums, kRowBytes);
-    _tile_loadd(1, sums + 16, kRowBytes);
-    if constexpr (Rows > 16) {
-      _tile_loadd(2, sums + 16 * kColumns, kRowBytes);
-      _tile_loadd(3, sums + 16 * kColumns + 16, kRowBytes);
+    using Four = amx::Sums<(Rows + 15) / 16, 2, kRowBytes, 16 * int(sizeof(float)), 16 * kRowBytes>;
+    const char *const first = reinterpret_cast<const char *>(a), *const second = first + 16 * a_bytes;
+    char *const tiles = reinterpret_cast<char *>(sums);
+    Four::begin(false, tiles);
+    for (i64 i = 0; i < k * i64(sizeof(Left)); i += kGroup * i64(sizeof(Left)), b += kGroup / kSteps * kColumns) {
+      Four::add({first + i, second + i, a_bytes}, {b, b + 16, kPairBytes});
     }
-    const char *const second = reinterpret_cast<const char *>(a) + 16 * a_bytes;
-    for (i64 i = 0; i < k; i += kGroup, b += kGroup / kSteps * kColumns) {
-      _tile_loadd(6, b, kPairBytes);
-      _tile_loadd(4, a + i, a_bytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + 16, kPairBytes);
-      _tile_dpbf16ps(1, 4, 7);
-      if constexpr (Rows > 16) {
-        _tile_loadd(5, second + i * i64(sizeof(Left)), a_bytes);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    }
-    _tile_stored(0, sums, kRowBytes);
-    _tile_stored(1, sums + 16, kRowBytes);
-    if constexpr (Rows > 16) {
-      _tile_stored(2, sums + 16 * kColumns, kRowBytes);
-      _tile_stored(3, sums + 16 * kColumns + 16, kRowBytes);
-    }
+    Four::end(tiles);
   }
 };
 
