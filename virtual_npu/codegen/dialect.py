@@ -75,7 +75,7 @@ class Rewritten(IRDLOperation):
 
 @irdl_op_definition
 class ProductOp(Rewritten):
-    """`vnpu.product`: loops, or a herd, that add the product of A and B to C.
+    """`vnpu.product`: loops, or a herd, that add the product of A and B to C; or a launch that makes it C.
 
     An operand begins `start` elements after its memref's first: a number, then a factor for each index.
     m, n and k are axes, outermost first: `[extent, step in the one, step in the other]`, in elements, of A
@@ -83,6 +83,10 @@ class ProductOp(Rewritten):
     one contraction of the region takes, which the order of its sums hangs on (vnpu/dots.h). Where a function
     rearranges a buffer of A or B first, the region is executed, unless that function is found at run time to
     do nothing but permute elements.
+
+    `points` is there where C is bf16, and its elements are not added to, but each the rounding of one sum:
+    how many of the outermost axes of m and of n are the points of a launch. Where C lies in A or B then, the
+    region is executed.
     """
 
     name = "vnpu.product"
@@ -99,6 +103,7 @@ class ProductOp(Rewritten):
     n = prop_def(ArrayAttr[DenseArrayBase])
     k = prop_def(ArrayAttr[DenseArrayBase])
     block = prop_def(DenseArrayBase)
+    points = opt_prop_def(DenseArrayBase)
     a_rearranged = opt_prop_def(DictionaryAttr)
     b_rearranged = opt_prop_def(DictionaryAttr)
     """function: the one called. buffer: for each dimension, its extent, and the step in the source by which
@@ -108,10 +113,10 @@ class ProductOp(Rewritten):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
     def print_own(self, printer: Printer) -> None:
-        """`%c[start] += %a[start] * %b[start]`, then the axes."""
+        """`%c[start] += %a[start] * %b[start]`, then the axes; `=` where sums are rounded."""
         sides = [
             (" ", self.c, self.c_start, self.c_indices),
-            (" += ", self.a, self.a_start, self.a_indices),
+            (" += " if self.points is None else " = ", self.a, self.a_start, self.a_indices),
             (" * ", self.b, self.b_start, self.b_indices),
         ]
         for sign, memref, start, indices in sides:
@@ -126,6 +131,8 @@ class ProductOp(Rewritten):
         for name in ("m", "n", "k"):
             printer.print_string(f" {name} {axes_of(self.properties[name])}")
         printer.print_string(" block {}x{}".format(*numbers_of(self.block)))
+        if self.points is not None:
+            printer.print_string(" points {}, {}".format(*numbers_of(self.points)))
         for name, found in (("a", self.a_rearranged), ("b", self.b_rearranged)):
             if found is not None:
                 buffer, outer, depth = (axes_of(found.data[part]) for part in ("buffer", "outer", "depth"))

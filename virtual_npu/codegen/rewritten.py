@@ -9,7 +9,7 @@ from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, MemRefType, SymbolRefAttr
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.air_dialect.values import is_inside
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.air import grid, issue_transfer, pattern, points, transfer_arguments
@@ -40,27 +40,44 @@ from aerie.virtual_npu.codegen.touched import touched_block, touched_bounds
 def _product(body: Body, op: Operation) -> None:
     assert isinstance(op, ProductOp)
     original = op.original
-    if isinstance(original, HerdOp):
+    if isinstance(original, HierarchyOp):
         grid(body, original, lambda capture: _multiply(body, op, lambda: points(body, original, capture)))
     else:
         _multiply(body, op, lambda: body.operation(original))
 
 
 def _multiply(body: Body, op: ProductOp, emit_original: Callable[[], None]) -> None:
-    """One call of vnpu::multiply_add; and what it stands for, where it may turn out not to be the same."""
+    """One call that multiplies; and what it stands for, where it may turn out not to be the same."""
     body.file.needs.add("product")
     body.comment(op)
     rearranged = _declare_rearranged(body, op)
-    if not rearranged:
+    conditions = [f"{name}.is_known()" for name in rearranged.values()]
+    if op.points is not None:
+        conditions += [_is_apart(body, op.c, side) for side in (op.a, op.b)]
+    if not conditions:
         body.put(f"vnpu::multiply_add({_fields(body, op)});")
         return
-    with body.block(f"if ({' && '.join(f'{name}.is_known()' for name in rearranged.values())})"):
+    with body.block(f"if ({' && '.join(conditions)})"):
         text = f"vnpu::Product({_fields(body, op)})"
         for side, name in rearranged.items():
             text = f"{name}.as_{side}({text})"
-        body.put(f"vnpu::multiply_add({text});")
+        body.put(_call(body, op, text))
     with body.block("else"):
         emit_original()
+
+
+def _call(body: Body, op: ProductOp, product: str) -> str:
+    """C++ text of the call for a product."""
+    if op.points is None:
+        return f"vnpu::multiply_add({product});"
+    c = _pointer(body, op.c, op.c_start, op.c_indices)
+    return "vnpu::multiply_rounded({}, {}, {{{}, {}}});".format(product, c, *numbers_of(op.points))
+
+
+def _is_apart(body: Body, one: SSAValue, other: SSAValue) -> str:
+    """C++ text of whether two memrefs share no memory."""
+    left, right = body.memref(one), body.memref(other)
+    return f"vnpu::are_apart({left.pointer}, {left.extent}, {right.pointer}, {right.extent})"
 
 
 def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
@@ -95,7 +112,7 @@ def _fields(body: Body, op: ProductOp) -> str:
     sides = [
         _pointer(body, op.a, op.a_start, op.a_indices),
         _pointer(body, op.b, op.b_start, op.b_indices),
-        _pointer(body, op.c, op.c_start, op.c_indices),
+        "nullptr" if op.points is not None else _pointer(body, op.c, op.c_start, op.c_indices),
     ]
     along = [_axes(axes_of(axes)) for axes in (op.m, op.n, op.k)]
     return f"{{{', '.join([*sides, *along, *map(str, numbers_of(op.block))])}}}"

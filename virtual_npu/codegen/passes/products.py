@@ -95,10 +95,10 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
 
 def _has_copies(product: Product) -> bool:
     """Whether tiles have an operand of their own that the herd does not allocate."""
-    return any(_copies(side.memref) > 1 for side in (product.a, product.b, product.c))
+    return any(copies_of(side.memref) > 1 for side in (product.a, product.b, product.c))
 
 
-def _copies(value: SSAValue) -> int:
+def copies_of(value: SSAValue) -> int:
     """How many copies there are of a buffer that is allocated where it is used, also in an air.execute."""
     while isinstance(value, OpResult) and isinstance(value.op, ExecuteOp):
         end = value.op.body.block.last_op
@@ -155,7 +155,7 @@ def of_loops(root: Operation, with_herds: bool = True) -> Product | None:
         return None
     matter = [op for op in nest.inside if not _is_harmless(op)]
     contracts = [op for op in matter if op.name == "vector.contract"]
-    writes = [op for op in matter if op.name in _WRITES]
+    writes = [op for op in matter if op.name in WRITES]
     calls = [op for op in matter if op in nest.calls]
     is_all = len(matter) == len(contracts) + len(writes) + len(calls)
     if not contracts or len(contracts) != len(writes) or not is_all:
@@ -174,7 +174,7 @@ def _is_harmless(op: Operation) -> bool:
 
 _HARMLESS = ("scf.yield", "affine.apply", "vector.shape_cast", "vector.transfer_read", "vector.load")
 _OF_TILES = ("memref.alloc", "memref.dealloc", "air.herd_terminator")
-_WRITES = ("vector.transfer_write", "vector.store")
+WRITES = ("vector.transfer_write", "vector.store")
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class _Match:
         self, windows: Windows, value: SSAValue, read: Operation | None, is_sum: bool
     ) -> Operand | None:
         """What one operand of a contraction is, which a read gives."""
-        place = None if read is None else _place(read)
+        place = None if read is None else place_of(read)
         if read is None or place is None:
             return None
         memref, indices, dims = place
@@ -306,7 +306,7 @@ class _Match:
 
 def _is_same_place(read: Operation, write: Operation) -> bool:
     """Whether a write is of the same block, by the same indices, as a read beside it."""
-    there, here = _place(read), _place(write)
+    there, here = place_of(read), place_of(write)
     is_shape = shape_of(read.results[0]) == shape_of(write.operands[0])
     return there is not None and there == here and is_shape and read.parent is write.parent
 
@@ -338,11 +338,13 @@ def _cast(steps: Sequence[int], before: Sequence[int], after: Sequence[int]) -> 
     return tuple(next(rest) if extent != 1 else 0 for extent in after)
 
 
-_Place = tuple[SSAValue, list[SSAValue], list[int]]
+Place = tuple[SSAValue, list[SSAValue], list[int]]
 
 
-def _place(op: Operation) -> _Place | None:
-    """Where a vector is read or written: the memref, the indices, and which dimension each of its own is."""
+def place_of(op: Operation) -> Place | None:
+    """Where a vector is read or written: the memref, the indices, and which dimension each of its own is.
+
+    None where it may lie outside, or is masked."""
     if isinstance(op, vector.TransferReadOp | vector.TransferWriteOp):
         inside = all(bound.value.data for bound in op.in_bounds)
         dims = [expr.position for expr in op.permutation_map.data.results if isinstance(expr, AffineDimExpr)]

@@ -1,5 +1,6 @@
 // The matrix product of product.h, compiled once per shared object, whatever its shapes.
 #include "vnpu/product_driver.h"
+#include "vnpu/product_points.h"
 
 namespace vnpu {
 
@@ -18,6 +19,17 @@ void multiply_add(const Product &product) {
 #endif
     default: return product::multiply<product::Plain, product::FewRows<product::FewPlain>>(product);
   }
+}
+
+void multiply_rounded(Product product, bf16 *c, Points points) {
+  product.rounded = c;
+#if defined(VNPU_BF16_TILES)
+  if (product::ColumnTiles::may_serve(product)) {
+    product::ColumnTiles tiles(product);
+    if (tiles.serves()) return tiles.run();
+  }
+#endif
+  product::ByPoints(product, points).run();
 }
 
 }  // namespace vnpu

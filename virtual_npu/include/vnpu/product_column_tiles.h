@@ -75,9 +75,12 @@ class ColumnKernel : public Tiles<32> {
 
 class ColumnTiles : Operands {
  public:
-  explicit ColumnTiles(const Product &product) : Operands(product) {}
+  explicit ColumnTiles(const Product &product) : Operands(product), rows_lie_in_lines_(rows_lie_in_lines()) {}
 
-  static bool may_serve(const Product &product) { return dots::depth_of(product.block_steps) == ColumnKernel::kDepth; }
+  static bool may_serve(const Product &product) {
+    return dots::order_of(product.block_steps, product.block_columns) == dots::Order::kTiles &&
+           dots::depth_of(product.block_steps) == ColumnKernel::kDepth;
+  }
   bool serves() const {
     return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
   }
@@ -85,7 +88,12 @@ class ColumnTiles : Operands {
   void run() {
     Kernel::prepare();
     multiply_rows(kTile, [&] {
-      share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
+      const int threads = m_ * n_ * k_ < kWorthThreads ? 1 : parallel_threads();
+      const Cut cut(*this, threads);
+      i64 next = 0;
+      const auto work = [&](i64) { take_tasks(cut, next); };
+      if (threads == 1) work(0);
+      else parallel(threads, work);
     });
   }
 
@@ -98,40 +106,76 @@ class ColumnTiles : Operands {
   static constexpr i64 kMostRows = 256;          // that are packed at once
   static constexpr i64 kPackedBytes = 1 << 20;   // of them
   static constexpr i64 kMostSteps = 4096;        // of which a panel has 256 KB
+  static constexpr i64 kMostPanels = 32;         // of which all sums are kept, 1 MB with kMostRows
+  static constexpr i64 kLeastPanels = 8;         // of a task, which shares them out well
+  static constexpr i64 kTasksPerThread = 4;      // of a block of rows, so that a slower thread takes fewer
   static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
   static constexpr i64 kMostLines = 8;           // of b that are asked for in a step of k
   static constexpr int kUnderWay = 3;            // blocks of sums
+  static constexpr int kLineBytes = 64;
 
-  // What a thread multiplies at once.
+  // How a product is cut into tasks: some panels of b by a block of rows, all panels by one block first.
+  struct Cut {
+    i64 rows, packed;     // of a that are packed at once; with those that fill them up
+    i64 steps;            // of k that are taken at once
+    i64 panels;           // of a task
+    i64 groups, tasks;
+    bool keeps_sums;      // of a whole task, from some steps to the next
+
+    Cut(const ColumnTiles &all, i64 threads) {
+      rows = least(all.m_, kMostRows), packed = (rows + kRows - 1) / kRows * kRows;
+      const i64 fitting = kPackedBytes / i64(sizeof(bf16)) / packed / kDepth * kDepth;
+      steps = least(all.k_, least(fitting, kMostSteps)), keeps_sums = steps < all.k_;
+      const i64 count = (all.n_ + kColumns - 1) / kColumns, each = keeps_sums || threads == 1 ? 1 : kTasksPerThread;
+      panels = (count + threads * each - 1) / (threads * each);
+      if (panels < kLeastPanels) panels = kLeastPanels;
+      if (keeps_sums) panels = least(panels, kMostPanels);
+      groups = (count + panels - 1) / panels, tasks = (all.m_ + rows - 1) / rows * groups;
+    }
+  };
+  static i64 least(i64 one, i64 other) { return one < other ? one : other; }
+
+  // What a thread multiplies at once, and what it does so in.
   struct Work {
-    i64 first, end;        // panels of c
-    i64 m, rows;           // rows of c
-    i64 k, steps;
     Pair *packed;
-    TurnedSums *sums;      // kUnderWay, or all blocks
-    bool keeps_sums;       // whether they are all blocks
+    TurnedSums *sums;           // kUnderWay, or those of all blocks
+    i64 first = 0, end = 0;     // panels of c
+    i64 m = -1, rows = 0;       // rows of c
+    i64 k = -1, steps = 0;
+    i64 then = 0;               // the first panel of the next task
+    bool keeps_sums;
 
     i64 blocks_down() const { return (rows + kRows - 1) / kRows; }
     i64 blocks() const { return (end - first) * blocks_down(); }
     TurnedSums &sums_of(i64 block) const { return sums[keeps_sums ? block : block % kUnderWay]; }
   };
 
-  void multiply(i64 first, i64 end) const {
-    if (first >= end) return;
+  void take_tasks(const Cut &cut, i64 &next) const {
+    const auto take = [&next] { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); };
+    i64 task = take();
+    if (task >= cut.tasks) return;
     const Kernel::Turn turn{};
     Blocks blocks;
-    const i64 rows = m_ < kMostRows ? m_ : kMostRows, packed = (rows + kRows - 1) / kRows * kRows;
-    const i64 fitting = kPackedBytes / i64(sizeof(bf16)) / packed / kDepth * kDepth;
-    const i64 most = fitting < kMostSteps ? fitting : kMostSteps, steps = k_ < most ? k_ : most;
-    Work work{first, end, 0, rows, 0, steps, blocks.alloc<Pair>(packed * steps / Kernel::kSteps), nullptr, steps < k_};
-    work.sums = blocks.alloc<TurnedSums>(work.keeps_sums ? work.blocks() : kUnderWay);
-    for (; work.m < m_; work.m += kMostRows) {
-      work.rows = m_ - work.m < kMostRows ? m_ - work.m : kMostRows;
-      for (work.k = 0; work.k < k_; work.k += steps) {
-        work.steps = k_ - work.k < steps ? k_ - work.k : steps;
+    Work work{};
+    work.keeps_sums = cut.keeps_sums;
+    work.packed = blocks.alloc<Pair>(cut.packed * cut.steps / Kernel::kSteps);
+    work.sums = blocks.alloc<TurnedSums>(cut.keeps_sums ? cut.panels * (cut.packed / kRows) : kUnderWay);
+    for (i64 after; task < cut.tasks; task = after) {
+      after = take();
+      multiply(cut, task, after < cut.tasks ? after % cut.groups * cut.panels : -1, work);
+    }
+    end_stores();
+  }
+
+  void multiply(const Cut &cut, i64 task, i64 then, Work &work) const {
+    const i64 m = task / cut.groups * cut.rows, panels = (n_ + kColumns - 1) / kColumns;
+    work.first = task % cut.groups * cut.panels, work.end = least(work.first + cut.panels, panels), work.then = then;
+    for (i64 k = 0; k < k_; k += cut.steps) {
+      if (work.m != m || work.k != k) {
+        work.m = m, work.rows = least(m_ - m, cut.rows), work.k = k, work.steps = least(k_ - k, cut.steps);
         pack_rows(work);
-        add_blocks(work);
       }
+      add_blocks(work);
     }
   }
 
@@ -154,18 +198,29 @@ class ColumnTiles : Operands {
     bool has_sums[kUnderWay] = {true, true, true};
     Lines ahead;
     for (i64 i = 0; i < count + 2; ++i) {
-      if (are_first && i < count) has_sums[i % kUnderWay] = work.sums_of(i).fill(sums_at(work, i));
+      if (are_first && i < count) {
+        has_sums[i % kUnderWay] = !product_.rounded && work.sums_of(i).fill(sums_at(work, i));
+      }
       if (i > 0 && i <= count) add_block(work, i - 1, has_sums[(i - 1) % kUnderWay], ahead);
       if (are_last && i > 1) work.sums_of(i - 2).drain(sums_at(work, i - 2));
     }
   }
 
   Sums sums_at(const Work &work, i64 block) const {
-    const i64 n = first_column(work, block), m = first_row(work, block), columns = n_ - n, rows = work.rows - m;
-    Sums sums{product_.c, c_columns_.some(n, kColumns).at, {}, int(columns < kColumns ? columns : i64(kColumns)),
-              int(rows < kRows ? rows : i64(kRows)), c_columns_.lie_in_eights()};
+    const i64 n = first_column(work, block), m = first_row(work, block);
+    const Places columns = c_columns_.some(n, kColumns);
+    Sums sums{product_.c, product_.rounded, columns.at, {}, columns.count, int(least(work.rows - m, kRows)),
+              c_columns_.lie_in_eights(), columns.are_runs_of(kColumns) && rows_lie_in_lines_};
     place_rows(work, m, c_rows_, sums.rows);
     return sums;
+  }
+  // Whether rows of rounded sums begin with lines of the cache.
+  bool rows_lie_in_lines() const {
+    if (reinterpret_cast<uintptr_t>(product_.rounded) % kLineBytes) return false;
+    for (i64 m = 0; m < m_; ++m) {
+      if (c_rows_[m] % (kLineBytes / i64(sizeof(bf16)))) return false;
+    }
+    return true;
   }
   static i64 first_column(const Work &work, i64 block) { return (work.first + block / work.blocks_down()) * kColumns; }
   static i64 first_row(const Work &work, i64 block) { return block % work.blocks_down() * kRows; }
@@ -174,7 +229,7 @@ class ColumnTiles : Operands {
     const i64 n = first_column(work, block), m = first_row(work, block);
     if (m == 0) {
       go_on();
-      ahead = lines_after(work, n + kColumns);
+      ahead = lines_after(work, n / kColumns + 1);
     }
     const Pair *const rows = work.packed + m * work.steps / Kernel::kSteps;
     const Factors factors{product_.b + b_columns_[n] + b_steps_[work.k], far() * i64(sizeof(bf16)), rows, work.steps,
@@ -189,20 +244,24 @@ class ColumnTiles : Operands {
 
   // All of a panel over all blocks but the first, or as many as memory gives.
   static i64 lines_a_step(const Work &work) {
-    const i64 others = work.blocks_down() - 1, all = (kColumns + others - 1) / others;
-    return all < kMostLines ? all : kMostLines;
+    const i64 others = work.blocks_down() - 1;
+    return least((kColumns + others - 1) / others, kMostLines);
   }
 
-  // From this column on; after all of them, the first ones over the next steps.
-  Lines lines_after(const Work &work, i64 column) const {
-    const bool are_all = column >= work.end * kColumns || column >= n_;
-    const i64 n = are_all ? work.first * kColumns : column, k = are_all ? work.k + work.steps : work.k;
-    if (k >= k_) return Lines();
-    const i64 columns = n_ - n, steps = k_ - k;
-    return Lines(product_.b + b_columns_[n] + b_steps_[k], far(), steps < work.steps ? steps : work.steps,
-                 columns < kColumns ? columns : i64(kColumns));
+  // Of this panel; after all of a task, of its first one over the next steps; after these, of the next task.
+  Lines lines_after(const Work &work, i64 panel) const {
+    if (panel < work.end) return lines_of(panel, work.k, work.steps);
+    const i64 k = work.k + work.steps;
+    if (k < k_) return lines_of(work.first, k, least(k_ - k, work.steps));
+    return work.then < 0 ? Lines() : lines_of(work.then, 0, least(k_, work.steps));
+  }
+  Lines lines_of(i64 panel, i64 k, i64 steps) const {
+    const i64 n = panel * kColumns;
+    return Lines(product_.b + b_columns_[n] + b_steps_[k], far(), steps, least(n_ - n, kColumns));
   }
   i64 far() const { return b_columns_[1] - b_columns_[0]; }
+
+  const bool rows_lie_in_lines_;
 };
 
 }  // namespace vnpu::product

@@ -4,7 +4,7 @@
 // zero are +0 in any order. Where b has an infinity or NaN at a column, every row of the product has one, for times zero either
 // is NaN, and no addition gets rid of them. So rows of zeros are left out, one row at least is multiplied, and where that
 // gives anything but numbers, the others are as well: the bits are those of all rows multiplied. What fills blocks of rows up,
-// seven of eight when a token is decoded, is such rows.
+// seven of eight when a token is decoded, is such rows. Rounded sums begin with +0; what is no number stays none.
 #pragma once
 
 #include "vnpu/product.h"
@@ -111,7 +111,8 @@ class Operands {
     if (all <= least) return multiply();
     m_ = put_zeros_last();
     multiply();
-    if (m_ == all || are_numbers()) return;
+    if (m_ == all) return;
+    if (are_numbers()) return clear_rows(m_, all);
     a_rows_.drop(m_), c_rows_.drop(m_);
     m_ = all - m_;
     multiply();
@@ -149,14 +150,26 @@ class Operands {
   }
   bool is_zero(i64 m) const {
     return a_steps_.are_all_zero<uint16_t>(product_.a + a_rows_[m], [](auto bits) { return bits & 0x7fff; }) &&
-           c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], [](auto bits) { return bits; });
+           (product_.rounded || c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], [](auto bits) { return bits; }));
   }
   bool are_numbers() const {
     const auto carry = [](auto bits) { return ((bits & 0x7f800000u) + 0x800000u) & 0x80000000u; };  // of an exponent all ones
+    const auto short_carry = [](auto bits) { return ((bits & 0x7f80) + 0x80) & 0x8000; };
     for (i64 m = 0; m < m_; ++m) {
-      if (!c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], carry)) return false;
+      if (product_.rounded) {
+        if (!c_columns_.are_all_zero<uint16_t>(product_.rounded + c_rows_[m], short_carry)) return false;
+      } else if (!c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], carry)) {
+        return false;
+      }
     }
     return true;
+  }
+  // Rounded sums of rows that are left out: +0 as they began.
+  void clear_rows(i64 first, i64 end) {
+    if (!product_.rounded) return;
+    for (i64 m = first; m < end; ++m) {
+      for (i64 n = 0; n < n_; ++n) product_.rounded[c_rows_[m] + c_columns_[n]] = bf16{0};
+    }
   }
 };
 
