@@ -10,7 +10,6 @@ from xdsl.dialects.builtin import ModuleOp
 from aerie.virtual_npu.codegen.passes.borrowed import borrow_buffers
 from aerie.virtual_npu.codegen.passes.inlined import inline_program
 from aerie.virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
-from aerie.virtual_npu.codegen.passes.launches import find_rounded_products
 from aerie.virtual_npu.codegen.passes.products import find_products
 from aerie.virtual_npu.codegen.passes.relayed import relay_buffers
 from aerie.virtual_npu.options import STAGES, BuildOptions
@@ -30,6 +29,9 @@ def advance(
     if stage == "inlined":
         return
     if options.is_fast:
+        # It follows elements by numpy, which a program that only lists operations need not load.
+        from aerie.virtual_npu.codegen.passes.launches import find_rounded_products
+
         find_products(module, options)
         find_rounded_products(module, options)
         relay_buffers(module, options)
