@@ -10,7 +10,10 @@
 // other way round, so they are turned in registers; where c is all +0, as it mostly is, tiles begin with zeros. A tile that is
 // loaded waits until what vectors stored there is in L1. So three blocks of sums are under way: one is filled for the next
 // turn, one is multiplied, and one goes back to c. Over more steps than are taken at once, all sums stay in blocks until the
-// last ones.
+// last ones. Sums that are rounded begin with zeros, and go to c past the caches.
+//
+// Threads take one task after the other, some panels by a block of rows: of two threads one may be a fifth slower. All panels
+// are multiplied by a block of rows before the next one is packed.
 #pragma once
 
 #include "vnpu/product_tiles.h"
