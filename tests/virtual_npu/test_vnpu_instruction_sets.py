@@ -15,7 +15,7 @@ Operands = tuple[Array, Array, Array]
 
 BLOCKS = ("8x8x8", "4x8x8", "8x4x8")
 OTHER_BLOCKS = ("4x16x16", "8x8x4", "4x8x32")
-GOES = {"contract": 8, "four": 32, "mmul": 8}
+GOES = {"contract": 8, "four": 32, "mmul": 32}
 """Steps of k that a text sums in one go, by the functions that do."""
 
 
@@ -101,6 +101,16 @@ def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
     want = in_order(ONE_BY_ONE, a, b, c)
     same(sums.by_blocks("contract_2x8x1", a, b, c), want)
     same(sums.by_blocks("mmul_8x8x1", a, b, c), want)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_four_blocks_of_mmul_leave_is_one_go(sums: Sums, block: str, left: int) -> None:
+    m, n, k = map(int, block.split("x"))
+    order, done = sums.order_of(k, n), 4 * k
+    a, b, c = far_apart(m, n, done + left * k, 9)
+    want = in_order(order, a[:, :done], b[:done], c, 32)
+    same(sums.by_blocks(f"mmul_{block}", a, b, c), in_order(order, a[:, done:], b[done:], want, left * k))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 15, 16, 17, 31, 32, 33, 47])

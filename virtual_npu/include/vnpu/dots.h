@@ -7,8 +7,8 @@
 //
 //   set                order           c becomes
 //   AMX-BF16           in tiles        round(c + round(even + odd)) for every 32 steps of k that the text sums in one go (else
-//                                      8), where `even` is the sum of products of steps 0, 2, 4 and so on from zero on, one
-//                                      fused multiply-add each, and `odd` that of the others
+//                                      8, or what a kernel's mmul has left), where `even` is the sum of products of steps 0,
+//                                      2, 4 and so on from zero on, one fused multiply-add each, and `odd` that of the others
 //   AVX512-BF16        in pairs        fma(even product, fma(odd product, c)) for every two steps, as Intel states it; not
 //                                      where VNPU_SLOW_PAIRS says that two instructions for f32 take less time (cpu.py)
 //   ARM with BF16      in odd pairs    round(c + round(even product + odd product)) for every two steps, all rounded to odd
@@ -24,10 +24,10 @@
 // four blocks are one go (contract.h, InOneGo); a block outside of one is a go of its own. An instruction takes as long with
 // 8 steps as with 32, so a text whose loops are shorter reaches a quarter of the tiles' speed.
 //
-// aie::mmul multiplies a block that lies in registers, and what a loop will add is not known to it: a block is a go of its own.
-// To fill tiles would take longer than to multiply it, so it is multiplied by vectors in the tiles' order (dots_tiles.h), slower
-// than in pairs. A kernel that has whole matrices in panels may ask for their product, which tiles make with the same bits
-// (dots_panels.h).
+// aie::mmul keeps its sums while blocks are added to them: from when it begins every four blocks are one go, and what is left
+// when the sums are asked for is one as well, of up to 24 steps. A block lies in registers, and to fill tiles would take longer
+// than to multiply it, so it is multiplied by vectors in the tiles' order (dots_tiles.h), slower than in pairs. A kernel that has
+// whole matrices in panels may ask for their product, which tiles make with the same bits (dots_panels.h).
 //
 // Which set a program has is settled when it is compiled: it is compiled for the CPU that runs it, whose features are part of
 // its key in the cache, so nothing is left to choose at run time. AMX moreover needs leave of the kernel (tiles.h).

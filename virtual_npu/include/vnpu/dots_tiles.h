@@ -58,25 +58,65 @@ VNPU_TILES_INLINE Words<W> widened(const uint16_t *row) {
   return __builtin_convertvector(halves, Words<W>) << 16;
 }
 
+// Adds products of `depth` steps to both chains of every sum. a: M rows, K apart; b: rows of N.
+template <int M, int N, int K, int depth>
+VNPU_TILES_INLINE void chain(const uint16_t *a, const uint16_t *b, Floats<width<N>> *even, Floats<width<N>> *odd) {
+  constexpr int W = width<N>;
+#pragma GCC unroll 16
+  for (int i = 0; i < depth; i += 2) {
+    const Words<W> rows[] = {widened<W>(b + i * N), widened<W>(b + (i + 1) * N)};
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const uint16_t *const factors = a + m * K + i;
+      even[m] = chained<W>(even[m], (uint32_t(factors[0]) << 16) - Words<W>{}, rows[0]);
+      odd[m] = chained<W>(odd[m], (uint32_t(factors[1]) << 16) - Words<W>{}, rows[1]);
+    }
+  }
+}
+
 // As dots::multiply_add.
 template <int M, int N, int K, class Row>
 VNPU_TILES_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
   constexpr int W = width<N>, depth = depth_of(K);
   for (int k = 0; k < K; k += depth) {
     Floats<W> even[M] = {}, odd[M] = {};
-#pragma GCC unroll 16
-    for (int i = k; i < k + depth; i += 2) {
-      const Words<W> rows[] = {widened<W>(b + i * N), widened<W>(b + (i + 1) * N)};
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        const uint16_t *const factors = a + m * K + i;
-        even[m] = chained<W>(even[m], (uint32_t(factors[0]) << 16) - Words<W>{}, rows[0]);
-        odd[m] = chained<W>(odd[m], (uint32_t(factors[1]) << 16) - Words<W>{}, rows[1]);
-      }
-    }
+    chain<M, N, K, depth>(a + k, b + k * N, even, odd);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) c[m * step] = (Row)ended<W>((Floats<W>)c[m * step], even[m], odd[m]);
   }
 }
+
+// M x N sums to which blocks of 8 steps are added one after the other: every four of them are one go, and so is what is left.
+template <int M, int N>
+class Goes {
+  static_assert(N == width<N>, "a row of sums is one vector");
+
+ public:
+  Goes() = default;
+  explicit Goes(const float *sums) { memcpy(sums_, sums, sizeof(sums_)); }
+
+  VNPU_TILES_INLINE void multiply_add(const void *a, const void *b) {
+    uint16_t left[M * 8], right[8 * N];
+    memcpy(left, a, sizeof(left)), memcpy(right, b, sizeof(right));
+    chain<M, N, 8, 8>(left, right, even_, odd_);
+    if (++blocks_ == kBlocks) *this = ended_go();
+  }
+  // What the sums are so far; to ask changes nothing.
+  VNPU_TILES_INLINE void store(float *to) const {
+    const Goes whole = blocks_ == 0 ? *this : ended_go();
+    memcpy(to, whole.sums_, sizeof(sums_));
+  }
+
+ private:
+  static constexpr int kBlocks = 4;
+  VNPU_TILES_INLINE Goes ended_go() const {
+    Goes whole;
+    for (int m = 0; m < M; ++m) whole.sums_[m] = ended<N>(sums_[m], even_[m], odd_[m]);
+    return whole;
+  }
+
+  Floats<N> sums_[M] = {}, even_[M] = {}, odd_[M] = {};
+  int blocks_ = 0;
+};
 
 }  // namespace vnpu::dots::tiles

@@ -21,20 +21,26 @@ namespace host {
 template <unsigned N, unsigned K>
 inline constexpr bool has_dots = vnpu::dots::order_of(K, N) != vnpu::dots::Order::kOneByOne;
 
-// How the sums of products of a shape are kept.
-enum class kept { rows, quads, dots };
-template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-inline constexpr kept kept_as =
 #if defined(AIE_HOST_BFP16)
-    kept::rows;
-#else
-    M != 8 || K != 8 || N != 8 || !exact_product<A, B> ? kept::rows
-#if defined(VNPU_BF16_PAIRS) && !defined(VNPU_BF16_TILES)
-    : kept::dots;
-#else
-    : has_dots<8, 8> ? kept::rows : kept::quads;
+// Block shapes that the device takes through bfp16; the others stay exact.
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+inline constexpr bool is_bfp16_product = std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> &&
+                                         (M == 8 || M == 4) && K == 8 && N == 8;
 #endif
+
+// How the sums of products of a shape are kept.
+enum class kept { rows, quads, dots, goes };
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+constexpr kept kept_as() {
+  constexpr auto order = vnpu::dots::order_of(K, N);
+#if defined(AIE_HOST_BFP16)
+  if (is_bfp16_product<M, K, N, A, B>) return kept::rows;
 #endif
+  if (!exact_product<A, B>) return kept::rows;
+  if (order == vnpu::dots::Order::kTiles) return kept::goes;
+  if (M != 8 || K != 8 || N != 8 || order == vnpu::dots::Order::kOddPairs) return kept::rows;
+  return order == vnpu::dots::Order::kPairs ? kept::dots : kept::quads;
+}
 
 template <typename L, unsigned M, unsigned N, kept How>
 struct sums {
@@ -44,19 +50,28 @@ template <typename L, unsigned M, unsigned N>
 struct sums<L, M, N, kept::quads> {
   using type = quads;
 };
-#if defined(VNPU_BF16_PAIRS) && !defined(VNPU_BF16_TILES)
-struct dots_block : vnpu::dots::pairs::Block8x8 {
-  dots_block() = default;
-  AIE_HOST_INLINE explicit dots_block(const registers<float, 64>& rows) : Block8x8((const float*)&rows) {}
-  AIE_HOST_INLINE registers<float, 64> lanes_of_rows() const {
-    registers<float, 64> rows;
-    store((float*)&rows);
+
+// As a class of vnpu::dots keeps them.
+template <typename Sums, unsigned Size>
+struct of_dots : Sums {
+  of_dots() = default;
+  AIE_HOST_INLINE explicit of_dots(const registers<float, Size>& rows) : Sums((const float*)&rows) {}
+  AIE_HOST_INLINE registers<float, Size> lanes_of_rows() const {
+    registers<float, Size> rows;
+    this->store((float*)&rows);
     return rows;
   }
 };
+#if defined(VNPU_BF16_PAIRS)
 template <typename L, unsigned M, unsigned N>
 struct sums<L, M, N, kept::dots> {
-  using type = dots_block;
+  using type = of_dots<vnpu::dots::pairs::Block8x8, M * N>;
+};
+#endif
+#if defined(VNPU_BF16_TILES)
+template <typename L, unsigned M, unsigned N>
+struct sums<L, M, N, kept::goes> {
+  using type = of_dots<vnpu::dots::tiles::Goes<M, N>, M * N>;
 };
 #endif
 
@@ -100,11 +115,6 @@ constexpr auto mmul_tag() {
 }
 
 #if defined(AIE_HOST_BFP16)
-// Block shapes that the device takes through bfp16; the others stay exact.
-template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-inline constexpr bool is_bfp16_product = std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> &&
-                                         (M == 8 || M == 4) && K == 8 && N == 8;
-
 // The conversion to bfp16 in the core's rounding mode, whichever it is; of the usual one there is a faster form.
 struct CoreRounding {
   static vnpu::bfp16::Row round(const vnpu::bfp16::Row& v, const vnpu::bfp16::Ints& exponent) {
@@ -163,8 +173,8 @@ struct mmul {
   }
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
-    constexpr host::kept how = host::kept_as<M, K, N, TypeA, TypeB>;
-    if constexpr (how == host::kept::dots)
+    constexpr host::kept how = host::kept_as<M, K, N, TypeA, TypeB>();
+    if constexpr (how == host::kept::dots || how == host::kept::goes)
       sums_.multiply_add(&a.data, &b.data);
     else if constexpr (how == host::kept::quads)
       sums_.multiply_add(a.data, b.data);
@@ -173,9 +183,9 @@ struct mmul {
   }
 
 #if defined(VNPU_BF16_TILES) && !defined(AIE_HOST_BFP16)
-  // Not in the AIE API: C = A B, or C += A B where `adds`, for whole matrices in panels of 8 columns, with the bits that blocks
-  // give one after the other. Rows: of A and C; Steps, Columns: of blocks of 8; transposed: B has a row for each column of C.
-  // seen: a bit for each step of k, in words of 32, or null; rows of B without one are taken for zeros.
+  // Not in the AIE API: C = A B, or C += A B where `adds`, for whole matrices in panels of 8 columns, with the bits that their
+  // blocks give, added one after the other. Rows: of A and C; Steps, Columns: of blocks of 8; transposed: B has a row for each
+  // column of C. seen: a bit for each step of k, in words of 32, or null; rows of B without one are taken for zeros.
   template <unsigned Rows, unsigned Steps, unsigned Columns, bool transposed, bool adds>
   static void multiply_panels(const TypeA* a, const TypeB* b, const std::uint32_t* seen, float* c) {
     static_assert(M == 8 && K == 8 && N == 8 && host::exact_product<TypeA, TypeB>, "panels are of 8x8x8 blocks of bfloat16");
@@ -220,7 +230,7 @@ struct mmul {
     std::memcpy(&sums_.row, &rows, sizeof(rows));
   }
 
-  typename host::sums<lane_type, M, N, host::kept_as<M, K, N, TypeA, TypeB>>::type sums_;
+  typename host::sums<lane_type, M, N, host::kept_as<M, K, N, TypeA, TypeB>()>::type sums_;
 };
 
 }  // namespace aie
