@@ -15,8 +15,10 @@ NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]\d+)?")
 
 
 def without_numbers(text: str) -> str:
-    """Every number as N, and the lines of tables as long as any: other CPUs sum in another order."""
-    lines = [line.strip() for line in re.sub(r"-{2,}", "--", NUMBER.sub("N", text)).splitlines()]
+    """Every number as N, the step of a layer that is nearest its bound as any, and tables as wide as any:
+    other CPUs sum in another order."""
+    text = re.sub(r"step \w+", "step NAME", NUMBER.sub("N", text))
+    lines = [re.sub(r" +", " ", line.strip()) for line in re.sub(r"-{2,}", "--", text).splitlines()]
     return "\n".join([*lines, ""])
 
 
