@@ -36,8 +36,8 @@ from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes, axes_of, numbers, numbers_of, wrap
 from aerie.virtual_npu.codegen.execution import Mode, each_operation, takes_turns
 from aerie.virtual_npu.codegen.passes.axes import MOST_AXES, Axis, is_distinct
-from aerie.virtual_npu.codegen.passes.rounded_sums import Way, matter, offset_of, way_of
-from aerie.virtual_npu.codegen.passes.windows import walked
+from aerie.virtual_npu.codegen.passes.rounded_sums import Way, matter, way_of
+from aerie.virtual_npu.codegen.passes.windows import offset_of, walked
 from aerie.virtual_npu.options import BuildOptions
 
 # ---- rewriting ----

@@ -23,7 +23,7 @@ from aerie.virtual_npu.codegen.dialect import ProductOp, axes_of, numbers_of
 from aerie.virtual_npu.codegen.passes.axes import Axis
 from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest
 from aerie.virtual_npu.codegen.passes.products import WRITES, copies_of, place_of
-from aerie.virtual_npu.codegen.passes.windows import READS, walked
+from aerie.virtual_npu.codegen.passes.windows import READS, offset_of, walked
 from aerie.virtual_npu.codegen.vector_lanes import shape_of
 
 Places = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -277,8 +277,3 @@ _HARMLESS = (
     *("memref.alloc", "memref.dealloc", "vector.shape_cast", "scf.yield"),
     *("air.launch_terminator", "air.segment_terminator", "air.herd_terminator"),
 )
-
-
-def offset_of(strides: Sequence[int], offsets: Sequence[SSAValue]) -> Linear:
-    """Where one side of a DMA begins."""
-    return weighted(offsets, strides[len(strides) - len(offsets) :])

@@ -116,8 +116,7 @@ class Windows:
             return None
         sizes, strides = walk
         steps = refined(dma.dst.type.get_shape(), sizes, strides)
-        offset = weighted(dma.src_offsets, strides[len(strides) - len(dma.src_offsets) :])
-        start = None if offset is None else self.nest.resolved(offset)
+        start = self.nest.resolved(offset_of(strides, dma.src_offsets))
         if steps is None or start is None or not _lies_within(dma.src.type, start, sizes, strides):
             return None
         if source.memref is self.nest.outside(dma.src):
@@ -216,6 +215,11 @@ def walked(
         return (list(type_.get_shape()), steps) if known else None
     extents, found = _constants(sizes), _constants(strides)
     return None if extents is None or found is None else (extents, found)
+
+
+def offset_of(strides: Sequence[int], offsets: Sequence[SSAValue]) -> Linear:
+    """Where one side of a DMA begins, in elements."""
+    return weighted(offsets, strides[len(strides) - len(offsets) :])
 
 
 def _constants(values: Sequence[SSAValue]) -> list[int] | None:

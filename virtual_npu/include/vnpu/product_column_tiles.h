@@ -219,7 +219,7 @@ class ColumnTiles : Operands {
   }
   // Whether rows of rounded sums begin with lines of the cache.
   bool rows_lie_in_lines() const {
-    if (reinterpret_cast<uintptr_t>(product_.rounded) % kLineBytes) return false;
+    if (!product_.rounded || reinterpret_cast<uintptr_t>(product_.rounded) % kLineBytes) return false;
     for (i64 m = 0; m < m_; ++m) {
       if (c_rows_[m] % (kLineBytes / i64(sizeof(bf16)))) return false;
     }
