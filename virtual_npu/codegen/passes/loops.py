@@ -99,3 +99,8 @@ def _tiles(herd: HerdOp) -> list[Loop] | None:
     if len(trips) != len(sizes) or herd.async_token is not None or herd.async_dependencies:
         return None
     return [Loop(index, 0, 1, count) for index, count in zip(herd.ids, trips, strict=True)]
+
+
+def only_computes(op: Operation) -> bool:
+    """Whether an operation makes a number or a vector of others, and does nothing else."""
+    return op.name in ("affine.apply", "vector.shape_cast") or op.name.startswith(("arith.", "index."))

@@ -57,7 +57,7 @@ from aerie.virtual_npu.codegen.passes.axes import (
     merged,
     spread,
 )
-from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest
+from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest, only_computes
 from aerie.virtual_npu.codegen.passes.windows import READS, Windows, itself
 from aerie.virtual_npu.codegen.vector_lanes import shape_of, uncast
 from aerie.virtual_npu.codegen.vector_sums import (
@@ -165,14 +165,11 @@ def of_loops(root: Operation, with_herds: bool = True) -> Product | None:
 
 def _is_harmless(op: Operation) -> bool:
     """Whether an operation in the loops has no effect of its own, or may be a DMA that fills a window."""
-    if op.name in _HARMLESS or isinstance(op, DmaMemcpyNdOp):
-        return True
     if op.name in _OF_TILES:
         return isinstance(op.parent_op(), HerdOp)
-    return not op.regions and op.name.startswith(("arith.", "index."))
+    return only_computes(op) or op.name in (*READS, "scf.yield") or isinstance(op, DmaMemcpyNdOp)
 
 
-_HARMLESS = ("scf.yield", "affine.apply", "vector.shape_cast", "vector.transfer_read", "vector.load")
 _OF_TILES = ("memref.alloc", "memref.dealloc", "air.herd_terminator")
 WRITES = ("vector.transfer_write", "vector.store")
 

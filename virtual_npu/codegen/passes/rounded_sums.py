@@ -21,7 +21,7 @@ from aerie.air_dialect.readings import Linear, weighted
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes_of, numbers_of
 from aerie.virtual_npu.codegen.passes.axes import Axis
-from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest
+from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest, only_computes
 from aerie.virtual_npu.codegen.passes.products import WRITES, copies_of, place_of
 from aerie.virtual_npu.codegen.passes.windows import READS, offset_of, walked
 from aerie.virtual_npu.codegen.vector_lanes import shape_of
@@ -266,14 +266,13 @@ def _is_made_by(holder: Operation | None, buffer: SSAValue) -> bool:
 
 
 def matter(ops: Iterable[Operation]) -> Iterator[Operation]:
-    """The operations that do something."""
+    """The operations that do something; to round counts as that."""
     for op in ops:
-        is_number = op.name.startswith(("arith.", "index.", "affine.apply")) and op.name != "arith.truncf"
-        if not is_number and op.name not in _HARMLESS:
+        if isinstance(op, arith.TruncFOp) or not (only_computes(op) or op.name in _FRAME):
             yield op
 
 
-_HARMLESS = (
-    *("memref.alloc", "memref.dealloc", "vector.shape_cast", "scf.yield"),
+_FRAME = (
+    *("memref.alloc", "memref.dealloc", "scf.yield"),
     *("air.launch_terminator", "air.segment_terminator", "air.herd_terminator"),
 )
