@@ -105,14 +105,15 @@ def side_figures(samples: Samples, side: str) -> dict[str, float]:
     for context in samples.contexts:
         spent = samples.median(side, f"decode_{context}")
         figures[f"decode_{context}_ms"] = 1e3 * spent
-        figures[f"bandwidth_share_{context}"] = _bandwidth_share(samples, side, context)
+        read = samples.weight_bytes_per_token
+        figures[f"bandwidth_share_{context}"] = _share_of_memory(samples, read, (side, "decode"), context)
     return figures | (_figures_of_ours(samples) if side == OURS else {})
 
 
 def _figures_of_ours(samples: Samples) -> dict[str, float]:
     """What can be told of our side alone."""
     last = samples.contexts[-1]
-    attention = samples.median(OURS, f"attention_{last}")
+    keys_and_values = last * samples.cache_bytes_per_position
     in_ms = {f"rows_{context}": f"decode_rows_{context}_ms" for context in samples.contexts}
     in_ms |= {f"few_rows_{rows}": f"few_rows_{rows}_ms" for rows in (1, *FEW_ROWS)}
     return {
@@ -134,8 +135,8 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
         "load_and_run_us": 1e6 * samples.median(OURS, "load_and_run"),
         "python_ms": 1e3 * samples.median(OURS, f"python_{last}"),
         "call_overhead_us": 1e6 * samples.median(OURS, f"call_overhead_{last}"),
-        f"attention_{last}_ms": 1e3 * attention,
-        f"attention_share_{last}": last * samples.cache_bytes_per_position / attention / samples.bandwidth,
+        f"attention_{last}_ms": 1e3 * samples.median(OURS, f"attention_{last}"),
+        f"attention_share_{last}": _share_of_memory(samples, keys_and_values, (OURS, "attention"), last),
     }
 
 
@@ -158,7 +159,7 @@ def shares_of_programs(samples: Samples, programs: Rates, peak_gflop_per_s: floa
     product_gflop_per_s: of the products in that program o_ffn_ar* which takes most of the time.
     product_share: that over their micro-kernel's peak. cached_share, flash_share: the rates of attention to a
     KV cache, by all programs cached_attn_ar*, and of flash_attn over that of the products. gemv_share: bytes
-    that the decode programs read, over their time and memory's bandwidth.
+    that the decode programs read, over their time and the median of memory's bandwidth in those rounds.
     """
     product = programs[max(_of_kind(programs, PRODUCT), key=lambda name: _seconds(programs, [name]))][
         "gflop_per_s"
@@ -176,7 +177,7 @@ def shares_of_programs(samples: Samples, programs: Rates, peak_gflop_per_s: floa
         "flash_gflop_per_s": flash,
         "flash_share": flash / product,
         "gemv_gb_per_s": gemv,
-        "gemv_share": 1e9 * gemv / samples.bandwidth,
+        "gemv_share": 1e9 * gemv / samples.median("machine", f"bandwidth_{samples.contexts[-1]}"),
     }
 
 
@@ -189,12 +190,13 @@ def _seconds(programs: Rates, names: Sequence[str]) -> float:
     return sum(programs[name]["calls"] * programs[name]["ms"] / 1e3 for name in names)
 
 
-def _bandwidth_share(samples: Samples, side: str, context: int) -> float:
-    """Of what memory gave while it was measured: the median over the rounds, as with `ratios`."""
+def _share_of_memory(samples: Samples, nbytes: int, what: tuple[str, str], context: int) -> float:
+    """Of what memory gave in the same round: the median over the rounds, as with `ratios`."""
+    side, name = what
     pairs = zip(
-        samples.of[side, f"decode_{context}"], samples.of["machine", f"bandwidth_{context}"], strict=True
+        samples.of[side, f"{name}_{context}"], samples.of["machine", f"bandwidth_{context}"], strict=True
     )
-    return median(samples.weight_bytes_per_token / seconds / bandwidth for seconds, bandwidth in pairs)
+    return median(nbytes / seconds / bandwidth for seconds, bandwidth in pairs)
 
 
 def ratios(samples: Samples) -> dict[str, float]:

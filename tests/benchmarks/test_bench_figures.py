@@ -27,8 +27,8 @@ PROGRAMS = with_rates(
         "cached_attn_ar8_cl2048": {"calls": 3, "seconds": 0.5, "flops": 0.0, "nbytes": GB},
         "flash_attn": {"calls": 4, "seconds": 0.1, "flops": 12 * GB, "nbytes": GB},
         "rms_gemv_rope": {"calls": 16, "seconds": 0.001, "flops": GB, "nbytes": 0.016 * GB},
-        "o_gemv_ffn": {"calls": 16, "seconds": 0.004, "flops": GB, "nbytes": 0.1 * GB},
-        "lm_head_gemv": {"calls": 1, "seconds": 0.02, "flops": GB, "nbytes": 0.5 * GB},
+        "o_gemv_ffn": {"calls": 16, "seconds": 0.004, "flops": GB, "nbytes": 0.03 * GB},
+        "lm_head_gemv": {"calls": 1, "seconds": 0.02, "flops": GB, "nbytes": 0.4 * GB},
     }
 )
 LEAST = {"prefill_ratio": 1.0, "decode_ratio": 2.0, "gemv_share": 0.8, "attention_share": 0.8}
@@ -51,7 +51,7 @@ def measured(rounds=3, theirs_once=False) -> Samples:
             samples.add("machine", f"bandwidth_{context}", 30 * GB / slow)
             samples.add(OURS, f"python_{context}", 0.0015 * slow)
             samples.add(OURS, f"call_overhead_{context}", 12e-6 * slow)
-            samples.add(OURS, f"attention_{context}", 0.002 * slow)
+            samples.add(OURS, f"attention_{context}", 0.003 * slow)
             samples.add(OURS, f"guide_{context}", 0.1 * slow)
             samples.add(OURS, f"rows_{context}", (0.13 if context == 128 else 0.14) * slow)
         for rows, seconds in ((1, 0.1), (8, 0.15), (16, 0.17)):
@@ -131,7 +131,7 @@ def test_units():
     assert ours["python_ms"] == pytest.approx(3)
     assert ours["call_overhead_us"] == pytest.approx(24)
     assert ours["load_and_run_us"] == pytest.approx(17)
-    assert ours["attention_2048_ms"] == pytest.approx(4)
+    assert ours["attention_2048_ms"] == pytest.approx(6)
     assert (ours["http_first_token_ms"], ours["http_token_ms"]) == pytest.approx((2, 0.4))
     assert ours["http_together_tokens_per_s"] == pytest.approx(64)
     assert "compile_s" not in found[THEIRS]
@@ -151,15 +151,16 @@ def test_shares_of_what_the_machine_can_do():
     assert (ours["product_gflop_per_s"], ours["product_share"]) == pytest.approx((300, 0.75))
     assert (ours["flash_gflop_per_s"], ours["flash_share"]) == pytest.approx((120, 0.4))
     assert (ours["cached_gflop_per_s"], ours["cached_share"]) == pytest.approx((3 * 180 / 6, 0.3))
-    read, spent = 16 * 0.116 + 0.5, 16 * 0.005 + 0.02
-    assert (ours["gemv_gb_per_s"], ours["gemv_share"]) == pytest.approx((read / spent, read / spent / 30))
-    assert ours["attention_share_2048"] == pytest.approx(2048 * 32768 / 0.004 / (30 * GB))
+    read, spent = 16 * 0.046 + 0.4, 16 * 0.005 + 0.02
+    assert (ours["gemv_gb_per_s"], ours["gemv_share"]) == pytest.approx((read / spent, read / spent / 15))
+    assert ours["attention_share_2048"] == pytest.approx(2048 * 32768 / 0.003 / (30 * GB))
 
 
 def test_a_slower_program_counts_by_its_time():
     """Not the mean of rates: a slow one takes most of the time."""
     programs = dict(PROGRAMS, lm_head_gemv={"calls": 1, "ms": 1000.0, "gflop_per_s": 1.0, "gb_per_s": 0.5})
-    assert shares_of_programs(measured(), programs, 400)["gemv_gb_per_s"] == pytest.approx(2.356 / 1.08)
+    found = shares_of_programs(measured(), programs, 400)
+    assert found["gemv_gb_per_s"] == pytest.approx((0.736 + 0.5) / 1.08)
 
 
 def test_targets():
