@@ -48,6 +48,9 @@ from benchmarks.worker import Worker, working
 SLOW_S = 60.0
 """A prompt that takes the other side longer than this is measured once."""
 
+READINGS = 2
+"""Of memory beside a token: one of either kind."""
+
 FOLDERS = {knobs.HOME.name, knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
 """Knobs that name a place, which is nobody's business."""
 
@@ -311,7 +314,7 @@ class Comparison:
                 self.samples.add(OURS, "engine_together", together.engine_s / CROWD_TOKENS)
 
     def _decode(self, sides: Sides, context: int) -> None:
-        """With readings of memory's bandwidth before, between and after."""
+        """With readings of memory's bandwidth before, between and after; then in turn with tokens of ours."""
         memory = MemoryReader()
         bandwidths = [memory.bytes_per_second()]
         for name, worker in sides.items():
@@ -321,6 +324,19 @@ class Comparison:
             for part, seconds in answer.items():  # of ours alone
                 self.samples.add(name, f"{part.removesuffix('_seconds')}_{context}", seconds)
         self.samples.add("machine", f"bandwidth_{context}", max(bandwidths))
+        self._in_turn_with_memory(sides[OURS], memory, context)
+
+    def _in_turn_with_memory(self, ours: Worker, memory: MemoryReader, context: int) -> None:
+        """Tokens of ours, each between two readings: what memory gives changes by the second where others use
+        the machine too."""
+        before = memory.bytes_per_second(READINGS)
+        for _ in range(self.plan.tokens):
+            answer = ours("decode", context=context, tokens=1)
+            after = memory.bytes_per_second(READINGS)
+            self.samples.add("machine", f"beside_{context}", (before + after) / 2)
+            for part in ("programs", "attention"):
+                self.samples.add(OURS, f"{part}_beside_{context}", answer[f"{part}_seconds"])
+            before = after
 
     def _rounds(self, sides: Sides) -> Iterator[tuple[int, Sides]]:
         """The rounds; who goes first changes from one to the next."""

@@ -105,8 +105,11 @@ def side_figures(samples: Samples, side: str) -> dict[str, float]:
     for context in samples.contexts:
         spent = samples.median(side, f"decode_{context}")
         figures[f"decode_{context}_ms"] = 1e3 * spent
-        read = samples.weight_bytes_per_token
-        figures[f"bandwidth_share_{context}"] = _share_of_memory(samples, read, (side, "decode"), context)
+        figures[f"bandwidth_share_{context}"] = _share_of_memory(
+            samples.weight_bytes_per_token,
+            samples.of[side, f"decode_{context}"],
+            samples.of["machine", f"bandwidth_{context}"],
+        )
     return figures | (_figures_of_ours(samples) if side == OURS else {})
 
 
@@ -114,6 +117,7 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
     """What can be told of our side alone."""
     last = samples.contexts[-1]
     keys_and_values = last * samples.cache_bytes_per_position
+    beside = samples.of["machine", f"beside_{last}"]
     in_ms = {f"rows_{context}": f"decode_rows_{context}_ms" for context in samples.contexts}
     in_ms |= {f"few_rows_{rows}": f"few_rows_{rows}_ms" for rows in (1, *FEW_ROWS)}
     return {
@@ -136,7 +140,12 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
         "python_ms": 1e3 * samples.median(OURS, f"python_{last}"),
         "call_overhead_us": 1e6 * samples.median(OURS, f"call_overhead_{last}"),
         f"attention_{last}_ms": 1e3 * samples.median(OURS, f"attention_{last}"),
-        f"attention_share_{last}": _share_of_memory(samples, keys_and_values, (OURS, "attention"), last),
+        f"attention_share_{last}": _share_of_memory(
+            keys_and_values, samples.of[OURS, f"attention_beside_{last}"], beside
+        ),
+        "gemv_share": _share_of_memory(
+            samples.weight_bytes_per_token, samples.of[OURS, f"programs_beside_{last}"], beside
+        ),
     }
 
 
@@ -158,8 +167,8 @@ def shares_of_programs(samples: Samples, programs: Rates, peak_gflop_per_s: floa
 
     product_gflop_per_s: of the products in that program o_ffn_ar* which takes most of the time.
     product_share: that over their micro-kernel's peak. cached_share, flash_share: the rates of attention to a
-    KV cache, by all programs cached_attn_ar*, and of flash_attn over that of the products. gemv_share: bytes
-    that the decode programs read, over their time and the median of memory's bandwidth in those rounds.
+    KV cache, by all programs cached_attn_ar*, and of flash_attn over that of the products. gemv_gb_per_s:
+    bytes that the decode programs read, over their time.
     """
     product = programs[max(_of_kind(programs, PRODUCT), key=lambda name: _seconds(programs, [name]))][
         "gflop_per_s"
@@ -177,7 +186,6 @@ def shares_of_programs(samples: Samples, programs: Rates, peak_gflop_per_s: floa
         "flash_gflop_per_s": flash,
         "flash_share": flash / product,
         "gemv_gb_per_s": gemv,
-        "gemv_share": 1e9 * gemv / samples.median("machine", f"bandwidth_{samples.contexts[-1]}"),
     }
 
 
@@ -190,13 +198,9 @@ def _seconds(programs: Rates, names: Sequence[str]) -> float:
     return sum(programs[name]["calls"] * programs[name]["ms"] / 1e3 for name in names)
 
 
-def _share_of_memory(samples: Samples, nbytes: int, what: tuple[str, str], context: int) -> float:
-    """Of what memory gave in the same round: the median over the rounds, as with `ratios`."""
-    side, name = what
-    pairs = zip(
-        samples.of[side, f"{name}_{context}"], samples.of["machine", f"bandwidth_{context}"], strict=True
-    )
-    return median(nbytes / seconds / bandwidth for seconds, bandwidth in pairs)
+def _share_of_memory(nbytes: int, seconds: Sequence[float], bandwidths: Sequence[float]) -> float:
+    """Of what memory gave beside each time: the median, as with `ratios`."""
+    return median(nbytes / spent / given for spent, given in zip(seconds, bandwidths, strict=True))
 
 
 def ratios(samples: Samples) -> dict[str, float]:

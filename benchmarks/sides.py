@@ -116,8 +116,8 @@ class Ours:
         """`tokens` tokens after the first ones of the last prompt, the last seeing `context` positions:
         medians over them.
 
-        attention_seconds: of decode attention and of writing the KV cache. In the family `rows`, where those
-        are programs and steps like others, `seconds` alone.
+        programs_seconds: in programs. attention_seconds: of decode attention and of writing the KV cache. In
+        the family `rows`, where those are programs and steps like others, `seconds` alone.
         """
         model, cache, sampler = self._model(family), self.session.kept.cache, Sampler()
         assert cache is not None, "first_token comes first"
@@ -131,9 +131,10 @@ class Ours:
             called = self._in_calls()
             programs, code = Library.seconds - in_programs, in_code() - in_code_before
             overhead = (called[1] - calls[1]) - programs
-            return spent, spent - code, overhead / (called[0] - calls[0]), code - programs
+            return spent, spent - code, overhead / (called[0] - calls[0]), programs, code - programs
 
-        names = ("seconds", "python_seconds", "call_overhead_seconds", "attention_seconds")
+        parts = ("python", "call_overhead", "programs", "attention")
+        names = ("seconds", *(f"{part}_seconds" for part in parts))
         found = dict(zip(names, _medians(step, tokens), strict=True))
         return found if family == GUIDE else {"seconds": found["seconds"]}
 

@@ -394,7 +394,8 @@ class Recorder:
         answers |= {"paging": {"pages": 1.0, "own": 1.0}, "guesses": {"guide": 1.0, "lookup": 1.0}}
         seconds = arguments.get("length", 64) * (1.0 if self.name == "theirs" else 0.1)
         computed = arguments.get("length", 0) - shared
-        return answers.get(method, {"seconds": seconds, "computed": computed})
+        parts = {"programs_seconds": 0.1, "attention_seconds": 0.01} if self.name == "ours" else {}
+        return answers.get(method, {"seconds": seconds, "computed": computed, **parts})
 
 
 def test_the_order_of_things(tiny, tmp_path):
@@ -406,11 +407,15 @@ def test_the_order_of_things(tiny, tmp_path):
     assert prompts[:6] == [("ours", 16), ("theirs", 16)] * 2 + [("theirs", 16), ("ours", 16)]
     assert [length for name, length in prompts if name == "theirs"] == [16] * 3 + [64] * 3 + [128, 512]
     assert notes[0].startswith("as 64 tokens tell, 512 take 51 s, and 512 s in transformers")
-    decodes = [(name, given["context"]) for name, method, given in calls if method == "decode"]
+    decoding = [(name, given) for name, method, given in calls if method == "decode"]
+    decodes = [(name, given["context"]) for name, given in decoding if given["tokens"] == 8]
     assert decodes[:4] == [("ours", 128), ("theirs", 128), ("theirs", 128), ("ours", 128)]
     assert decodes[4:8] == [("ours", 512), ("theirs", 512), ("theirs", 512), ("ours", 512)]
-    families = [given.get("family") for _, method, given in calls if method == "decode"]
+    families = [given.get("family") for _, given in decoding if given["tokens"] == 8]
     assert families[8:] == ["guide", "rows"] * 4
+    beside = [(name, given["context"]) for name, given in decoding if given["tokens"] == 1]
+    assert beside == [("ours", 128)] * 16 + [("ours", 512)] * 16
+    assert len(comparison.samples.of["machine", "beside_512"]) == 16
     methods = [method for _, method, _ in calls]
     assert methods.index("memory") < methods.index("few_rows")
     said = [given for _, method, given in calls if method == "guesses"]
@@ -435,7 +440,7 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     side.reset()
     assert side.decode(64, 2, "rows").keys() == {"seconds"}
     assert not set(side.programs()) & {"rms_gemv_rope", "lm_head_gemv"}
-    assert side.decode(64, 2).keys() >= {"seconds", "attention_seconds"}
+    assert side.decode(64, 2).keys() >= {"seconds", "programs_seconds", "attention_seconds"}
     assert side.session.kept.cache.length == 64
     side.reset()
     assert set(side.few_rows(32, 1)) == {"1", "8", "16"}
