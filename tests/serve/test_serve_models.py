@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from statistics import median
 from typing import Any
 
 import httpx2
@@ -462,7 +463,7 @@ def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None
         return [one for one in threading.enumerate() if one.name.startswith(("model", "encoding", "slots"))]
 
     with serving.http as http:
-        for _ in range(4):
+        for _ in range(12):
             give_back()
             before = resident_bytes()
             assert ask(serving, "demo", max_tokens=30).status_code == 200
@@ -474,7 +475,9 @@ def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None
             assert resident_bytes() - before < service.taken
             assert http.post("/models/unload", json={"model": "demo"}).json() == {"success": True}
             after.append((resident_bytes(), len(ours())))
-    assert after[-1][0] < after[1][0] + 3 * MIB
+    # A thread keeps the buffers that it has once needed: steps of 4 MiB, early or late. A leak goes on.
+    middle, last = (median(left for left, _ in after[first : first + 4]) for first in (4, 8))
+    assert last < middle + 6 * MIB
     assert after[-1][1] == after[0][1]
 
 
