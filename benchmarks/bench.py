@@ -314,7 +314,7 @@ class Comparison:
                 self.samples.add(OURS, "engine_together", together.engine_s / CROWD_TOKENS)
 
     def _decode(self, sides: Sides, context: int) -> None:
-        """With readings of memory's bandwidth before, between and after; then in turn with tokens of ours."""
+        """With readings of memory's bandwidth before, between and after; at the longest, in turn as well."""
         memory = MemoryReader()
         bandwidths = [memory.bytes_per_second()]
         for name, worker in sides.items():
@@ -324,7 +324,8 @@ class Comparison:
             for part, seconds in answer.items():  # of ours alone
                 self.samples.add(name, f"{part.removesuffix('_seconds')}_{context}", seconds)
         self.samples.add("machine", f"bandwidth_{context}", max(bandwidths))
-        self._in_turn_with_memory(sides[OURS], memory, context)
+        if context == self.plan.contexts[-1]:
+            self._in_turn_with_memory(sides[OURS], memory, context)
 
     def _in_turn_with_memory(self, ours: Worker, memory: MemoryReader, context: int) -> None:
         """Tokens of ours, each between two readings: what memory gives changes by the second where others use
