@@ -86,12 +86,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Ask:
-    """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
-    the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
-    which it is answered; None: in any. manner: how it is made. as_drawn:
-    whether they are told as they were drawn, with all settings, in place of what the logits give them.
-    calls: those of tools that may be in it. shows_progress: whether it is told how much of the prompt is
-    read."""
+    """What an answer is asked with. prompt: token ids. max_tokens: at most so many more; 0: the prompt is
+    read, and nothing is told of what would follow. marks: how many of the likeliest tokens are told of each;
+    None: none, nor its own. time_limit_s: from its coming. slot: in which it is answered; None: in any.
+    manner: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in place of
+    what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is told how
+    much of the prompt is read."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -167,7 +167,7 @@ class Answer:
     def piece(self) -> Piece | None:
         """What has come since the last, if anything has; with its ending where it is over."""
         text, marks = "", list[Mark]()
-        while self._told < len(self.request.token_ids) and self._stopped_by is None:
+        while self._ask.max_tokens and self._told < len(self.request.token_ids) and self._stopped_by is None:
             token = self.request.token_ids[self._told]
             self._told += 1
             text += self._fed(token, marks)
@@ -244,6 +244,8 @@ class Answer:
     def _ending(self) -> Ending:
         if error := self.request.error:
             return self._ended("error", of_engine(error))
+        if not self._ask.max_tokens:
+            return self._ended(LENGTH)
         reason = self.request.finish_reason
         return self._ended(STOP if self._stopped_by is not None or reason is None else ENDINGS[reason])
 

@@ -30,7 +30,7 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, marked
+from aerie.serve.preparing import asked, check_ids, marked
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 from aerie.serve.showing import add_views
@@ -106,11 +106,7 @@ def _add_texts(app: FastAPI) -> None:
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, service: Held) -> Mapping[str, Any]:
-        size = service.ready().session.model.config.vocab_size
-        if wrong := [each for each in body.tokens if each >= size]:
-            raise ApiError(
-                400, f"tokens has {wrong[0]}; the vocabulary has 0 to {size - 1}", "tokens", "invalid_value"
-            )
+        check_ids(service.ready(), body.tokens, "tokens")
         text = await service.encoded(lambda tokenizer: tokenizer.decode(body.tokens))
         return {"content": text, "prompt": text}
 
@@ -144,10 +140,7 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
-        prompts = [
-            prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt))
-            for prompt in body.prompts
-        ]
+        prompts = await _ids(service, body.prompts, "prompt")
         grammar = await service.grammar(opened, body.form)
         asks = asked(opened, body, prompts, body.most, service.limits.time_limit_s, grammar)
         echoes = await _echoes(service, body, prompts) if body.echo else []
@@ -161,6 +154,16 @@ def _add_answers(app: FastAPI) -> None:
 def _continued(text: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text that follows others."""
     return tokenizer.encode(text, special=False)
+
+
+async def _ids(service: Service, given: Sequence[str | list[int]], param: str) -> list[list[int]]:
+    """Of texts and of lists of ids, which the client has from wherever. Raises ApiError."""
+    for each in given:
+        if isinstance(each, list):
+            check_ids(service.ready(), each, param)
+    return [
+        each if isinstance(each, list) else await service.encoded(partial(_encode, each)) for each in given
+    ]
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -264,11 +267,7 @@ def _add_native(app: FastAPI) -> None:
 def _add_embeddings(app: FastAPI) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsRequest, request: Request, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        prompts = [
-            given if isinstance(given, list) else await service.encoded(partial(_encode, given))
-            for given in body.inputs
-        ]
+        prompts = await _ids(service, body.inputs, "input")
         try:
             made = [await service.worker.call(partial(embedding, prompt)) for prompt in prompts]
         except UserError as error:

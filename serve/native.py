@@ -23,7 +23,18 @@ from aerie.serve.answer import LENGTH, Ending, Mark, Piece
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
 from aerie.serve.events import answered, event
-from aerie.serve.fields import MOST_STOPS, MOST_TOP, Fields, Form, Settings, StopText, Text, Unbuilt
+from aerie.serve.fields import (
+    MOST_STOPS,
+    MOST_TOP,
+    STRONGEST,
+    Fields,
+    Form,
+    Settings,
+    StopText,
+    Text,
+    Unbuilt,
+    room_of,
+)
 from aerie.serve.forms import finite, progress, timings
 from aerie.serve.service import Service
 
@@ -42,8 +53,6 @@ class PromptString(Fields):
 
 Part = Annotated[list[Text | Id], Field(min_length=1)]
 Prompt = Text | PromptString | Annotated[list[Text | Id | PromptString | Part], Field(min_length=1)]
-STRONGEST = 100.0
-"""A bias that leaves a token out: false in logit_bias, and ignore_eos. What the sampler takes at most."""
 
 
 class NativeSettings(Settings):
@@ -171,19 +180,14 @@ class NativeRequest(Fields):
 
     @property
     def most(self) -> int | None:
-        """Tokens that are made; for a prompt that is only read, one, of which nothing is told."""
-        given = self.n_predict if self.max_tokens is None else self.max_tokens
-        return None if given < 0 else max(1, given)
+        """Tokens that are made at most; 0: the prompt is only read."""
+        return room_of(self.n_predict if self.max_tokens is None else self.max_tokens)
 
     @property
     def biases(self) -> list[tuple[int | str, float]]:
         """By an id or a text; False leaves a token out."""
         given = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         return [(_named(name), -STRONGEST if bias is False else float(bias)) for name, bias in given]
-
-    @property
-    def is_read_only(self) -> bool:
-        return (self.n_predict if self.max_tokens is None else self.max_tokens) == 0
 
     @property
     def form(self) -> Form | None:
@@ -205,6 +209,7 @@ class NativeRequest(Fields):
             logit_bias={str(token): bias for token, bias in biases.items()},
             n=self.n_cmpl,
             id_slot=self.id_slot,
+            ignore_eos=self.ignore_eos,
             n_probs=self.n_probs,
             post_sampling_probs=self.post_sampling_probs,
             return_progress=self.stream and self.return_progress,
@@ -274,7 +279,7 @@ class NativeForm:
             if piece.text or piece.marks:
                 yield event({**self._piece(piece), "stop": False})
             return
-        if (piece.text or piece.marks) and not self._asked.is_read_only:
+        if piece.text or piece.marks:
             yield event({**self._piece(piece), "stop": False})
         told = self._end(Piece(piece.index, spent=piece.spent), piece.ending)
         yield event(self._picked({"index": piece.index, "content": "", "tokens": [], **told}))
@@ -292,9 +297,9 @@ class NativeForm:
             self._new_lines.add(piece.index)
         told: dict[str, Any] = {
             "index": piece.index,
-            "content": "" if asked.is_read_only else piece.text,
-            "tokens": [] if asked.is_read_only else [*piece.tokens],
-            "tokens_predicted": 0 if asked.is_read_only else spent.made,
+            "content": piece.text,
+            "tokens": [*piece.tokens],
+            "tokens_predicted": spent.made,
             "tokens_evaluated": spent.prompt,
         }
         if asked.n_probs:
@@ -309,7 +314,7 @@ class NativeForm:
             "stop": True,
             "id_slot": -1 if asked.id_slot is None else asked.id_slot,
             "model": self._model,
-            "tokens_predicted": 0 if asked.is_read_only else spent.made,
+            "tokens_predicted": spent.made,
             "tokens_evaluated": spent.prompt,
             "tokens_cached": spent.cached,
             "generation_settings": asked.told,
@@ -388,11 +393,11 @@ def biases(given: Sequence[tuple[int | str, float]], tokenizer: Tokenizer) -> di
 async def completed(service: Service, asked: NativeRequest, request: Request) -> Response:
     """The response. Raises ApiError."""
     opened = service.ready()
+    for prompt in asked.prompts:
+        preparing.check_ids(opened, (each for each in prompt if isinstance(each, int)), "prompt")
     prompts = [await service.encoded(partial(encoded, prompt)) for prompt in asked.prompts]
     texts = [await service.encoded(partial(_decoded, ids)) for ids in prompts]
     given = await service.encoded(partial(biases, asked.biases))
-    if asked.ignore_eos:
-        given |= dict.fromkeys(opened.session.model.config.eos_token_ids, -STRONGEST)
     grammar = await service.grammar(opened, asked.form)
     limit_s = service.limits.time_limit_s
     asks = preparing.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -30,6 +30,19 @@ def grammar_of(grammars: Grammars, form: Form) -> Grammar:
         return grammars.regex(form.regex) if form.regex else grammars.gbnf(form.gbnf)
     except UserError as error:
         raise ApiError(400, str(error), form.param, "invalid_value") from error
+
+
+def check_ids(opened: Opened, ids: Iterable[int], param: str) -> None:
+    """ApiError for a token id that a client has given and the model does not have."""
+    size = opened.session.model.config.vocab_size
+    if (wrong := next((each for each in ids if not 0 <= each < size), None)) is not None:
+        raise ApiError(
+            400,
+            f"{param} has {wrong}, and the model's tokens are 0 to {size - 1}; give ids of its own "
+            "tokenizer, as POST /tokenize tells them, or a text",
+            param,
+            "invalid_value",
+        )
 
 
 class Conversing(Protocol):
@@ -90,6 +103,8 @@ def asked(
             "logprobs",
             "invalid_value",
         )
+    check_ids(opened, settings.stop_token_ids or (), "stop_token_ids")
+    eos = opened.session.model.config.eos_token_ids
     try:
         made = [
             _ask(opened, settings, prompt, most, time_limit_s, index, sampler, draft, calls)
@@ -97,7 +112,7 @@ def asked(
             for draft in [_draft(opened, settings, prompt, expected)]
             for choice in range(settings.choices)
             for index in [number * settings.choices + choice]
-            for sampler in [Sampler(**settings.sampling(choice), grammar=grammar)]
+            for sampler in [Sampler(**settings.sampling(choice, eos), grammar=grammar)]
         ]
         for ask in made:
             opened.check(ask)
