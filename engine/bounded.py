@@ -71,7 +71,7 @@ class BoundedProcess:
     module: by its name, imported in the child alone. Its functions take and give what JSON can say.
     """
 
-    def __init__(self, module: str, limits: Limits = Limits(), most: int = 4) -> None:  # noqa: B008
+    def __init__(self, module: str, limits: Limits = Limits(), most: int = 4) -> None:
         self._module, self._limits = module, limits
         self._turns = threading.BoundedSemaphore(most)
         self._idle: list[_Child] = []
