@@ -87,6 +87,8 @@ class BoundedProcess:
             message = _packed([function, arguments])
         except RecursionError:
             raise OverLimitError("what it was given is nested too deeply") from None
+        except (TypeError, ValueError) as error:
+            raise OverLimitError(f"it was given what JSON cannot say: {error}") from None
         with self._turns, self._child() as child:
             return child.call(message)
 
@@ -216,14 +218,16 @@ def serve(connection: socket.socket, module: str, limits: Limits) -> None:
 def _answer(functions: Any, message: bytes, limits: Limits) -> bytes:
     try:
         function, arguments = json.loads(message.decode("utf-8", "surrogatepass"))
-        told = _packed({"result": getattr(functions, function)(*arguments)})
+        result = getattr(functions, function)(*arguments)
+        is_long = isinstance(result, str) and len(result) > limits.output_bytes
+        told = b"" if is_long else _packed({"result": result})
     except MemoryError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
         shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
         return _packed({"raised": [type(error).__name__, shown]})
-    if len(told) > limits.output_bytes:
+    if is_long or len(told) > limits.output_bytes:
         return _packed({"over": f"it made more than {limits.output_bytes >> 20} MiB"})
     return told
 

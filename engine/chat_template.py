@@ -6,7 +6,7 @@ a child process, within limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,13 @@ class ChatTemplate:
             )
         return found
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
+    def check(self, arguments: Iterable[str]) -> None:
         """TemplateArgumentError for one that would take the place of what the template is given anyway."""
         for name in arguments:
             if name in GIVEN or name in self.special_tokens or name.endswith(("_token", "_token_id")):
                 raise TemplateArgumentError(
                     name,
-                    f"{name} cannot be given to the chat template, which has its own value of this name; "
+                    f"{name} cannot be given to the chat template, which has a value of this name anyway; "
                     "leave it out",
                 )
 

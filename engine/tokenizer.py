@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aerie.engine.chat_template import ChatTemplate
+from aerie.engine.chat_template import ChatTemplate, TemplateArgumentError
 from aerie.engine.control_tokens import ControlTokens
 from aerie.engine.detokenizer import Detokenizer, TextStream, TokenText
 from aerie.engine.errors import CheckpointError, PromptError
@@ -58,6 +58,11 @@ class Tokenizer:
     def _check_arguments(self, given: Mapping[str, Any]) -> None:
         if self._template:
             self._template.check(given)
+        elif given:
+            name = next(iter(given))
+            raise TemplateArgumentError(
+                name, f"{name} is for a chat template, and this checkpoint has none; leave it out"
+            )
 
     @cached_property
     def call_form(self) -> CallForm:
@@ -106,10 +111,16 @@ class Tokenizer:
         text = self._template.render(*given)
         # The template writes the special tokens itself.
         ids = list(self._backend.encode(text, add_special_tokens=False).ids)
-        spelled = any(self._control.find(said) for said in _texts(given))
+        try:
+            spelled = any(self._control.find(said) for said in _texts(given))
+            hidden = _changed(given, self._control.hide) if spelled else given
+        except RecursionError:
+            raise PromptError(
+                "messages, tools or arguments are nested too deeply; send flatter ones"
+            ) from None
         if not spelled and self._control.are_spelled(ids, text):
             return ids
-        return self._control.encode_rendered(self._template.render(*_changed(given, self._control.hide)))
+        return self._control.encode_rendered(self._template.render(*hidden))
 
     def chat_text(
         self,

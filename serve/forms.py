@@ -338,7 +338,8 @@ def _by_text(mark: Mark) -> dict[str, float]:
     told: dict[str, float] = {}
     for each in mark.top:
         in_bytes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in each.data)
-        names = [in_bytes if "\N{REPLACEMENT CHARACTER}" in each.text else each.text, in_bytes]
+        is_part = "\N{REPLACEMENT CHARACTER}" in each.text
+        names = [in_bytes if is_part else each.text, in_bytes] if each.data else []
         free = (name for name in (*names, f"token_id:{each.token}") if name not in {*told, mark.text})
         told[mark.text if each.token == mark.token else next(free)] = finite(each.logprob)
     return told

@@ -83,6 +83,7 @@ class ResponsesRequest(Fields):
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     reasoning: Any = None
     include: Any = None
     background: Any = None
@@ -121,7 +122,7 @@ class ResponsesRequest(Fields):
     def chat(self) -> Chat:
         """Raises ToolsError."""
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Chat([*begins, *messages_of(self.items)], self._tools)
+        return Chat([*begins, *messages_of(self.items)], self._tools, self.chat_template_kwargs)
 
     @property
     def _tools(self) -> Tools | None:

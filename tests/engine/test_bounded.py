@@ -59,6 +59,8 @@ def test_an_exception_is_one_line_and_the_child_goes_on(process):
     with pytest.raises(RaisedError, match=r" \.\.\.$") as caught:
         process.call("int", "x" * 5000)
     assert len(str(caught.value)) < 300
+    with pytest.raises(OverLimitError, match=r"^it was given what JSON cannot say: Object of type object is"):
+        process.call("len", [object()])
     deep = []
     for _ in range(5000):
         deep = [deep]
