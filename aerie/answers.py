@@ -42,6 +42,7 @@ class Options(Sampling, Manners, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
     num_beams: int
     use_block_cache: bool
 
@@ -315,13 +316,14 @@ def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
 
 class Asking(NamedTuple):
     """Options that were read. stops: texts and token ids. raw: whether a prompt is taken as it is. calls: of
-    tools, where the model is told of some."""
+    tools, where the model is told of some. template_arguments: further values for the chat template."""
 
     sampler: Sampler
     manner: Manner
     stops: list[str | int]
     raw: bool
     calls: Calls | None
+    template_arguments: Mapping[str, Any]
 
     @property
     def tools(self) -> Tools | None:
@@ -363,6 +365,19 @@ def _calls(options: Mapping[str, Any], session: Session) -> Calls | None:
     return calls_of(tools, session.tokenizer) if tools else None
 
 
+def _template_arguments(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = options.get("chat_template_kwargs") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise UserError(
+            f"chat_template_kwargs is {reprlib.repr(given)}; give a dict of what the chat template asks for"
+        )
+    if given and options.get("raw"):
+        raise UserError(
+            "chat_template_kwargs are for the chat template, which raw leaves out; leave out one of the two"
+        )
+    return given
+
+
 def asking(options: Mapping[str, Any], session: Session) -> Asking:
     """What these options ask of a model. UserError for one that there is not, or that cannot be taken."""
     known = Options.__annotations__
@@ -381,4 +396,4 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
     stops, raw = stops_of(options.get("stop", ())), options.get("raw", False)
-    return Asking(sampler, Manner(**manner), stops, raw, calls)
+    return Asking(sampler, Manner(**manner), stops, raw, calls, _template_arguments(options))

@@ -6,7 +6,7 @@ Whether tools, choices and calls go together, the engine checks (tool_calls.py):
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -153,15 +153,18 @@ def nth_told(name: str, tools: Sequence[object], kind: Any) -> str:
 
 
 class Chat(NamedTuple):
-    """A conversation, and the tools that its model is told of."""
+    """A conversation, the tools that its model is told of, and further values for the chat template."""
 
     messages: list[dict[str, Any]]
     tools: Tools | None
+    template_arguments: Mapping[str, Any] | None
 
 
 class HasTools(Fields):
-    """What a conversation may have beside its messages."""
+    """What a conversation may have beside its messages. chat_template_kwargs: further values for the chat
+    template, by vLLM's name of them."""
 
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ChatTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -248,7 +251,9 @@ class ChatRequest(Settings, Formed, HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat([message.as_message for message in self.messages], self.asked_tools)
+        return Chat(
+            [message.as_message for message in self.messages], self.asked_tools, self.chat_template_kwargs
+        )
 
 
 class TokenizeRequest(HasTools):
@@ -271,7 +276,11 @@ class TokenizeRequest(HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat([message.as_message for message in self.messages or ()], self.asked_tools)
+        return Chat(
+            [message.as_message for message in self.messages or ()],
+            self.asked_tools,
+            self.chat_template_kwargs,
+        )
 
 
 class TemplateRequest(HasTools):
@@ -283,4 +292,6 @@ class TemplateRequest(HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat([message.as_message for message in self.messages], self.asked_tools)
+        return Chat(
+            [message.as_message for message in self.messages], self.asked_tools, self.chat_template_kwargs
+        )

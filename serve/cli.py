@@ -22,7 +22,6 @@ from starlette.types import ASGIApp
 
 from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b.cli import Parser, add_commands, run_command
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime.memory import available_bytes
@@ -31,7 +30,7 @@ from aerie.serve.flags import KEY, add_serve
 from aerie.serve.front import Front
 from aerie.serve.models import Memory, Models
 from aerie.serve.naming import aliases_of, drafts_of, models_of
-from aerie.serve.opening import Opening, Runtime
+from aerie.serve.opening import Opening, Runtime, prompt_tokenizer
 from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
@@ -113,6 +112,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.variants,
         arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
+        template_arguments=(*arguments.template_arg,),
     )
     (first, *others) = named
     with _listen(arguments.host, arguments.port) as listening:
@@ -154,7 +154,8 @@ def _models(
         limit = available_bytes()
     offers = []
     for name, model in named.items():
-        opening = Opening(model, runtime.options(), Reporter(), drafts[name], limit)
+        given = runtime.options(), Reporter(), drafts[name], limit, runtime.template_arguments
+        opening = Opening(model, *given)
         offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
     return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)
 
@@ -209,7 +210,8 @@ def _serve_replicas(
             f"--replicas is {least}, and Ray, which runs them, is not installed; pip install 'aerie[ray]', "
             "or serve without"
         ) from None
-    tokenizer, limits, report = load_tokenizer(find_checkpoint(recipe[1])), recipe[3], Reporter()
+    tokenizer = prompt_tokenizer(find_checkpoint(recipe[1]), arguments.template_arg)
+    limits, report = recipe[3], Reporter()
     report.note(f"{least} replicas are started")
     with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
         front = Front(ask, tokenizer, limits, replicas.FULL)

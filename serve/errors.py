@@ -15,6 +15,7 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from aerie.engine.chat_template import TemplateArgumentError
 from aerie.engine.errors import PromptTooLongError, UserError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.tool_calls import ToolsError
@@ -89,6 +90,10 @@ def of_engine(error: Exception, place: Callable[[str], str] = str) -> ApiError:
     if isinstance(error, ToolsError):
         at = place(error.place)
         return ApiError(400, str(error).replace(error.place, at), at, "invalid_value")
+    if isinstance(error, TemplateArgumentError):
+        return ApiError(
+            400, f"chat_template_kwargs: {error}", f"chat_template_kwargs.{error.name}", "invalid_value"
+        )
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PoolFullError):

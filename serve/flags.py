@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aerie.llama32_1b.cli import real_number, whole_number
+from aerie.llama32_1b.cli import add_template, real_number, whole_number
 from aerie.serve.naming import byte_count, seconds
 from aerie.serve.service import Limits
 from aerie.virtual_npu.knobs import Knob
@@ -139,6 +139,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="as for `aerie run`: lookup, or a smaller model of the same vocabulary, of all models or of "
         "one; no token changes (default: no guesses)",
     )
+    add_template(parser)
     parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
 
 

@@ -207,6 +207,7 @@ class CountRequest(Fields):
     system: Text | list[TextBlock] | None = None
     tools: list[AnyTool] | None = None
     tool_choice: Choice | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
@@ -220,7 +221,11 @@ class CountRequest(Fields):
     def chat(self) -> Chat:
         """Raises ToolsError."""
         begins = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        return Chat([*begins, *(each for turn in self.messages for each in turn.as_messages)], self._tools)
+        return Chat(
+            [*begins, *(each for turn in self.messages for each in turn.as_messages)],
+            self._tools,
+            self.chat_template_kwargs,
+        )
 
     @property
     def _tools(self) -> Tools | None:

@@ -98,6 +98,7 @@ class ResponsesRequest(Fields):
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     background: Any = None
@@ -144,7 +145,7 @@ class ResponsesRequest(Fields):
     def chat(self) -> Chat:
         """Raises ToolsError."""
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Chat([*begins, *messages_of(self.items)], self._tools)
+        return Chat([*begins, *messages_of(self.items)], self._tools, self.chat_template_kwargs)
 
     @property
     def own_tools(self) -> list[OwnTool]:
