@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from aerie.engine.errors import UserError
@@ -27,6 +26,7 @@ from aerie.llama32_1b.cli import Parser, add_commands, run_command
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import guarded, make_app
+from aerie.serve.connections import Listening, room_for
 from aerie.serve.flags import KEY, add_serve
 from aerie.serve.front import Front
 from aerie.serve.models import Memory, Models
@@ -49,11 +49,11 @@ class Life(Protocol):
     def drain(self) -> None: ...
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which at the first SIGTERM or Ctrl-C has answers under way finish."""
+class Server(Listening):
+    """A server which at the first SIGTERM or Ctrl-C has answers under way finish."""
 
-    def __init__(self, config: uvicorn.Config, service: Life) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, service: Life, limits: Limits) -> None:
+        super().__init__(app, limits)
         self._service, self.signal = service, 0
 
     @contextmanager
@@ -83,23 +83,7 @@ class Server(uvicorn.Server):
 
 def make_server(models: Models) -> Server:
     """Ready to `run` with a socket that listens."""
-    return server_of(make_app(models), models, models.limits)
-
-
-def server_of(app: ASGIApp, life: Life, limits: Limits) -> Server:
-    """The server of an app. life: told when it ends."""
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        h11_max_incomplete_event_size=limits.header_bytes,
-        timeout_graceful_shutdown=round(limits.drain_s + 2),
-    )
-    return Server(config, life)
+    return Server(make_app(models), models, models.limits)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -213,7 +197,7 @@ def _serve_replicas(
     report.note(f"{least} replicas are started")
     with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
         front = Front(ask, tokenizer, limits, replicas.FULL)
-        server = server_of(guarded(front, front), front, limits)
+        server = Server(guarded(front, front), front, limits)
         _log()
         report.note(said)
         server.run(sockets=[listening])
@@ -236,6 +220,10 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         api_key=key,
         origins=tuple(arguments.cors_origin),
         is_local=is_local,
+        connections=room_for(arguments.connections),
+        head_s=arguments.head_time,
+        body_s=arguments.body_time,
+        send_s=arguments.send_time,
         slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
         load_s=arguments.load_wait,
         kept=Limits.kept if arguments.keep_responses is None else arguments.keep_responses,

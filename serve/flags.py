@@ -98,6 +98,24 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="bytes of a request's body, at most (default: %(default)s)",
     )
     parser.add_argument(
+        "--connections",
+        type=whole_number(1),
+        default=STANDARD.connections,
+        help="connections at once; fewer where the process may have fewer descriptors (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("--head-time", STANDARD.head_s, "the head of a request has"),
+        ("--body-time", STANDARD.body_s, "its body has"),
+        ("--send-time", STANDARD.send_s, "a reader has to take some of what was sent"),
+    ):
+        parser.add_argument(
+            name,
+            type=whole_number(1),
+            default=round(default),
+            metavar="SECONDS",
+            help=f"that {what} (default: %(default)s)",
+        )
+    parser.add_argument(
         "--keep-responses",
         type=whole_number(0),
         metavar="COUNT",
