@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import signal
@@ -32,6 +31,7 @@ from aerie.serve.front import Front
 from aerie.serve.models import Memory, Models
 from aerie.serve.naming import aliases_of, drafts_of, models_of
 from aerie.serve.opening import Opening, Runtime
+from aerie.serve.origins import is_own, origins_of
 from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
@@ -206,7 +206,7 @@ def _serve_replicas(
 
 def _limits(arguments: argparse.Namespace) -> Limits:
     """UserError where others could ask without a key."""
-    key, is_local = arguments.api_key or KEY.get() or None, _is_local(arguments.host)
+    key, is_local = _key(arguments.api_key), is_own(arguments.host)
     if not is_local and key is None:
         raise UserError(
             f"--host {arguments.host} lets other machines ask, and there is no API key; give --api-key, "
@@ -218,7 +218,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         arguments.drain,
         body_bytes=arguments.max_body,
         api_key=key,
-        origins=tuple(arguments.cors_origin),
+        origins=origins_of(arguments.cors_origin, key is not None),
         is_local=is_local,
         connections=room_for(arguments.connections),
         head_s=arguments.head_time,
@@ -244,11 +244,20 @@ def _storage(folder: Path | None, most_bytes: int) -> Storage | None:
     return Storage(folder, most_bytes)
 
 
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _key(given: str | None) -> str | None:
+    """The API key, of the flag or the environment; None where there is none. UserError for one that no client
+    could send."""
+    name, key = (KEY.name, KEY.get() or None) if given is None else ("--api-key", given)
+    if key is None:
+        return None
+    if not key.strip():
+        raise UserError(f"{name} is blank, which would let everybody in; give a key, or leave it out")
+    if key != key.strip() or not all(" " <= each <= "~" for each in key):
+        raise UserError(
+            f"{name} holds blanks around it, control characters or some beyond ASCII, which clients cannot "
+            "send in a header; give another key"
+        )
+    return key
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -198,7 +198,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Tell it, and close: what comes next on this connection has no beginning."""
         body = as_json(error.body).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
         try:
             head = h11.Response(status_code=error.status_code, headers=[*headers.items()])
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):

@@ -29,7 +29,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this site may ask; several times",
+        help="pages of this site may ask; several times; *: those of all sites, with an API key",
     )
     _add_limits(parser)
     _add_runtime(parser)
