@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aerie.engine.call_reader import CallPiece, CallReader, Calls
+from aerie.engine.detokenizer import TextStream
 from aerie.engine.drawing import F64Array, Ranks
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
@@ -30,14 +31,32 @@ ENDINGS: Mapping[FinishReason, str] = {
 }
 
 
-class Mark(NamedTuple):
-    """A token, its text, the natural logarithm of what the logits gave it (None: it is a prompt's first, and
-    there were none), and the likeliest ones there, each with its text and the same."""
+class Likely(NamedTuple):
+    """One of the likeliest tokens in a place: what it would have added there, or, of a special token, which
+    adds nothing, its name; its bytes; and the natural logarithm of what the logits gave it."""
 
     token: int
     text: str
+    data: bytes
+    logprob: float
+
+
+class Mark(NamedTuple):
+    """A token, what it adds to the text and its own bytes (`detokenizer`), the natural logarithm of what the
+    logits gave it (None: it is a prompt's first, and there were none), and the likeliest ones there."""
+
+    token: int
+    text: str
+    data: bytes
     logprob: float | None
-    top: tuple[tuple[int, str, float], ...]
+    top: tuple[Likely, ...]
+
+    def ended(self, rest: str) -> Mark:
+        """With what was held back, where it is the last."""
+        top = tuple(
+            each._replace(text=each.text + rest) if each.token == self.token else each for each in self.top
+        )
+        return self._replace(text=self.text + rest, top=top)
 
 
 class Ending(NamedTuple):
@@ -155,7 +174,7 @@ class Answer:
         self, ask: Ask, request: Request, sampler: Sampler, tokenizer: Tokenizer, eos: Collection[int]
     ) -> None:
         self.request, self._ask, self._sampler, self._eos = request, ask, sampler, eos
-        self._tokenizer, self._stream = tokenizer, tokenizer.stream(ask.calls.shown if ask.calls else ())
+        self._stream = tokenizer.stream(request.prompt_ids, ask.calls.shown if ask.calls else ())
         self._calls = ask.calls.reader() if ask.calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._told = 0
@@ -177,13 +196,13 @@ class Answer:
             return made if made and (made.text or marks or made.calls or read) else None
         self.request.stop()
         if self._stopped_by is None:
-            text += self._stops.feed(self._stream.flush()) + self._stops.flush()
+            text += self._rest(marks)
         return self._piece(text, marks, self._ending(), self._read_meanwhile())
 
     def cut(self, error: ApiError | None = None) -> Piece:
         """End it where it is: with this error, or because its time is up."""
         self.request.stop()
-        rest = self._stops.feed(self._stream.flush()) + self._stops.flush()
+        rest = self._rest([])
         if error is None and not self._told:
             error = ApiError(
                 503,
@@ -233,13 +252,23 @@ class Answer:
             return ""
         if token in self._ask.stop_ids:
             self._stopped_by = token
-            return self._stops.feed(self._stream.flush()) + self._stops.flush()
+            return self._rest(marks)
         self._tokens.append(token)
         if isinstance(self._sampler, Recorder):
-            marks.append(mark_of(self._tokenizer, token, *self._sampler.noted.pop(self._told - 1)))
-        text = self._stops.feed(self._stream.feed(token))
+            marks.append(mark_of(self._stream, token, *self._sampler.noted.pop(self._told - 1)))
+            added = marks[-1].text
+        else:
+            added = self._stream.feed(token)
+        text = self._stops.feed(added)
         self._stopped_by = self._stops.found
         return text
+
+    def _rest(self, marks: list[Mark]) -> str:
+        """What was held back, where no more comes; it is the last token's."""
+        held = self._stream.flush()
+        if held and marks:
+            marks[-1] = marks[-1].ended(held)
+        return self._stops.feed(held) + self._stops.flush()
 
     def _ending(self) -> Ending:
         if error := self.request.error:
@@ -254,12 +283,15 @@ class Answer:
         return Ending(reason, *counts, self._stopped_by, error, *guesses)
 
 
-def mark_of(
-    tokenizer: Tokenizer, token: int, logprob: float | None, top: Sequence[tuple[int, float]]
-) -> Mark:
-    """With the texts of the tokens."""
-    others = tuple((each, tokenizer.decode([each]), log) for each, log in top)
-    return Mark(token, tokenizer.decode([token]), logprob, others)
+def mark_of(stream: TextStream, token: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> Mark:
+    """Of a token that the stream takes with it."""
+    others = [(each, stream.bytes_if(each), log) for each, log in top]
+    text, data = stream.take(token)
+    likeliest = (
+        Likely(each, text if each == token and own == data else own.decode(errors="replace"), own, log)
+        for each, own, log in others
+    )
+    return Mark(token, text, data, logprob, tuple(likeliest))
 
 
 def prompt_marks(scheduler: Scheduler, tokenizer: Tokenizer, prompt: Sequence[int], top: int) -> list[Mark]:
@@ -267,7 +299,8 @@ def prompt_marks(scheduler: Scheduler, tokenizer: Tokenizer, prompt: Sequence[in
     which nobody else has a part. Raises as Scheduler.forward."""
     (rows,) = scheduler.forward([prompt], [len(prompt)])
     told = [likeliest(row, token, top) for row, token in zip(rows, prompt[1:], strict=False)]
+    stream = tokenizer.stream()
     return [
-        mark_of(tokenizer, prompt[0], None, ()),
-        *(mark_of(tokenizer, token, *each) for token, each in zip(prompt[1:], told, strict=True)),
+        mark_of(stream, prompt[0], None, ()),
+        *(mark_of(stream, token, *each) for token, each in zip(prompt[1:], told, strict=True)),
     ]

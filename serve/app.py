@@ -103,7 +103,11 @@ def _add_texts(app: FastAPI) -> None:
         ids = await service.encoded(partial(_tokenized, body), body.place)
         tokens: list[Any] = list(ids)
         if body.with_pieces:
-            tokens = [{"id": each, "piece": opened.tokenizer.decode([each])} for each in ids]
+            pieces = await service.encoded(lambda tokenizer: tokenizer.pieces(ids))
+            tokens = [
+                {"id": each, "piece": piece.text, "bytes": list(piece.data)}
+                for each, piece in zip(ids, pieces, strict=True)
+            ]
         return {"tokens": tokens, "count": len(ids), "max_model_len": opened.session.model.positions}
 
     @app.post("/detokenize")
@@ -171,16 +175,14 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
 
 async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
     """The texts of the prompts, and how likely their tokens are where that is told of answers."""
-    texts = [
-        await service.encoded(partial(_decode, given)) if isinstance(given, list) else given
-        for given in body.prompts
-    ]
+    texts = [await service.encoded(partial(_begun, prompt)) for prompt in prompts]
     marks = await marked(service.worker, prompts, body.top) or [[] for _ in prompts]
     return list(zip(texts, marks, strict=True))
 
 
-def _decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(ids)
+def _begun(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of tokens, without the beginning of a character, which an answer goes on with."""
+    return "".join(map(tokenizer.stream().feed, ids))
 
 
 def _add_other_apis(app: FastAPI) -> None:

@@ -344,12 +344,13 @@ def _stop_type(ending: Ending) -> Literal["limit", "word", "eos"]:
 def _mark(mark: Mark, as_drawn: bool) -> dict[str, Any]:
     """A token, and the likeliest in its place: by logarithms, or as drawn, by probabilities."""
 
-    def one(token: int, text: str, log: float | None) -> dict[str, Any]:
-        told = {"id": token, "token": text, "bytes": list(text.encode())}
+    def one(token: int, text: str, data: bytes, log: float | None) -> dict[str, Any]:
+        told = {"id": token, "token": text, "bytes": list(data)}
         return {**told, "prob": math.exp(log or 0.0)} if as_drawn else {**told, "logprob": finite(log)}
 
     name = "top_probs" if as_drawn else "top_logprobs"
-    return {**one(mark.token, mark.text, mark.logprob), name: [one(*each) for each in mark.top]}
+    own = one(mark.token, mark.text, mark.data, mark.logprob)
+    return {**own, name: [one(*each) for each in mark.top]}
 
 
 def encoded(prompt: str | list[str | int], tokenizer: Tokenizer) -> list[int]:
