@@ -31,6 +31,7 @@ from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
 from aerie.serve.preparing import asked, check_ids, marked
+from aerie.serve.reading import Reading, ReadingRoute
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 from aerie.serve.showing import add_views
@@ -53,7 +54,7 @@ def make_app(models: Models) -> ASGIApp:
 
     app = _addressed(lifespan)
     app.state.models, app.state.kept = models, Kept(models.limits.kept, models.limits.kept_bytes)
-    return guarded(Loading(app, models, app.router), models, app)
+    return guarded(Reading(Loading(app, models, app.router), app), models, app)
 
 
 def guarded(app: ASGIApp, service: Guarded, addressed: FastAPI | None = None) -> ASGIApp:
@@ -68,7 +69,8 @@ def guarded(app: ASGIApp, service: Guarded, addressed: FastAPI | None = None) ->
 
 def _addressed(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     """All addresses; they find the models in the app's state."""
-    app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
+    app = FastAPI(title="Aerie", lifespan=lifespan, strict_content_type=False, **NO_PAGES)  # type: ignore[arg-type]
+    app.router.route_class = ReadingRoute
     _add_errors(app)
     add_views(app)
     _add_texts(app)

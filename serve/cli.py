@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import signal
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from aerie.engine.errors import UserError
@@ -26,11 +24,13 @@ from aerie.llama32_1b.cli import Parser, add_commands, run_command
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import guarded, make_app
+from aerie.serve.connections import Listening, room_for
 from aerie.serve.flags import KEY, add_serve
 from aerie.serve.front import Front
 from aerie.serve.models import Memory, Models
 from aerie.serve.naming import aliases_of, drafts_of, models_of
 from aerie.serve.opening import Opening, Runtime, prompt_tokenizer
+from aerie.serve.origins import is_own, origins_of
 from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
@@ -48,11 +48,11 @@ class Life(Protocol):
     def drain(self) -> None: ...
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which at the first SIGTERM or Ctrl-C has answers under way finish."""
+class Server(Listening):
+    """A server which at the first SIGTERM or Ctrl-C has answers under way finish."""
 
-    def __init__(self, config: uvicorn.Config, service: Life) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, service: Life, limits: Limits) -> None:
+        super().__init__(app, limits)
         self._service, self.signal = service, 0
 
     @contextmanager
@@ -82,23 +82,7 @@ class Server(uvicorn.Server):
 
 def make_server(models: Models) -> Server:
     """Ready to `run` with a socket that listens."""
-    return server_of(make_app(models), models, models.limits)
-
-
-def server_of(app: ASGIApp, life: Life, limits: Limits) -> Server:
-    """The server of an app. life: told when it ends."""
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        h11_max_incomplete_event_size=limits.header_bytes,
-        timeout_graceful_shutdown=round(limits.drain_s + 2),
-    )
-    return Server(config, life)
+    return Server(make_app(models), models, models.limits)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -215,7 +199,7 @@ def _serve_replicas(
     report.note(f"{least} replicas are started")
     with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
         front = Front(ask, tokenizer, limits, replicas.FULL)
-        server = server_of(guarded(front, front), front, limits)
+        server = Server(guarded(front, front), front, limits)
         _log()
         report.note(said)
         server.run(sockets=[listening])
@@ -224,7 +208,7 @@ def _serve_replicas(
 
 def _limits(arguments: argparse.Namespace) -> Limits:
     """UserError where others could ask without a key."""
-    key, is_local = arguments.api_key or KEY.get() or None, _is_local(arguments.host)
+    key, is_local = _key(arguments.api_key), is_own(arguments.host)
     if not is_local and key is None:
         raise UserError(
             f"--host {arguments.host} lets other machines ask, and there is no API key; give --api-key, "
@@ -236,8 +220,12 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         arguments.drain,
         body_bytes=arguments.max_body,
         api_key=key,
-        origins=tuple(arguments.cors_origin),
+        origins=origins_of(arguments.cors_origin, key is not None),
         is_local=is_local,
+        connections=room_for(arguments.connections),
+        head_s=arguments.head_time,
+        body_s=arguments.body_time,
+        send_s=arguments.send_time,
         slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
         load_s=arguments.load_wait,
         kept=Limits.kept if arguments.keep_responses is None else arguments.keep_responses,
@@ -258,11 +246,20 @@ def _storage(folder: Path | None, most_bytes: int) -> Storage | None:
     return Storage(folder, most_bytes)
 
 
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _key(given: str | None) -> str | None:
+    """The API key, of the flag or the environment; None where there is none. UserError for one that no client
+    could send."""
+    name, key = (KEY.name, KEY.get() or None) if given is None else ("--api-key", given)
+    if key is None:
+        return None
+    if not key.strip():
+        raise UserError(f"{name} is blank, which would let everybody in; give a key, or leave it out")
+    if key != key.strip() or not all(" " <= each <= "~" for each in key):
+        raise UserError(
+            f"{name} holds blanks around it, control characters or some beyond ASCII, which clients cannot "
+            "send in a header; give another key"
+        )
+    return key
 
 
 def _listen(host: str, port: int) -> socket.socket:

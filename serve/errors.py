@@ -125,7 +125,7 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be read")
         return ApiError(400, f"the body is no JSON ({reason}); send one object", code="invalid_json")
-    param = _param(place)
+    param = param_of(place)
     if first["type"] == "extra_forbidden":
         return ApiError(
             400, f"{param} is not a field that is taken here; leave it out", param, "unknown_parameter"
@@ -144,7 +144,7 @@ def _most_telling(errors: Sequence[Any]) -> Any:
     return next((each for each in field if not each["type"].endswith("_type")), errors[0])
 
 
-def _param(place: Sequence[str | int]) -> str | None:
+def param_of(place: Sequence[str | int]) -> str | None:
     """messages[0].content, of a place in the body. Names of pydantic's own for alternatives are left out."""
     name = ""
     for part in place:

@@ -29,7 +29,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this site may ask; several times",
+        help="pages of this site may ask; several times; *: those of all sites, with an API key",
     )
     _add_limits(parser)
     _add_runtime(parser)
@@ -97,6 +97,24 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=STANDARD.body_bytes,
         help="bytes of a request's body, at most (default: %(default)s)",
     )
+    parser.add_argument(
+        "--connections",
+        type=whole_number(1),
+        default=STANDARD.connections,
+        help="connections at once; fewer where the process may have fewer descriptors (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("--head-time", STANDARD.head_s, "the head of a request has"),
+        ("--body-time", STANDARD.body_s, "its body has"),
+        ("--send-time", STANDARD.send_s, "a reader has to take some of what was sent"),
+    ):
+        parser.add_argument(
+            name,
+            type=whole_number(1),
+            default=round(default),
+            metavar="SECONDS",
+            help=f"that {what} (default: %(default)s)",
+        )
     parser.add_argument(
         "--keep-responses",
         type=whole_number(0),

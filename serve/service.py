@@ -44,18 +44,21 @@ FOLDERS = re.compile(r"(?<![\w/])(?:\.{1,2}|~)?/(?:[^\s/'\"]+/)*")
 class Limits:
     """queue: answers that may wait beside those under way. time_limit_s: of a request, from its coming to its
     last token. drain_s: what is left to answers when the server is told to stop. heartbeat_s: after so much
-    silence a stream has a comment. body_bytes, header_bytes: of a request. body_s: until its body is there.
-    send_s: until a reader takes what was sent. api_key: None lets everybody in. origins: of pages in browsers
-    that may ask. is_local: only this machine's names are taken for the server's. slots: where they are saved,
-    None for nowhere. load_s: that a request waits for its model to be loaded. kept: responses and
-    conversations that are kept, of so many bytes together (kept.py)."""
+    silence a stream has a comment. body_bytes, header_bytes: of a request. connections: at once
+    (connections.py). head_s, body_s: until a request's head is there, and its body. send_s: until a reader
+    takes some of what was sent. api_key: None lets everybody in. origins: of pages in browsers that may ask.
+    is_local: only this machine's names are taken for the server's. slots: where they are saved, None for
+    nowhere. load_s: that a request waits for its model to be loaded. kept: responses and conversations that
+    are kept, of so many bytes together (kept.py)."""
 
     queue: int = 64
     time_limit_s: float = 600.0
     drain_s: float = 30.0
     heartbeat_s: float = 5.0
-    body_bytes: int = 8 * 2**20
+    body_bytes: int = 4 * 2**20
     header_bytes: int = 32 * 2**10
+    connections: int = 1000
+    head_s: float = 10.0
     body_s: float = 30.0
     send_s: float = 60.0
     api_key: str | None = None
