@@ -16,11 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from aerie.engine.errors import UserError
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
-from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
-from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
+from aerie.serve.embeddings import Embedding, EmbeddingsRequest, told
+from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
 from aerie.serve.events import answered
 from aerie.serve.fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
@@ -30,7 +29,8 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, marked
+from aerie.serve.preparing import asked
+from aerie.serve.reading import marked, read
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 from aerie.serve.showing import add_views
@@ -135,7 +135,7 @@ def _add_answers(app: FastAPI) -> None:
         ids, grammar, calls = await service.conversed(opened, body)
         expected = await service.encoded(partial(_continued, body.predicted)) if body.predicted else ()
         asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
-        marks = await marked(service.worker, [ids], body.prompt_logprobs)
+        marks = await marked(service, request, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = ChatForm(*shown, marks, body.timings_per_token)
@@ -150,8 +150,8 @@ def _add_answers(app: FastAPI) -> None:
         ]
         grammar = await service.grammar(opened, body.form)
         asks = asked(opened, body, prompts, body.most, service.limits.time_limit_s, grammar)
-        echoes = await _echoes(service, body, prompts) if body.echo else []
-        marks = await marked(service.worker, prompts, body.prompt_logprobs)
+        echoes = await _echoes(service, request, body, prompts) if body.echo else []
+        marks = await marked(service, request, prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = CompletionForm(*shown, echoes, marks)
@@ -167,13 +167,15 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text)
 
 
-async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+async def _echoes(
+    service: Service, request: Request, body: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> list[Echo]:
     """The texts of the prompts, and how likely their tokens are where that is told of answers."""
     texts = [
         await service.encoded(partial(_decode, given)) if isinstance(given, list) else given
         for given in body.prompts
     ]
-    marks = await marked(service.worker, prompts, body.top) or [[] for _ in prompts]
+    marks = await marked(service, request, prompts, body.top) or [[] for _ in prompts]
     return list(zip(texts, marks, strict=True))
 
 
@@ -269,11 +271,7 @@ def _add_embeddings(app: FastAPI) -> None:
             given if isinstance(given, list) else await service.encoded(partial(_encode, given))
             for given in body.inputs
         ]
-        try:
-            made = [await service.worker.call(partial(embedding, prompt)) for prompt in prompts]
-        except UserError as error:
-            raise of_engine(error) from error
-        line, tokens = request.state.line, sum(map(len, prompts))
-        line.model, line.prompt = service.name, tokens
-        line.endings.append("embedded")
+        made = await read(service, request, prompts, [Embedding] * len(prompts))
+        tokens = sum(map(len, prompts))
+        request.state.line.prompt = tokens
         return told(made, service.name, tokens, body.encoding_format)
