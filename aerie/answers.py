@@ -147,6 +147,7 @@ class Stream(Iterator[str]):
             raise
         except BaseException:
             self._ended = FinishReason.INTERRUPTED
+            self._generation.stop()
             self._finish()
             raise
         self.text += piece
@@ -245,7 +246,14 @@ class Stream(Iterator[str]):
         """Tell of what happened; an answer that is under way is stopped where the listener says False."""
         made = self.token_ids[self._told_tokens :]
         self._told_tokens += len(made)
-        if self._on_event and self._on_event(Event(kind, text, made)) is False and not self._is_over:
+        if self._on_event is None:
+            return
+        try:
+            goes_on = self._on_event(Event(kind, text, made)) is not False
+        except BaseException:
+            self._generation.stop()  # where a listener fails, its answer does not go on beside others
+            raise
+        if not goes_on and not self._is_over:
             self.close()
 
     def _fed(self, kpis: Kpis) -> Kpis:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aerie.engine.call_grammar import SPACE, head
+from aerie.engine.faults import of_one_answer
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import CallForm, Tools
 
@@ -95,7 +96,9 @@ class CallReader:
     def cut(self, pieces: Iterable[str]) -> Iterator[str]:
         """The texts in a text of pieces, "" where one gives none."""
         for piece in pieces:
-            yield "".join(part for part in self.feed(piece) if isinstance(part, str))
+            with of_one_answer():
+                text = "".join(part for part in self.feed(piece) if isinstance(part, str))
+            yield text
         yield self.flush()
 
     def _more(self) -> Iterator[CallPiece]:

@@ -14,6 +14,18 @@ class UserError(AerieError):
     """A request that cannot be met. The message says what was given, the limit, and what to do."""
 
 
+class AnswerError(UserError):
+    """An answer that failed in work of its own, for a reason that is no user's: a defect, or too little
+    memory. `__cause__` is that reason."""
+
+    def __init__(self, cause: BaseException) -> None:
+        what = f"{type(cause).__name__}: {cause}".strip().rstrip(":").partition("\n")[0]
+        super().__init__(
+            f"this answer failed ({what}), and no other did: ask again; where it fails each time, that is a "
+            "defect, so leave out its settings one by one, and report the one that it takes"
+        )
+
+
 class UsageError(UserError):
     """A command line that makes no sense."""
 

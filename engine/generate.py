@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import UserError
+from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill_steps, read
 from aerie.engine.kv import Kept, KVCache, Said
 from aerie.engine.model import LoadedModel
@@ -242,7 +243,7 @@ class Generation:
     def _pick(self, hidden: BF16Array) -> int:
         logits = self._step(next_token_row, hidden)
         with undisturbed():
-            with self._model.host_timer("sampling"):
+            with self._model.host_timer("sampling"), of_one_answer():
                 said = (*self._before, *self.token_ids) if self._before else self.token_ids
                 token = self._sampler(logits, self._asked_ids, said)
             self._last = time.perf_counter()

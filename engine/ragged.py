@@ -36,13 +36,15 @@ from aerie.runtime import HostWork, Recording
 class Piece(NamedTuple):
     """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted.
     `decoded`: it is one token, which is decoded in the family guide. held: the sequence holds the first so
-    many of them afterwards, None for all; it has the rest only where `Ragged.keep` says so."""
+    many of them afterwards, None for all; it has the rest only where `Ragged.keep` says so. hidden: the last
+    layer's output is wanted, (hidden_size,) bf16 each, in place of logits."""
 
     sequence: Paged
     tokens: Sequence[Token]
     wanted: int = 1
     decoded: bool = False
     held: int | None = None
+    hidden: bool = False
 
 
 class Ragged:
@@ -65,6 +67,10 @@ class Ragged:
         """Tokens of a step, of all sequences together, at most."""
         return self._rows[-1]
 
+    def width(self, tokens: int) -> int:
+        """Rows of the smallest program that takes so many, which are `most_rows` at most."""
+        return next(n for n in self._rows if n >= tokens)
+
     def fits(self, pieces: Sequence[Piece]) -> bool:
         """Whether there is a window that these fit in together."""
         positions = [one.sequence.length + len(one.tokens) for one in pieces if not one.decoded]
@@ -86,13 +92,12 @@ class Ragged:
         for context in window.contexts(read[-1], max(read[-1], window.context_for([positions]))):
             runs += [(tokens, wanted, context) for tokens, wanted in passes]
         for tokens, wanted, context in runs:
-            width = next(n for n in self._rows if n >= tokens)
-            yield from self._needed(width, wanted, context)
+            yield from self._needed(self.width(tokens), wanted, context)
             yield self._model.blocks.head(wanted)
 
     def step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
         """Run these tokens, of different sequences, which hold them then, or as many as `Piece.held` says;
-        logits of the wanted ones, each (vocab_size,), piece after piece.
+        logits of the wanted ones, each (vocab_size,), or the rows of `Piece.hidden`, piece after piece.
 
         Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
         each sequence holds as it was, or as after the step.
@@ -117,16 +122,23 @@ class Ragged:
     def _step(self, pieces: Sequence[Piece]) -> list[BF16Array | F32Array]:
         """As step, for what goes through blocks."""
         total = sum(len(piece.tokens) for piece in pieces)
-        width = next(n for n in self._rows if n >= total)
+        width = self.width(total)
         for piece in pieces:
             piece.sequence.reserve(len(piece.tokens))
         ends = {one.sequence: one.sequence.length + len(one.tokens) for one in pieces}
         bases = self._window.place(ends)
         hidden = self._hidden(pieces, bases, width)
-        logits = head_rows(self._model, hidden) if len(hidden) else []
+        rows = self._wanted(pieces, hidden)
         for piece in pieces:
             self.keep(piece.sequence, piece.tokens[: piece.held])
-        return logits
+        return rows
+
+    def _wanted(self, pieces: Sequence[Piece], hidden: BF16Array) -> list[BF16Array | F32Array]:
+        """What is wanted of the wanted rows: logits, or they themselves."""
+        as_is = np.repeat([piece.hidden for piece in pieces], [piece.wanted for piece in pieces])
+        through_head = hidden[~as_is]
+        logits = iter(head_rows(self._model, through_head) if len(through_head) else [])
+        return [row if stays else next(logits) for row, stays in zip(hidden, as_is, strict=True)]
 
     def keep(self, sequence: Paged, tokens: Sequence[Token]) -> None:
         """Have a sequence hold tokens that stood after those it holds in the last step that it was in."""
@@ -150,8 +162,8 @@ class Ragged:
         names = self._model.blocks.names
         yield from names(_block(width, context))
         at_once = width > FEW_ROWS or self._model.blocks.devices > 1
-        for rows in {min(wanted, FEW_ROWS), wanted % FEW_ROWS} - {0} if at_once else ():
-            yield from names(_block(_few(rows), context))[1:]
+        if at_once and 0 < wanted <= FEW_ROWS:
+            yield from names(_block(_few(wanted), context))[1:]
 
     def _pass(self, part: LoadedModel, width: int) -> _Pass:
         """For steps of so many rows in the window as it is; kept where its calls can be noted."""
@@ -248,21 +260,19 @@ class _Pass:
         last = self._model.config.num_hidden_layers - 1
         for layer in range(last):
             x = self._rows.attend(layer, x, self._rows.project(layer, x, self._keep))
-        queries = self._rows.project(last, x, self._keep, on_device=())["q_roped"]
-        cuts = range(0, len(stand.wanted), FEW_ROWS)
-        parts = [self._end(last, x, queries, stand, stand.wanted[cut : cut + FEW_ROWS]) for cut in cuts]
-        return np.concatenate([x[:0], *parts])
+        projected = self._rows.project(last, x, self._keep, on_device=())
+        if len(stand.wanted) > FEW_ROWS:
+            return self._rows.attend(last, x, projected)[stand.wanted]
+        return self._end(last, x, projected["q_roped"], stand) if len(stand.wanted) else x[:0].copy()
 
-    def _end(
-        self, last: int, x: BF16Array, queries: BF16Array, stand: _Stand, wanted: NDArray[np.int64]
-    ) -> BF16Array:
-        """What the last layer makes of a few rows, by the programs of so few."""
-        width = _few(len(wanted))
+    def _end(self, last: int, x: BF16Array, queries: BF16Array, stand: _Stand) -> BF16Array:
+        """What the last layer makes of the few rows that are wanted, by the programs of so few."""
+        width = _few(len(stand.wanted))
         step = _block(width, self._window.context)
-        rows, few = BlockCalls(self._model, step, self._window, self._calls), stand.some(wanted, width)
+        rows, few = BlockCalls(self._model, step, self._window, self._calls), stand.some(stand.wanted, width)
         rows.stand(few.positions, bit_words(few.seen))
-        x, queries = (rows.padded(each[wanted]) for each in (x, queries))
-        return rows.attend(last, x, {"q_roped": queries})[: len(wanted)].copy()
+        x, queries = (rows.padded(each[stand.wanted]) for each in (x, queries))
+        return rows.attend(last, x, {"q_roped": queries})[: len(stand.wanted)].copy()
 
 
 def _few(rows: int) -> int:

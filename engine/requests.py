@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from aerie.engine.composing import Beginning
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError, UserError
+from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import Figures, FinishReason, Generation, ending_of, never, reason_to_finish
 from aerie.engine.model import LoadedModel
@@ -19,6 +20,9 @@ from aerie.engine.ragged import Piece
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
 from aerie.runtime import RunStopped, Stop
+
+Made = TypeVar("Made")
+NOTHING_DUE = Due((), 0, 0)
 
 
 class Steps(Protocol):
@@ -40,10 +44,11 @@ class Steps(Protocol):
 class Request:
     """A prompt and how to answer it, and what has come of it. Made by Scheduler.submit.
 
-    `priority`: the higher goes first. `turn`: the lower does. `cached_tokens`: of the prompt, those that were
-    found in the pool. `finish_reason` says why it ended, None while it has not; or `error` does.
-    `interrupted` is asked after every step of `steps`; True ends it. `bar` moves while its prompt is read
-    there.
+    `priority`: the higher goes first. `turn`: the lower does. `is_read`: its prompt is read, and nothing is
+    said. `cached_tokens`: of the prompt, those that were found in the pool. `finish_reason` says why it
+    ended, None while it has not; or `error` does. `interrupted` is asked after every step of `steps`; True
+    ends it.
+    `bar` moves while its prompt is read there.
     """
 
     def __init__(
@@ -54,7 +59,9 @@ class Request:
         sampler: Sampler,
         priority: int,
         strategy: Maker,
+        is_read: bool = False,
     ) -> None:
+        self.is_read = is_read
         self.begins, self.prompt = begins, tuple(begins.tokens)
         self.prompt_ids = tuple(ids_among(self.prompt))
         self.token_ids: list[int] = []
@@ -104,7 +111,7 @@ class Request:
             while not (self.token_ids or self.is_over):
                 self._step()
                 if not (self.token_ids or self.is_over):
-                    told("", self.read)
+                    self._own(lambda: told("", self.read), None)
                     yield None
         given = 0
         while True:
@@ -126,7 +133,7 @@ class Request:
                 self._scheduler.step()
         except RunStopped:
             self.stop()
-        if self.interrupted():
+        if self._own(self.interrupted, True):
             self.stop()
 
     def go_on_with(self, model: LoadedModel) -> None:
@@ -163,13 +170,50 @@ class Request:
         were tried stay; or an error, which is this request's alone."""
         if self.is_over:
             return 0
-        try:
-            stay = self.strategy.took(due, rows)
-        except UserError as error:
-            self.error = error
-            return 0
+        stay = self._own(lambda: self.strategy.took(due, rows), 0)
         self._at_first = self._at_first or len(self.token_ids)
         return stay
+
+    def due(self, length: int, guesses: int = 0) -> Due:
+        """What its strategy has to be run after so many positions; nothing where that fails."""
+        return self._own(lambda: self._due(length, guesses), NOTHING_DUE)
+
+    def _due(self, length: int, guesses: int) -> Due:
+        if self.is_over:
+            return NOTHING_DUE
+        due, size = self.strategy.due(length, guesses), self._scheduler.model.config.vocab_size
+        if wrong := [each for each in ids_among(due.tried) if not 0 <= each < size]:
+            raise ValueError(f"token {wrong[0]} was guessed, and the vocabulary has 0 to {size - 1}")
+        return due
+
+    def findable(self) -> Sequence[Token]:
+        """See Strategy."""
+        return self._own(lambda: self.strategy.findable, self.tokens[:1])
+
+    def most_held(self) -> int:
+        """See Strategy."""
+        return self._own(lambda: self.strategy.most_held, 0)
+
+    def lay(self, sequence: Paged) -> int:
+        """Give its sequence what is laid next of its chunks; how many tokens."""
+        return self._own(lambda: self.begins.lay(sequence), 0)
+
+    def close(self) -> None:
+        """It is over, and out of the scheduler."""
+        self._own(self.strategy.close, None)
+
+    def _own(self, work: Callable[[], Made], instead: Made) -> Made:
+        """What work of its own makes. Where that fails, it ends with this error, and nobody else."""
+        try:
+            with of_one_answer():
+                return work()
+        except UserError as error:
+            self.fail(error)
+            return instead
+
+    def fail(self, error: UserError) -> None:
+        """End it with an error, unless it has one."""
+        self.error = self.error or error
 
     def draw(self, logits: Row) -> int:
         """See Making."""

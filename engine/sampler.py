@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
@@ -40,6 +40,12 @@ INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
 """Of bf16: the bits of +infinity, and the sign."""
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
 """On either side of 0: what OpenAI's API takes."""
+LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+"""The least normal number of float32: below it numbers are 0, or lose their digits, in what divides by them
+elsewhere. Logits are divided in float64, where no logit comes near the end of the range by this."""
+LARGEST = np.finfo(np.float32).min, np.finfo(np.float32).max
+SEEDS = 2**128
+"""As many as numpy's SeedSequence has states from."""
 
 
 class Sampling(TypedDict, total=False):
@@ -92,14 +98,20 @@ class Sampler:
 
     def _out_of_range(self) -> Iterator[str]:
         """What is wrong with the values, each as a line."""
-        if not 0 <= self.temperature < math.inf:
-            yield f"temperature is {self.temperature}; it must be 0 (greedy) or more"
+        if not 0 <= self.temperature <= sys.float_info.max:
+            yield f"temperature is {_told(self.temperature)}; it must be 0 (greedy) or more"
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            yield (
+                f"temperature is {self.temperature}, by which float32 cannot divide; it must be 0 (greedy), "
+                f"or {LEAST_TEMPERATURE:.3g} or more"
+            )
+        if not isinstance(self.top_k, Integral):
+            yield f"top-k is {self.top_k!r}; it must be a whole number"
         if self.top_k < 0:
-            yield f"top-k is {self.top_k}; it must be 0 (all tokens) or more"
+            yield f"top-k is {_told(self.top_k)}; it must be 0 (all tokens) or more"
         if not 0 < self.top_p <= 1:
             yield f"top-p is {self.top_p}; it must be above 0 and at most 1 (all tokens)"
-        if self.seed is not None and self.seed < 0:
-            yield f"seed is {self.seed}; it must be 0 or more"
+        yield from self._wrong_seed()
         if not 0 <= self.min_p <= 1:
             yield f"min-p is {self.min_p}; it must be from 0 (all tokens) to 1"
         if not 0.01 <= self.repetition_penalty <= 100:
@@ -112,6 +124,16 @@ class Sampler:
                 yield f"logit-bias names {token!r}; name a token by its id, a whole number"
             if not abs(bias) <= MOST_BIAS:
                 yield f"logit-bias of token {token} is {bias}; it must be from -100 to 100"
+
+    def _wrong_seed(self) -> Iterator[str]:
+        if self.seed is None:
+            return
+        if not isinstance(self.seed, Integral):
+            yield f"seed is {self.seed!r}; it must be a whole number"
+        elif self.seed < 0:
+            yield f"seed is {_told(self.seed)}; it must be 0 or more"
+        elif self.seed >= SEEDS:
+            yield f"seed is {_told(self.seed)}; it must be less than 2**128"
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """UserError where the bias is of a token that a model with so many does not have."""
@@ -229,15 +251,23 @@ class Sampler:
         return scores
 
     def _penalise(self, scores: F32Array, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Bias and penalties, in place."""
+        """Bias and penalties, in place. What leaves float32 becomes its largest number."""
         for token, bias in self.logit_bias.items():
             scores[token] += np.float32(bias)
         if self.repetition_penalty != 1:
             seen, penalty = np.unique([*prompt_ids, *token_ids]).astype(np.intp), self.repetition_penalty
-            scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
+            with np.errstate(over="ignore"):
+                given = scores[seen]
+                scores[seen] = np.clip(np.where(given < 0, given * penalty, given / penalty), *LARGEST)
         made, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
         scores[made] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)
         scores[made] -= np.float32(self.presence_penalty)
+
+
+def _told(number: float) -> str:
+    """A number as text. Python writes none of thousands of digits."""
+    is_long = isinstance(number, int) and number.bit_length() > 256
+    return f"a number of {int(number).bit_length()} bits" if is_long else str(number)
 
 
 def _token_of(rank: int, scores: F32Array, values: F32Array) -> int:

@@ -8,6 +8,11 @@ under way whose turn is last gives its pages back and waits again: they are put 
 (`_is_put_aside`), else what they had is read anew later, as far as nobody took them. Either way no bit
 changes and no token is drawn twice, so an answer has the tokens that it would have alone.
 
+What is read and not answered (`read`: embeddings, how likely the tokens of a prompt are) is in the same
+steps. It takes turns a level later, MOST_READ at once, and has READ_TOKENS of a step by itself; beside
+answers READ_ROWS, and what rows their program leaves. So who comes for an answer waits for one such step, and
+neither stands still for the other.
+
 Nothing runs by itself: whoever asks for a token takes a step for all.
 """
 
@@ -15,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -32,6 +37,7 @@ from aerie.engine.requests import Reading, Request, check_blocks, check_reading
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.adapting import shared_out
 from aerie.engine.strategies.manner import default_maker
+from aerie.engine.strategies.reading import Take, read_by
 from aerie.engine.strategies.strategy import NO_GUESSES, Due, Maker, Row
 from aerie.engine.windows import Window
 from aerie.runtime import RunError
@@ -43,8 +49,17 @@ MOST_ANSWERS = 32
 """Under way at once: rows of the largest program that reads each weight once for few rows."""
 PATIENCE = 1000
 """Steps by which a request of one level of priority more may have come later and goes first all the same."""
+BEHIND = -1
+"""The priority of what is read and not answered."""
 STEP_TOKENS = 512
 """Of a step, at most: a longer prompt is read in several, between which answers go on."""
+
+MOST_READ = 2
+"""Under way at once of what is read and not answered: each sees its own, so more in a step save nothing."""
+READ_TOKENS = 128
+"""Of a step with nothing else in it: who comes meanwhile waits for its end."""
+READ_ROWS = 8
+"""Of a step with answers in it, at least: those take at most the next larger program for it."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +127,21 @@ class Scheduler:
         PromptError and UserError for what cannot be run at all."""
         begins = beginning_of(prompt)
         check_asked(self.model, begins.tokens, max_tokens, sampler)
-        pages = -(-(len(begins.tokens) + 1) // PAGE)
+        maker = strategy or default_maker(self.model.config, sampler)
+        return self._added(Request(self, begins, max_tokens, sampler, priority, maker))
+
+    def read(self, prompt: Prompt, take: Take, hidden: bool = False) -> Request:
+        """A request that reads a prompt and says nothing: `take` is told the rows of its tokens, in order,
+        step by step. They are the logits, (vocab_size,), or with `hidden` the last layer's output,
+        (hidden_size,) bf16. Raises as submit."""
+        begins, maker = beginning_of(prompt), read_by(take, hidden, self._ragged.block)
+        check_asked(self.model, begins.tokens, 1, sampler := Sampler())
+        return self._added(Request(self, begins, 1, sampler, BEHIND, maker, is_read=True))
+
+    def _added(self, request: Request) -> Request:
+        pages = -(-(len(request.prompt) + 1) // PAGE)
         if pages > self.pool.manager.pages:
             raise PoolFullError(pages, self.pool.manager.pages, self.pool.manager.pages)
-        maker = strategy or default_maker(self.model.config, sampler)
-        request = Request(self, begins, max_tokens, sampler, priority, maker)
         self._waiting.append(request)
         return request
 
@@ -209,6 +234,7 @@ class Scheduler:
         self._lay()
         chosen = self._choose()
         if not chosen:
+            self._leave_out()
             return
         pieces = [piece for _, _, piece in chosen]
         logits = iter(self._run(pieces))
@@ -233,10 +259,10 @@ class Scheduler:
         off, is left to be computed again."""
         self.pool.take_back()
         for request, sequence in self._running.items():
-            if not request.is_over and sequence.length > (most := request.strategy.most_held):
+            if not request.is_over and sequence.length > (most := request.most_held()):
                 sequence.go_back(most)
         for request in [one for one in (*self._waiting, *self._running) if one.is_over]:
-            request.strategy.close()
+            request.close()
             for held in (self._running.pop(request, None), self._aside.pop(request, None)):
                 if held:
                     held.release()
@@ -245,8 +271,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Take in those whose pages are free, in the order of their turns: nobody is passed by."""
         self._waiting.sort(key=lambda one: one.turn)
-        while self._waiting and len(self._running) < MOST_ANSWERS:
-            request = self._waiting[0]
+        while request := next((one for one in self._waiting if self._has_place(one)), None):
             sequence = Paged(self.pool, request.begins.key)
             found = sequence.begin(self._findable(request))
             if (missing := sequence.missing(len(request.tokens) - found)) > self.pool.manager.free:
@@ -259,53 +284,76 @@ class Scheduler:
             if not request.token_ids:
                 request.cached_tokens = found
             self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + found)
-            self._running[self._waiting.pop(0)] = sequence
+            self._waiting.remove(request)
+            self._running[request] = sequence
             sequence.reserve(len(request.tokens) - found)
             if aside := self._aside.pop(request, None):
                 aside.put_back(sequence)
 
+    def _has_place(self, request: Request) -> bool:
+        """Whether there are fewer of its kind under way than can be at once."""
+        of_its_kind = sum(one.is_read == request.is_read for one in self._running)
+        return of_its_kind < (MOST_READ if request.is_read else MOST_ANSWERS)
+
     def _lay(self) -> None:
         """Give sequences what is laid next of their chunks."""
         for request, sequence in self._running.items():
-            laid = request.begins.lay(sequence)
+            laid = request.lay(sequence)
             request.cached_tokens += 0 if request.token_ids else laid
             self.counts = replace(self.counts, laid_tokens=self.counts.laid_tokens + laid)
 
     def _choose(self) -> list[_Chosen]:
         """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
-        in the window."""
+        in the window; what is read and not answered has rows of its own."""
         dues = self._dues()
-        order = sorted(self._running, key=lambda one: (not dues[one].is_answer, one.turn))
-        budget = self._rows_for(sum(len(due.tokens) for due in dues.values()))
+        order = sorted(self._running, key=lambda one: (not self._is_first(one, dues[one]), one.turn))
+        rows = self._shares(dues)
         chosen: list[_Chosen] = []
         for request in order:
-            due = dues[request].cut(max(budget, 0 if chosen else dues[request].whole))
+            due = dues[request].cut(max(rows[request.is_read], 0 if chosen else dues[request].whole))
             if not due.tokens or request not in self._running:
                 continue
             if not self._has_pages(request, len(due.tokens), [one for one, _, _ in chosen]):
                 continue
             sequence = self._running[request]
-            piece = Piece(sequence, due.tokens, due.wanted, self._is_decoding(request), due.held)
+            piece = Piece(sequence, due.tokens, due.wanted, self._is_decoding(request), due.held, due.hidden)
             if self._ragged.fits([*(each.piece for each in chosen), piece]):
                 chosen.append(_Chosen(request, due, piece))
-                budget -= len(due.tokens)
+                rows[request.is_read] -= len(due.tokens)
         return chosen
+
+    def _is_first(self, request: Request, due: Due) -> bool:
+        """Whether it goes before prompts: an answer, and what was passed by for long."""
+        return due.is_answer or (request.is_read and request.turn[0] <= self.counts.steps)
+
+    def _shares(self, dues: Mapping[Request, Due]) -> dict[bool, int]:
+        """How many rows of the next step are for answers and their prompts (False), and how many for what is
+        read and not answered (True)."""
+        read = sum(len(due.tokens) for one, due in dues.items() if one.is_read)
+        asked = self._rows_for(sum(len(due.tokens) for due in dues.values()) - read)
+        if not (read and asked):
+            return {False: asked, True: min(self._rows_for(read), READ_TOKENS)}
+        most, least = self._ragged.most_rows, min(read, max(READ_ROWS, self._ragged.block))
+        if least + sum(len(due.tokens) for due in dues.values() if due.is_answer) > most:
+            least *= self.counts.steps % READ_ROWS == 0  # answers that leave no row make way for it at times
+        asked = min(asked, most - least)
+        return {False: asked, True: min(read, self._ragged.width(asked + least) - asked) if least else 0}
 
     def _dues(self) -> dict[Request, Due]:
         """What of each can be run, with as many guesses as pay."""
         dues = {one: self._due(one) for one in self._running}
         answers, each = sum(due.is_answer for due in dues.values()), [due.guesses for due in dues.values()]
         asked = [(one, count) for one, count in zip(dues, shared_out(answers, each), strict=True) if count]
-        return dues | {one: one.strategy.due(self._running[one].length, count) for one, count in asked}
+        return dues | {one: one.due(self._running[one].length, count) for one, count in asked}
 
     def _due(self, request: Request) -> Due:
         """What of it can be run, without guesses; one token, where it is decoded in the family guide."""
-        due = request.strategy.due(self._running[request].length)
+        due = request.due(self._running[request].length)
         return due.cut(1)._replace(guesses=NO_GUESSES) if self._is_decoding(request) else due
 
     def _findable(self, request: Request) -> Sequence[Token]:
         """Its tokens that may be looked for, and one after them; in guide these are its prompt."""
-        tokens = request.strategy.findable
+        tokens = request.findable()
         return tokens[: len(request.prompt) + 1] if self._by_token else tokens
 
     def _is_decoding(self, request: Request) -> bool:

@@ -31,6 +31,7 @@ from aerie.engine.compiling import (
 )
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
+from aerie.engine.faults import of_one_answer
 from aerie.engine.footprint import check_memory, window_bytes
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
@@ -314,11 +315,13 @@ class Session:
             if token is None or token in self.model.config.eos_token_ids:
                 yield ""
                 continue
-            with self.model.host_timer("detokenization"):
+            with self.model.host_timer("detokenization"), of_one_answer():
                 piece = stream.feed(token)
             yield piece
-        if piece := stream.flush():
-            yield piece
+        with of_one_answer():
+            rest = stream.flush()
+        if rest:
+            yield rest
 
 
 def _shared_by(model: LoadedModel) -> str:

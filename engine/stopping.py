@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from aerie.engine.faults import of_one_answer
+
 
 class StopStrings:
     """A text on its way past stop strings, none of them empty. `found` is the one that ended it."""
@@ -40,7 +42,9 @@ class StopStrings:
     def cut(self, pieces: Iterable[str]) -> Iterator[str]:
         """A piece for each of the pieces, up to where a stop string begins. No more are taken than needed."""
         for piece in pieces:
-            yield self.feed(piece)
+            with of_one_answer():
+                sure = self.feed(piece)
+            yield sure
             if self.found is not None:
                 return
         if rest := self.flush():

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from aerie.engine.call_reader import CallPiece, CallReader, Calls
 from aerie.engine.detokenizer import TextStream
 from aerie.engine.drawing import F64Array, Ranks
+from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
+from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, of_engine
 
-STOP, LENGTH, CALLS = "stop", "length", "tool_calls"
+STOP, LENGTH, CALLS, READ, ERROR = "stop", "length", "tool_calls", "read", "error"
 ENDINGS: Mapping[FinishReason, str] = {
     FinishReason.STOP: STOP,
     FinishReason.LENGTH: LENGTH,
     FinishReason.CONTEXT: LENGTH,
 }
+
+
+class Reads(Protocol):
+    """What is made of a prompt that is read and not answered: of the logits of its tokens, or, where it is
+    `hidden`, of their last hidden states."""
+
+    hidden: bool
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Of the next tokens."""
+
+    def made(self) -> Any:
+        """When all were taken."""
 
 
 class Likely(NamedTuple):
@@ -91,7 +107,8 @@ NOTHING = Spent()
 class Piece:
     """What has come of choice `index`: text, how likely its tokens were where that was asked for, how it
     ended, once it has, the tokens that its text is of, what it took so far, and calls of tools after the
-    text; before them, where that was asked for, how many tokens of the prompt were read when, in seconds."""
+    text; before them, where that was asked for, how many tokens of the prompt were read when, in seconds.
+    made: of a prompt that was read, what Ask.reads made."""
 
     index: int
     text: str = ""
@@ -101,6 +118,7 @@ class Piece:
     spent: Spent = NOTHING
     calls: tuple[CallPiece, ...] = ()
     read: tuple[tuple[int, float], ...] = ()
+    made: Any = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +128,7 @@ class Ask:
     None: none, nor its own. time_limit_s: from its coming. slot: in which it is answered; None: in any.
     manner: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in place of
     what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is told how
-    much of the prompt is read."""
+    much of the prompt is read. reads: what is made of the prompt, which is read then, and not answered."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -125,6 +143,7 @@ class Ask:
     as_drawn: bool = False
     calls: Calls | None = None
     shows_progress: bool = False
+    reads: Callable[[Session], Reads] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +182,10 @@ def likeliest(logits: F32Array | BF16Array, token: int, top: int) -> tuple[float
     """The logarithm of what logits, (vocab_size,), give a token, and those of the `top` likeliest; equal ones
     by their ids."""
     logs = log_softmax(np.asarray(logits, np.float32))
-    order = np.argsort(-logs, kind="stable")[:top]
+    top = min(top, len(logs))
+    least = np.partition(logs, -top)[-top] if top else np.inf  # sorting all would take ten times as long
+    likely = np.flatnonzero(logs >= least)
+    order = likely[np.argsort(-logs[likely], kind="stable")][:top]
     return float(logs[token]), [(int(each), float(logs[each])) for each in order]
 
 
@@ -272,7 +294,7 @@ class Answer:
 
     def _ending(self) -> Ending:
         if error := self.request.error:
-            return self._ended("error", of_engine(error))
+            return self._ended(ERROR, of_engine(error))
         if not self._ask.max_tokens:
             return self._ended(LENGTH)
         reason = self.request.finish_reason
@@ -280,9 +302,42 @@ class Answer:
 
     def _ended(self, reason: str, error: ApiError | None = None) -> Ending:
         made = self.request
+        if error and made.error is None:
+            made.fail(UserError(error.message))
         counts = len(made.prompt), self._told, made.cached_tokens
         guesses = made.passes.drafted, made.passes.accepted
-        return Ending(reason, *counts, self._stopped_by, error, *guesses)
+        return Ending(ERROR if error else reason, *counts, self._stopped_by, error, *guesses)
+
+
+class ReadPrompt:
+    """A prompt that is read, beside answers: one piece, when it is over."""
+
+    def __init__(self, ask: Ask, request: Request, reads: Reads) -> None:
+        self.request, self._ask, self._reads = request, ask, reads
+
+    @staticmethod
+    def of(ask: Ask, session: Session, scheduler: Scheduler) -> ReadPrompt:
+        """Given to the scheduler. Raises as Scheduler.read."""
+        assert ask.reads is not None
+        reads = ask.reads(session)
+        return ReadPrompt(ask, scheduler.read(ask.prompt, reads.take, reads.hidden), reads)
+
+    def piece(self) -> Piece | None:
+        """What was made, once it is."""
+        if error := self.request.error:
+            return self._ended(of_engine(error))
+        return self._ended(made=self._reads.made()) if self.request.is_over else None
+
+    def cut(self, error: ApiError | None = None) -> Piece:
+        """End it where it is: with this error, or because its time is up."""
+        self.request.stop()
+        limit_s = self._ask.time_limit_s
+        late = f"the prompt was not read within the {limit_s:g} s that a request has"
+        return self._ended(error or ApiError(503, late, code="time_limit"))
+
+    def _ended(self, error: ApiError | None = None, made: Any = None) -> Piece:
+        ending = Ending(ERROR if error else READ, len(self._ask.prompt), 0, 0, error=error)
+        return Piece(self._ask.index, ending=ending, made=made)
 
 
 def mark_of(stream: TextStream, token: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> Mark:
@@ -294,15 +349,3 @@ def mark_of(stream: TextStream, token: int, logprob: float | None, top: Sequence
         for each, own, log in others
     )
     return Mark(token, text, data, logprob, tuple(likeliest))
-
-
-def prompt_marks(scheduler: Scheduler, tokenizer: Tokenizer, prompt: Sequence[int], top: int) -> list[Mark]:
-    """How likely each token of a prompt is after those before it. It is read for this alone, in passes in
-    which nobody else has a part. Raises as Scheduler.forward."""
-    (rows,) = scheduler.forward([prompt], [len(prompt)])
-    told = [likeliest(row, token, top) for row, token in zip(rows, prompt[1:], strict=False)]
-    stream = tokenizer.stream()
-    return [
-        mark_of(stream, prompt[0], None, ()),
-        *(mark_of(stream, token, *each) for token, each in zip(prompt[1:], told, strict=True)),
-    ]

@@ -16,11 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from aerie.engine.errors import UserError
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
-from aerie.serve.embeddings import EmbeddingsRequest, embedding, told
-from aerie.serve.errors import ApiError, answer_of, internal, of_engine, of_http, of_validation
+from aerie.serve.embeddings import Embedding, EmbeddingsRequest, told
+from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
 from aerie.serve.events import answered
 from aerie.serve.fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.forms import ChatForm, CompletionForm, Echo
@@ -30,7 +29,8 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, check_ids, marked
+from aerie.serve.preparing import asked, check_ids
+from aerie.serve.prompts import marked, read
 from aerie.serve.reading import Reading, ReadingRoute
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
@@ -137,7 +137,7 @@ def _add_answers(app: FastAPI) -> None:
         ids, grammar, calls = await service.conversed(opened, body)
         expected = await service.encoded(partial(_continued, body.predicted)) if body.predicted else ()
         asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
-        marks = await marked(service.worker, [ids], body.prompt_logprobs)
+        marks = await marked(service, request, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = ChatForm(*shown, marks, body.timings_per_token)
@@ -149,8 +149,8 @@ def _add_answers(app: FastAPI) -> None:
         prompts = await _ids(service, body.prompts, "prompt")
         grammar = await service.grammar(opened, body.form)
         asks = asked(opened, body, prompts, body.most, service.limits.time_limit_s, grammar)
-        echoes = await _echoes(service, body, prompts) if body.echo else []
-        marks = await marked(service.worker, prompts, body.prompt_logprobs)
+        echoes = await _echoes(service, request, body, prompts) if body.echo else []
+        marks = await marked(service, request, prompts, body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
         shown = service.name, body.choices, body.wants_usage, body.top is not None
         form = CompletionForm(*shown, echoes, marks)
@@ -176,10 +176,12 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text)
 
 
-async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+async def _echoes(
+    service: Service, request: Request, body: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> list[Echo]:
     """The texts of the prompts, and how likely their tokens are where that is told of answers."""
     texts = [await service.encoded(partial(_begun, prompt)) for prompt in prompts]
-    marks = await marked(service.worker, prompts, body.top) or [[] for _ in prompts]
+    marks = await marked(service, request, prompts, body.top) or [[] for _ in prompts]
     return list(zip(texts, marks, strict=True))
 
 
@@ -272,11 +274,7 @@ def _add_embeddings(app: FastAPI) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsRequest, request: Request, service: Held) -> Mapping[str, Any]:
         prompts = await _ids(service, body.inputs, "input")
-        try:
-            made = [await service.worker.call(partial(embedding, prompt)) for prompt in prompts]
-        except UserError as error:
-            raise of_engine(error) from error
-        line, tokens = request.state.line, sum(map(len, prompts))
-        line.model, line.prompt = service.name, tokens
-        line.endings.append("embedded")
+        made = await read(service, request, prompts, [Embedding] * len(prompts))
+        tokens = sum(map(len, prompts))
+        request.state.line.prompt = tokens
         return told(made, service.name, tokens, body.encoding_format)

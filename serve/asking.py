@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,7 +11,8 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from aerie.engine.call_reader import CallPiece, ToolCall
-from aerie.serve.answer import NOTHING, Ask, Ending, Mark, Piece, Spent
+from aerie.engine.scheduler import MOST_READ
+from aerie.serve.answer import NOTHING, READ, Ask, Ending, Mark, Piece, Spent
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Line
 from aerie.serve.worker import Job, Worker
@@ -30,6 +32,7 @@ class Whole:
     tokens: list[int] = field(default_factory=list)
     spent: Spent = NOTHING
     calls: list[ToolCall] = field(default_factory=list)
+    made: Any = None
 
     def add(self, calls: Sequence[CallPiece]) -> None:
         """What has come of calls."""
@@ -45,7 +48,7 @@ class Asking:
     """The answers of one request, which are asked for at once. `close` cancels whatever is not over.
 
     `pieces` gives those of all answers as they come, and None where nothing came for `heartbeat_s`. `closed`
-    is called when it is closed.
+    is called when it is closed. Prompts that are read are put a few at a time, however many they are.
     """
 
     def __init__(
@@ -63,9 +66,20 @@ class Asking:
         self._heard_s = self._loop.time()
         self.left = {ask.index: Job(ask, self._told) for ask in asks}
         self.endings: dict[int, Ending] = {}
-        for job in self.left.values():
-            worker.put(job)
+        self._later = deque(self.left.values())
+        self._at_once = at_once(asks)
+        for _ in range(self._at_once):
+            self._put_next()
         self._beats()
+
+    @property
+    def waiting(self) -> int:
+        """How many of them are under way, or wait for their turn."""
+        return min(len(self.left), self._at_once)
+
+    def _put_next(self) -> None:
+        if self._later:
+            self._worker.put(self._later.popleft())
 
     def close(self) -> None:
         """Once nobody listens."""
@@ -97,13 +111,15 @@ class Asking:
             whole.marks += piece.marks
             whole.add(piece.calls)
             whole.tokens += piece.tokens
-            whole.ending, whole.spent = piece.ending, piece.spent
+            whole.ending, whole.spent, whole.made = piece.ending, piece.spent, piece.made
             if piece.ending and piece.ending.error:
                 raise piece.ending.error
         return [made[index] for index in sorted(made)]
 
     def _told(self, piece: Piece) -> None:
         self._heard_s = self._loop.time()
+        if piece.ending:
+            self._put_next()
         self._queue.put_nowait(piece)
 
     def _beats(self) -> None:
@@ -126,7 +142,13 @@ class Asking:
         self._line.cached += ending.cached
         self._line.drafted += ending.drafted
         self._line.accepted += ending.accepted
-        self._line.endings.append(ending.reason)
+        if not (ending.reason == READ and READ in self._line.endings):  # of 256 texts one word is enough
+            self._line.endings.append(ending.reason)
+
+
+def at_once(asks: Sequence[Ask]) -> int:
+    """How many of them are under way, or wait, at a time."""
+    return min(len(asks), MOST_READ) if asks[0].reads else len(asks)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Made]) -> Made:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from aerie.engine.forward import prefill
-from aerie.engine.numerics import F32Array, rms_norm, widen
+from aerie.engine.numerics import F32Array, bf16, rms_norm, widen
+from aerie.engine.session import Session
+from aerie.engine.strategies.strategy import Row
 from aerie.serve.fields import Fields, Text, Tokens, Unbuilt
-from aerie.serve.worker import Opened
 
 MOST_INPUTS = 256
 
@@ -44,16 +44,23 @@ class EmbeddingsRequest(Fields):
         return [whole] if whole else [one for one in self.input if not isinstance(one, int)]
 
 
-def embedding(prompt: Sequence[int], opened: Opened) -> F32Array:
-    """Of token ids, (hidden_size,) float32. In the model's thread, in passes of its own. Raises PromptError
-    for what cannot be run, and RunError."""
-    opened.session.make_room(prompt)
-    model = opened.session.model
-    hidden = prefill(model, prompt, model.new_cache(len(prompt)))
-    normed = widen(rms_norm(hidden, model.final_norm, model.config.rms_norm_eps))
-    mean = normed.mean(axis=0, dtype=np.float32)
-    made: F32Array = mean / np.linalg.norm(mean)
-    return made
+class Embedding:
+    """See Reads. Of a text's tokens, (hidden_size,) float32."""
+
+    hidden = True
+
+    def __init__(self, session: Session) -> None:
+        self._model, self._rows = session.model, list[Row]()
+
+    def take(self, rows: Sequence[Row]) -> None:
+        self._rows += rows
+
+    def made(self) -> F32Array:
+        model, hidden = self._model, np.array(self._rows, bf16)
+        normed = widen(rms_norm(hidden, model.final_norm, model.config.rms_norm_eps))
+        mean = normed.mean(axis=0, dtype=np.float32)
+        made: F32Array = mean / np.linalg.norm(mean)
+        return made
 
 
 def told(vectors: Sequence[F32Array], model: str, tokens: int, encoding: str) -> dict[str, Any]:

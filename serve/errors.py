@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from aerie.engine.chat_template import TemplateArgumentError
-from aerie.engine.errors import PromptTooLongError, UserError
+from aerie.engine.errors import AnswerError, PromptTooLongError, UserError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.tool_calls import ToolsError
 
@@ -83,7 +83,7 @@ def internal() -> ApiError:
     return ApiError(500, INTERNAL, code="internal_error")
 
 
-def of_engine(error: Exception, place: Callable[[str], str] = str) -> ApiError:
+def of_engine(error: BaseException, place: Callable[[str], str] = str) -> ApiError:
     """What an error of the engine is to a client, who knows a field that the engine names by its `place`."""
     if isinstance(error, ApiError):
         return error
@@ -98,7 +98,7 @@ def of_engine(error: Exception, place: Callable[[str], str] = str) -> ApiError:
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PoolFullError):
         return ApiError(503, str(error), code="no_room", retry_after=1)
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) and not isinstance(error, AnswerError):
         named = NAMED.match(str(error))
         return ApiError(400, str(error), named and named[1].replace("-", "_"), "invalid_value")
     return internal()

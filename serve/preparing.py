@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from aerie.engine.call_grammar import call_grammar
@@ -15,11 +14,11 @@ from aerie.engine.strategies.drafting import Drafting, predicted
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
-from aerie.serve.answer import Ask, Mark, prompt_marks
+from aerie.serve.answer import Ask
 from aerie.serve.chats import Chat
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import MOST_MARKED, Form, Settings
-from aerie.serve.worker import Opened, Worker
+from aerie.serve.fields import Form, Settings
+from aerie.serve.worker import Opened
 
 
 def grammar_of(grammars: Grammars, form: Form) -> Grammar:
@@ -163,26 +162,3 @@ def _draft(
             "masks; leave it out"
         )
     return predicted(prompt, answer) if answer else settings.draft or opened.draft
-
-
-async def marked(worker: Worker, prompts: Sequence[Sequence[int]], top: int | None) -> list[list[Mark]]:
-    """How likely the tokens of each prompt are, with the `top` likeliest of each; none where top is None.
-    ApiError for a prompt of more than MOST_MARKED tokens, and for what cannot be run."""
-    if top is None:
-        return []
-    if (longest := max(map(len, prompts))) > MOST_MARKED:
-        raise ApiError(
-            400,
-            f"a prompt has {longest} tokens; of {MOST_MARKED} at most it is told how likely each is; "
-            "shorten it, or leave out prompt_logprobs, or echo with logprobs",
-            "prompt_logprobs",
-            "invalid_value",
-        )
-    try:
-        return [await worker.call(partial(_marks, prompt, top)) for prompt in prompts]
-    except UserError as error:
-        raise of_engine(error) from error
-
-
-def _marks(prompt: Sequence[int], top: int, opened: Opened) -> list[Mark]:
-    return prompt_marks(opened.scheduler, opened.session.tokenizer, prompt, top)

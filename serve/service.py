@@ -21,7 +21,7 @@ from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
 from aerie.serve.answer import Ask
-from aerie.serve.asking import Asking
+from aerie.serve.asking import Asking, at_once
 from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
@@ -338,13 +338,13 @@ class Service:
 
     def asking(self, asks: Sequence[Ask], line: Line) -> Asking:
         """Put to the worker. ApiError 429 where too many wait."""
-        most, there = MOST_ANSWERS + self.limits.queue, sum(len(one.left) for one in self._askings)
-        if there + len(asks) > most:
+        most, there = MOST_ANSWERS + self.limits.queue, sum(one.waiting for one in self._askings)
+        if there + at_once(asks) > most:
             after = min(60, max(1, math.ceil(self.metrics.mean_s * there / MOST_ANSWERS)))
             raise ApiError(
                 429,
-                f"{there} answers are under way or wait, {len(asks)} more were asked for, and {most} is the "
-                f"limit; ask again in {after} s",
+                f"{there} answers are under way or wait, {at_once(asks)} more were asked for, and {most} is "
+                f"the limit; ask again in {after} s",
                 code="queue_full",
                 retry_after=after,
             )

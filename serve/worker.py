@@ -1,8 +1,9 @@
 """The thread that owns the model: it takes what is asked for from a queue, and steps while there is work.
 
 All that comes from outside is a function in its inbox, which runs between two steps. What answers give is
-told to the event loop after each step, all pieces at once. An exception in a step ends the answers that were
-in it, with an error each, and neither those that wait nor the thread.
+told to the event loop after each step, all pieces at once. What fails in work of one answer ends that one
+(engine/faults.py); what fails in a step that they share ends the answers that were in it, with an error each.
+Neither ends those that wait, nor the thread.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from aerie.engine.errors import UserError
+from aerie.engine.errors import AnswerError, UserError
+from aerie.engine.faults import of_one_answer
 from aerie.engine.generate import check_asked
 from aerie.engine.pages import PAGE, PoolFullError
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.scheduler import MOST_ANSWERS, MOST_READ, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.answer import Answer, Ask, Ending, Piece, Recorder
+from aerie.serve.answer import Answer, Ask, Ending, Piece, ReadPrompt, Recorder
 from aerie.serve.errors import ApiError, internal, of_engine
 from aerie.serve.history import History
 from aerie.serve.slots import Slots
@@ -68,7 +70,7 @@ class Job:
         self.ask, self.told = ask, told
         self.came_s = time.monotonic()
         self.is_cancelled = False
-        self.answer: Answer | None = None
+        self.answer: Answer | ReadPrompt | None = None
         """None while it waits."""
 
     @property
@@ -172,7 +174,7 @@ class Worker:
         told += self._admitted(opened)
         try:
             self.history.step(opened.scheduler, opened.session.cache.profiler)
-        except Exception as error:
+        except BaseException as error:  # no signal comes in this thread
             LOG.exception("a step failed, and %d answers with it", len(self._running))
             told += self._cut(self._running, of_engine(error))
             self._running.clear()
@@ -187,11 +189,12 @@ class Worker:
         told = []
         for job in self._running:
             try:
-                if job.answer and (piece := job.answer.piece()):
+                with of_one_answer():
+                    piece = job.answer.piece() if job.answer else None
+                if piece:
                     told.append((job, piece))
-            except Exception:
-                LOG.exception("an answer's tokens could not be told")
-                told += self._cut([job], internal())
+            except UserError as error:
+                told += self._cut([job], _blamed(error))
         return told
 
     def _left_out(self) -> list[tuple[Job, Piece]]:
@@ -210,24 +213,36 @@ class Worker:
 
     def _cut(self, jobs: list[Job], error: ApiError | None) -> list[tuple[Job, Piece]]:
         """The last pieces of jobs that end here, with an error or because their time is up."""
-        return [(job, job.answer.cut(error) if job.answer else _unbegun(job, error)) for job in jobs]
+        return [(job, _last(job, error)) for job in jobs]
 
     def _admitted(self, opened: Opened) -> list[tuple[Job, Piece]]:
-        """Give the scheduler as many as it runs at once; what it refuses is told."""
-        refused = []
-        while self._waiting and len(self._running) < MOST_ANSWERS:
-            job = self._waiting.popleft()
+        """Give the scheduler as many as it runs at once, of those that are answered and of those that are
+        read; what it refuses is told."""
+        refused, left = list[tuple[Job, Piece]](), deque[Job]()
+        read = sum(job.ask.reads is not None for job in self._running)
+        room = {False: MOST_ANSWERS - len(self._running) + read, True: MOST_READ - read}
+        for job in self._waiting:
+            is_read = job.ask.reads is not None
+            if room[is_read] < 1:
+                left.append(job)
+                continue
             try:
-                job.answer = _begun(opened, job.ask)
-                self.slots.give(job.answer.request, job.ask.slot)
-                self.history.begin(job.answer.request)
-                self._running.append(job)
+                with of_one_answer():
+                    self._begin(opened, job)
+                room[is_read] -= 1
             except UserError as error:
-                refused += self._cut([job], of_engine(error))
-            except Exception:
-                LOG.exception("a request could not be begun")
-                refused += self._cut([job], internal())
+                refused += self._cut([job], _blamed(error))
+        self._waiting = left
         return refused
+
+    def _begin(self, opened: Opened, job: Job) -> None:
+        if job.ask.reads:
+            job.answer = ReadPrompt.of(job.ask, opened.session, opened.scheduler)
+        else:
+            job.answer = _begun(opened, job.ask)
+            self.slots.give(job.answer.request, job.ask.slot)
+            self.history.begin(job.answer.request)
+        self._running.append(job)
 
     def _end_each(self, error: ApiError) -> None:
         told = self._cut([*self._waiting, *self._running], error)
@@ -242,6 +257,9 @@ class Worker:
             self._on_loop(partial(_resolve, made, function(self.opened)))
         except Exception as error:
             self._on_loop(partial(_refuse, made, error))
+        except BaseException:  # a panic of a library, which the event loop does not survive
+            LOG.exception("what was asked of the model failed")
+            self._on_loop(partial(_refuse, made, internal()))
 
     def _end(self) -> None:
         self._is_ended = True
@@ -264,8 +282,27 @@ def _begun(opened: Opened, ask: Ask) -> Answer:
     return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)
 
 
+def _blamed(error: UserError) -> ApiError:
+    """What is said of an answer that ended alone; a defect is in the log."""
+    if isinstance(error, AnswerError):
+        LOG.error("an answer failed, alone", exc_info=error)
+    return of_engine(error)
+
+
+def _last(job: Job, error: ApiError | None) -> Piece:
+    """The last piece of a job that ends here. Text that cannot be told is left out."""
+    if job.answer is None:
+        return _unbegun(job, error)
+    try:
+        with of_one_answer():
+            return job.answer.cut(error)
+    except UserError as fault:
+        job.answer.request.stop()
+        return _unbegun(job, error or _blamed(fault))
+
+
 def _unbegun(job: Job, error: ApiError | None) -> Piece:
-    """The piece of a job that ends while it waits."""
+    """The piece of a job of which nothing came."""
     limit = job.ask.time_limit_s
     late = ApiError(
         503, f"its turn did not come within the {limit:g} s that a request has", code="time_limit"
@@ -276,7 +313,10 @@ def _unbegun(job: Job, error: ApiError | None) -> Piece:
 def _tell(told: list[tuple[Job, Piece]]) -> None:
     for job, piece in told:
         if not job.is_cancelled:
-            job.told(piece)
+            try:
+                job.told(piece)
+            except Exception:
+                LOG.exception("a piece of an answer could not be told")
 
 
 def _resolve(made: asyncio.Future[Made], value: Made) -> None:

@@ -41,6 +41,7 @@ class Due(NamedTuple):
     wanted: of how many of the last ones logits are wanted. held: how many of the first ones stay; what comes
     after them is tried. whole: they are cut after a multiple of so many only. is_answer: whether an answer
     waits for them, which then goes before prompts that are read. guesses: what could be tried behind them.
+    hidden: the last layer's output is wanted in place of logits.
     """
 
     tokens: Sequence[Token]
@@ -49,6 +50,7 @@ class Due(NamedTuple):
     whole: int = 1
     is_answer: bool = False
     guesses: Guesses = NO_GUESSES
+    hidden: bool = False
 
     def cut(self, rows: int) -> Due:
         """The first of them, as many as so many rows take."""
