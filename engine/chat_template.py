@@ -23,6 +23,10 @@ GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strft
 """Names in a template that are told by what else is asked, or stand for a function."""
 
 
+MARK = "\ufdd0\ufdd1 "
+"""Where an answer goes on that was begun; Unicode gives the two to programs, for use within."""
+
+
 class TemplateArgumentError(PromptError):
     """An argument for a chat template that cannot be given. `name` is its name."""
 
@@ -82,23 +86,42 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         arguments: Mapping[str, Any],
+        continues: bool = False,
     ) -> str:
-        """The text, up to where the assistant answers. arguments: further values, by the names that the
-        template has for them. PromptError where it makes no text of this."""
+        """The text, up to where the assistant answers; with `continues`, to the end of what it has said in
+        the last message. arguments: further values, by the names that the template has for them. PromptError
+        where it makes no text of this."""
+        if continues:
+            *before, last = messages
+            messages = [*before, {**last, "content": last["content"] + MARK}]
         values = {
             "documents": None,
             **self.special_tokens,
             **arguments,
             "messages": messages,
             "tools": tools,
-            "add_generation_prompt": True,
+            "add_generation_prompt": not continues,
         }
         try:
-            return str(RENDERING.call("render", self.chosen(tools is not None), values))
+            text = str(RENDERING.call("render", self.chosen(tools is not None), values))
         except BoundedError as error:
             raise PromptError(
                 f"the checkpoint's chat template refuses this conversation ({error}); {_way_out(error)}"
             ) from None
+
+        return _up_to_mark(text) if continues else text
+
+
+def _up_to_mark(text: str) -> str:
+    """What stands before MARK. A template that trims messages takes its blank, and is not given those before
+    it either."""
+    before, found, after = text.rpartition(MARK.rstrip())
+    if not found:
+        raise PromptError(
+            "the checkpoint's chat template does not write the last message as it stands, so that no answer "
+            "can go on with it; end with a message of the user"
+        )
+    return before if after.startswith(MARK[-1]) else before.rstrip()
 
 
 def _way_out(error: BoundedError) -> str:

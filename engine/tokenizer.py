@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from aerie.engine.chat_template import ChatTemplate, TemplateArgumentError
 from aerie.engine.control_tokens import ControlTokens
@@ -18,6 +18,9 @@ LONGEST_REASON = 200
 """Characters of what a library says is wrong with a tokenizer; some quote the file."""
 NEEDS_CODE = "trust_remote_code"
 """What transformers says of a tokenizer that is code of its checkpoint."""
+
+
+Given: TypeAlias = tuple[list[dict[str, Any]], list[dict[str, Any]] | None, Mapping[str, Any]]
 
 
 class Tokenizer:
@@ -96,45 +99,63 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Tools | None = None,
         arguments: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """Ids of a conversation in the checkpoint's template, up to where the assistant answers, who is told
-        of tools. arguments: further values for the template, which go before `template_arguments`.
+        of tools. arguments: further values for the template, which go before `template_arguments`. continues:
+        the answer goes on with the last message, which is the assistant's.
 
         The control tokens are those that the template writes; one that a message, a tool or an argument
         spells out is text. Without a template the messages' texts are continued (`without_template`). Raises
         PromptError for a conversation that the template refuses, TemplateArgumentError, and as
         tool_calls.told.
         """
-        given = (*told(messages, tools, self.call_form), self._arguments(arguments))
+        given = self._given(messages, tools, arguments, continues)
         if self._template is None:
             return self.encode(without_template(given[0]))
-        text = self._template.render(*given)
+        text = self._template.render(*given, continues)
         # The template writes the special tokens itself.
         ids = list(self._backend.encode(text, add_special_tokens=False).ids)
         try:
             spelled = any(self._control.find(said) for said in _texts(given))
-            hidden = _changed(given, self._control.hide) if spelled else given
+            hidden: Given = _changed(given, self._control.hide) if spelled else given
         except RecursionError:
             raise PromptError(
                 "messages, tools or arguments are nested too deeply; send flatter ones"
             ) from None
         if not spelled and self._control.are_spelled(ids, text):
             return ids
-        return self._control.encode_rendered(self._template.render(*hidden))
+        return self._control.encode_rendered(self._template.render(*hidden, continues))
 
     def chat_text(
         self,
         messages: Sequence[Message],
         tools: Tools | None = None,
         arguments: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> str:
         """A conversation as its template writes it, up to where the assistant answers. As encode_chat."""
-        given = (*told(messages, tools, self.call_form), self._arguments(arguments))
-        return self._template.render(*given) if self._template else without_template(given[0])
+        given = self._given(messages, tools, arguments, continues)
+        if self._template is None:
+            return without_template(given[0])
+        return self._template.render(*given, continues)
 
-    def _arguments(self, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        self._check_arguments(given or {})
-        return {**self._template_arguments, **(given or {})}
+    def _given(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        arguments: Mapping[str, Any] | None,
+        continues: bool,
+    ) -> Given:
+        """What a template is given."""
+        self._check_arguments(arguments or {})
+        last = messages[-1] if messages else {"role": "nobody"}
+        if continues and (last["role"] != "assistant" or last.get("tool_calls")):
+            raise PromptError(
+                "an answer can go on with a text of the assistant, and the last message is none; end with "
+                "one, or leave out continue_final_message"
+            )
+        return *told(messages, tools, self.call_form), {**self._template_arguments, **(arguments or {})}
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special tokens left out."""

@@ -152,22 +152,56 @@ def nth_told(name: str, tools: Sequence[object], kind: Any) -> str:
     return re.sub(r"^tools\[(\d+)\]", lambda found: f"tools[{numbers[int(found[1])]}]", name)
 
 
+def with_effort(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any] | None:
+    """Values for a chat template, and among them how much to reason, by the name that templates have."""
+    return given if effort is None else {"reasoning_effort": effort, **(given or {})}
+
+
 class Chat(NamedTuple):
-    """A conversation, the tools that its model is told of, and further values for the chat template."""
+    """A conversation, the tools that its model is told of, further values for the chat template, and whether
+    the answer goes on with the last message."""
 
     messages: list[dict[str, Any]]
     tools: Tools | None
     template_arguments: Mapping[str, Any] | None
+    continues: bool = False
 
 
 class HasTools(Fields):
-    """What a conversation may have beside its messages. chat_template_kwargs: further values for the chat
-    template, by vLLM's name of them."""
+    """What a conversation may have beside its messages. chat_template_kwargs, continue_final_message and
+    add_generation_prompt are vLLM's names: further values for the chat template, and whether the answer goes
+    on with the last message or is a new one."""
 
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
     tools: list[ChatTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _begins_or_goes_on(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message goes on with the last message, and add_generation_prompt begins a "
+                "new one; give one of them"
+            )
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise ValueError(
+                "add_generation_prompt is false, and answers begin where the template has the assistant "
+                "begin; leave it out, or give continue_final_message"
+            )
+        return self
+
+    def chat_of(self, messages: Sequence[ChatMessage]) -> Chat:
+        """Raises ToolsError."""
+        each = [message.as_message for message in messages]
+        return Chat(each, self.asked_tools, self.template_arguments, self.continue_final_message)
+
+    @property
+    def template_arguments(self) -> Mapping[str, Any] | None:
+        """Further values for the chat template."""
+        return self.chat_template_kwargs
 
     @property
     def asked_tools(self) -> Tools | None:
@@ -206,7 +240,7 @@ class ChatRequest(Settings, Formed, HasTools):
     modalities: Any = None
     audio: Any = None
     prediction: Prediction | None = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | None = None
     verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None
@@ -222,7 +256,6 @@ class ChatRequest(Settings, Formed, HasTools):
         "function_call": ((), f"{OLDER}: write tool_choice"),
         "modalities": ([["text"]], "answers are text"),
         "audio": ((), "answers are text"),
-        "reasoning_effort": (["none"], "no model here is told how much to reason"),
         "verbosity": (["medium"], "no model here is told how much to say"),
     }
 
@@ -245,15 +278,17 @@ class ChatRequest(Settings, Formed, HasTools):
         return self.stream and self.return_progress
 
     @property
+    def template_arguments(self) -> Mapping[str, Any] | None:
+        return with_effort(self.chat_template_kwargs, self.reasoning_effort)
+
+    @property
     def predicted(self) -> str:
         return text_of(self.prediction.content) if self.prediction else ""
 
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat(
-            [message.as_message for message in self.messages], self.asked_tools, self.chat_template_kwargs
-        )
+        return self.chat_of(self.messages)
 
 
 class TokenizeRequest(HasTools):
@@ -276,11 +311,7 @@ class TokenizeRequest(HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat(
-            [message.as_message for message in self.messages or ()],
-            self.asked_tools,
-            self.chat_template_kwargs,
-        )
+        return self.chat_of(self.messages or ())
 
 
 class TemplateRequest(HasTools):
@@ -292,6 +323,4 @@ class TemplateRequest(HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat(
-            [message.as_message for message in self.messages], self.asked_tools, self.chat_template_kwargs
-        )
+        return self.chat_of(self.messages)

@@ -13,7 +13,7 @@ from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.engine.tool_calls import Tool, Tools, chosen
 from aerie.serve.answer import CALLS, LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, nth_told
+from aerie.serve.chats import Chat, nth_told, with_effort
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
 from aerie.serve.fields import (
@@ -173,13 +173,21 @@ AnyTool = Annotated[
 ]
 
 
+class Thinking(Fields):
+    """Whether to think. A budget and a display change nothing."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
 class OutputFormat(Fields):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Fields):
-    """effort: taken, and told to no model."""
+    """effort: how much to think, which is told to the chat template."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -199,8 +207,9 @@ class Choice(Fields):
 
 
 class CountRequest(Fields):
-    """What is counted, and what an answer is asked with. thinking, context_management and cache_control are
-    taken and change no prompt: models think as their template has them, and nothing is cut."""
+    """What is counted, and what an answer is asked with. Where the last message is the assistant's, the
+    answer goes on with it. thinking and output_config.effort are told to the chat template;
+    context_management and cache_control are taken and change no prompt, of which nothing is cut."""
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1)]
@@ -208,7 +217,7 @@ class CountRequest(Fields):
     tools: list[AnyTool] | None = None
     tool_choice: Choice | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
     cache_control: Any = None
@@ -224,8 +233,17 @@ class CountRequest(Fields):
         return Chat(
             [*begins, *(each for turn in self.messages for each in turn.as_messages)],
             self._tools,
-            self.chat_template_kwargs,
+            self._template_arguments,
+            continues=self.messages[-1].role == "assistant",
         )
+
+    @property
+    def _template_arguments(self) -> Mapping[str, Any] | None:
+        """thinking: by the name that the templates of Qwen and others have for it, where it is on or off."""
+        effort = self.output_config.effort if self.output_config else None
+        thinks = {"enabled": True, "disabled": False}.get(self.thinking.type) if self.thinking else None
+        switched = {} if thinks is None else {"enable_thinking": thinks}
+        return with_effort({**switched, **(self.chat_template_kwargs or {})}, effort)
 
     @property
     def _tools(self) -> Tools | None:

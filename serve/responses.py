@@ -15,7 +15,7 @@ from aerie.engine.call_reader import CallPiece
 from aerie.engine.tool_calls import Tools, chosen
 from aerie.serve.answer import LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, nth_told
+from aerie.serve.chats import Chat, nth_told, with_effort
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
 from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt
@@ -56,7 +56,7 @@ class TextOptions(Fields):
 
 
 class Reasoning(Fields):
-    """How much to think: told to no model. Nothing is summarised."""
+    """How much to think, which is told to the chat template. Nothing is summarised."""
 
     effort: str | None = None
     summary: str | None = None
@@ -145,7 +145,11 @@ class ResponsesRequest(Fields):
     def chat(self) -> Chat:
         """Raises ToolsError."""
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Chat([*begins, *messages_of(self.items)], self._tools, self.chat_template_kwargs)
+        return Chat([*begins, *messages_of(self.items)], self._tools, self._template_arguments)
+
+    @property
+    def _template_arguments(self) -> Mapping[str, Any] | None:
+        return with_effort(self.chat_template_kwargs, self.reasoning.effort if self.reasoning else None)
 
     @property
     def own_tools(self) -> list[OwnTool]:

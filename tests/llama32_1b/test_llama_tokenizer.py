@@ -138,6 +138,36 @@ def with_template(folder, checkpoints, template):
     return load_tokenizer(folder)
 
 
+TURN = "<|{{ m.role }}|>{{ m.content%s }}{{ eos_token }}"
+CONTINUED = [TURN % "", TURN % " | trim", TURN % ".strip() + '!'", "{{ messages[-1].content }} said <|user|>"]
+BEGUN = ["The capital of", " The capital ", "a", "  ", "", "<|user|>", "日本\n\n"]
+
+
+@pytest.mark.parametrize("each", CONTINUED)
+def test_an_answer_goes_on_as_with_transformers(damaged, checkpoints, each):
+    prompt = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    template = each if "messages" in each else "{% for m in messages %}" + each + "{% endfor %}" + prompt
+    tokenizer = with_template(damaged, checkpoints, template)
+    theirs = theirs_of(damaged)
+    for begun in BEGUN:
+        messages = [{"role": "user", "content": "a hi"}, {"role": "assistant", "content": begun}]
+        text = tokenizer.chat_text(messages, continues=True)
+        assert text == theirs.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+        ids = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+        if "<|" not in begun:  # which is text here
+            assert tokenizer.encode_chat(messages, continues=True) == ids
+
+
+def test_what_no_answer_goes_on_with(damaged, checkpoints):
+    tokenizer = with_template(damaged, checkpoints, "{{ messages[0].content }}")
+    said = {"role": "assistant", "content": "x"}
+    with pytest.raises(PromptError, match="does not write the last message as it stands, so that no answer"):
+        tokenizer.encode_chat([*CONVERSATIONS[0], said], continues=True)
+    for messages in ([], CONVERSATIONS[0], [{**said, "tool_calls": [{"function": {}}]}]):
+        with pytest.raises(PromptError, match="and the last message is none; end with one, or leave out"):
+            tokenizer.encode_chat(messages, continues=True)
+
+
 REFUSALS = {
     "{{ raise_exception('users first') }}": r"users first\); change its messages, or leave out the system",
     "{% if tools|length > 0 %}T{% endif %}": r"object of type 'NoneType' has no len\(\)\); change its "

@@ -186,6 +186,40 @@ def test_what_was_thought_is_told_to_the_template() -> None:
     assert told == {"role": "assistant", "content": "x"}
 
 
+def test_an_answer_that_was_begun_goes_on(serving: Any) -> None:
+    begun = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "The capital of Spain is"},
+    ]
+    asked = {"messages": begun, "max_tokens": 30, "temperature": 0}
+    with serving.http as http:
+        assert http.post(MESSAGES, json=asked).json()["content"][0]["text"] == " Madrid."
+        chat = http.post(CHAT, json={**asked, "continue_final_message": True, "add_generation_prompt": False})
+        assert chat.json()["choices"][0]["message"]["content"] == " Madrid."
+        new = http.post(CHAT, json=asked).json()["choices"][0]["message"]["content"]
+        assert new != " Madrid."
+        ids = http.post("/tokenize", json={"messages": begun, "continue_final_message": True}).json()[
+            "tokens"
+        ]
+        assert ids == http.post("/tokenize", json={"messages": begun}).json()["tokens"][: len(ids)]
+        count = http.post(f"{MESSAGES}/count_tokens", json={"messages": begun}).json()
+        assert count == {"input_tokens": len(ids)}
+
+
+def test_how_much_to_think_is_told_to_the_template() -> None:
+    chat = ChatRequest(messages=[USER], reasoning_effort="low", chat_template_kwargs={"x": 1})
+    assert chat.chat.template_arguments == {"reasoning_effort": "low", "x": 1}
+    response = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "high"}})
+    assert response.chat.template_arguments == {"reasoning_effort": "high"}
+    for kind, told in (
+        ("enabled", {"enable_thinking": True}),
+        ("disabled", {"enable_thinking": False}),
+        ("adaptive", {}),
+    ):
+        count = CountRequest.model_validate({"messages": [USER], "thinking": {"type": kind}})
+        assert count.chat.template_arguments == told
+
+
 def test_a_coding_agent_is_served(serving: Any) -> None:
     """What Claude Code sends, with what it has of other servers' tools in its history."""
     body: dict[str, Any] = {

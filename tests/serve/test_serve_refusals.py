@@ -80,6 +80,24 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "max_tokens",
         "0: give 1 or more, or -1 for as many as the context has room for",
     ),
+    (
+        CHAT,
+        {"messages": USER, "continue_final_message": True},
+        None,
+        "an answer can go on with a text of the assistant, and the last message is none; end with one",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "continue_final_message": True, "add_generation_prompt": True},
+        None,
+        "add_generation_prompt begins a new one; give one of them",
+    ),
+    (
+        CHAT,
+        {"messages": USER, "add_generation_prompt": False},
+        None,
+        "answers begin where the template has the assistant begin; leave it out, or give continue",
+    ),
     (CHAT, {"messages": USER, "min_tokens": 3}, "min_tokens", "take ignore_eos, or logit_bias; leave it out"),
     (
         CHAT,
@@ -145,7 +163,6 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "rule is 'sequential', which is for models of block diffusion, and this model says one token after",
     ),
     (CHAT, {"messages": USER, "threshold": "x"}, "threshold", "'x': Input should be a valid number"),
-    (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort", "is told how much to reason"),
     (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "is told how much to say; leave it out"),
     (
         CHAT,
