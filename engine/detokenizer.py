@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -112,9 +113,10 @@ class TextStream:
         self._of, self._shown = of, {token: of.spelled(token) for token in shown}
         self._utf8 = codecs.getincrementaldecoder("utf-8")(of.errors())
         self._window: list[int] = []
-        visible = [token for token in before if token not in of.special or token in self._shown]
-        self._has_text = len(visible) > WINDOW
-        for token in visible[-WINDOW:]:
+        visible = (token for token in reversed(before) if token not in of.special or token in self._shown)
+        last = [*islice(visible, WINDOW + 1)]
+        self._has_text = len(last) > WINDOW
+        for token in last[WINDOW - 1 :: -1]:
             self.take(token)
 
     def feed(self, token: int) -> str:

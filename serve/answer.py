@@ -196,7 +196,7 @@ class Answer:
         self, ask: Ask, request: Request, sampler: Sampler, tokenizer: Tokenizer, eos: Collection[int]
     ) -> None:
         self.request, self._ask, self._sampler, self._eos = request, ask, sampler, eos
-        self._stream = tokenizer.stream(request.prompt_ids, ask.calls.shown if ask.calls else ())
+        self._stream = tokenizer.stream(ask.prompt, ask.calls.shown if ask.calls else ())
         self._calls = ask.calls.reader() if ask.calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._told = 0

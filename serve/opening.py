@@ -51,9 +51,9 @@ class Runtime(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A model by its name or folder, and how it is run. draft, template_arguments: as of Runtime. limit:
-    bytes of memory that all models of the server have together, of which its pool may have a quarter; None:
-    it looks what there is."""
+    """A model by its name or folder, and how it is run. draft, template_arguments: as of Runtime. limit: of
+    all models of the server together, bytes of memory, of which its pool may have a quarter; None: it looks
+    what there is."""
 
     model: str
     options: RuntimeOptions
