@@ -224,7 +224,9 @@ def test_an_index_names_files_of_its_folder_alone(sharded, named):
     shard = sorted(folder.glob("*.safetensors"))[0].name
     shutil.copy(folder / shard, folder.parent)
     name = named.format(f"{folder.parent}/{shard}")[1:] if named[:1] == "/" else named.format(shard)
-    with pytest.raises(WeightsError, match=r"names the file .*, which is not in the folder of the checkpoint"):
+    with pytest.raises(
+        WeightsError, match=r"names the file .*, which is not in the folder of the checkpoint"
+    ):
         open_weights(sharded(lambda files: files.update({EMBED: name})))
 
 
