@@ -457,5 +457,6 @@ def _preload(filled: Sequence[Filled], checkpoint: Checkpoint, report: Reporter)
     spent = time.perf_counter() - started
     shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
     report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")
-    if lost := str(checkpoint.weights.rounding):
-        report.note(lost)
+    for line in (*checkpoint.weights.notes, str(checkpoint.weights.rounding)):
+        if line:
+            report.note(line)
