@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
@@ -26,7 +25,7 @@ from aerie.virtual_npu.codegen.execution import Mode, takes_turns, transfers_ali
 from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_function
 from aerie.virtual_npu.codegen.memory import access, uses_of, whole
 from aerie.virtual_npu.codegen.refusals import attribute, line_of, unsupported
-from aerie.virtual_npu.codegen.text import grouped, plus, quotable, times
+from aerie.virtual_npu.codegen.text import grouped, plus, times
 from aerie.virtual_npu.codegen.tokens import (
     after,
     await_transfer,
@@ -36,6 +35,7 @@ from aerie.virtual_npu.codegen.tokens import (
     marks,
     suspend,
 )
+from aerie.virtual_npu.quoting import literal, symbol
 
 # ---- tokens ----
 
@@ -150,7 +150,7 @@ def issue_transfer(body: Body, op: ChannelTransferOp, *more: str) -> None:
 def _checked_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     site, arguments = transfer_arguments(body, op)
     if body.checked and (fault := lock_fault(op)):
-        body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {json.dumps(fault)});')
+        body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {literal(fault)});')
     return site, arguments
 
 
@@ -163,7 +163,7 @@ def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     channel = f"channels.{channel_field(body.file, op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
-    return body.site(op, f"@{op.chan_name}"), f"{channel}, {index}, {side}"
+    return body.site(op, symbol(op.chan_name)), f"{channel}, {index}, {side}"
 
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
@@ -174,7 +174,7 @@ def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str)
         for value, extent in zip_longest(op.indices, extents[: len(op.indices)])
     ]
     side = "put_index" if is_put else "get_index"
-    return f"{channel}.{side}({body.site(op, '@' + op.chan_name)}, {{{', '.join(texts)}}})"
+    return f"{channel}.{side}({body.site(op, symbol(op.chan_name))}, {{{', '.join(texts)}}})"
 
 
 def _is_coordinate(value: SSAValue) -> bool:
@@ -251,7 +251,7 @@ def _issue_grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None
 
 def label(op: HierarchyOp) -> str:
     """`@name` of a hierarchy operation, or nothing."""
-    return f"@{op.sym_name}" if op.sym_name else ""
+    return symbol(op.sym_name) if op.sym_name else ""
 
 
 def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequence[str] = ()) -> str:
@@ -313,10 +313,10 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     """C++ text of the `vnpu::Where` of one point."""
     x, y = (*ids, "0", "0")[:2]
-    name = quotable(f"{op.name.removeprefix('air.')} {label(op)}".strip())
+    name = literal(f"{op.name.removeprefix('air.')} {label(op)}".strip())
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
     table = ports(body.file, op)
-    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}'
+    return f"vnpu::Where{{{name}, {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}"
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from xdsl.dialects import cf, scf
@@ -15,6 +14,7 @@ from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
 from aerie.virtual_npu.codegen.vector_sums import declare_goes
+from aerie.virtual_npu.quoting import literal, one_line
 
 # ---- values that loops carry ----
 
@@ -233,5 +233,5 @@ def _execute_region(body: Body, op: Operation) -> None:
 def _assert(body: Body, op: Operation) -> None:
     """Ends the run with the message of the assertion where it does not hold."""
     assert isinstance(op, cf.AssertOp)
-    message = json.dumps(f"the assertion does not hold: {op.msg.data}")
+    message = literal(f"the assertion does not hold: {one_line(op.msg.data)}")
     body.put(f'if (!{body.text(op.arg)}) vnpu::fail({body.site(op)}, "%s", {message});')

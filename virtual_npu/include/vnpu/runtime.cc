@@ -41,8 +41,8 @@ namespace {
 [[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
   Failure failure{kind, {}};
   const int capacity = int(sizeof(failure.text));
-  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %s", site.line, site.op)
-                           : snprintf(failure.text, size_t(capacity), "%s", site.op);
+  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %.1000s", site.line, site.op)
+                           : snprintf(failure.text, size_t(capacity), "%.1000s", site.op);
   used += describe(here, failure.text + used, capacity - used);
   used += snprintf(failure.text + used, size_t(capacity - used), ": ");
   vsnprintf(failure.text + used, size_t(capacity - used), format, arguments);
