@@ -16,7 +16,7 @@ from aerie.virtual_npu.quoting import entry_symbol, shown
 from aerie.virtual_npu.stopping import RunStopped
 from aerie.virtual_npu.team import use_team
 
-FORMAT = 9
+FORMAT = 10
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -99,7 +99,8 @@ class Entry:
 
 
 class Library:
-    """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name."""
+    """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name;
+    `kernels`: the external functions that it calls."""
 
     seconds: ClassVar[float] = 0.0
     """Spent so far in the code of all programs of this process, without the Python that calls them."""
@@ -120,6 +121,7 @@ class Library:
                 f"{self.path} has format {metadata['format']}, this version reads {FORMAT}: build it again"
             )
         use_team(self._library)
+        self.kernels = tuple(metadata["kernels"])
         self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:

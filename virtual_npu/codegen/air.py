@@ -17,6 +17,7 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     WaitAllOp,
 )
+from aerie.virtual_npu.codegen import sizes
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
 from aerie.virtual_npu.codegen.device_marks import lock_fault
@@ -78,9 +79,9 @@ def _execute(body: Body, op: Operation) -> None:
 def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
     """C++ text of one side of a transfer. Offset i moves by stride i; shorter lists align on the right."""
     view = body.memref(memref)
-    offsets, sizes, strides = (body.texts(values) for values in lists)
-    if not sizes:
-        sizes, strides = whole(view)
+    offsets, extents, strides = (body.texts(values) for values in lists)
+    if not extents:
+        extents, strides = whole(view)
         layout = list(view.strides)
     else:
         layout = strides
@@ -94,7 +95,8 @@ def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[S
         if offsets
         else "0"
     )
-    return access(body, op, view, offset, sizes, strides)
+    offset = sizes.offset(body, offsets, aligned, offset)
+    return access(body, op, view, offset, extents, strides)
 
 
 def _padded(body: Body, op: Operation, side: str, rank: int) -> str:
@@ -260,9 +262,10 @@ def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequenc
 
 def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     """How many points the iteration space has, and the coordinates of point `flat` (last one fastest)."""
-    sizes = [grouped(text) for text in body.texts(op.sizes)]
+    sizes.points(body, op, body.texts(op.sizes))
+    extents = [grouped(text) for text in body.texts(op.sizes)]
     count, ids = "1", []
-    for size in reversed(sizes):
+    for size in reversed(extents):
         if size == "1":
             ids.append("0")
             continue

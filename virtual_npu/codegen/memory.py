@@ -205,8 +205,12 @@ def vector_call(body: Body, op: Operation, value: SSAValue, function: str, argum
 def same_extent(body: Body, op: Operation, value: SSAValue, dim: int, extent: str) -> None:
     """Emit a check that a dimension has the extent of the loops; nothing where both are the same text."""
     size = body.memref(value).sizes[dim]
-    if size != extent:
+    if size == extent:
+        return
+    if body.checked:
         body.put(f"vnpu::same_extent({place(body, op, value)}, {dim}, {size}, {extent});")
+    else:
+        body.put(f"vnpu::check_extent({body.site(op)}, {dim}, {size}, {extent});")
 
 
 def reads_whole(body: Body, op: Operation, value: SSAValue) -> None:

@@ -33,6 +33,7 @@ from aerie.virtual_npu.codegen.execution import Mode, function_mode, public_func
 from aerie.virtual_npu.codegen.functions import function
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.codegen.refusals import line_of, naming, unsupported
+from aerie.virtual_npu.codegen.sizes import refuse_huge_types
 from aerie.virtual_npu.errors import UnsupportedOpError
 from aerie.virtual_npu.external import ExternalKernel
 from aerie.virtual_npu.library import FORMAT
@@ -125,7 +126,7 @@ _PARTS: dict[str, list[str]] = {
     "rearranged": ["rearranged.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
-RUNTIME = ["runtime.cc", "team.cc"]
+RUNTIME = ["runtime.cc", "team.cc", "sizes.cc"]
 """What every program links."""
 
 _CHECKS = ["check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "order.cc", "record.cc"]
@@ -141,6 +142,7 @@ def generate(
     """
     if options.checks:
         mark_for_device(module)
+    refuse_huge_types(module)
     advance(module, options, kernel_dirs)
     file = CppFile(module, text.split("\n"), options)
     entries = {}
@@ -149,7 +151,7 @@ def generate(
             entries[op.sym_name.data] = _entry(file, op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
-    metadata = json.dumps({"format": FORMAT, "entries": entries})
+    metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
     parts = [_HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.needs)]
     parts += [_NOT_ALL_USED, *file.declarations, *file.functions]
     parts.append(

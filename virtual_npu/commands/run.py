@@ -75,6 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
     given = common.arguments(options, entry)
+    child_process.about_to_run(program.library.kernels, options.checks)
     try:
         with _interruptible():
             result = program.run(
