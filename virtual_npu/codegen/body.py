@@ -71,6 +71,15 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
     return register
 
 
+_AFTER: list[Emit] = []
+
+
+def emits_after(function: Emit) -> Emit:
+    """Register a function that is called after the emitter of any operation, for what all have in common."""
+    _AFTER.append(function)
+    return function
+
+
 def supported_operations() -> list[str]:
     """The names of all operations of a program that can be emitted."""
     return sorted(name for name in _REGISTRY if not name.startswith("vnpu."))
@@ -307,6 +316,8 @@ class Body:
             raise unsupported(op, reason(op.name))
         with naming(op):
             emit(self, op)
+            for also in _AFTER:
+                also(self, op)
 
     def comment(self, op: Operation) -> None:
         """Emit the line of the MLIR text that an operation stands in, as a comment."""

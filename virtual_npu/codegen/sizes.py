@@ -154,9 +154,9 @@ def positions(body: Body, op: Operation, places: Sequence[str], extents: Sequenc
 
 
 def offset(body: Body, offsets: Sequence[str], strides: Sequence[str], plain: str) -> str:
-    """C++ text of where a transfer begins, `plain` where it is known. It does not wrap around, so that what is
-    refused is what the program says; without checks, and with strides that are known, it may, and is refused
-    or inside all the same."""
+    """C++ text of where a transfer begins, `plain` where it is known. It does not wrap around, so that what
+    is refused is what the program says; without checks, and with strides that are known, it may, and is
+    refused or inside all the same."""
     if integers(strides if not body.checked else [*offsets, *strides]) is not None:
         return plain
     return f"vnpu::offset_in({_braces(offsets)}, {_braces(strides)})"
