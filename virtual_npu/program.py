@@ -26,6 +26,7 @@ from aerie.virtual_npu.errors import (
 )
 from aerie.virtual_npu.library import Entry, Library
 from aerie.virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.quoting import shown, symbol
 from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
@@ -97,14 +98,14 @@ class Program:
         Raises VirtualNpuError that lists them.
         """
         entries = self.library.entries
-        names = ", ".join(entries)
+        names = ", ".join(map(shown, entries))
         if name is not None and name not in entries:
-            raise VirtualNpuError(f"no public function @{name}: the program has {names}")
+            raise VirtualNpuError(f"no public function {symbol(name)}: the program has {names}")
         if name is None and len(entries) > 1:
             raise VirtualNpuError(
                 f"the program has several public functions ({names}): choose one with --entry"
             )
-        return entries[name or names]
+        return entries[name] if name is not None else next(iter(entries.values()))
 
     def run(
         self,

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen import types, values
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 
@@ -77,6 +77,8 @@ def _has_native_operators(type_: Attribute) -> bool:
 @emits(*_BINARY)
 def _binary(body: Body, op: Operation) -> None:
     name, (left, right) = _BINARY[op.name], body.texts(op.operands)
+    if name.startswith("sh"):
+        values.shift(body, op)
     if name in _OPERATORS and _has_native_operators(op.results[0].type):
         body.define(op.results[0], f"{left} {_OPERATORS[name]} {right}")
     elif name in ("add", "sub") and types.cpp(op.results[0].type) == "bool":
@@ -164,6 +166,8 @@ def _result_scalar(op: Operation) -> str:
 
 @emits("arith.extf", "arith.truncf", "arith.fptosi", "arith.fptoui")
 def _cast(body: Body, op: Operation) -> None:
+    if "fpto" in op.name:
+        values.fit(body, op)
     body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({body.text(op.operands[0])})")
 
 
@@ -263,7 +267,10 @@ def called(body: Body, op: Operation, function: str) -> str:
 
 @emits(*_RARE_UNARY, *_RARE_BINARY)
 def _rare(body: Body, op: Operation) -> None:
-    body.define(op.results[0], called(body, op, {**_RARE_UNARY, **_RARE_BINARY}[op.name]))
+    function = {**_RARE_UNARY, **_RARE_BINARY}[op.name]
+    if function.startswith("sh"):
+        values.shift(body, op)
+    body.define(op.results[0], called(body, op, function))
 
 
 @emits("index.ceildivu")

@@ -20,14 +20,14 @@ from aerie.air_dialect.ops import (
 )
 from aerie.air_dialect.readings import number
 from aerie.air_dialect.types import attribute_text
+from aerie.virtual_npu import quoting
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.device_marks import NOWHERE
 from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.refusals import line_of
-from aerie.virtual_npu.codegen.text import quoted
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.library import identifier
+from aerie.virtual_npu.quoting import literal, mangled, symbol
 
 # ---- names in messages ----
 
@@ -43,9 +43,9 @@ def label(
 ) -> str:
     """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
     came to be, such as `declared`. skew: of its address in a core (`device_marks`)."""
-    site = f"{{{quoted(op.name)}, {line_of(op)}}}"
+    site = f"{{{literal(op.name)}, {line_of(op)}}}"
     flags = [str(flag).lower() for flag in (ends_with_body, _has_locks(type_))]
-    texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), *flags]
+    texts = [literal(name), literal(attribute_text(type_)), site, literal(how), *flags]
     texts += [str(skew)] if skew != NOWHERE else []
     return file.constant(
         "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
@@ -61,7 +61,7 @@ def _has_locks(type_: Attribute) -> bool:
 
 def value_name(value: SSAValue) -> str:
     """`%name` of a value in its program; empty for one without a name, such as `%3`."""
-    return f"%{value.name_hint}" if value.name_hint else ""
+    return quoting.value(value.name_hint)
 
 
 # ---- globals and arguments ----
@@ -69,14 +69,14 @@ def value_name(value: SSAValue) -> str:
 
 def global_pointer(file: CppFile, name: str) -> str:
     """C++ text of a pointer to a memref.global, which is emitted on first use."""
-    text = f"global_{identifier(name)}"
+    text = f"global_{mangled(name)}"
     if name in file.globals:
         return file.globals[name]
     file.globals[name] = text
     declared = (op for op in file.module.walk() if isinstance(op, memref.GlobalOp))
     op = next((op for op in declared if op.sym_name.data == name), None)
     if op is None:
-        raise UnsupportedOpError(f"memref.get_global: @{name} is not declared in the module")
+        raise UnsupportedOpError(f"memref.get_global: {symbol(name)} is not declared in the module")
     type_ = op.type
     assert isinstance(type_, MemRefType)
     count, initial = prod(type_.get_shape()), ""
@@ -100,7 +100,9 @@ def checked_arguments(file: CppFile, op: func.FuncOp, unpacked: Sequence[str]) -
         if not isinstance(value.type, MemRefType):
             arguments.append(text)
             continue
-        known = label(file, value_name(value), value.type, op, f"argument {index} of @{op.sym_name.data}")
+        known = label(
+            file, value_name(value), value.type, op, f"argument {index} of {symbol(op.sym_name.data)}"
+        )
         name = f"buffer_{index}"
         statements.append(
             f"  vnpu::Buffer {name}({_buffer(known, f'arguments[{index}]', value.type, 'nullptr')});"
@@ -116,7 +118,7 @@ def _checked_global(file: CppFile, op: memref.GlobalOp, data: str, is_written: b
     if not is_written:
         written = f"written_{data}"
         file.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
-    known = label(file, f"@{op.sym_name.data}", op.type, op, "declared")
+    known = label(file, symbol(op.sym_name.data), op.type, op, "declared")
     file.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
     return f"vnpu::all_of<{types.scalar(op.type.element_type)}>(buffer_{data})"
 

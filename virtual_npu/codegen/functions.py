@@ -16,14 +16,14 @@ from aerie.virtual_npu.codegen.execution import Mode, function_mode, hierarchy_m
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.text import grouped
 from aerie.virtual_npu.external import ExternalKernel
-from aerie.virtual_npu.library import identifier
+from aerie.virtual_npu.quoting import literal, mangled, symbol
 
 # ---- bodies ----
 
 
 def function(file: CppFile, op: func.FuncOp) -> str:
     """Emit a func.func with a body, once; gives its C++ name."""
-    name = f"func_{identifier(op.sym_name.data)}"
+    name = f"func_{mangled(op.sym_name.data)}"
     if name in file.emitted:
         return name
     file.emitted.add(name)
@@ -163,22 +163,26 @@ def callee(file: CppFile, call: Operation, name: str) -> str:
     external one, on first use."""
     op = file.symbols.get(name)
     if op is None:
-        raise unsupported(call, f"function @{name} is not declared in the module")
+        raise unsupported(call, f"function {symbol(name)} is not declared in the module")
     if op.body.blocks:
         return function(file, op)
     if name not in file.kernels:
         file.kernels[name] = external_kernel(call, op)
-        file.declarations.append(f'extern "C" {_signature(op)};')
-    return name
+        file.declarations.append(_declaration(op))
+    return f"kernel_{name}"
 
 
-def _signature(op: func.FuncOp) -> str:
+def _declaration(op: func.FuncOp) -> str:
+    """C++ text of the declaration of a function that an object file of the program has. It is hidden: the
+    linker takes it from no library."""
     parameters = [
         f"{types.scalar(t.element_type)} *" if isinstance(t, MemRefType) else types.cpp(t)
         for t in op.function_type.inputs
     ]
     outputs = [types.cpp(t) for t in op.function_type.outputs] or ["void"]
-    return f"{outputs[0]} {op.sym_name.data}({', '.join(parameters)})"
+    name = op.sym_name.data
+    function = f"{outputs[0]} kernel_{name}({', '.join(parameters)})"
+    return f'extern "C" {function} __asm__(VNPU_SYMBOL({literal(name)}));\nVNPU_HIDDEN({literal(name)});'
 
 
 def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
@@ -223,7 +227,7 @@ def _call(body: Body, op: Operation) -> None:
     if body.checked and name in body.file.kernels:
         call = _kernel_call(body, op, call)
     if body.file.options.checks and name in body.file.kernels:
-        body.put(f'if (vnpu::record::on()) vnpu::record::called({body.site(op)}, "{name}");')
+        body.put(f"if (vnpu::record::on()) vnpu::record::called({body.site(op)}, {literal(name)});")
     if not op.results:
         body.put(f"{call};")
     elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):
@@ -258,7 +262,7 @@ def _kernel_call(body: Body, op: Operation, call: str) -> str:
         for position, value in enumerate(op.arguments)
         if isinstance(value.type, MemRefType)
     ]
-    site = body.site(op, f"@{op.callee.root_reference.data}")
+    site = body.site(op, symbol(op.callee.root_reference.data))
     scalars = [_argument(body, op, value) for value in op.arguments if not isinstance(value.type, MemRefType)]
     key = f"vnpu::scalars({', '.join(scalars)})"
     return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', key, *memrefs])})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from xdsl.dialects import cf, scf
@@ -10,11 +9,12 @@ from xdsl.dialects.builtin import DenseArrayBase, MemRefType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType
-from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen import sizes, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
 from aerie.virtual_npu.codegen.vector_sums import declare_goes
+from aerie.virtual_npu.quoting import literal, one_line
 
 # ---- values that loops carry ----
 
@@ -91,6 +91,7 @@ def region(body: Body, block: Block, names: Sequence[str]) -> None:
 def _for(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.ForOp)
     low, high, step = body.texts([op.lb, op.ub, op.step])
+    sizes.step(body, op, step)
     declare_goes(body, op)
     counted_loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
 
@@ -172,6 +173,8 @@ def _parallel(body: Body, op: Operation) -> None:
     block = op.body.block
     sums = declare(body, op, op.results, [carried(body, value) for value in op.initVals])
     lows, highs, steps = (body.texts(part) for part in (op.lowerBound, op.upperBound, op.step))
+    for step in steps:
+        sizes.step(body, op, step)
     body.comment(op)
     for argument, low, high, step in zip(block.args, lows, highs, steps, strict=True):
         name = body.name_for(argument)
@@ -205,6 +208,8 @@ def _forall(body: Body, op: Operation) -> None:
     for part in segments:
         assert isinstance(part, DenseArrayBase)
         bounds.append([str(n) if n != -(1 << 63) else next(dynamic) for n in part.get_values()])
+    for step in bounds[2]:
+        sizes.step(body, op, step)
     body.comment(op)
     for argument, low, high, step in zip(block.args, *bounds, strict=True):
         name = body.name_for(argument)
@@ -233,5 +238,5 @@ def _execute_region(body: Body, op: Operation) -> None:
 def _assert(body: Body, op: Operation) -> None:
     """Ends the run with the message of the assertion where it does not hold."""
     assert isinstance(op, cf.AssertOp)
-    message = json.dumps(f"the assertion does not hold: {op.msg.data}")
+    message = literal(f"the assertion does not hold: {one_line(op.msg.data)}")
     body.put(f'if (!{body.text(op.arg)}) vnpu::fail({body.site(op)}, "%s", {message});')

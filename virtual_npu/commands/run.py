@@ -17,6 +17,7 @@ from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import RACES
+from aerie.virtual_npu.quoting import symbol
 from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
     given = common.arguments(options, entry)
+    child_process.about_to_run(program.library.kernels, options.checks)
     try:
         with _interruptible():
             result = program.run(
@@ -169,7 +171,7 @@ def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: 
     if not options.out:
         rows = [_summary_row(row) for row in summary(entry, result.outputs)]
         header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
-        print_table(f"@{entry.name} after the run", header, rows, "<<<>>><", sys.stdout)
+        print_table(f"{symbol(entry.name)} after the run", header, rows, "<<<>>><", sys.stdout)
     if options.stats and result.record:
         print_stats(result.record["stats"])
     if options.perturb:

@@ -23,6 +23,7 @@ from aerie.air_dialect.ops import AsyncTokenType, RankOp, UniverseAllocOp, WaitA
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.execution import public_functions
 from aerie.virtual_npu.codegen.refusals import naming, reason, unsupported
+from aerie.virtual_npu.quoting import symbol
 
 
 def inline_program(module: ModuleOp) -> None:
@@ -123,7 +124,7 @@ def _inline_into(
         if callee not in functions or not functions[callee].body.blocks:
             continue
         if callee in (*callers, name):
-            raise unsupported(call, f"@{callee} calls itself: recursion is not supported")
+            raise unsupported(call, f"{symbol(callee)} calls itself: recursion is not supported")
         _inline_into(callee, functions, done, (*callers, name))
         if _must_inline(functions[callee]):
             _inline(call, functions[callee])
@@ -152,9 +153,8 @@ def _is_bare(type_: object) -> bool:
 
 def _inline(call: func.CallOp, function: func.FuncOp) -> None:
     if len(function.body.blocks) != 1:
-        raise unsupported(
-            call, f"@{function.sym_name.data} has several blocks: use scf.if and scf.for instead of branches"
-        )
+        name = symbol(function.sym_name.data)
+        raise unsupported(call, f"{name} has several blocks: use scf.if and scf.for instead of branches")
     copy = function.clone()
     _keep_locations(function, copy)
     block = copy.body.block

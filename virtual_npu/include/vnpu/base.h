@@ -203,7 +203,7 @@ inline void parallel(i64 count, Body body) {
 // Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
 // when the body ends, or earlier when the program deallocates them. Nothing else points into a block that is
 // taken, and compilers may know it: what a loop adds to a buffer then stays in registers until its end.
-__attribute__((malloc)) void *pool_take(i64 bytes);
+__attribute__((malloc)) void *pool_take(i64 bytes, Site site = Site{"memref.alloc", 0});
 void pool_give(void *block);
 
 class Blocks {
@@ -219,8 +219,8 @@ class Blocks {
     }
   }
   template <class T>
-  T *alloc(i64 count) {
-    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T))));
+  T *alloc(i64 count, Site site = Site{"memref.alloc", 0}) {
+    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T)), site));
     header->previous = last_;
     header->next = nullptr;
     if (last_) last_->next = header;

@@ -324,7 +324,7 @@ constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
 Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
   const i64 skew = label.skew > 0 ? label.skew : 0;
   const i64 header = aligned(sizeof(Block)) + kGap + skew, bytes = count * element;
-  char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count)) + header;
+  char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count, label.site)) + header;
   // All ones is a NaN in every format: what nobody wrote must not look plausible.
   memset(data - kGap, 0xff, size_t(bytes + 2 * kGap));
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes + kGap);

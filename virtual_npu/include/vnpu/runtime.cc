@@ -7,10 +7,12 @@
 #include <time.h>
 
 #include <atomic>
+#include <new>
 
 #include "vnpu/entry.h"
 #include "vnpu/garbage.h"
 #include "vnpu/order.h"
+#include "vnpu/sizes.h"
 #include "vnpu/team.h"
 
 namespace vnpu {
@@ -41,8 +43,8 @@ namespace {
 [[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
   Failure failure{kind, {}};
   const int capacity = int(sizeof(failure.text));
-  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %s", site.line, site.op)
-                           : snprintf(failure.text, size_t(capacity), "%s", site.op);
+  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %.1000s", site.line, site.op)
+                           : snprintf(failure.text, size_t(capacity), "%.1000s", site.op);
   used += describe(here, failure.text + used, capacity - used);
   used += snprintf(failure.text + used, size_t(capacity - used), ": ");
   vsnprintf(failure.text + used, size_t(capacity - used), format, arguments);
@@ -122,9 +124,9 @@ void go_on() {
 #if VNPU_SANITIZE
 
 // Every block stands alone and has its very size, so that AddressSanitizer sees what leaves it.
-void *pool_take(i64 bytes) {
+void *pool_take(i64 bytes, Site site) {
   void *block = nullptr;
-  if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
+  if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail_memory(site, bytes);
   return block;
 }
 
@@ -140,11 +142,35 @@ struct PoolBlock {
   PoolBlock *next;
   const Pool *owner;  // of the thread that asked the system for it
   int size_class;
+  i64 bytes;  // what the system gave
 };
+constexpr int kKept = 22;  // larger size classes are not kept
 struct Pool {
   PoolBlock *free_blocks[64];
 };
 constinit thread_local Pool pool = {};
+
+std::atomic<i64> held{0};  // what all threads have of the system, in bytes
+
+void release(PoolBlock *block) {
+  held -= block->bytes;
+  free(block);
+}
+
+// A block of the system's memory. The system gives more than it has, and ends whoever uses it, so there is a limit; and for
+// a large block it is asked whether it has as much.
+PoolBlock *taken_from_system(i64 bytes, int size_class, Site site) {
+  constexpr i64 kUnasked = i64(1) << 28;
+  const i64 whole = kHeader + (size_class > kKept ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
+  const i64 before = held.fetch_add(whole);
+  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_left());
+  void *const block = is_there ? aligned_alloc(64, size_t(whole)) : nullptr;
+  if (!block) {
+    held -= whole;
+    fail_memory(site, bytes, before);
+  }
+  return new (block) PoolBlock{nullptr, &pool, size_class, whole};
+}
 
 // Gives the thread's blocks back when it ends. Apart from them, as what has a destructor is looked for at each use.
 struct Emptied {
@@ -154,7 +180,7 @@ struct Emptied {
       while (list) {
         PoolBlock *block = list;
         list = block->next;
-        free(block);
+        release(block);
       }
     }
   }
@@ -163,7 +189,7 @@ thread_local Emptied emptied;
 
 }  // namespace
 
-void *pool_take(i64 bytes) {
+void *pool_take(i64 bytes, Site site) {
   const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
   PoolBlock *&first = pool.free_blocks[size_class];
   PoolBlock *block = first;
@@ -171,10 +197,7 @@ void *pool_take(i64 bytes) {
     first = block->next;
   } else {
     emptied.is_needed = true;
-    block = static_cast<PoolBlock *>(aligned_alloc(64, size_t(kHeader + (i64(1) << size_class))));
-    if (!block) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
-    block->owner = &pool;
-    block->size_class = size_class;
+    block = taken_from_system(bytes, size_class, site);
   }
   return reinterpret_cast<char *>(block) + kHeader;
 }
@@ -183,7 +206,7 @@ void pool_give(void *data) {
   PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
   // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
   // thread: it would ask for new ones, and here they would pile up.
-  if (block->size_class > 22 || block->owner != &pool) return free(block);
+  if (block->size_class > kKept || block->owner != &pool) return release(block);
   PoolBlock *&first = pool.free_blocks[block->size_class];
   block->next = first;
   first = block;
@@ -302,6 +325,9 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
     status = run.is_stopped ? Failure::kStopped : failure.kind;
+  } catch (const std::bad_alloc &) {
+    report->message = strdup("the system has no memory left for the run");
+    status = Failure::kError;
   }
   running = outer;
   report->nanoseconds = nanoseconds() - started;

@@ -12,6 +12,7 @@ from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu import external
 from aerie.virtual_npu.compiler import OWN_KERNELS
 from aerie.virtual_npu.static.device import LINKING, TO_AIE
 from aerie.virtual_npu.static.report import Fault, Finding
@@ -138,7 +139,7 @@ def _folders(program: Program) -> list[Path]:
 
 def find_source(program: Program, name: str) -> Path | None:
     """The first file of that name in the kernel folders and kernels_cc, None where there is none."""
-    return next((folder / name for folder in _folders(program) if (folder / name).is_file()), None)
+    return external.find_source(name, _folders(program))
 
 
 def _names(function: FuncOp | None, symbol: str) -> list[str]:
