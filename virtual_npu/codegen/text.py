@@ -58,7 +58,7 @@ _KEYWORDS = frozenset([
     "xor",
     # names that generated code uses itself
     "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane",
-    "transfer", "vnpu",
+    "transfer", "vnpu", "nested",
 ])  # fmt: skip
 
 _FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")
