@@ -199,8 +199,8 @@ _OLD_CHANNEL_TYPES = {
 class ChannelOp(IRDLOperation):
     """`air.channel @c [4, 8] {channel_type = "npu_dma_stream"}`: a bundle of 4 x 8 channels.
 
-    `[]`, or nothing, is a single channel. The spellings of channel_type from before May 2026 are read and written
-    back in today's.
+    `[]`, or nothing, is a single channel. The spellings of channel_type from before May 2026 are read and
+    written back in today's.
     """
 
     name = "air.channel"

@@ -59,7 +59,6 @@ from aerie.air_dialect.assembly import (
     write,
 )
 
-
 UNSIGNED = "unsignedCmp"
 """The attribute of an `scf.for unsigned`, which compares its variable with the bound as unsigned numbers."""
 

@@ -43,7 +43,11 @@ _VIEWS = frozenset([
     "memref.collapse_shape", "memref.transpose", "memref.memory_space_cast", "memref.assume_alignment",
 ])  # fmt: skip
 
-_ASKING = ("memref.extract_strided_metadata", "memref.extract_aligned_pointer_as_index", "memref.reinterpret_cast")
+_ASKING = (
+    "memref.extract_strided_metadata",
+    "memref.extract_aligned_pointer_as_index",
+    "memref.reinterpret_cast",
+)
 
 
 def hands_offset(op: HierarchyOp, captured: SSAValue) -> bool:

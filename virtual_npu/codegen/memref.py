@@ -17,12 +17,13 @@ from aerie.air_dialect.upstream.memref import AtomicRMWOp
 from aerie.virtual_npu.codegen import memory, types
 from aerie.virtual_npu.codegen.begins import buffer_pointer, offset_of
 from aerie.virtual_npu.codegen.body import Body, MemRef, emits
-from aerie.virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
+from aerie.virtual_npu.codegen.buffers import global_pointer, label, value_name
 from aerie.virtual_npu.codegen.device_marks import skew_of
 from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.memory import access, at, whole
 from aerie.virtual_npu.codegen.refusals import unsupported
+from aerie.virtual_npu.codegen.sharing import tile_copies
 from aerie.virtual_npu.codegen.text import grouped, plus, times
 
 
