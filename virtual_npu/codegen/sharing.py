@@ -185,7 +185,7 @@ def _holds(condition: SSAValue, ids: Mapping[SSAValue, int]) -> bool | None:
 
 def are_shared(uses: Sequence[Use]) -> bool:
     """Whether the cores that use a buffer have it together, as their reads and writes tell."""
-    if len(_herd_names(uses)) > 1:
+    if len(herd_names(uses)) > 1:
         return True
     found = [each for use in uses for each in accesses_of(use)]
     writers = {each.core.at for each in found if each.writes}
@@ -193,7 +193,7 @@ def are_shared(uses: Sequence[Use]) -> bool:
     return bool(writers) and bool(readers - writers)
 
 
-def _herd_names(uses: Sequence[Use]) -> set[object]:
+def herd_names(uses: Sequence[Use]) -> set[object]:
     """The herds by name: those of one name are phases of the same cores."""
     return {use.herd.sym_name or id(use.herd) for use in uses}
 
