@@ -199,13 +199,13 @@ _OLD_CHANNEL_TYPES = {
 class ChannelOp(IRDLOperation):
     """`air.channel @c [4, 8] {channel_type = "npu_dma_stream"}`: a bundle of 4 x 8 channels.
 
-    `[]` is a single channel. The spellings of channel_type from before May 2026 are read and written
-    back in today's.
+    `[]`, or nothing, is a single channel. The spellings of channel_type from before May 2026 are read and
+    written back in today's.
     """
 
     name = "air.channel"
     sym_name_attr = prop_def(StringAttr, prop_name="sym_name")
-    size_attr = prop_def(ArrayAttr[IntegerAttr], prop_name="size")
+    size_attr = opt_prop_def(ArrayAttr[IntegerAttr], prop_name="size")
     channel_type_attr = opt_prop_def(StringAttr, prop_name="channel_type")
     traits = traits_def(SymbolOpInterface())
 
@@ -236,7 +236,7 @@ class ChannelOp(IRDLOperation):
     @property
     def size(self) -> list[int]:
         """The extents of the bundle; empty for a single channel."""
-        return [value.value.data for value in self.size_attr]
+        return [] if self.size_attr is None else [value.value.data for value in self.size_attr]
 
     @property
     def channel_type(self) -> str:
@@ -251,12 +251,12 @@ class ChannelOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         name = parser.parse_symbol_name()
-        size = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
+        size = parser.parse_optional_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
         attributes = parser.parse_optional_attr_dict()
         spelled = attributes.get("channel_type")
         if isinstance(spelled, StringAttr) and spelled.data in _OLD_CHANNEL_TYPES:
             attributes["channel_type"] = StringAttr(_OLD_CHANNEL_TYPES[spelled.data])
-        return cls(name.data, size, attributes=attributes)
+        return cls(name.data, size or (), attributes=attributes)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

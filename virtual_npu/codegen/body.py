@@ -40,6 +40,9 @@ class MemRef:
     type: MemRefType
     copies: int = 1
     """How many buffers lie one after the other: one, or one per tile of the herds that use it."""
+    offset: str | None = None
+    """How far the first element lies behind the begin of its buffer, where the type leaves that open and it
+    was handed over."""
 
     @property
     def extent(self) -> str:

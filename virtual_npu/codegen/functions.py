@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, StringAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
 from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.begins import hands_offset, offset_of
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
 from aerie.virtual_npu.codegen.channels import channel_struct, owns_channels
-from aerie.virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, mode_registers
+from aerie.virtual_npu.codegen.execution import (
+    RECURSIVE,
+    Mode,
+    function_mode,
+    hierarchy_mode,
+    mode_registers,
+)
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.text import grouped
 from aerie.virtual_npu.external import ExternalKernel
@@ -33,6 +40,10 @@ def function(file: CppFile, op: func.FuncOp) -> str:
     parameters = _bind(body, op.body.block.args, [None] * len(op.body.block.args))
     terminator = op.body.block.last_op
     result = "void"
+    if RECURSIVE in op.attributes:
+        outputs = [types.cpp(type_) for type_ in op.function_type.outputs] or ["void"]
+        file.declarations.append(f"static {outputs[0]} {name}({', '.join(parameters)});")
+        body.put(f"const vnpu::Nested nested({body.site(op, f'@{op.sym_name.data}')});")
     body.operations(op.body.block)
     assert isinstance(terminator, func.ReturnOp)
     # A token that leaves the program is done: an entry returns when all is.
@@ -82,7 +93,11 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
         parameters.append(f"{kind}{name}" if kind.endswith("*") else f"{kind} {name}")
         sizes = [_extent(body, parameters, n, f"{name}_size") for n in type_.get_shape()]
         strides = [_extent(body, parameters, s, f"{name}_stride") for s in types.memref_strides(type_)]
-        body.values[argument] = MemRef(name, tuple(sizes), tuple(strides), type_)
+        offset = None
+        around = argument.owner.parent_op() if isinstance(argument.owner, Block) else None
+        if isinstance(around, HierarchyOp) and hands_offset(around, argument):
+            offset = _extent(body, parameters, types.DYNAMIC, f"{name}_offset")
+        body.values[argument] = MemRef(name, tuple(sizes), tuple(strides), type_, offset=offset)
     return parameters
 
 
@@ -109,6 +124,8 @@ def captured_arguments(body: Body, op: HierarchyOp) -> list[str]:
         pairs = [*zip(type_.get_shape(), value.sizes, strict=True)]
         pairs += zip(types.memref_strides(type_), value.strides, strict=True)
         texts += [text for known, text in pairs if known == types.DYNAMIC]
+        if hands_offset(op, operand):
+            texts.append(offset_of(body, op, operand))
     return texts
 
 

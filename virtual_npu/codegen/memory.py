@@ -238,6 +238,9 @@ def raw(body: Body, view: MemRef) -> MemRef:
 
 # ---- uses ----
 
+HANDED_OVER = "vnpu.handed_over"
+"""The attribute of the allocation of an L1 buffer that locks of herds hand over (passes/handover.py)."""
+
 
 def uses_of(body: Body, op: Operation) -> list[str]:
     """C++ text of what an operation reads and writes, as `vnpu::Use` values."""
@@ -247,5 +250,12 @@ def uses_of(body: Body, op: Operation) -> list[str]:
         first, count = view.pointer, view.footprint
         if span is not None and view.copies == 1:
             first, count = plus(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
-        uses.append(f"vnpu::{'writes' if writes else 'reads'}({first}, {count})")
+        is_write = writes and not _is_handed_over(value)
+        uses.append(f"vnpu::{'writes' if is_write else 'reads'}({first}, {count})")
     return uses
+
+
+def _is_handed_over(value: SSAValue) -> bool:
+    """Whether locks order who writes a buffer, and operations that use it run side by side."""
+    made = origin(value).owner
+    return isinstance(made, Operation) and HANDED_OVER in made.attributes

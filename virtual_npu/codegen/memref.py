@@ -15,13 +15,15 @@ from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import ATOMIC_KINDS
 from aerie.air_dialect.upstream.memref import AtomicRMWOp
 from aerie.virtual_npu.codegen import memory, sizes, types
+from aerie.virtual_npu.codegen.begins import buffer_pointer, offset_of, viewed
 from aerie.virtual_npu.codegen.body import Body, MemRef, emits
-from aerie.virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
+from aerie.virtual_npu.codegen.buffers import global_pointer, label, value_name
 from aerie.virtual_npu.codegen.device_marks import skew_of
 from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.memory import access, at, whole
 from aerie.virtual_npu.codegen.refusals import unsupported
+from aerie.virtual_npu.codegen.sharing import tile_copies
 from aerie.virtual_npu.codegen.text import grouped, plus, times
 
 
@@ -288,31 +290,12 @@ def _transpose(body: Body, op: Operation) -> None:
 
 def whole_buffer(value: SSAValue) -> SSAValue | None:
     """The allocation, global or argument of an entry under a memref; None where it is not seen."""
-    while isinstance(value, OpResult) and value.op.name in _VIEWS:
-        value = value.op.operands[0]
+    value = viewed(value)
     if isinstance(value, OpResult):
         is_whole = value.op.name in ("memref.alloc", "memref.alloca", "memref.get_global")
     else:
         is_whole = isinstance(value.owner, Block) and isinstance(value.owner.parent_op(), func.FuncOp)
     return value if is_whole else None
-
-
-def buffer_pointer(body: Body, op: Operation, value: SSAValue) -> str:
-    """C++ text of a pointer to the base of the buffer under a memref, from which the offset of its type
-    counts."""
-    while isinstance(value, OpResult) and value.op.name in _VIEWS:
-        value = value.op.operands[0]
-    assert isinstance(value.type, MemRefType)
-    offset = types.memref_offset(value.type)
-    if offset == types.DYNAMIC:
-        raise unsupported(op, f"where {value.type} begins in its buffer is known only at run time")
-    return plus(body.memref(value).pointer, str(-offset))
-
-
-_VIEWS = frozenset([
-    "memref.subview", "memref.cast", "memref.reinterpret_cast", "memref.expand_shape",
-    "memref.collapse_shape", "memref.transpose", "memref.memory_space_cast", "memref.assume_alignment",
-])  # fmt: skip
 
 
 @emits("memref.reinterpret_cast")
@@ -444,19 +427,18 @@ def _rank(body: Body, op: Operation) -> None:
 
 @emits("memref.extract_aligned_pointer_as_index")
 def _address(body: Body, op: Operation) -> None:
-    pointer = memory.raw(body, body.memref(op.operands[0])).pointer
+    """The address of the buffer under a view, as in MLIR's descriptors: the offset is not in it."""
+    pointer = buffer_pointer(body, op, op.operands[0])
+    pointer = f"vnpu::raw({pointer})" if body.checked else pointer
     body.define(op.results[0], f"reinterpret_cast<vnpu::i64>({pointer})")
 
 
 @emits("memref.extract_strided_metadata")
 def _metadata(body: Body, op: Operation) -> None:
-    """Where the offset is known at run time only, the buffer counts from the view's first element."""
     view = body.memref(op.operands[0])
     buffer, offset, *rest = op.results
-    known = types.memref_offset(view.type)
-    known = 0 if known == types.DYNAMIC else known
-    body.define_memref(buffer, plus(view.pointer, str(-known)), [], [])
-    body.alias(offset, str(known))
+    body.define_memref(buffer, buffer_pointer(body, op, op.operands[0]), [], [])
+    body.alias(offset, body.hold(offset_of(body, op, op.operands[0]), "offset"))
     for result, text in zip(rest, (*view.sizes, *view.strides), strict=True):
         body.alias(result, text)
 

@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import DenseArrayBase, MemRefType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType
+from aerie.air_dialect.upstream.scf import UNSIGNED
 from aerie.virtual_npu.codegen import sizes, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
@@ -112,7 +113,10 @@ def counted_loop(
     body.comment(op)
     low, high, step = bounds
     type_ = types.cpp(induction.type)
-    with body.block(f"for ({type_} {name} = {low}; {name} < {high}; {name} += {step})"):
+    goes_on = f"{name} < {high}"
+    if UNSIGNED in op.attributes:
+        goes_on = f"vnpu::cmp_ult<{type_}>({name}, {high})"
+    with body.block(f"for ({type_} {name} = {low}; {goes_on}; {name} += {step})"):
         region(body, block, names)
     for result, argument in zip(results, inner, strict=True):
         body.values[result] = body.values[argument]

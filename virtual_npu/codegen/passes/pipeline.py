@@ -8,6 +8,7 @@ from pathlib import Path
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie.virtual_npu.codegen.passes.borrowed import borrow_buffers
+from aerie.virtual_npu.codegen.passes.handover import hand_over
 from aerie.virtual_npu.codegen.passes.inlined import inline_program
 from aerie.virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
 from aerie.virtual_npu.codegen.passes.products import find_products
@@ -26,6 +27,7 @@ def advance(
     if stage == "parsed":
         return
     inline_program(module)
+    hand_over(module)
     if stage == "inlined":
         return
     if options.is_fast:

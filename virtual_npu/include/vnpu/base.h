@@ -181,6 +181,23 @@ struct Failure {
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+// A call of a function that calls itself. The stack of a thread ends somewhere, that of a core much earlier.
+class Nested {
+ public:
+  explicit Nested(Site site) {
+    if (++depth_ <= kMost) return;
+    --depth_;
+    fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size says more; write a loop",
+         kMost);
+  }
+  Nested(const Nested &) = delete;
+  ~Nested() { --depth_; }
+
+ private:
+  static constexpr int kMost = 1000;
+  static inline constinit thread_local int depth_ = 0;
+};
+
 // Goes on, unless a signal has ended the run: then it throws. The thread that the run was called from asks for signals
 // every now and then. Wherever work begins that may take longer than this call does, some 50 ns.
 void go_on();

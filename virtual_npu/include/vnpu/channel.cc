@@ -72,6 +72,10 @@ i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const S
     return 0;
   }
   if (int(indices.size()) != shape.rank) {
+    for (const i64 i : indices) {
+      if (from_.count == 1 && to_.count == 1 && i != 0) fail(site, "index %lld of a single channel: it has one member, 0", (long long)i);
+    }
+    if (from_.count == 1 && to_.count == 1) return 0;
     fail(site, "%d indices for a channel of %d dimensions", int(indices.size()), shape.rank);
   }
   i64 flat = 0;
