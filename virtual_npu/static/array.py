@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from xdsl.dialects import memref
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelOp, DmaMemcpyNdOp
+from aerie.air_dialect.ops import DmaMemcpyNdOp
 from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.values import origin
 from aerie.virtual_npu.static.scopes import Scope
@@ -74,10 +74,7 @@ class Array:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         options = scope.program.options
-        sizes = {
-            name: channel.size for name, channel in scope.program.channels.items() if _is_broadcast(channel)
-        }
-        self.streams = streams_of(scope.sides, not options.omit_auto_broadcast, sizes)
+        self.streams = streams_of(scope.sides, not options.omit_auto_broadcast, scope.program.channels)
         self.unsplittable: list[Unsplittable] = []
 
     @cached_property
@@ -199,10 +196,6 @@ class Array:
 def array_of(scope: Scope) -> Array:
     """What aircc makes of a configuration, worked out once."""
     return Array(scope)
-
-
-def _is_broadcast(channel: ChannelOp) -> bool:
-    return "broadcast_shape" in channel.properties or "broadcast_shape" in channel.attributes
 
 
 def touches_l3(stream: Stream) -> bool:
