@@ -20,8 +20,7 @@ from aerie.virtual_npu.static.array import array_of
 from aerie.virtual_npu.static.conditions import runs_at
 from aerie.virtual_npu.static.device import ALLOCATION, LOWERING, TO_AIE
 from aerie.virtual_npu.static.report import Fault, Finding
-from aerie.virtual_npu.static.scopes import Scope, place_of
-from aerie.virtual_npu.static.shim import PACKET
+from aerie.virtual_npu.static.scopes import PACKET, Scope, place_of
 from aerie.virtual_npu.static.streams import End, Position, Stream, cores, is_broadcast, positions
 from aerie.virtual_npu.static.transfers import Side
 
@@ -34,7 +33,11 @@ def members(scope: Scope) -> Iterator[Finding]:
     """Bundles, and channels of one member, whose ends do not meet."""
     for name, found in _by_channel(scope).items():
         channel = scope.program.channels.get(name)
-        if channel is None or not any(s.puts for s in found.values()) or not any(s.gets for s in found.values()):
+        if (
+            channel is None
+            or not any(s.puts for s in found.values())
+            or not any(s.gets for s in found.values())
+        ):
             continue  # its other end is in another configuration, or nowhere, which `channels.types` tells
         yield from _unpaired(name, found)
         yield from _several_cores(scope, channel, found)
@@ -48,10 +51,16 @@ def _by_channel(scope: Scope) -> dict[str, dict[Position, Stream]]:
     for key, stream in array_of(scope).streams.items():
         name, *at = key
         if isinstance(name, str):
-            found.setdefault(name, {})[tuple(at)] = stream
+            if not _is_beyond(at, scope.program.channels.get(name)):
+                found.setdefault(name, {})[tuple(at)] = stream
             if not all(isinstance(index, int) for index in at):
                 unknown.add(name)
     return {name: streams for name, streams in found.items() if name not in unknown}
+
+
+def _is_beyond(at: Sequence[object], channel: ChannelOp | None) -> bool:
+    """Whether it is no member, which `indices` tells."""
+    return channel is not None and any(map(_outside, at, channel.size))
 
 
 def _named(name: str, at: Sequence[Position]) -> str:
@@ -63,22 +72,19 @@ def _named(name: str, at: Sequence[Position]) -> str:
 
 
 def _unpaired(name: str, found: Members) -> Iterator[Fault]:
-    for verb, other, lonely in (
-        ("put", "got", {at: stream.puts for at, stream in found.items() if not stream.gets}),
-        ("got", "put", {at: stream.gets for at, stream in found.items() if not stream.puts}),
-    ):
+    sides = (
+        ("put and never got", {at: stream.puts for at, stream in found.items() if not stream.gets}),
+        ("got and never put", {at: stream.gets for at, stream in found.items() if not stream.puts}),
+    )
+    for what, lonely in sides:
         if lonely:
-            first = next(iter(lonely.values()))[0]
-            why = (
-                "for which air-to-aie finds no tile at the other end"
-                if first.side.space == 0
-                else "so a core or memtile waits for ever"
-            )
-            message = (
-                f"{_named(name, list(lonely))} {'is' if len(lonely) == 1 else 'are'} {verb} and never {other}, "
-                f"{why}; use the same members on both sides"
-            )
-            yield Fault("unpaired", place_of(first.side.op), message, ALLOCATION, first.side.op)
+            op = next(iter(lonely.values()))[0].side.op
+            waits = "so a core or memtile waits for ever"
+            of_l3 = any(end.side.space == 0 for ends in lonely.values() for end in ends)
+            why = "for which air-to-aie finds no tile at the other end" if of_l3 else waits
+            verb = "is" if len(lonely) == 1 else "are"
+            message = f"{_named(name, list(lonely))} {verb} {what}, {why}; use the same members on both sides"
+            yield Fault("unpaired", place_of(op), message, ALLOCATION, op)
 
 
 # ---- several cores at one end ----
