@@ -18,15 +18,16 @@ from functools import cached_property, lru_cache
 
 from xdsl.dialects import memref
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from aerie.air_dialect.ops import DmaMemcpyNdOp
 from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.descriptors import bytes_of
 from aerie.virtual_npu.static.scopes import PACKET, Scope
 from aerie.virtual_npu.static.streams import End, Key, Stream, streams_of
-from aerie.virtual_npu.static.transfers import memref_bytes, space_of
+from aerie.virtual_npu.static.transfers import space_of
 
 Uses = list[tuple[Stream, list[End]]]
 """Streams, each with its ends at one buffer."""
@@ -119,12 +120,10 @@ class Array:
 
     def _places(self, buffer: SSAValue, many: Uses, single: Uses, budget: dict[bool, int]) -> list[set[Key]]:
         """The streams of each part; fewer than two where the buffer stays whole."""
-        if (
-            not self._is_cut
-            or len(many) < 2
-            or len(single) > 1
-            or buffer.owner.attributes.get("air.no_split")
-        ):  # type: ignore[union-attr]
+        made = buffer.owner
+        if not self._is_cut or isinstance(made, Block) or made.attributes.get("air.no_split"):
+            return []
+        if len(many) < 2 or len(single) > 1:
             return []
         if any(stream.cores(end) for stream, ends in single for end in ends):
             return []
@@ -211,7 +210,7 @@ class Array:
     def bytes_of(self, tile: Memtile) -> int:
         """Bytes of L2 in a memtile."""
         sizes = (
-            (memref_bytes(part.buffer.type) or 0) // part.share * self.scope.buffers_of(part.buffer)
+            bytes_of(self.scope, part.buffer) // part.share * self.scope.buffers_of(part.buffer)
             for part in tile.parts
         )
         return sum(sizes)

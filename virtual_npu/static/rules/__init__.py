@@ -8,6 +8,7 @@ from aerie.virtual_npu.static.report import Finding
 from aerie.virtual_npu.static.rules import (
     alignment,
     channels,
+    constants,
     engines,
     externals,
     host,
@@ -33,6 +34,7 @@ OF_PROGRAMS: tuple[Callable[[Program], Iterator[Finding]], ...] = (
     host.extents_of_the_caller,
     host.traffic,
     host.copies,
+    host.branches,
     host.shared_writes,
     host.strides_of_loops,
     locks.refeed_counts,
@@ -50,6 +52,7 @@ OF_SCOPES: tuple[Callable[[Scope], Iterator[Finding]], ...] = (
     placement.herd_sizes,
     placement.positions,
     memory.l1,
+    constants.constants,
     alignment.buffers,
     engines.core_channels,
     engines.made_packets,
