@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -193,6 +194,8 @@ _OLD_CHANNEL_TYPES = {
     "dma_packet": "npu_dma_packet",
     "cascade": "npu_cascade",
 }
+_OLD_SPELLINGS: WeakKeyDictionary[Operation, str] = WeakKeyDictionary()
+"""What the text of a channel called its type, where that was an old spelling."""
 
 
 @irdl_op_definition
@@ -235,13 +238,18 @@ class ChannelOp(IRDLOperation):
 
     @property
     def size(self) -> list[int]:
-        """The extents of the bundle; empty for a single channel."""
-        return [] if self.size_attr is None else [value.value.data for value in self.size_attr]
+        """The extents of the bundle; empty for a single channel, and where nothing says it."""
+        return _integers(self.size_attr) or []
 
     @property
     def channel_type(self) -> str:
         """How data moves: one of CHANNEL_TYPES (`npu_dma_stream` when not written)."""
         return DEFAULT_CHANNEL_TYPE if self.channel_type_attr is None else self.channel_type_attr.data
+
+    @property
+    def old_channel_type(self) -> str | None:
+        """The spelling of before May 2026 that the text had, None for today's."""
+        return _OLD_SPELLINGS.get(self)
 
     @property
     def broadcast_shape(self) -> list[int] | None:
@@ -256,6 +264,9 @@ class ChannelOp(IRDLOperation):
         spelled = attributes.get("channel_type")
         if isinstance(spelled, StringAttr) and spelled.data in _OLD_CHANNEL_TYPES:
             attributes["channel_type"] = StringAttr(_OLD_CHANNEL_TYPES[spelled.data])
+            channel = cls(name.data, size or (), attributes=attributes)
+            _OLD_SPELLINGS[channel] = spelled.data
+            return channel
         return cls(name.data, size or (), attributes=attributes)
 
     def print(self, printer: Printer) -> None:
