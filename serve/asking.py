@@ -67,6 +67,12 @@ class Asking:
             worker.put(job)
         self._beats()
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What of its schemas it is not held to; all answers have one form."""
+        grammar = self.asks[0].sampler.grammar if self.asks else None
+        return grammar.notes if grammar else ()
+
     def close(self) -> None:
         """Once nobody listens."""
         self._beat.cancel()

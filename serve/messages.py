@@ -89,7 +89,7 @@ def _text(content: Text | list[TextBlock] | None) -> str:
 
 
 class MessagesTool(Fields):
-    """strict changes nothing: input is held to the schema, always."""
+    """strict: a schema is refused of which something cannot be held; else that is told in a note."""
 
     name: Text
     input_schema: dict[str, Any]
@@ -97,6 +97,10 @@ class MessagesTool(Fields):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: Any = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
 
 
 class Choice(Fields):
@@ -134,7 +138,7 @@ class CountRequest(Fields):
 
     @property
     def _tools(self) -> Tools | None:
-        each = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in self.tools or ())
+        each = tuple(tool.tool for tool in self.tools or ())
         choice = self.tool_choice or Choice(type="auto")
         names = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
         named = None if choice.name is None else [choice.name]
