@@ -30,15 +30,15 @@ from aerie.engine.form_schema import RefusedError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-CPU_S: Final = 2.0
+CPU_S: Final = 1.0
 WALL_S: Final = 20.0
 """On a machine that has much else to do."""
 START_S: Final = 120.0
 """For a process to be there: it reads the vocabulary."""
 MEMORY: Final = 512 * 2**20
 STACK: Final = 2**20
-MOST_TEXT: Final = 2**20
-"""Characters of a form."""
+MOST_TEXT, MOST_OF_OURS = 2**18, 2**20
+"""Characters of a form, and of a grammar that is made here of several."""
 TRIED: Final = 8
 """Tokens that are tried of each form, each time the first that may come."""
 BLANKS: Final = r"( |\n {0,16})?"
@@ -85,11 +85,11 @@ def refused(kind: str, reason: str) -> FormError:
 
 
 def limits() -> LLParserLimits:
-    """Of llguidance, here and where answers are: a token takes some milliseconds at most in ordinary forms,
-    and in others some tens of them until a limit ends the answer."""
+    """Of llguidance, here and where answers are: its own for a token, and so few states that a matcher has
+    some tens of MB at most."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(step_max_items=4000, max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 class FormProcess:
@@ -106,8 +106,9 @@ class FormProcess:
 
     def read(self, wanted: Wanted) -> Read:
         """FormError for what cannot be taken."""
-        if len(wanted.text) > MOST_TEXT:
-            raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {MOST_TEXT} is the limit")
+        most = MOST_OF_OURS if wanted.kind == "made" else MOST_TEXT
+        if len(wanted.text) > most:
+            raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
         with self._lock:
             told = self._asked(wanted)
         if "failed" in told:

@@ -24,7 +24,16 @@ from numpy.typing import NDArray
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
-from aerie.engine.form_process import BLANKS, FormError, FormProcess, Read, Wanted, limits, refused
+from aerie.engine.form_process import (
+    BLANKS,
+    MOST_TEXT,
+    FormError,
+    FormProcess,
+    Read,
+    Wanted,
+    limits,
+    refused,
+)
 from aerie.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ MOST_READ, MOST_MADE = 1024, 16
 """Forms whose reading is kept, and those that are kept made: a matcher has up to some tens of MB."""
 MOST_COPIES = 32
 """Of a matcher that is kept. All copies add to its states, of which there is a limit."""
-CPU_S, TOKEN_CPU_S = 1.0, 0.05
+CPU_S, TOKEN_CPU_S = 1.0, 0.01
 """Of the processor, for the form of an answer: so much at all, and for each of its tokens."""
 
 
@@ -185,10 +194,25 @@ def schema_text(schema: Schema) -> str:
     """As JSON. FormError for what is none."""
     if isinstance(schema, str):
         return schema
+    _check_size(schema)
     try:
         return json.dumps(schema)
     except (ValueError, TypeError, RecursionError) as error:
         raise refused("schema", str(error)) from None
+
+
+def _check_size(schema: Any) -> None:
+    """FormError for more than a form may have: json.dumps stops all threads while it writes."""
+    size, left = 0, [schema]
+    while left:
+        part = left.pop()
+        size += 2 + (len(part) if isinstance(part, str) else 0)
+        if size > MOST_TEXT:
+            raise refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
+        if isinstance(part, Mapping):
+            left += (*part.keys(), *part.values())
+        elif isinstance(part, list | tuple):
+            left += part
 
 
 class Follower:
@@ -219,7 +243,8 @@ class Follower:
         if self._matcher.is_error():
             reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
         elif self._spent_s > CPU_S + TOKEN_CPU_S * tokens:
-            reason = f"it took {self._spent_s:.1f} s of the processor, and {CPU_S:g} s are the limit"
+            most = f"{CPU_S:g} s, and {TOKEN_CPU_S:g} s for each token, are the limit"
+            reason = f"it took {self._spent_s:.1f} s of the processor, and {most}"
         else:
             return
         raise UserError(

@@ -54,18 +54,19 @@ class Conversed(NamedTuple):
     calls: Calls | None
 
 
-def encoded(body: Conversing, tokenizer: Tokenizer) -> tuple[list[int], Chat]:
-    """The tokens of a conversation, and what it is. Raises UserError."""
-    chat = body.chat
-    return tokenizer.encode_chat(*chat), chat
-
-
 Formed = tuple[Grammar | None, Calls | None]
 """The form of an answer, and the calls that it may have."""
 
 
-def formed(grammars: Grammars, chat: Chat, form: Form | None, tokenizer: Tokenizer) -> Formed:
-    """Of a conversation. Raises UserError and ApiError."""
+def encoded(body: Conversing, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a conversation. Raises UserError."""
+    return tokenizer.encode_chat(*body.chat)
+
+
+def formed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Formed:
+    """Of a conversation, before its tokens: tools that are too large are no prompt either. Raises UserError
+    and ApiError."""
+    chat, form = body.chat, body.form
     if not chat.tools:
         return grammar_of(grammars, form) if form else None, None
     if form and form.schema is None:

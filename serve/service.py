@@ -338,11 +338,9 @@ class Service:
 
     async def conversed(self, opened: Opened, body: Conversing) -> Conversed:
         """What a conversation asks. Raises ApiError."""
-        ids, chat = await self.encoded(partial(encoded, body), body.place)
-        if not (chat.tools or body.form):
-            return Conversed(ids, None, None)
-        work = partial(formed, opened.session.grammars, chat, body.form, opened.tokenizer)
-        return Conversed(ids, *await self._made(self._forming, work, body.place))
+        work = partial(formed, opened.session.grammars, body, opened.tokenizer)
+        form = await self._made(self._forming, work, body.place)
+        return Conversed(await self.encoded(partial(encoded, body), body.place), *form)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
         """The form of an answer. ApiError for one that is none."""
