@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
 from aerie.engine.strategies.manner import Manner, Manners
 from aerie.engine.tool_calls import Tools, read_tools
+
+LOG = logging.getLogger("aerie")
 
 
 class IsAsked(Protocol):
@@ -358,7 +361,10 @@ def _form(options: Mapping[str, Any], session: Session, calls: Calls | None) -> 
     """The form of the answer, where one is asked for."""
     schema = options.get("json_schema")
     if calls:
-        return call_grammar(session.grammars, calls.tools, calls.form, schema)
+        made = call_grammar(session.grammars, calls.tools, calls.form, schema)
+        if made.notes:
+            LOG.warning("calls are not held to: %s", "; ".join(made.notes))
+        return made
     return None if schema is None else session.grammars.json(schema)
 
 

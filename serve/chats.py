@@ -102,7 +102,7 @@ class ChatMessage(Said):
 
 
 class Function(Fields):
-    """strict changes nothing: arguments are held to the schema, always."""
+    """strict: a schema is refused of which something cannot be held; else that is told in a note."""
 
     name: Text
     description: Text | None = None
@@ -111,7 +111,7 @@ class Function(Fields):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.parameters)
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
 
 class ChatTool(Fields):

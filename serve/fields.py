@@ -146,19 +146,26 @@ def text_of(content: Content | list[TextPart] | None) -> str:
 
 class Form(NamedTuple):
     """A form that an answer is asked for: JSON of a schema, or text of a grammar in llama.cpp's GBNF, or of a
-    regular expression. param: the field that asks for it."""
+    regular expression. param: the field that asks for it. hold: what of a schema answers are held to
+    (form_process.Wanted)."""
 
     param: str
     schema: Mapping[str, Any] | None = None
-    gbnf: str = ""
-    regex: str = ""
+    gbnf: str | None = None
+    regex: str | None = None
+    hold: str = "meaning"
 
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
+def hold_of(strict: bool | None) -> str:
+    """What of a schema a client wants answers held to: all, or what can be."""
+    return "all" if strict else "known"
+
+
 class JsonSchema(Fields):
-    """name, description and strict change nothing: every answer is held to the schema."""
+    """name and description change nothing. strict: a schema is refused of which something cannot be held."""
 
     name: str | None = None
     description: str | None = None
@@ -188,7 +195,8 @@ class ResponseFormat(Fields):
         if self.type == "text":
             return None
         given = ANY_OBJECT if self._given is None else self._given
-        return Form("response_format", given)
+        strict = self.json_schema is not None and self.json_schema.strict
+        return Form("response_format", given, hold=hold_of(strict))
 
 
 class Formed(Fields):

@@ -240,7 +240,7 @@ class CustomTool(Fields):
         if self.format and self.format.regex is not None:
             text["pattern"] = f"^(?:{self.format.regex})$"
         parameters = {"properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-        return Tool(self.name, self.description or "", parameters)
+        return Tool(self.name, self.description or "", parameters, is_strict=True)
 
     @property
     def told(self) -> dict[str, Any]:

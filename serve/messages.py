@@ -138,8 +138,8 @@ def _text(content: Text | list[TextBlock] | None) -> str:
 
 
 class MessagesTool(Fields):
-    """strict changes nothing: input is held to the schema, always. What says when a tool is told of, or who
-    may call it, changes nothing either: the model is told of all."""
+    """strict: a schema is refused of which something cannot be held; else that is told in a note. What says
+    when a tool is told of, or who may call it, changes nothing: the model is told of all."""
 
     name: Text
     input_schema: dict[str, Any]
@@ -154,7 +154,7 @@ class MessagesTool(Fields):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.input_schema)
+        return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
 
 
 SERVER_TOOL = re.compile(r"[a-z_]+_\d{8}|mcp_toolset")

@@ -25,8 +25,8 @@ def grammar_of(grammars: Grammars, form: Form) -> Grammar:
     """ApiError for a form that is none."""
     try:
         if form.schema is not None:
-            return grammars.json(form.schema)
-        return grammars.regex(form.regex) if form.regex else grammars.gbnf(form.gbnf)
+            return grammars.json(form.schema, form.hold)
+        return grammars.regex(form.regex) if form.regex is not None else grammars.gbnf(form.gbnf or "")
     except UserError as error:
         raise ApiError(400, str(error), form.param, "invalid_value") from error
 
@@ -66,19 +66,28 @@ class Conversed(NamedTuple):
     calls: Calls | None
 
 
-def conversed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Conversed:
-    """Raises UserError and ApiError."""
+Formed = tuple[Grammar | None, Calls | None]
+"""The form of an answer, and the calls that it may have."""
+
+
+def encoded(body: Conversing, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a conversation. Raises UserError."""
+    return tokenizer.encode_chat(*body.chat)
+
+
+def formed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Formed:
+    """Of a conversation, before its tokens: tools that are too large are no prompt either. Raises UserError
+    and ApiError."""
     chat, form = body.chat, body.form
-    ids = tokenizer.encode_chat(*chat)
     if not chat.tools:
-        return Conversed(ids, grammar_of(grammars, form) if form else None, None)
+        return grammar_of(grammars, form) if form else None, None
     if form and form.schema is None:
         raise ToolsError(f"tools and {form.param} were given, and go not together; give one", form.param)
     if form:
         grammar_of(grammars, form)
     calls = calls_of(chat.tools, tokenizer)
-    grammar = call_grammar(grammars, chat.tools, calls.form, form.schema if form else None)
-    return Conversed(ids, grammar, calls)
+    schema, hold = (form.schema, form.hold) if form else (None, "meaning")
+    return call_grammar(grammars, chat.tools, calls.form, schema, hold), calls
 
 
 def asked(

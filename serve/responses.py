@@ -18,7 +18,7 @@ from aerie.serve.asking import Whole
 from aerie.serve.chats import Chat, nth_told, with_effort
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
-from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt
+from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt, hold_of
 from aerie.serve.forms import new_id
 from aerie.serve.items import (
     AllowedFunctions,
@@ -178,7 +178,8 @@ class ResponsesRequest(Fields):
         asked = self.text.format if self.text else None
         if asked is None or asked.type == "text":
             return None
-        return Form("text.format", ANY_OBJECT if asked.schema_ is None else asked.schema_)
+        given = ANY_OBJECT if asked.schema_ is None else asked.schema_
+        return Form("text.format", given, hold=hold_of(asked.strict))
 
     @property
     def settings(self) -> Settings:

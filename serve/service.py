@@ -26,7 +26,7 @@ from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.npu import Views
-from aerie.serve.preparing import Conversed, Conversing, conversed, grammar_of
+from aerie.serve.preparing import Conversed, Conversing, encoded, formed, grammar_of
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
@@ -34,6 +34,8 @@ Made = TypeVar("Made")
 LOG = logging.getLogger("aerie.serve")
 LOADING_S = 2
 """What a client is told to wait while the model is loaded."""
+FORMING = 4
+"""Threads in which forms are asked for: one that takes long to read keeps none waiting that is known."""
 RETRY_S = 10
 """So long a model that could not be loaded is not tried again."""
 FOLDERS = re.compile(r"(?<![\w/])(?:\.{1,2}|~)?/(?:[^\s/'\"]+/)*")
@@ -130,7 +132,7 @@ class Service:
         self._error: BaseException | None = None
         self._failed_s = -math.inf
         self._askings: set[Asking] = set()
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._begin_threads()
         self.slot_files, self.views = SlotFiles(self.limits.slots), Views()
         self.metrics.watch(self.name, self._gauges())
 
@@ -192,7 +194,7 @@ class Service:
             raise error if isinstance(error, Exception) else RuntimeError(f"the thread ended: {error!r}")
         self.state, self.was_settled, self._was_loaded, self._died = State.LOADED, True, True, False
         self._watching = asyncio.create_task(self._watch(self.worker))
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._begin_threads()
         self.used_s = asyncio.get_running_loop().time()
         if opened := self.opened:
             self.positions = opened.session.model.positions
@@ -217,6 +219,14 @@ class Service:
         else:
             LOG.error("the model %s could not be loaded", self.name, exc_info=error)
 
+    def _begin_threads(self) -> None:
+        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._forming = ThreadPoolExecutor(FORMING, "forming")
+
+    def _end_threads(self) -> None:
+        self._encoding.shutdown(wait=False)
+        self._forming.shutdown(wait=False)
+
     def give_up(self) -> None:
         """It is not to be loaded any more; its thread was not begun."""
         self.state = State.UNLOADED
@@ -224,7 +234,7 @@ class Service:
     async def close(self) -> None:
         """End the model's thread, and free what it has."""
         worker, self._worker, self.is_wanted = self._worker, None, False
-        self._encoding.shutdown(wait=False)
+        self._end_threads()
         self.views.end()
         self.views = Views()
         if worker:
@@ -237,7 +247,7 @@ class Service:
 
     async def end(self) -> None:
         """End all threads. Answers under way have been waited for."""
-        self._encoding.shutdown(wait=False)
+        self._end_threads()
         self.views.end()
         self.slot_files.end()
         if self._worker:
@@ -319,22 +329,27 @@ class Service:
     async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
         """What a function makes with the tokenizer, in the one thread that uses it. place: as of_engine.
         Raises ApiError."""
-        work = partial(function, self.ready().tokenizer)
+        return await self._made(self._encoding, partial(function, self.ready().tokenizer), place)
+
+    async def _made(
+        self, threads: ThreadPoolExecutor, work: Callable[[], Made], place: Callable[[str], str] = str
+    ) -> Made:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
         except UserError as error:
             raise of_engine(error, place) from error
 
     async def conversed(self, opened: Opened, body: Conversing) -> Conversed:
         """What a conversation asks. Raises ApiError."""
-        return await self.encoded(partial(conversed, opened.session.grammars, body), body.place)
+        work = partial(formed, opened.session.grammars, body, opened.tokenizer)
+        form = await self._made(self._forming, work, body.place)
+        return Conversed(await self.encoded(partial(encoded, body), body.place), *form)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
-        """The form of an answer, read in the thread that encodes. ApiError for one that is none."""
+        """The form of an answer. ApiError for one that is none."""
         if form is None:
             return None
-        grammars = opened.session.grammars
-        return await self.encoded(lambda _: grammar_of(grammars, form))
+        return await self._made(self._forming, partial(grammar_of, opened.session.grammars, form))
 
     def asking(self, asks: Sequence[Ask], line: Line) -> Asking:
         """Put to the worker. ApiError 429 where too many wait."""
