@@ -108,7 +108,7 @@ class Worker:
 
     def put(self, job: Job) -> None:
         """Have it answered when its turn comes. From the event loop, as all that is public here."""
-        self._inbox.put(partial(self._waiting.append, job))
+        self._inbox.put(lambda: self._waiting.append(job))  # to the queue of then, which may be another
 
     def cancel(self, job: Job) -> None:
         """Forget it, before the next step."""
