@@ -18,6 +18,8 @@ import httpx2
 import pytest
 
 from aerie import Model
+from aerie.engine.sampler import Sampler
+from aerie.engine.stopping import StopStrings
 from aerie.serve.answer import Answer
 from aerie.serve.service import Limits
 
@@ -181,14 +183,22 @@ def test_what_fails_in_one_answer_ends_it_alone(
     }[fails]
     settings: dict[str, Any] = {"frequency_penalty": 1.0, "regex": "[a-z]+", "logprobs": True, "stop": ["x"]}
     name = {"sampler": "frequency_penalty", "mask": "regex", "logprobs": "logprobs"}.get(fails, "stop")
-    own = alone.generate("Tell a story. ", 100, raw=True, temperature=1.5, seed=3).text
-    body = {"prompt": "Tell a story. ", "temperature": 1.5, "seed": 3, "max_tokens": 100, "stream": True}
+    body = endless(serving, seed=3, max_tokens=150, stream=True)
+    bias = {int(token): each for token, each in body["logit_bias"].items()}
+    own = alone.generate(body["prompt"], 150, raw=True, temperature=1.5, seed=3, logit_bias=bias).text
     with serving.http as http, http.stream("POST", COMPLETIONS, json=body) as other:
         lines = other.iter_lines()
         first = next(lines)
-        monkeypatch.setattr(place, failing)
-        if fails == "cut":
-            monkeypatch.setattr("aerie.serve.answer.StopStrings.flush", failing)
+        if fails == "sampler":  # which penalises the neighbour's too
+            penalise = Sampler._penalise
+            monkeypatch.setattr(
+                place, lambda self, *given: (failing if self.frequency_penalty else penalise)(self, *given)
+            )
+        else:
+            monkeypatch.setattr(place, failing)
+        if fails == "cut":  # which the neighbour's has none of
+            real = StopStrings.flush
+            monkeypatch.setattr(StopStrings, "flush", lambda self: (failing if self._stops else real)(self))
         with serving.http as asking:
             made = asking.post(CHAT, json={**BODY, name: settings[name]})
         monkeypatch.undo()
