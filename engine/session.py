@@ -27,6 +27,7 @@ from aerie.engine.compiling import (
     RuntimeOptions,
     compile_into,
     compile_programs,
+    every_name,
     of_other_devices,
 )
 from aerie.engine.embeddings import Token
@@ -108,6 +109,15 @@ class Session:
         check_prompt(prompt_ids, model.config, model.seq_len, endless=model.end.drops)
         if model.config.diffusion is None:
             model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
+
+    def warm(self) -> None:
+        """Have all programs that anything will be computed by: of every variant, and, where tokens are
+        decoded in rows, of every step of `scheduler`. Nothing is compiled after it. Raises what compiling
+        raises."""
+        blocks = self.model.blocks
+        if blocks.variants:
+            self.model.supply(every_name(self.model.config, blocks))
+            self.model.supply(blocks.of_steps if blocks.decode == ROWS else ())
 
     def generate(
         self,

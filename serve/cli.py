@@ -113,6 +113,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.variants,
         arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
+        warm=arguments.warm,
     )
     (first, *others) = named
     with _listen(arguments.host, arguments.port) as listening:
@@ -154,7 +155,7 @@ def _models(
         limit = available_bytes()
     offers = []
     for name, model in named.items():
-        opening = Opening(model, runtime.options(), Reporter(), drafts[name], limit)
+        opening = Opening(model, runtime.options(), Reporter(), drafts[name], limit, runtime.warm)
         offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
     return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)
 

@@ -139,6 +139,12 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="as for `aerie run`: lookup, or a smaller model of the same vocabulary, of all models or of "
         "one; no token changes (default: no guesses)",
     )
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="compile and load every program before a model is ready, so that no answer waits for one "
+        "(default: each when it is first needed)",
+    )
     parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
 
 

@@ -26,7 +26,8 @@ from aerie.serve.worker import Opened
 
 class Runtime(NamedTuple):
     """How a model is to run, in words that mean the same on every machine: as the flags of `aerie serve`.
-    draft: lookup, or the model that guesses; of models that say one token after the other."""
+    draft: lookup, or the model that guesses; of models that say one token after the other. warm: all programs
+    are compiled and loaded before the model is ready, and none afterwards."""
 
     backend: str
     numerics: str | None
@@ -34,6 +35,7 @@ class Runtime(NamedTuple):
     kv_pool: int | None
     cache_dir: Path
     draft: str | None = None
+    warm: bool = False
 
     def options(self) -> RuntimeOptions:
         """On this machine. Raises AerieError."""
@@ -48,20 +50,22 @@ class Runtime(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A model by its name or folder, and how it is run. draft: as of Runtime. limit: bytes of memory that all
-    models of the server have together, of which its pool may have a quarter; None: it looks what there is."""
+    """A model by its name or folder, and how it is run. draft, warm: as of Runtime. limit: bytes of memory
+    that all models of the server have together, of which its pool may have a quarter; None: it looks what
+    there is."""
 
     model: str
     options: RuntimeOptions
     report: Reporter
     draft: str | None = None
     limit: int | None = None
+    warm: bool = False
 
     def open(self) -> Opened:
         """Ready to answer. Raises AerieError."""
         folder = find_checkpoint(self.model)
         options = self._with_pool(load_config(folder))
-        return open_model(self.model, options, self.report, self.draft)
+        return open_model(self.model, options, self.report, self.draft, self.warm)
 
     def needs(self) -> int:
         """The bytes of memory that it takes beside others, with all variants in use and the model that
@@ -86,8 +90,17 @@ class Opening(NamedTuple):
         return found.beside + (MOST_ANSWERS - 1) * found.kv_cache
 
 
-def open_model(model: str, options: RuntimeOptions, report: Reporter, draft: str | None = None) -> Opened:
-    """A model with a scheduler of the family `rows`. draft: as of Runtime. Raises AerieError."""
+def open_model(
+    model: str, options: RuntimeOptions, report: Reporter, draft: str | None = None, warm: bool = False
+) -> Opened:
+    """A model with a scheduler of the family `rows`. draft, warm: as of Runtime. Raises AerieError."""
+    opened = _opened(model, options, report, draft)
+    for session in filter(None, (opened.session, opened.drafter) if warm else ()):
+        session.warm()
+    return opened
+
+
+def _opened(model: str, options: RuntimeOptions, report: Reporter, draft: str | None) -> Opened:
     folder = find_checkpoint(model)
     checkpoint = open_checkpoint(folder)
     drafter = drafter_of(checkpoint, folder, draft)

@@ -88,7 +88,8 @@ class Replica:
 
     def __init__(self, recipe: Recipe) -> None:
         runtime = recipe.runtime
-        opening = partial(open_model, recipe.model, runtime.options(), Reporter(quiet=True), runtime.draft)
+        options, report = runtime.options(), Reporter(quiet=True)
+        opening = partial(open_model, recipe.model, options, report, runtime.draft, runtime.warm)
         try:
             opened = opening()  # here, as Ray sends no request before
         except Exception as error:
