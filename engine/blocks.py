@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from aerie.engine.costs import StepCosts
 from aerie.engine.errors import UserError
 from aerie.engine.planner import Step, plan
+from aerie.engine.variants import window_contexts
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import LAYER, LM_HEAD_ROWS, ONE_ROW, SHARED_LAYER, program_name
 
@@ -116,6 +118,22 @@ class Blocks:
     def heads(self) -> Collection[str]:
         """The LM heads, for any number of rows."""
         return {self.head(rows) for rows in LM_HEAD_ROWS}
+
+    @property
+    def step_rows(self) -> Sequence[int]:
+        """Rows of the programs that steps of several sequences take (ragged.py)."""
+        return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
+
+    @property
+    def of_steps(self) -> Iterator[str]:
+        """The programs of all such steps: of any rows, in any window, with any number of rows wanted. None
+        where there are no variants."""
+        if not self.variants:
+            return
+        for rows, context in itertools.product(self.step_rows, window_contexts(self.contexts)):
+            if rows <= context:
+                yield from (program_name(kind, rows, context) for kind in self.kinds)
+        yield from replace(self, decode=ROWS).heads
 
     @property
     def of_a_token(self) -> Sequence[str]:

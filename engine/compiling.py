@@ -231,8 +231,9 @@ def compile_programs(
 ) -> Programs:
     """The programs of decode, and those that a prompt of `options.prompt_tokens` needs, compiled.
 
-    every: those of all variants. Raises ConfigError, and UnsupportedShapeError for a seq_len, before anything
-    is compiled or written; CompileError and DiskFullError, which leave the cache usable.
+    every: those of all variants; with decode in rows, those of all steps of many requests too. Raises
+    ConfigError, and UnsupportedShapeError for a seq_len, before anything is compiled or written; CompileError
+    and DiskFullError, which leave the cache usable.
     """
     blocks, started = options.blocks(config), time.perf_counter()
     six = [*cached.programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
@@ -250,6 +251,7 @@ def compile_programs(
         programs.add(six, started)
     else:
         programs.have(every_name(own, blocks) if every else first_names(blocks, options.prompt_tokens))
+        programs.have(blocks.of_steps if every and blocks.decode == ROWS else ())
     return programs
 
 

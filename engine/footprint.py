@@ -12,7 +12,7 @@ from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
 from aerie.engine.pages import PAGE, page_bytes, pages_for, pool_bytes
 from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, Places, buffer_set
-from aerie.engine.windows import window_contexts
+from aerie.engine.variants import window_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import cached, legal_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan

@@ -29,7 +29,7 @@ from aerie.engine.passes import AtOnce, BlockCalls, TokenPass
 from aerie.engine.planner import Step
 from aerie.engine.windows import Window
 from aerie.kernel_builder.arguments import bit_words
-from aerie.multi_launch_builder.variants import LM_HEAD_ROWS, ROWS
+from aerie.multi_launch_builder.variants import LM_HEAD_ROWS
 from aerie.runtime import HostWork, Recording
 
 
@@ -58,9 +58,8 @@ class Ragged:
         self._model, self._pool, self._window = model, pool, window
         self._recorded: dict[tuple[int, int, str], _Pass] = {}
         self._token_pass: TokenPass | None = None
-        rows = {one.rows for one in model.blocks.variants if one.rows > 1}
         self.block = model.config.diffusion.block_size if model.config.diffusion else 1
-        self._rows = sorted(rows | {n for n in ROWS if 1 < n <= FEW_ROWS})
+        self._rows = model.blocks.step_rows
 
     @property
     def most_rows(self) -> int:

@@ -110,20 +110,21 @@ class Sampler:
         if self.top_k < 0:
             yield f"top-k is {_told(self.top_k)}; it must be 0 (all tokens) or more"
         if not 0 < self.top_p <= 1:
-            yield f"top-p is {self.top_p}; it must be above 0 and at most 1 (all tokens)"
+            yield f"top-p is {_told(self.top_p)}; it must be above 0 and at most 1 (all tokens)"
         yield from self._wrong_seed()
         if not 0 <= self.min_p <= 1:
-            yield f"min-p is {self.min_p}; it must be from 0 (all tokens) to 1"
+            yield f"min-p is {_told(self.min_p)}; it must be from 0 (all tokens) to 1"
         if not 0.01 <= self.repetition_penalty <= 100:
-            yield f"repetition-penalty is {self.repetition_penalty}; it must be from 0.01 to 100; 1 is none"
+            given = _told(self.repetition_penalty)
+            yield f"repetition-penalty is {given}; it must be from 0.01 to 100; 1 is none"
         for name in ("presence", "frequency"):
             if not abs(given := getattr(self, f"{name}_penalty")) <= MOST_PENALTY:
-                yield f"{name}-penalty is {given}; it must be from -2 to 2, and 0 is none"
+                yield f"{name}-penalty is {_told(given)}; it must be from -2 to 2, and 0 is none"
         for token, bias in self.logit_bias.items():
             if not isinstance(token, Integral):
                 yield f"logit-bias names {token!r}; name a token by its id, a whole number"
             if not abs(bias) <= MOST_BIAS:
-                yield f"logit-bias of token {token} is {bias}; it must be from -100 to 100"
+                yield f"logit-bias of token {_told(token)} is {_told(bias)}; it must be from -100 to 100"
 
     def _wrong_seed(self) -> Iterator[str]:
         if self.seed is None:
@@ -139,8 +140,8 @@ class Sampler:
         """UserError where the bias is of a token that a model with so many does not have."""
         if (token := next((one for one in self.logit_bias if not 0 <= one < vocab_size), None)) is not None:
             raise UserError(
-                f"logit-bias names token {token}, and the model's vocabulary has 0 to {vocab_size - 1}; "
-                "name one of these"
+                f"logit-bias names token {_told(token)}, and the model's vocabulary has 0 to "
+                f"{vocab_size - 1}; name one of these"
             )
 
     def without(self, token: int) -> Sampler:

@@ -32,7 +32,6 @@ from aerie.virtual_npu.store import write_whole
 FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
 IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
-SAMPLES, SAMPLE_BYTES = 64, 4096
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 Lazy: TypeAlias = "Mapping[str, NDArray[Any]]"
@@ -74,20 +73,6 @@ class Stored(OnDemand):
             return "", ()
         told = self._file.get_slice(name)
         return told.get_dtype(), tuple(told.get_shape())
-
-
-def weights_mark(files: Iterable[Path]) -> str:
-    """A word for the weights in these files: their sizes, and 64 pieces of each of 4 KiB. It takes
-    milliseconds, and tells models apart, not files of which a few bytes were changed."""
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            for number in range(SAMPLES):
-                file.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
 
 
 def save_sequence(cache: KVCache, said: Said | None, path: Path, made_by: MadeBy) -> None:

@@ -27,11 +27,13 @@ from aerie.engine.compiling import (
     RuntimeOptions,
     compile_into,
     compile_programs,
+    every_name,
     of_other_devices,
 )
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
 from aerie.engine.faults import of_one_answer
+from aerie.engine.fingerprint import Fingerprint
 from aerie.engine.footprint import check_memory, window_bytes
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
 from aerie.engine.generate import FinishReason, Generation, never
@@ -50,7 +52,7 @@ from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.requests import Answer
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence, weights_mark
+from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence
 from aerie.engine.saved_pages import PagesFile, held, write_pages
 from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
 from aerie.engine.sharding import WeightsOfRank
@@ -108,6 +110,15 @@ class Session:
         check_prompt(prompt_ids, model.config, model.seq_len, endless=model.end.drops)
         if model.config.diffusion is None:
             model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
+
+    def warm(self) -> None:
+        """Have all programs that anything will be computed by: of every variant, and, where tokens are
+        decoded in rows, of every step of `scheduler`. Nothing is compiled after it. Raises what compiling
+        raises."""
+        blocks = self.model.blocks
+        if blocks.variants:
+            self.model.supply(every_name(self.model.config, blocks))
+            self.model.supply(blocks.of_steps if blocks.decode == ROWS else ())
 
     def generate(
         self,
@@ -203,8 +214,9 @@ class Session:
             )
 
     def _first_key(self, model: LoadedModel) -> bytes:
-        """Of a pool's pages: all that the bits of keys and values depend on but the tokens."""
-        return hashlib.sha256(repr(sorted(self.made_by(model).items())).encode()).digest()
+        """Of a pool's pages: all that the bits of keys and values depend on but the tokens, and the weights,
+        which are the session's."""
+        return hashlib.sha256(repr(sorted(self._run_by(model).items())).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
@@ -256,10 +268,13 @@ class Session:
         return self.made_by(scheduler.model)
 
     def made_by(self, model: LoadedModel) -> dict[str, str]:
-        """What the bits of keys and values depend on, the plainest first."""
+        """What the bits of keys and values depend on, the plainest first. UserError where the weights' files
+        were changed since they were loaded."""
+        return {"weights": self.mark(), **self._run_by(model)}
+
+    def _run_by(self, model: LoadedModel) -> dict[str, str]:
         blocks = model.blocks
         return {
-            "weights": self.mark(),
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
             "decode": f"{blocks.decode}{_shared_by(model)}",
             "context-end": str(model.end),
@@ -372,7 +387,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
     bar = partial(report.bar, "reading the prompt")
-    mark = partial(weights_mark, checkpoint.weights.files)
+    mark = Fingerprint(checkpoint.weights.files, options.cache_dir)
     note = report.note
     session = Session(
         model,

@@ -11,6 +11,7 @@ more than a context are left out.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from aerie.engine.errors import UserError
 from aerie.multi_launch_builder import UnsupportedShapeError, Variant
@@ -37,6 +38,12 @@ def default_variants(positions: int) -> tuple[Variant, ...]:
     largest = next(context for context in CONTEXTS if context >= wanted)
     contexts = {*(context for context in DEFAULT_CONTEXTS if context < largest), largest}
     return tuple(sorted(Variant(n, m) for n in rows for m in contexts if n <= m))
+
+
+def window_contexts(contexts: Sequence[int]) -> list[int]:
+    """Of the windows of a model whose variants have these, the largest last."""
+    most = max(contexts[-1], DEFAULT_CONTEXTS[-1])
+    return [one for one in CONTEXTS if one <= most]
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:

@@ -18,8 +18,7 @@ from aerie.engine.errors import NoVariantError
 from aerie.engine.kv import Home, Layers, OnDevice, Room
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PAGE, Paged
-from aerie.engine.variants import DEFAULT_CONTEXTS
-from aerie.multi_launch_builder.variants import CONTEXTS
+from aerie.engine.variants import window_contexts
 
 ALIGN = 256
 """Positions after which K/V tiles fall to the same rows of cores again: four rows of 64, or of 32 and then
@@ -137,12 +136,6 @@ def window_of(model: LoadedModel) -> Window:
     """A window for sequences of a model: of any context up to the variants' largest, or 8192."""
     contexts = window_contexts(model.blocks.contexts)
     return Window(OnDevice(model.stored, model.runners, contexts, "window"), contexts)
-
-
-def window_contexts(contexts: Sequence[int]) -> list[int]:
-    """Of the windows of a model whose variants have these, the largest last."""
-    most = max(contexts[-1], DEFAULT_CONTEXTS[-1])
-    return [one for one in CONTEXTS if one <= most]
 
 
 def _whole(positions: int) -> int:

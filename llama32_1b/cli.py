@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
     add_commands(
         parser,
-        ("compile", commands.compile_, [add_model, add_runtime]),
+        ("compile", commands.compile_, [add_model, add_runtime, _add_draft]),
         (
             "run",
             commands.run,
@@ -198,13 +198,17 @@ def _add_answering(parser: argparse.ArgumentParser) -> None:
     _add_manner(parser)
 
 
-def _add_manner(parser: argparse.ArgumentParser) -> None:
+def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         help="guess what comes next and try several tokens in a pass: lookup, by what the text said before, "
         "or a smaller model of the same vocabulary, as --model names one; no token changes (default: no "
         "guesses)",
     )
+
+
+def _add_manner(parser: argparse.ArgumentParser) -> None:
+    _add_draft(parser)
     parser.add_argument(
         "--rule",
         help="of models that fill in blocks, which masks of a block a pass fills in: "

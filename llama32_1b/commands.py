@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TextIO
 
+from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import ModelConfig, load_config
@@ -39,9 +40,15 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile a model's programs, so that a later run finds them ready."""
-    options = runtime_options(arguments, compile_only=True)
+    options, report = runtime_options(arguments, compile_only=True), Reporter()
     config = load_config(find_checkpoint(arguments.model))
-    compile_programs(config, options, Reporter(), every=True)
+    if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
+        compile_programs(config, replace(options, decode=ROWS), report, every=True)
+    if arguments.draft is None or options.decode != ROWS:
+        compile_programs(config, options, report, every=True)
+    if arguments.draft not in (None, LOOKUP):
+        drafter = load_config(find_checkpoint(arguments.draft))
+        compile_programs(drafter, of_drafter(options), report, every=True)
     return DONE
 
 

@@ -24,7 +24,7 @@ from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.errors import ApiError, of_engine
+from aerie.serve.errors import ApiError, blamed
 
 STOP, LENGTH, CALLS, READ, ERROR = "stop", "length", "tool_calls", "read", "error"
 ENDINGS: Mapping[FinishReason, str] = {
@@ -294,7 +294,7 @@ class Answer:
 
     def _ending(self) -> Ending:
         if error := self.request.error:
-            return self._ended(ERROR, of_engine(error))
+            return self._ended(ERROR, blamed(error))
         if not self._ask.max_tokens:
             return self._ended(LENGTH)
         reason = self.request.finish_reason
@@ -325,7 +325,7 @@ class ReadPrompt:
     def piece(self) -> Piece | None:
         """What was made, once it is."""
         if error := self.request.error:
-            return self._ended(of_engine(error))
+            return self._ended(blamed(error))
         return self._ended(made=self._reads.made()) if self.request.is_over else None
 
     def cut(self, error: ApiError | None = None) -> Piece:

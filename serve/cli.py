@@ -97,6 +97,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
         template_arguments=(*arguments.template_arg,),
+        warm=arguments.warm,
     )
     (first, *others) = named
     with _listen(arguments.host, arguments.port) as listening:
@@ -138,7 +139,7 @@ def _models(
         limit = available_bytes()
     offers = []
     for name, model in named.items():
-        given = runtime.options(), Reporter(), drafts[name], limit, runtime.template_arguments
+        given = runtime.options(), Reporter(), drafts[name], limit, runtime.template_arguments, runtime.warm
         opening = Opening(model, *given)
         offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
     return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)

@@ -7,6 +7,7 @@ too many, 500 an error of ours, 503 not ready.
 
 from __future__ import annotations
 
+import logging
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from aerie.engine.errors import AnswerError, PromptTooLongError, UserError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.tool_calls import ToolsError
 
+LOG = logging.getLogger("aerie.serve")
 KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -102,6 +104,13 @@ def of_engine(error: BaseException, place: Callable[[str], str] = str) -> ApiErr
         named = NAMED.match(str(error))
         return ApiError(400, str(error), named and named[1].replace("-", "_"), "invalid_value")
     return internal()
+
+
+def blamed(error: UserError) -> ApiError:
+    """What is said of an answer that ended alone; a defect is in the log."""
+    if isinstance(error, AnswerError):
+        LOG.error("an answer failed, alone", exc_info=error)
+    return of_engine(error)
 
 
 def of_http(error: HTTPException, path: str) -> ApiError:

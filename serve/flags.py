@@ -158,6 +158,12 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         "one; no token changes (default: no guesses)",
     )
     add_template(parser)
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="compile and load every program before a model is ready, so that no answer waits for one "
+        "(default: each when it is first needed)",
+    )
     parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
 
 

@@ -28,7 +28,8 @@ from aerie.serve.worker import Opened
 class Runtime(NamedTuple):
     """How a model is to run, in words that mean the same on every machine: as the flags of `aerie serve`.
     draft: lookup, or the model that guesses; of models that say one token after the other.
-    template_arguments: given to the chat templates."""
+    template_arguments: given to the chat templates. warm: all programs are compiled and loaded before the
+    model is ready, and none afterwards."""
 
     backend: str
     numerics: str | None
@@ -37,6 +38,7 @@ class Runtime(NamedTuple):
     cache_dir: Path
     draft: str | None = None
     template_arguments: tuple[tuple[str, Any], ...] = ()
+    warm: bool = False
 
     def options(self) -> RuntimeOptions:
         """On this machine. Raises AerieError."""
@@ -51,9 +53,9 @@ class Runtime(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A model by its name or folder, and how it is run. draft, template_arguments: as of Runtime. limit: of
-    all models of the server together, bytes of memory, of which its pool may have a quarter; None: it looks
-    what there is."""
+    """A model by its name or folder, and how it is run. draft, template_arguments, warm: as of Runtime.
+    limit: of all models of the server together, bytes of memory, of which its pool may have a quarter; None:
+    it looks what there is."""
 
     model: str
     options: RuntimeOptions
@@ -61,12 +63,14 @@ class Opening(NamedTuple):
     draft: str | None = None
     limit: int | None = None
     template_arguments: tuple[tuple[str, Any], ...] = ()
+    warm: bool = False
 
     def open(self) -> Opened:
         """Ready to answer. Raises AerieError."""
         folder = find_checkpoint(self.model)
         options = self._with_pool(load_config(folder))
-        return open_model(self.model, options, self.report, self.draft, self.template_arguments)
+        given = self.draft, self.template_arguments, self.warm
+        return open_model(self.model, options, self.report, *given)
 
     def needs(self) -> int:
         """The bytes of memory that it takes beside others, with all variants in use and the model that
@@ -97,9 +101,23 @@ def open_model(
     report: Reporter,
     draft: str | None = None,
     template_arguments: Iterable[tuple[str, Any]] = (),
+    warm: bool = False,
 ) -> Opened:
-    """A model with a scheduler of the family `rows`. draft, template_arguments: as of Runtime. Raises
+    """A model with a scheduler of the family `rows`. draft, template_arguments, warm: as of Runtime. Raises
     AerieError."""
+    opened = _opened(model, options, report, draft, template_arguments)
+    for session in filter(None, (opened.session, opened.drafter) if warm else ()):
+        session.warm()
+    return opened
+
+
+def _opened(
+    model: str,
+    options: RuntimeOptions,
+    report: Reporter,
+    draft: str | None,
+    template_arguments: Iterable[tuple[str, Any]],
+) -> Opened:
     folder = find_checkpoint(model)
     checkpoint, tokenizer = open_checkpoint(folder), prompt_tokenizer(folder, template_arguments)
     drafter = drafter_of(checkpoint, folder, draft)

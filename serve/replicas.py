@@ -88,7 +88,7 @@ class Replica:
 
     def __init__(self, recipe: Recipe) -> None:
         runtime = recipe.runtime
-        how = runtime.options(), Reporter(quiet=True), runtime.draft, runtime.template_arguments
+        how = runtime.options(), Reporter(quiet=True), runtime.draft, runtime.template_arguments, runtime.warm
         opening = partial(open_model, recipe.model, *how)
         try:
             opened = opening()  # here, as Ray sends no request before

@@ -83,6 +83,7 @@ class SlotFiles:
 
     async def _saved(self, worker: Worker, number: int, path: Path) -> dict[str, Any]:
         begun = time.perf_counter()
+        await self._marked(worker)
         sequence, made_by, nbytes = await worker.call(partial(_held, worker.slots, number))
         try:
             written = await self._apart(partial(self._write, sequence, path, made_by, nbytes))
@@ -120,6 +121,7 @@ class SlotFiles:
             raise ApiError(
                 404, f"no slot was saved as {path.name!r}; give the name that it was saved as", "filename"
             )
+        await self._marked(worker)
         made_by = await worker.call(lambda opened: opened.session.pages_made_by(opened.scheduler))
         file = await self._apart(partial(PagesFile, path, made_by))
         sequence = await worker.call(lambda opened: file.room(opened.scheduler.pool))
@@ -135,6 +137,11 @@ class SlotFiles:
             "n_read": path.stat().st_size,
             "timings": {"restore_ms": _ms(begun)},
         }
+
+    async def _marked(self, worker: Worker) -> None:
+        """Have the weights' fingerprint, which takes long the first time, before the model's thread asks."""
+        if opened := worker.opened:
+            await self._apart(opened.session.mark)
 
     async def _apart(self, work: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from aerie.engine.errors import AnswerError, UserError
+from aerie.engine.errors import UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.generate import check_asked
 from aerie.engine.pages import PAGE, PoolFullError
@@ -28,7 +28,7 @@ from aerie.engine.session import Session
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.answer import Answer, Ask, Ending, Piece, ReadPrompt, Recorder
-from aerie.serve.errors import ApiError, internal, of_engine
+from aerie.serve.errors import ApiError, blamed, internal, of_engine
 from aerie.serve.history import History
 from aerie.serve.slots import Slots
 
@@ -108,7 +108,7 @@ class Worker:
 
     def put(self, job: Job) -> None:
         """Have it answered when its turn comes. From the event loop, as all that is public here."""
-        self._inbox.put(partial(self._waiting.append, job))
+        self._inbox.put(lambda: self._waiting.append(job))  # to the queue of then, which may be another
 
     def cancel(self, job: Job) -> None:
         """Forget it, before the next step."""
@@ -194,7 +194,7 @@ class Worker:
                 if piece:
                     told.append((job, piece))
             except UserError as error:
-                told += self._cut([job], _blamed(error))
+                told += self._cut([job], blamed(error))
         return told
 
     def _left_out(self) -> list[tuple[Job, Piece]]:
@@ -231,7 +231,7 @@ class Worker:
                     self._begin(opened, job)
                 room[is_read] -= 1
             except UserError as error:
-                refused += self._cut([job], _blamed(error))
+                refused += self._cut([job], blamed(error))
         self._waiting = left
         return refused
 
@@ -282,13 +282,6 @@ def _begun(opened: Opened, ask: Ask) -> Answer:
     return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)
 
 
-def _blamed(error: UserError) -> ApiError:
-    """What is said of an answer that ended alone; a defect is in the log."""
-    if isinstance(error, AnswerError):
-        LOG.error("an answer failed, alone", exc_info=error)
-    return of_engine(error)
-
-
 def _last(job: Job, error: ApiError | None) -> Piece:
     """The last piece of a job that ends here. Text that cannot be told is left out."""
     if job.answer is None:
@@ -298,7 +291,7 @@ def _last(job: Job, error: ApiError | None) -> Piece:
             return job.answer.cut(error)
     except UserError as fault:
         job.answer.request.stop()
-        return _unbegun(job, error or _blamed(fault))
+        return _unbegun(job, error or blamed(fault))
 
 
 def _unbegun(job: Job, error: ApiError | None) -> Piece:

@@ -1,13 +1,14 @@
 """Sampling: greedy, and drawing after penalties and cuts that are those of transformers."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from aerie.engine.errors import NotFiniteError, UserError
 from aerie.engine.numerics import bf16
-from aerie.engine.sampler import Sampler
+from aerie.engine.sampler import Sampler, Sampling
 
 LOGITS = np.array([1.0, 4.0, 3.0, 4.0, -2.0, 0.5], np.float32)
 
@@ -218,9 +219,70 @@ def test_extreme_temperatures_do_not_overflow():
     assert len(seen(Sampler(temperature=1e6, seed=0))) == 6
 
 
+HOSTILE = (
+    *(
+        sign * each
+        for each in (0.0, 5e-324, 1e-320, 1e-307, 1e-45, 1.17e-38, 1.2e-38, 1e-6)
+        for sign in (1, -1)
+    ),
+    *(sign * each for each in (0.01, 1, 2, 100, 1e19, 1e38, 3.5e38, 1e300, 1.7e308) for sign in (1, -1)),
+    *(math.inf, -math.inf, math.nan, 2**63, 2**127, 2**128, -(2**128), 10**5000, -(10**5000), 1.5, 7),
+)
+"""Numbers at every edge of float32, float64 and the integers, and over them."""
+LARGEST = float(np.finfo(np.float32).max)
+ROWS = [
+    np.array(row, np.float32)
+    for row in ([1.0] * 6, [LARGEST, -LARGEST, 0, 1, 2, 3], [-LARGEST] * 6, [1e-45, 0, -1e-45, 0, 0, 0])
+]
+
+
+@pytest.mark.parametrize("field", [*Sampling.__annotations__, "none"])
+def test_hostile_numbers_are_refused_or_drawn_by(field):
+    """Every setting from them, the others drawn from them as far as they are taken: it says which one is
+    wrong, or draws a token, without a warning of numpy's."""
+    rng, taken = np.random.default_rng(5), 0
+    for value in HOSTILE if field != "none" else range(200):
+        drawn = [of(name, HOSTILE[rng.integers(len(HOSTILE))]) for name in Sampling.__annotations__]
+        given = {name: each for one in drawn if refusal(one) is None for name, each in one.items()}
+        given |= of(field, value) if field != "none" else {}
+        if (wrong := refusal(given)) is not None:
+            assert wrong.startswith(field.replace("_", "-")), (given, wrong)
+            assert len(wrong) < 200
+            continue
+        taken += 1
+        sampler = Sampler(**given)
+        for row in ROWS:
+            assert 0 <= sampler(row, [1, 2, 2], [0, 3, 3]) < 6
+            tokens, probabilities = sampler.distribution(row, [1, 2, 2], [0, 3, 3])
+            assert np.isfinite(probabilities).all()
+            assert len(tokens) == len(probabilities) > 0
+    assert taken
+
+
+def refusal(settings):
+    """What is wrong with settings; None where nothing is."""
+    try:
+        Sampler(**settings)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def of(name, value):
+    return {name: {1: value, 4: value} if name == "logit_bias" else value}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"temperature": 1e-320},
+            r"temperature is 1e-320, by which float32 cannot divide; .* or 1\.18e-38 or more",
+        ),
+        ({"temperature": 10**400}, "temperature is a number of 1329 bits; it must be 0"),
+        ({"top_k": 2.5}, r"top-k is 2\.5; it must be a whole number"),
+        ({"seed": 0.5}, r"seed is 0\.5; it must be a whole number"),
+        ({"seed": 2**128}, r"seed is 340\d+; it must be less than 2\*\*128"),
         ({"temperature": -1.0}, r"temperature is -1\.0; it must be 0 \(greedy\) or more"),
         ({"temperature": float("inf")}, "temperature is inf; it must be 0"),
         ({"top_k": -1}, r"top-k is -1; it must be 0 \(all tokens\) or more"),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import astuple
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -18,20 +19,25 @@ from aerie import FinishReason, load
 from aerie.engine import windows
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.errors import NotFiniteError, PromptError, UserError
+from aerie.engine.errors import AnswerError, NotFiniteError, PromptError, UserError
+from aerie.engine.faults import of_one_answer
+from aerie.engine.forward import head_rows, prefill
 from aerie.engine.generate import Generation
 from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.ragged import Ragged
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Counts, Scheduler
+from aerie.engine.scheduler import PATIENCE, READ_ROWS, Counts, Scheduler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.stopping import StopStrings
+from aerie.engine.strategies.autoregressive import Autoregressive
+from aerie.engine.strategies.strategy import Due
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER
-from aerie.runtime import RunError, select_backend
+from aerie.runtime import RunError, RunStopped, select_backend
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 
 NEW = 5
@@ -404,17 +410,171 @@ def test_a_request_that_cannot_be_served_fails_alone(demo: Family) -> None:
     assert [token for token in later.steps() if token is not None] == demo.alone[1][0]
 
 
-def test_an_error_of_one_does_not_touch_the_others(demo: Family) -> None:
-    class Failing(Sampler):
-        def __call__(self, *_: Any) -> int:
-            raise NotFiniteError
+class PanicError(BaseException):
+    """As pyo3's PanicException, which is no Exception."""
 
-    scheduler = demo.scheduler(20)
-    bad = scheduler.submit(demo.prompts[2], NEW, Failing())
-    good = scheduler.submit(demo.prompts[1], NEW, sampler(1))
-    assert [token for token in good.steps() if token is not None] == demo.alone[1][0]
-    assert isinstance(bad.error, NotFiniteError)
-    assert bad.token_ids == []
+
+FAILURES = (NotFiniteError, ValueError, MemoryError, RecursionError, FloatingPointError, RunError, PanicError)
+OWN_WORK = ("due", "took", "close", "findable", "most_held", "draw", "interrupted", "bar", "guesses")
+
+
+@contextmanager
+def failing_bar(total: int, error: type[BaseException]) -> Iterator[Any]:
+    yield partial(fail, error)
+
+
+def fail(error: type[BaseException], *_: object, **__: object) -> Any:
+    raise error() if error is NotFiniteError else error("broken")
+
+
+def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Request:
+    """A request of which some work of its own fails."""
+    own: Any = partial(fail, error)
+
+    class Failing(Autoregressive):
+        """Another way than others."""
+
+    class Guessing(Autoregressive):
+        def due(self, length: int, guesses: int = 0) -> Due:
+            return Due((*super().due(length).tokens, 99999), 1, 1)
+
+    if work in ("findable", "most_held"):
+        setattr(Failing, work, property(own))
+    elif work in ("due", "took", "close"):
+        setattr(Failing, work, own)
+    drawn = type("Drawing", (Sampler,), {"__call__": own} if work == "draw" else {})()
+    strategy = Guessing if work == "guesses" else Failing
+    request = scheduler.submit([5] * 40, NEW, drawn, strategy=strategy)
+    if work == "interrupted":
+        request.interrupted = own
+    if work == "bar":
+        request.bar = partial(failing_bar, error=error)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("work", "error"), [*((work, ValueError) for work in OWN_WORK), *(("took", one) for one in FAILURES)]
+)
+def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
+    work: str, error: type[BaseException], demo: Family, monkeypatch: Any
+) -> None:
+    """Whatever the work, and whatever the class of what it raises."""
+    monkeypatch.setattr("aerie.engine.scheduler.STEP_TOKENS", 16)
+    scheduler, numbers = demo.scheduler(20), (1, 5)
+    good = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in numbers]
+    bad = failing(scheduler, work, error)
+    last = scheduler.submit(demo.prompts[7], NEW, sampler(7))
+    own = NotFiniteError if error is NotFiniteError else AnswerError
+    with suppress(own):
+        list(bad.steps())
+    while not bad.error:  # of what fails when its answer is whole
+        scheduler.step()
+    assert isinstance(bad.error, own)
+    assert error is NotFiniteError or isinstance(bad.error.__cause__, error)
+    tokens = [[token for token in each.steps() if token is not None] for each in (*good, last)]
+    assert tokens == [demo.alone[number][0] for number in (*numbers, 7)]
+    scheduler.step()
+    assert scheduler.pool.manager.free == 20
+
+
+def test_a_failure_of_one_answer_is_told() -> None:
+    told = r"this answer failed \(ValueError: broken\), and no other did: ask again"
+    with pytest.raises(AnswerError, match=told), of_one_answer():
+        raise ValueError("broken\nin a file")
+    for ends_all in (KeyboardInterrupt, SystemExit, RunStopped):
+        with pytest.raises(ends_all), of_one_answer():
+            raise ends_all
+
+
+def test_a_text_that_cannot_be_told_ends_its_answer_alone(monkeypatch: Any) -> None:
+    """In a batch, by itself, and where a listener fails."""
+    real = StopStrings.feed
+
+    def feed(self: StopStrings, piece: str) -> str:
+        if "x" in self._stops:
+            raise PanicError("broken")
+        return real(self, piece)
+
+    with load("demo", decode="rows", kv_pool=6400) as model:
+        alone = model.generate(QUESTIONS[0]).text
+        monkeypatch.setattr(StopStrings, "feed", feed)
+        bad, good = model.generate_batch([{"prompt": QUESTIONS[1], "stop": "x"}, QUESTIONS[0]])
+        assert (bad.finish_reason, good.text) == (FinishReason.ERROR, alone)
+        assert bad.error.startswith("this answer failed (PanicError: broken)")
+        with pytest.raises(AnswerError, match="PanicError"):
+            model.generate(QUESTIONS[0], stop="x")
+        with pytest.raises(ZeroDivisionError):
+            model.generate(QUESTIONS[0], on_event=lambda event: 1 // 0, draft="lookup")
+        scheduler = model._open().scheduler
+        assert model.generate_batch([QUESTIONS[0]])[0].text == alone
+        assert not scheduler._running
+
+
+def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
+    """Hidden states and logits of whole prompts, beside answers, in a pool in which some give way."""
+    model, scheduler = family.session.model, family.scheduler(9, 4)
+    numbers = (5, 6, 3, 0)
+    answers = [scheduler.submit(family.prompts[number], NEW, sampler(number)) for number in (2, 6)]
+    rows: list[list[Any]] = [[] for _ in numbers]
+    made = [
+        scheduler.read(family.prompts[number], rows[at].extend, hidden=bool(at % 2))
+        for at, number in enumerate(numbers)
+    ]
+    later = scheduler.submit(family.prompts[4], NEW, sampler(4))
+    while not all(one.is_over for one in (*answers, later, *made)):
+        scheduler.step()
+    assert [one.token_ids for one in (*answers, later)] == [family.alone[n][0] for n in (2, 6, 4)]
+    for at, number in enumerate(numbers):
+        prompt = family.prompts[number]
+        alone = prefill(model, prompt, model.new_cache(len(prompt)))
+        expected = alone if at % 2 else head_rows(model, alone)
+        assert [row.tobytes() for row in rows[at]] == [row.tobytes() for row in expected]
+    assert {one.error for one in made} == {None}
+    assert scheduler.pool.manager.free == 9
+
+
+def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
+    """By the rows of each step: beside answers at least READ_ROWS of it, and a newcomer's first token comes
+    with the step after the one under way."""
+    scheduler = demo.scheduler(60)
+    reads = [scheduler.read(demo.prompts[6], lambda rows: None, hidden=True) for _ in range(9)]
+    scheduler.step()
+    assert scheduler.counts.rows == scheduler._ragged.most_rows  # all of it, by itself
+    going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
+    for late in range(3):
+        answer = scheduler.submit(demo.prompts[1], 4, Sampler(logit_bias=going_on))
+        scheduler.step()
+        assert len(answer.token_ids) == 1
+        while not answer.is_over:
+            before = scheduler.counts.rows
+            scheduler.step()
+            assert READ_ROWS < scheduler.counts.rows - before <= 2 * READ_ROWS, late
+    many = [scheduler.submit([5] * 200, 9, Sampler(logit_bias=going_on)) for _ in range(8)]
+    read, steps = sum(map(scheduler.held, reads)), scheduler.counts.steps
+    while not any(one.token_ids for one in many):
+        scheduler.step()
+    steps = scheduler.counts.steps - steps
+    done = sum(len(one.prompt) for one in reads if one.is_over) + sum(map(scheduler.held, reads))
+    assert done - read >= READ_ROWS * steps
+    while not all(one.is_over for one in (*reads, *many)):
+        scheduler.step()
+
+
+def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) -> None:
+    """As where answers leave no room in the window."""
+    monkeypatch.setattr(Ragged, "fits", lambda self, pieces: len(pieces) == 1)
+    scheduler = demo.scheduler(40)
+    going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
+    answer = scheduler.submit([5], 40, Sampler(logit_bias=going_on))
+    read = scheduler.read(demo.prompts[6], lambda rows: None, hidden=True)
+    for _ in range(3):
+        scheduler.step()
+    assert (len(answer.token_ids), scheduler.held(read)) == (3, 0)
+    scheduler.counts = replace(scheduler.counts, steps=PATIENCE + 1)
+    answer.stop()
+    scheduler.submit([5], 40, Sampler(logit_bias=going_on))
+    scheduler.step()
+    assert scheduler.held(read) == READ_ROWS
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])

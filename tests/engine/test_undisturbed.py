@@ -10,21 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_name
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
+from aerie.engine.ragged import Ragged
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.drafting_model import _needed, drafting_by
 from aerie.engine.strategies.manner import PLAIN, Manner
-from aerie.engine.variants import default_variants
+from aerie.engine.variants import default_variants, window_contexts
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.runtime import select_backend
@@ -266,3 +269,64 @@ def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int,
         before = told.getvalue()
         assert len(list(request)) == 70
         assert told.getvalue() == before
+
+
+@pytest.mark.parametrize(
+    ("variants", "devices", "block"),
+    [(None, 1, 1), (None, 1, 4), ("8,32x512", 1, 1), ("128x512 2048x8192", 1, 32), ("8,512x2048", 2, 1)],
+)
+@pytest.mark.parametrize("positions", [512, 4096])
+def test_what_compile_has_ready_is_all_that_steps_need(
+    variants: str | None, devices: int, block: int, positions: int
+) -> None:
+    """Of any number of rows, wanted or not, in any window: by the names of programs alone."""
+    config = open_checkpoint(SHIPPED["demo-diffusion" if block > 1 else "demo"]).config
+    config = replace(config, max_position_embeddings=positions)
+    if config.diffusion:
+        config = replace(config, diffusion=replace(config.diffusion, block_size=block))
+    blocks = replace(blocks_of_variants(config, variants, "rows"), devices=devices)
+    ready = {*blocks.of_steps, *every_name(config, blocks)}
+    ragged: Any = SimpleNamespace(
+        _model=SimpleNamespace(blocks=blocks), _rows=blocks.step_rows, most_rows=blocks.step_rows[-1]
+    )
+    seen: set[str] = set()
+    for context in window_contexts(blocks.contexts):
+        for tokens in range(1, min(context, STEP_TOKENS, ragged.most_rows) + 1):
+            width = Ragged.width(ragged, tokens)
+            if width <= context:
+                for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
+                    seen |= {*Ragged._needed(ragged, width, wanted, context), blocks.head(max(1, wanted))}
+    assert seen <= ready
+    assert len(seen) > len(ready) // 2
+    end = blocks.contexts[-1]
+    prompts = {(tokens, past) for tokens in (1, 7, 40, 511) for past in (0, 1, 300) if tokens + past < end}
+    for tokens, past in prompts:
+        for last_only in (True, False):
+            assert {*blocks.needed(blocks.plan(tokens, past), last_only)} <= ready
+
+
+def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
+    """Answers side by side, alone, with guesses of a model, and what is read; of windows up to 1024."""
+    monkeypatch.setattr("aerie.engine.variants.DEFAULT_CONTEXTS", (512, 1024))
+    told = io.StringIO()
+    options = RuntimeOptions(
+        None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
+    )
+    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(told))
+    drafter = fresh(open_checkpoint(SHIPPED["demo-drafter"]), Reporter(told))
+    for each in (session, drafter):
+        each.warm()
+    scheduler, before = session.scheduler, told.getvalue().count("programs: ")
+    drafting = drafting_by(lambda: drafter.model, threading.Lock(), session.model.config)
+    going_on = Sampler(logit_bias=dict.fromkeys(session.model.config.eos_token_ids, -100.0))
+    drafted = Manner(draft=drafting).maker(session.model.config, going_on)
+    requests = [
+        scheduler.submit([*range(20, 20 + 60 * n)], 12, going_on, strategy=drafted) for n in (1, 2, 5)
+    ]
+    requests += [scheduler.submit([20 + n], 9, going_on) for n in range(20)]
+    requests += [scheduler.read([5] * 400, lambda rows: None, hidden=hidden) for hidden in (True, False)]
+    while not all(one.is_over for one in requests):
+        scheduler.step()
+    assert {one.error for one in requests} == {None}
+    list(session.generate([*range(20, 250)], 9, going_on))
+    assert told.getvalue().count("programs: ") == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from safetensors.numpy import save_file
 
 from aerie import Model, load
 from aerie.engine.errors import UserError
+from aerie.engine.fingerprint import PIECE_BYTES, Fingerprint, weights_mark
 from aerie.engine.pages import PoolFullError
-from aerie.engine.saved import weights_mark
+from aerie.llama32_1b.find import DEMO_FOLDER
 from tests import crafted
 
 FIRST, NEXT = "What is the capital of France?", "And of Egypt?"
@@ -252,11 +255,80 @@ def test_nothing_to_save_and_nowhere_to(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_mark_of_weights(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.write_bytes(bytes(100_000))
-    other.write_bytes(bytes(100_001))
-    assert weights_mark([one]) == weights_mark([one]) != weights_mark([other])
+@pytest.mark.parametrize("size", [0, 1, 4096, 100_000, 2 * PIECE_BYTES + 77])
+def test_the_mark_of_weights_is_of_every_byte(tmp_path: Path, size: int) -> None:
+    rng, path, other = np.random.default_rng(size), tmp_path / "one", tmp_path / "other"
+    content = bytearray(rng.bytes(size))
+    path.write_bytes(content)
+    marks = [weights_mark([path])]
+    assert weights_mark([path]) == marks[0]
+    for place in sorted({0, size - 1, *(int(n) for n in rng.integers(0, max(1, size), 3))}) if size else ():
+        content[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(content)
+        marks.append(weights_mark([path]))
+    path.write_bytes(content + b"\0")
+    other.write_bytes(content)
+    marks += [weights_mark([path]), weights_mark([other]), weights_mark([path, other])]
+    assert len(set(marks)) == len(marks)
+
+
+def test_a_fingerprint_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
+    """For files that nobody wrote to since; those written to just now are not relied on."""
+    path, store, made = tmp_path / "model.safetensors", tmp_path / "programs", list[Any]()
+    path.write_bytes(b"weights")
+
+    def counting(files: Any) -> str:
+        made.append(files)
+        return weights_mark(files)
+
+    monkeypatch.setattr("aerie.engine.fingerprint.weights_mark", counting)
+    young = Fingerprint([path], store)
+    assert young() == young() == Fingerprint([path], store)()
+    assert len(made) == 2
+    monkeypatch.setattr("aerie.engine.fingerprint.COARSE_S", 0.0)
+    first = Fingerprint([path], store)()
+    assert Fingerprint([path], store)() == first
+    assert len(made) == 3
+    about = path.stat()
+    path.write_bytes(b"Weights")
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert Fingerprint([path], store)() != first
+    torn = next(store.glob("weights-*.json"))
+    torn.write_bytes(b"{}")
+    assert Fingerprint([path])() == Fingerprint([path], store)()
+    loaded = Fingerprint([path], tmp_path / "model.safetensors")  # which is no folder
+    assert loaded() == Fingerprint([path])()
+    path.write_bytes(b"Others")
+    for told in (loaded, young):
+        with pytest.raises(UserError, match=r"model\.safetensors was changed after the model was loaded"):
+            told()
+    path.unlink()
+    with pytest.raises(UserError, match=r"of the model's weights cannot be read any more \(No such file"):
+        loaded()
+
+
+def test_what_other_weights_computed_is_refused(tmp_path: Path) -> None:
+    """Of which a single one is another: a number far from both ends of the file."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        shutil.copytree(DEMO_FOLDER, folder)
+    weights = folders[1] / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2 + 5001] ^= 0x80
+    weights.write_bytes(content)
+    text, saved = "The capital of France is Paris. " * 12, [tmp_path / "sequence", tmp_path / "pages"]
+    with load(folders[0], backend="virtual", variants=VARIANTS, decode="rows") as model:
+        model.generate(text, max_tokens=2)
+        model.save(saved[0])
+        model.generate_batch([text], max_tokens=2)
+        model.save_pages(text, saved[1])
+    with load(folders[1], backend="virtual", variants=VARIANTS, decode="rows") as other:
+        for restore, path in zip((other.restore, other.restore_pages), saved, strict=True):
+            with pytest.raises(UserError, match=r"was made by weights '\w{16}', and this is '\w{16}'"):
+                restore(path)
+        weights.write_bytes(content)
+        with pytest.raises(UserError, match="was changed after the model was loaded"):
+            other.save_pages(text, tmp_path / "more")
 
 
 @pytest.mark.parametrize("by", ["save", "save_pages"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,6 +18,8 @@ import httpx2
 import pytest
 
 from aerie import Model
+from aerie.engine.sampler import Sampler
+from aerie.engine.stopping import StopStrings
 from aerie.serve.answer import Answer
 from aerie.serve.service import Limits
 
@@ -155,6 +159,139 @@ def test_tokens_that_cannot_be_told_end_their_answer_alone(
                 'data: {"error": {"message": "the server failed'
             )
         assert answer(http) == PARIS
+
+
+@pytest.mark.parametrize("fails", ["sampler", "mask", "logprobs", "stop strings", "cut"])
+def test_what_fails_in_one_answer_ends_it_alone(
+    serving: Any, alone: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    """By an exception that is no Exception, as pyo3's panics are; the neighbour's answer stays the same."""
+    logging.getLogger("aerie.serve").propagate = True
+
+    class PanicError(BaseException):
+        pass
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise PanicError("broken in /home/somebody/lib.rs")
+
+    place = {
+        "sampler": "aerie.engine.sampler.Sampler._penalise",
+        "mask": "aerie.engine.grammar.Follower.possible",
+        "logprobs": "aerie.serve.answer.likeliest",
+        "stop strings": "aerie.engine.stopping._begun",
+        "cut": "aerie.engine.stopping._begun",
+    }[fails]
+    settings: dict[str, Any] = {"frequency_penalty": 1.0, "regex": "[a-z]+", "logprobs": True, "stop": ["x"]}
+    name = {"sampler": "frequency_penalty", "mask": "regex", "logprobs": "logprobs"}.get(fails, "stop")
+    body = endless(serving, seed=3, max_tokens=150, stream=True)
+    bias = {int(token): each for token, each in body["logit_bias"].items()}
+    own = alone.generate(body["prompt"], 150, raw=True, temperature=1.5, seed=3, logit_bias=bias).text
+    with serving.http as http, http.stream("POST", COMPLETIONS, json=body) as other:
+        lines = other.iter_lines()
+        first = next(lines)
+        if fails == "sampler":  # which penalises the neighbour's too
+            penalise = Sampler._penalise
+            monkeypatch.setattr(
+                place, lambda self, *given: (failing if self.frequency_penalty else penalise)(self, *given)
+            )
+        else:
+            monkeypatch.setattr(place, failing)
+        if fails == "cut":  # which the neighbour's has none of
+            real = StopStrings.flush
+            monkeypatch.setattr(StopStrings, "flush", lambda self: (failing if self._stops else real)(self))
+        with serving.http as asking:
+            made = asking.post(CHAT, json={**BODY, name: settings[name]})
+        monkeypatch.undo()
+        rest = [line for line in (first, *lines) if line.startswith("data: {")]
+    assert (made.status_code, made.json()["error"]["code"]) == (500, "internal_error")
+    assert "somebody" not in made.text
+    told = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
+    assert told == own
+    assert "an answer failed, alone" in caplog.text
+    assert "broken in /home/somebody/lib.rs" in caplog.text
+
+
+TEXTS = {"input": [[5 + number % 50] * 400 for number in range(64)]}
+"""64 texts of 400 tokens."""
+
+
+def test_embeddings_and_answers_share_the_steps(serving: Any) -> None:
+    """A chat has its tokens in hardly more steps than by itself, and 64 texts go on meanwhile; they have the
+    same bits whoever is beside them. Who goes away is cancelled at once, in the middle of them too."""
+    scheduler = serving.service.worker.opened.scheduler
+    two = {**TEXTS, "input": TEXTS["input"][:2], "encoding_format": "base64"}
+    with serving.http as http, serving.http as other, ThreadPoolExecutor(1) as beside:
+        answer(other)
+        alone = http.post("/v1/embeddings", json=two).json()["data"]
+        steps = scheduler.counts.steps
+        answer(other)
+        usual = scheduler.counts.steps - steps
+        future = beside.submit(http.post, "/v1/embeddings", json=TEXTS, timeout=300)
+        serving.wait_until(lambda: serving.running() == 2)
+        for _ in range(3):
+            steps, rows = scheduler.counts.steps, scheduler.counts.rows
+            assert answer(other) == PARIS
+            steps, rows = scheduler.counts.steps - steps, scheduler.counts.rows - rows
+            assert steps <= usual + 3
+            assert rows >= 8 * (usual - 1)
+        assert not future.done()
+        again = other.post("/v1/embeddings", json=two).json()["data"]
+        assert again == alone
+        assert future.result().status_code == 200
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post("/v1/embeddings", json=TEXTS, timeout=0.3)
+        assert serving.wait_until(lambda: serving.running() == 0) < 0.3
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post(
+                COMPLETIONS,
+                json={"prompt": TEXTS["input"][:32], "max_tokens": 1, "prompt_logprobs": 2},
+                timeout=0.3,
+            )
+        assert serving.wait_until(lambda: serving.running() == 0) < 0.3
+
+
+def test_limits_hold_for_embeddings(serving: Any, limit: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The queue's, in which texts of a request wait two at a time, and the time of a request."""
+    logging.getLogger("aerie.serve").propagate = True
+    limit(time_limit_s=0.2)
+    with serving.http as http, caplog.at_level(logging.INFO, "aerie.serve"):
+        late = http.post("/v1/embeddings", json=TEXTS)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "time_limit")
+        assert "within the 0.2 s that a request has" in late.json()["error"]["message"]
+        serving.wait_until(lambda: "ended=error" in caplog.text)
+        limit(time_limit_s=60.0, queue=0, heartbeat_s=0.1)
+        with http.stream("POST", COMPLETIONS, json=endless(serving, n=31, stream=True)):
+            refused = http.post("/v1/embeddings", json=TEXTS)
+            assert refused.status_code == 429
+            assert (
+                "31 answers are under way or wait, 2 more were asked for"
+                in refused.json()["error"]["message"]
+            )
+        serving.wait_until(lambda: serving.running() == 0)
+        assert http.post("/v1/embeddings", json={"input": "Hi"}).status_code == 200
+        serving.wait_until(lambda: "ended=read" in caplog.text)
+
+
+def test_a_failed_answer_is_no_complete_one_in_the_log(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor in the history of the last request; where all fail at once, too."""
+    logging.getLogger("aerie.serve").propagate = True
+    scheduler = serving.service.worker.opened.scheduler
+    real, steps = scheduler._run, [0]
+
+    def failing(pieces: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 4:
+            raise ValueError("broken")
+        return real(pieces)
+
+    monkeypatch.setattr(scheduler, "_run", failing)
+    with serving.http as http, caplog.at_level(logging.INFO, "aerie.serve"):
+        assert http.post(CHAT, json=BODY).status_code == 500
+        serving.wait_until(lambda: "POST /v1/chat" in caplog.text)
+        assert "made=3 ended=error" in caplog.text
+        assert serving.service.worker.history.last.reason == "error"
 
 
 def test_aborts_do_not_touch_others(serving: Any, alone: Model) -> None:
