@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -30,7 +31,7 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, marked
+from aerie.serve.preparing import asked, marked, most_counted
 from aerie.serve.reading import Reading, ReadingRoute
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
@@ -98,17 +99,11 @@ def _add_texts(app: FastAPI) -> None:
     """Between text and tokens."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, service: Held) -> Mapping[str, Any]:
+    async def tokenize(body: TokenizeRequest, service: Held) -> Response:
         opened = service.ready()
-        ids = await service.encoded(partial(_tokenized, body), body.place)
-        tokens: list[Any] = list(ids)
-        if body.with_pieces:
-            pieces = await service.encoded(lambda tokenizer: tokenizer.pieces(ids))
-            tokens = [
-                {"id": each, "piece": piece.text, "bytes": list(piece.data)}
-                for each, piece in zip(ids, pieces, strict=True)
-            ]
-        return {"tokens": tokens, "count": len(ids), "max_model_len": opened.session.model.positions}
+        most, positions = most_counted(opened), opened.session.model.positions
+        made = await service.encoded(partial(_tokenized, body, most, positions), body.place)
+        return Response(made, media_type="application/json")
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, service: Held) -> Mapping[str, Any]:
@@ -127,11 +122,34 @@ def _add_texts(app: FastAPI) -> None:
         return {"prompt": made}
 
 
-def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Tokenizer) -> bytes:
+    """The response. positions: the model's."""
+    ids = _ids_of(body, most, tokenizer)
+    tokens: list[Any] = list(ids)
+    if body.with_pieces:
+        tokens = [
+            {"id": each, "piece": piece.text, "bytes": list(piece.data)}
+            for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
+        ]
+    return json.dumps({"tokens": tokens, "count": len(ids), "max_model_len": positions}).encode()
+
+
+def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
     if body.messages is not None:
-        return tokenizer.encode_chat(*body.chat)
+        return tokenizer.encode_chat(*body.chat, most=most)
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    return tokenizer.encode((body.content if body.prompt is None else body.prompt) or "", special=special)
+    text = (body.content if body.prompt is None else body.prompt) or ""
+    return tokenizer.encode(text, special=special, most=most)
+
+
+async def _count(body: ChatRequest | CountRequest, service: Service) -> Mapping[str, Any]:
+    """The tokens of a conversation."""
+    work = partial(_counted, body, most_counted(service.ready()))
+    return {"input_tokens": await service.encoded(work, body.place)}
+
+
+def _counted(body: ChatRequest | CountRequest, most: int, tokenizer: Tokenizer) -> int:
+    return len(tokenizer.encode_chat(*body.chat, most=most))
 
 
 def _add_answers(app: FastAPI) -> None:
@@ -139,7 +157,7 @@ def _add_answers(app: FastAPI) -> None:
     async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
-        expected = await service.encoded(partial(_continued, body.predicted)) if body.predicted else ()
+        expected = await _expected(service, body.predicted, opened.session.model.positions)
         asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
         marks = await marked(service.worker, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
@@ -150,8 +168,9 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
+        most = opened.session.model.positions
         prompts = [
-            prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt))
+            prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt, most))
             for prompt in body.prompts
         ]
         grammar = await service.grammar(opened, body.form)
@@ -164,13 +183,18 @@ def _add_answers(app: FastAPI) -> None:
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
 
-def _continued(text: str, tokenizer: Tokenizer) -> list[int]:
+async def _expected(service: Service, text: str, most: int) -> Sequence[int]:
+    """The tokens that an answer is expected to be much like."""
+    return await service.encoded(partial(_continued, text, most)) if text else ()
+
+
+def _continued(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text that follows others."""
-    return tokenizer.encode(text, special=False)
+    return tokenizer.encode(text, special=False, most=most)
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(text)
+def _encode(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(text, most=most)
 
 
 async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
@@ -224,9 +248,7 @@ def _add_other_apis(app: FastAPI) -> None:
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
-        return {"input_tokens": len(ids)}
+        return await _count(body, service)
 
 
 def _add_slots(app: FastAPI) -> None:
@@ -260,17 +282,15 @@ def _add_native(app: FastAPI) -> None:
 
     @app.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
-        return {"input_tokens": len(ids)}
+        return await _count(body, service)
 
 
 def _add_embeddings(app: FastAPI) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsRequest, request: Request, service: Held) -> Mapping[str, Any]:
-        service.ready()
+        most = service.ready().session.model.positions
         prompts = [
-            given if isinstance(given, list) else await service.encoded(partial(_encode, given))
+            given if isinstance(given, list) else await service.encoded(partial(_encode, given, most))
             for given in body.inputs
         ]
         try:

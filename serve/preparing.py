@@ -21,6 +21,9 @@ from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import MOST_MARKED, Form, Settings
 from aerie.serve.worker import Opened, Worker
 
+MOST_COUNTED = 2**16
+"""Tokens of a text that are counted for any model."""
+
 
 def grammar_of(grammars: Grammars, form: Form) -> Grammar:
     """ApiError for a form that is none."""
@@ -30,6 +33,11 @@ def grammar_of(grammars: Grammars, form: Form) -> Grammar:
         return grammars.regex(form.regex) if form.regex else grammars.gbnf(form.gbnf)
     except UserError as error:
         raise ApiError(400, str(error), form.param, "invalid_value") from error
+
+
+def most_counted(opened: Opened) -> int:
+    """Tokens of a text that is to be counted and not to be read, at most."""
+    return max(MOST_COUNTED, 16 * opened.session.model.positions)
 
 
 class Conversing(Protocol):
@@ -54,10 +62,10 @@ class Conversed(NamedTuple):
     calls: Calls | None
 
 
-def conversed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Conversed:
-    """Raises UserError and ApiError."""
+def conversed(grammars: Grammars, body: Conversing, most: int, tokenizer: Tokenizer) -> Conversed:
+    """most: tokens that fit the model. Raises UserError and ApiError."""
     chat, form = body.chat, body.form
-    ids = tokenizer.encode_chat(*chat)
+    ids = tokenizer.encode_chat(*chat, most=most)
     if not chat.tools:
         return Conversed(ids, grammar_of(grammars, form) if form else None, None)
     if form and form.schema is None:

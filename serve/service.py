@@ -27,6 +27,7 @@ from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.npu import Views
 from aerie.serve.preparing import Conversed, Conversing, conversed, grammar_of
+from aerie.serve.reading import IS_LARGE
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
@@ -131,6 +132,7 @@ class Service:
         self._failed_s = -math.inf
         self._askings: set[Asking] = set()
         self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self.slot_files, self.views = SlotFiles(self.limits.slots), Views()
         self.metrics.watch(self.name, self._gauges())
 
@@ -193,6 +195,7 @@ class Service:
         self.state, self.was_settled, self._was_loaded, self._died = State.LOADED, True, True, False
         self._watching = asyncio.create_task(self._watch(self.worker))
         self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self.used_s = asyncio.get_running_loop().time()
         if opened := self.opened:
             self.positions = opened.session.model.positions
@@ -224,7 +227,8 @@ class Service:
     async def close(self) -> None:
         """End the model's thread, and free what it has."""
         worker, self._worker, self.is_wanted = self._worker, None, False
-        self._encoding.shutdown(wait=False)
+        for thread in (self._encoding, self._encoding_large):
+            thread.shutdown(wait=False)
         self.views.end()
         self.views = Views()
         if worker:
@@ -237,7 +241,8 @@ class Service:
 
     async def end(self) -> None:
         """End all threads. Answers under way have been waited for."""
-        self._encoding.shutdown(wait=False)
+        for thread in (self._encoding, self._encoding_large):
+            thread.shutdown(wait=False)
         self.views.end()
         self.slot_files.end()
         if self._worker:
@@ -317,17 +322,19 @@ class Service:
         )
 
     async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
-        """What a function makes with the tokenizer, in the one thread that uses it. place: as of_engine.
-        Raises ApiError."""
+        """What a function makes with the tokenizer, in a thread: of large bodies in one of their own, so that
+        others need not wait for them. place: as of_engine. Raises ApiError."""
         work = partial(function, self.ready().tokenizer)
+        thread = self._encoding_large if IS_LARGE.get() else self._encoding
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
         except UserError as error:
             raise of_engine(error, place) from error
 
     async def conversed(self, opened: Opened, body: Conversing) -> Conversed:
         """What a conversation asks. Raises ApiError."""
-        return await self.encoded(partial(conversed, opened.session.grammars, body), body.place)
+        work = partial(conversed, opened.session.grammars, body, opened.session.model.positions)
+        return await self.encoded(work, body.place)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
         """The form of an answer, read in the thread that encodes. ApiError for one that is none."""
