@@ -125,13 +125,14 @@ def _add_texts(app: FastAPI) -> None:
 def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Tokenizer) -> bytes:
     """The response. positions: the model's."""
     ids = _ids_of(body, most, tokenizer)
-    tokens: list[Any] = list(ids)
-    if body.with_pieces:
-        tokens = [
+    tokens = json.dumps(ids)
+    if body.with_pieces:  # one by one: all at once would hold the other threads
+        told = (
             {"id": each, "piece": piece.text, "bytes": list(piece.data)}
             for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
-        ]
-    return json.dumps({"tokens": tokens, "count": len(ids), "max_model_len": positions}).encode()
+        )
+        tokens = f"[{','.join(map(json.dumps, told))}]"
+    return f'{{"tokens":{tokens},"count":{len(ids)},"max_model_len":{positions}}}'.encode()
 
 
 def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
